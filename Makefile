@@ -1,0 +1,59 @@
+# Sealane. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := .make
+NATIVE_SOURCES := $(shell find native -name target -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
+export PYTHONSAFEPATH := 1
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: tools
+tools:
+	@$(SHELL) tools/require $(PYTHON)
+
+$(STAMP)/venv: requirements-dev.lock | tools
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/native: $(STAMP)/venv pyproject.toml rust-toolchain.toml $(NATIVE_SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+.PHONY: build
+build: $(STAMP)/native ## virtual environment and native engine, in release mode
+
+.PHONY: test
+test: build ## unit, property, simulation and end-to-end tests
+	cd native && cargo test --locked --quiet
+	$(BIN)/pytest
+
+.PHONY: proto
+proto: build ## generate the gRPC code from protocol/v1/*.proto
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src \
+	  --python_out=src --mypy_out=quiet,readable_stubs:src \
+	  --grpc_python_out=src --mypy_grpc_out=quiet:src src/sealane/protocol/v1/*.proto
+
+.PHONY: lint
+lint: build ## formatting, types, layers, clippy
+	$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd native && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings
+
+.PHONY: format
+format: build ## format Python and Rust
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+	cd native && cargo fmt
+
+.PHONY: clean
+clean: ## remove everything that make made
+	rm -rf $(VENV) $(STAMP) build dist native/target src/sealane/*.so src/*.egg-info

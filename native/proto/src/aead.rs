@@ -1,0 +1,216 @@
+//! AES-256-GCM and GMAC as every layer above uses them: separate tags, explicit nonces, typed keys.
+//!
+//! Nothing here chooses a nonce. Whoever holds a key owns its nonce sequence and says so at the
+//! type that wraps the key (a lease, a packet number, a command number).
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+use zeroize::Zeroize;
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// Bytes of a nonce (IV).
+pub const NONCE_BYTES: usize = 12;
+/// Bytes of a tag or MAC.
+pub const TAG_BYTES: usize = 16;
+/// Bytes of the shortest truncated MAC that is ever accepted.
+pub const TRUNCATED_MAC_BYTES: usize = 8;
+
+/// Tag or MAC does not match: the bytes must not be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("authentication failed")]
+pub struct NotAuthentic;
+
+/// 32 secret bytes, wiped when dropped, never printed.
+#[derive(Clone, zeroize::ZeroizeOnDrop)]
+pub struct Secret([u8; KEY_BYTES]);
+
+impl Secret {
+    /// Takes over the bytes and wipes the caller's copy.
+    pub fn take(bytes: &mut [u8; KEY_BYTES]) -> Self {
+        let secret = Self(*bytes);
+        bytes.zeroize();
+        secret
+    }
+
+    /// Derives a secret for one use: HKDF-SHA256 (RFC 5869) with `label` and `context` as info.
+    ///
+    /// # Panics
+    /// Never: the output length is one hash block.
+    #[must_use]
+    pub fn derive(&self, label: &str, context: &[u8]) -> Self {
+        let prk = Prk::new_less_safe(HKDF_SHA256, &self.0);
+        let length = [u8::try_from(label.len()).expect("labels are short")];
+        let info = [&length[..], label.as_bytes(), context];
+        let okm = prk.expand(&info, SecretLength).expect("length is fixed");
+        let mut bytes = [0; KEY_BYTES];
+        okm.fill(&mut bytes).expect("length is fixed");
+        Self::take(&mut bytes)
+    }
+
+    /// Extracts a uniform secret from keying material (HKDF-Extract).
+    ///
+    /// # Panics
+    /// Never: the output length is one hash block.
+    #[must_use]
+    pub fn extract(salt: &[u8], material: &[u8]) -> Self {
+        let prk = Salt::new(HKDF_SHA256, salt).extract(material);
+        let mut bytes = [0; KEY_BYTES];
+        let okm = prk.expand(&[b"sealane extract"], SecretLength).expect("length is fixed");
+        okm.fill(&mut bytes).expect("length is fixed");
+        Self::take(&mut bytes)
+    }
+
+    fn key(&self) -> LessSafeKey {
+        let unbound = UnboundKey::new(&AES_256_GCM, &self.0).expect("key length is fixed");
+        LessSafeKey::new(unbound)
+    }
+}
+
+impl core::fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str("Secret(…)")
+    }
+}
+
+struct SecretLength;
+
+impl KeyType for SecretLength {
+    fn len(&self) -> usize {
+        KEY_BYTES
+    }
+}
+
+/// An AES-256-GCM key (NIST SP 800-38D).
+#[derive(Debug)]
+pub struct AeadKey(LessSafeKey);
+
+impl AeadKey {
+    /// Expands the key schedule.
+    #[must_use]
+    pub fn new(secret: &Secret) -> Self {
+        Self(secret.key())
+    }
+
+    /// Encrypts in place and returns the tag. One (key, nonce) pair must never be used twice.
+    ///
+    /// # Panics
+    /// If `data` is longer than GCM allows (64 GiB), which no caller's buffer can be.
+    #[must_use]
+    pub fn seal(&self, nonce: [u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = self
+            .0
+            .seal_in_place_separate_tag(nonce, Aad::from(aad), data)
+            .expect("length is within the limits of GCM");
+        tag.as_ref().try_into().expect("tag length is fixed")
+    }
+
+    /// Decrypts `ciphertext` into `plaintext` (same length).
+    /// After an error the contents of `plaintext` are unspecified and must not be used.
+    pub fn open(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        ciphertext: &[u8],
+        tag: &[u8; TAG_BYTES],
+        plaintext: &mut [u8],
+    ) -> Result<(), NotAuthentic> {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        self.0
+            .open_separate_gather(nonce, Aad::from(aad), ciphertext, tag, plaintext)
+            .map_err(|_| NotAuthentic)
+    }
+}
+
+/// An AES-256-GMAC key: GCM with nothing to encrypt.
+#[derive(Debug)]
+pub struct MacKey(LessSafeKey);
+
+impl MacKey {
+    /// Expands the key schedule.
+    #[must_use]
+    pub fn new(secret: &Secret) -> Self {
+        Self(secret.key())
+    }
+
+    /// MAC over `message`. One (key, nonce) pair must never authenticate two messages.
+    ///
+    /// # Panics
+    /// If `message` is longer than GCM allows, which no caller's buffer can be.
+    #[must_use]
+    pub fn mac(&self, nonce: [u8; NONCE_BYTES], message: &[u8]) -> [u8; TAG_BYTES] {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = self
+            .0
+            .seal_in_place_separate_tag(nonce, Aad::from(message), &mut [])
+            .expect("length is within the limits of GCM");
+        tag.as_ref().try_into().expect("tag length is fixed")
+    }
+
+    /// Verifies a MAC over `message`, whole or truncated to no less than 8 bytes, in constant time.
+    pub fn verify(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        message: &[u8],
+        tag: &[u8],
+    ) -> Result<(), NotAuthentic> {
+        if tag.len() < TRUNCATED_MAC_BYTES {
+            return Err(NotAuthentic);
+        }
+        let mac = self.mac(nonce, message);
+        let expected = mac.get(..tag.len()).ok_or(NotAuthentic)?;
+        aws_lc_rs::constant_time::verify_slices_are_equal(expected, tag).map_err(|_| NotAuthentic)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Secret {
+        Secret::take(&mut [7; KEY_BYTES])
+    }
+
+    #[test]
+    fn sealed_bytes_open_and_any_flip_is_refused() {
+        let aead = AeadKey::new(&key());
+        let mut data = *b"sixteen byte msg";
+        let tag = aead.seal([1; 12], b"aad", &mut data);
+        let mut plain = [0; 16];
+        aead.open([1; 12], b"aad", &data, &tag, &mut plain).unwrap();
+        assert_eq!(&plain, b"sixteen byte msg");
+        for bit in 0..128 {
+            let mut flipped = data;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(aead.open([1; 12], b"aad", &flipped, &tag, &mut plain), Err(NotAuthentic));
+        }
+        assert_eq!(aead.open([2; 12], b"aad", &data, &tag, &mut plain), Err(NotAuthentic));
+        assert_eq!(aead.open([1; 12], b"AAD", &data, &tag, &mut plain), Err(NotAuthentic));
+    }
+
+    #[test]
+    fn gmac_is_gcm_without_plaintext() {
+        // GCM test case 13 (McGrew, Viega): zero key, zero nonce, empty plaintext and AAD.
+        let mac = MacKey::new(&Secret::take(&mut [0; KEY_BYTES]));
+        let expected = [
+            0x53, 0x0f, 0x8a, 0xfb, 0xc7, 0x45, 0x36, 0xb9, 0xa9, 0x63, 0xb4, 0xf1, 0xc4, 0xcb,
+            0x73, 0x8b,
+        ];
+        assert_eq!(mac.mac([0; 12], b""), expected);
+        assert_eq!(mac.verify([0; 12], b"", &expected), Ok(()));
+        assert_eq!(mac.verify([0; 12], b"", &expected[..8]), Ok(()));
+        assert_eq!(mac.verify([0; 12], b"x", &expected[..8]), Err(NotAuthentic));
+        assert_eq!(mac.verify([0; 12], b"", &[0; 17]), Err(NotAuthentic));
+        assert_eq!(mac.verify([0; 12], b"", &expected[..7]), Err(NotAuthentic));
+        assert_eq!(mac.verify([0; 12], b"", b""), Err(NotAuthentic));
+    }
+
+    #[test]
+    fn derivation_separates_labels_and_contexts() {
+        let pair = |label, context: &[u8]| key().derive(label, context).0;
+        assert_ne!(pair("a", b"bc"), pair("ab", b"c"));
+        assert_ne!(pair("a", b"b"), pair("a", b"c"));
+        assert_eq!(pair("a", b"b"), pair("a", b"b"));
+    }
+}

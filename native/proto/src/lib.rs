@@ -1,0 +1,7 @@
+//! Protocol state machines and codecs of Sealane: no sockets, no clock, no randomness of its own.
+//!
+//! Time is a parameter (monotonic nanoseconds), bytes go in and come out, so the same code runs
+//! under real sockets (`sealane-engine`) and in virtual time (`sealane-sim`).
+#![forbid(unsafe_code)]
+
+pub mod aead;
