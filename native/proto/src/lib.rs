@@ -5,3 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod aead;
+pub mod nvme;
+pub mod sector;
+pub mod secure_queue;
