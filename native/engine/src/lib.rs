@@ -1,1 +1,5 @@
-//! placeholder
+//! Engine: threads, sockets, files and shared memory around the machines of `sealane-proto`.
+//!
+//! Everything that is per sector or per packet runs here, without the interpreter's lock.
+
+pub mod storage;

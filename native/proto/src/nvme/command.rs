@@ -16,6 +16,9 @@ pub const WRITE: u8 = 0x01;
 /// Opcode: read.
 pub const READ: u8 = 0x02;
 
+/// Bit of CDW12: a write must be durable before it is completed.
+pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+
 /// Flags: the data pointer is a scatter-gather list (the only kind fabrics have).
 pub const FLAGS_SGL: u8 = 0x40;
 /// SGL descriptor: data block at an offset in the capsule.

@@ -10,7 +10,8 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLAGS_SGL, FLUSH, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, SubmissionEntry, WRITE,
+    CompletionEntry, FLAGS_SGL, FLUSH, FORCE_UNIT_ACCESS, READ, SGL_IN_CAPSULE, SGL_TRANSPORT,
+    SubmissionEntry, WRITE,
 };
 use super::pdu::{
     CapsuleResp, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, PduReader,
@@ -54,6 +55,8 @@ pub struct Command {
     pub lba: u64,
     /// Blocks; 0 for a flush.
     pub blocks: u32,
+    /// Force unit access: a write must be durable before it is completed.
+    pub is_forced: bool,
 }
 
 /// What a command asks for.
@@ -283,7 +286,9 @@ impl ControllerQueue {
     fn hand_out(&mut self, slot: u16, entry: &SubmissionEntry, operation: Operation) {
         let blocks = if entry.opcode == FLUSH { 0 } else { entry.block_count() };
         let lba = if entry.opcode == FLUSH { 0 } else { entry.start_lba.get() };
-        self.events.push_back(ControllerEvent::Received(Command { slot, operation, lba, blocks }));
+        let is_forced = entry.opcode == WRITE && entry.cdw12.get() & FORCE_UNIT_ACCESS != 0;
+        let command = Command { slot, operation, lba, blocks, is_forced };
+        self.events.push_back(ControllerEvent::Received(command));
     }
 
     /// Checks everything about a command that its bytes alone can tell.

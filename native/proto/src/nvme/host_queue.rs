@@ -10,7 +10,8 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLUSH, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl, SubmissionEntry, WRITE,
+    CompletionEntry, FLUSH, FORCE_UNIT_ACCESS, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
+    SubmissionEntry, WRITE,
 };
 use super::controller_queue::{blocks_of, outcome_of};
 use super::pdu::{
@@ -126,21 +127,24 @@ impl HostQueue {
         let bytes = blocks.saturating_mul(self.limits.block_bytes);
         let cid = self.free_cid(bytes)?;
         let buffer = self.transmit.buffer(bytes);
-        self.submit(cid, tag, READ, lba, buffer);
+        self.submit(cid, tag, READ, lba, buffer, 0);
         Ok(())
     }
 
     /// Writes whole blocks at `lba`. On a secure queue they are sealed sectors, and are given
-    /// their sector MACs here. On an error the buffer comes back.
+    /// their sector MACs here. `is_forced`: durable before it completes. On an error the buffer
+    /// comes back.
     pub fn submit_write(
         &mut self,
         tag: u64,
         lba: u64,
         data: Vec<u8>,
+        is_forced: bool,
     ) -> Result<(), (SubmitError, Vec<u8>)> {
         match self.free_cid(data.len()) {
             Ok(cid) => {
-                self.submit(cid, tag, WRITE, lba, data);
+                let control = if is_forced { FORCE_UNIT_ACCESS } else { 0 };
+                self.submit(cid, tag, WRITE, lba, data, control);
                 Ok(())
             }
             Err(error) => Err((error, data)),
@@ -150,7 +154,7 @@ impl HostQueue {
     /// Makes completed writes durable.
     pub fn submit_flush(&mut self, tag: u64) -> Result<(), SubmitError> {
         let cid = self.free_cid(self.limits.block_bytes)?;
-        self.submit(cid, tag, FLUSH, 0, Vec::new());
+        self.submit(cid, tag, FLUSH, 0, Vec::new(), 0);
         Ok(())
     }
 
@@ -224,7 +228,15 @@ impl HostQueue {
         free.map(|index| index as u16).ok_or(SubmitError::Full)
     }
 
-    fn submit(&mut self, cid: u16, tag: u64, opcode: u8, lba: u64, mut buffer: Vec<u8>) {
+    fn submit(
+        &mut self,
+        cid: u16,
+        tag: u64,
+        opcode: u8,
+        lba: u64,
+        mut buffer: Vec<u8>,
+        control: u32,
+    ) {
         let number = self.counter.take();
         let blocks = buffer.len() / self.limits.block_bytes;
         let in_capsule = opcode == WRITE && buffer.len() <= self.limits.in_capsule_max;
@@ -235,9 +247,7 @@ impl HostQueue {
         };
         let mut entry =
             SubmissionEntry::transfer(opcode, cid, self.limits.nsid, lba, blocks as u32, sgl);
-        if opcode == FLUSH {
-            entry.cdw12 = 0.into();
-        }
+        entry.cdw12 = if opcode == FLUSH { 0 } else { entry.cdw12.get() | control }.into();
         if let Some(secure) = &self.secure {
             secure.seal_command(number, &mut entry);
             if opcode == WRITE {

@@ -193,7 +193,7 @@ proptest! {
             let tag = tag as u64;
             match step {
                 Step::Write(lba, n, byte) => {
-                    world.host.submit_write(tag, lba, vec![byte; n * DATA_BYTES]).unwrap();
+                    world.host.submit_write(tag, lba, vec![byte; n * DATA_BYTES], false).unwrap();
                     model[lba as usize..lba as usize + n].fill(byte);
                 }
                 Step::Read(lba, n) => world.host.submit_read(tag, lba, n).unwrap(),
@@ -236,7 +236,7 @@ proptest! {
                 prop_assert_eq!(data, &sealed(1, 5)[..], "bit {}", bit);
             }
         } else {
-            world.host.submit_write(1, 5, blocks).unwrap();
+            world.host.submit_write(1, 5, blocks, false).unwrap();
             let mut bytes = world.sent_by_host();
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -264,7 +264,7 @@ fn secure_queue_moves_sealed_sectors_in_capsule_and_by_request() {
     for blocks in [1, 2, 7] {
         let mut world = World::new(Some(1), true);
         let data = sealed(blocks, 3);
-        world.host.submit_write(1, 3, data.clone()).unwrap();
+        world.host.submit_write(1, 3, data.clone(), false).unwrap();
         world.run();
         world.host.submit_read(2, 3, blocks).unwrap();
         world.host.submit_flush(3).unwrap();
@@ -288,7 +288,7 @@ fn unwritten_sectors_are_answered_as_such() {
 #[test]
 fn replayed_write_is_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5)).unwrap();
+    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
     let recorded = world.sent_by_host();
     world.feed_controller(&recorded);
     assert_eq!(world.refusal(), None);
@@ -301,7 +301,7 @@ fn replayed_write_is_refused() {
 #[test]
 fn redirected_write_is_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5)).unwrap();
+    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
     let mut bytes = world.sent_by_host();
     bytes[COMMON_BYTES + 40] = 6;
     world.feed_controller(&bytes);
@@ -313,7 +313,7 @@ fn redirected_write_is_refused() {
 fn command_of_another_queue_is_refused() {
     let mut one = World::new(Some(1), false);
     let mut two = World::new(Some(2), false);
-    one.host.submit_write(1, 5, sealed(1, 5)).unwrap();
+    one.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
     let bytes = one.sent_by_host();
     two.feed_controller(&bytes);
     assert_eq!(two.refusal(), Some(Reason::CommandMac));
@@ -322,8 +322,8 @@ fn command_of_another_queue_is_refused() {
 #[test]
 fn swapped_write_data_is_refused_before_anything_is_stored() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5)).unwrap();
-    world.host.submit_write(2, 6, sealed(1, 6)).unwrap();
+    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit_write(2, 6, sealed(1, 6), false).unwrap();
     let mut bytes = world.sent_by_host();
     let each = bytes.len() / 2;
     let data = |index: usize| index * each + 72..(index + 1) * each;
@@ -393,7 +393,7 @@ fn old_read_answer_is_refused() {
 fn forged_completion_of_a_dropped_write_is_refused() {
     for status in [Status::SUCCESS, Status::WRITE_FAULT] {
         let mut world = World::new(Some(1), false);
-        world.host.submit_write(1, 5, sealed(1, 5)).unwrap();
+        world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
         let _dropped = world.sent_by_host();
         let entry = CompletionEntry { status: status.field().into(), ..CompletionEntry::default() };
         let forged = super::super::pdu::CapsuleResp {
@@ -408,7 +408,7 @@ fn forged_completion_of_a_dropped_write_is_refused() {
 #[test]
 fn reflected_bytes_are_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5)).unwrap();
+    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
     let bytes = world.sent_by_host();
     world.feed_host(&bytes);
     assert_eq!(world.host_refusal(), Some(Reason::PduMalformed));
