@@ -40,7 +40,7 @@ class WireAdversary:
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Relays until the block is left; gives the port to connect to."""
+        """Relay until the block is left; give the port to connect to."""
         server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]
@@ -51,7 +51,7 @@ class WireAdversary:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def arm(self, attack: WireAttack) -> None:
-        """Chooses what happens to the next writes."""
+        """Choose what happens to the next writes."""
         self._attack = attack
         self._recorded = None
 
@@ -78,7 +78,7 @@ class WireAdversary:
     async def _pump_commands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Relays PDU by PDU and lets the armed attack at each."""
+        """Relay PDU by PDU and let the armed attack at each."""
         while True:
             header = await reader.readexactly(COMMON_HEADER_BYTES)
             (length,) = struct.unpack_from("<I", header, 4)
@@ -108,7 +108,7 @@ class WireAdversary:
 
 
 async def pump_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Relays bytes until the end of the stream."""
+    """Relay bytes until the end of the stream."""
     while chunk := await reader.read(1 << 18):
         writer.write(chunk)
         await writer.drain()
@@ -121,7 +121,7 @@ class DiskAdversary:
         self._path = path
 
     def read_slot(self, lba: int) -> bytes:
-        """Gives the 4160 bytes that are stored for a sector."""
+        """Give the 4160 bytes that are stored for a sector."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             return os.pread(descriptor, SLOT_BYTES, lba * SLOT_BYTES)
@@ -129,7 +129,7 @@ class DiskAdversary:
             os.close(descriptor)
 
     def write_slot(self, lba: int, slot: bytes) -> None:
-        """Puts 4160 bytes in the place of a sector."""
+        """Put 4160 bytes in the place of a sector."""
         descriptor = os.open(self._path, os.O_WRONLY)
         try:
             os.pwrite(descriptor, slot, lba * SLOT_BYTES)
@@ -137,7 +137,7 @@ class DiskAdversary:
             os.close(descriptor)
 
     def flip_bit(self, lba: int, bit: int) -> None:
-        """Flips one bit of a stored sector."""
+        """Flip one bit of a stored sector."""
         slot = bytearray(self.read_slot(lba))
         slot[bit // 8] ^= 1 << (bit % 8)
         self.write_slot(lba, bytes(slot))

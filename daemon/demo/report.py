@@ -11,17 +11,17 @@ from sealane.daemon.demo.results import DemoResults, SessionRun, VolumeProof
 
 
 def mebibytes_per_second(size_bytes: int, seconds: float) -> str:
-    """Formats a rate."""
+    """Format a rate."""
     return f"{size_bytes / seconds / (1 << 20):,.0f} MiB/s"
 
 
 def verdict(*, good: bool) -> str:
-    """Marks a comparison; the word carries the meaning, the colour only helps."""
+    """Mark a comparison; the word carries the meaning, the colour only helps."""
     return "[green]yes[/]" if good else "[bold red]NO[/]"
 
 
 def volume_table(proof: VolumeProof) -> Table:
-    """The input through the volume and back, and what lies in the store."""
+    """Show the input through the volume and back, and what lies in the store."""
     table = Table(title="Sealed volume", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("what")
     table.add_column("found", justify="right")
@@ -49,7 +49,7 @@ def volume_table(proof: VolumeProof) -> Table:
 
 
 def attack_table(results: DemoResults) -> Table:
-    """Each attack with its named refusal."""
+    """Show each attack with its named refusal."""
     table = Table(title="Attacks", box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("attack", "refused by", "reason", "the host saw", "refused"):
         table.add_column(heading)
@@ -65,7 +65,7 @@ def attack_table(results: DemoResults) -> Table:
 
 
 def session_table(results: DemoResults) -> Table:
-    """Both reliability schemes over the link, beside model and ideal."""
+    """Show both reliability schemes over the link, beside model and ideal."""
     link = results.link
     title = (
         f"Sealed sessions over {link['rtt_ms']:g} ms RTT, loss {link['loss']:g}, "
@@ -80,7 +80,7 @@ def session_table(results: DemoResults) -> Table:
 
 
 def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
-    """One row per figure, one cell per scheme."""
+    """Give one row per figure, one cell per scheme."""
 
     def milliseconds(seconds: float) -> str:
         return f"{1e3 * seconds:.1f} ms"
@@ -91,10 +91,14 @@ def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
         ("messages timed, n", [f"{len(run.completion_seconds)}" for run in runs]),
         ("ideal (no loss, no parity)", [milliseconds(run.ideal_seconds) for run in runs]),
     ]
-    for name in ("p50", "p95", "max"):
-        rows.append((f"completion {name}", [milliseconds(r.quantiles()[name]) for r in runs]))
-    for name in ("p50", "p95"):
-        rows.append((f"model {name}", [milliseconds(r.model_quantiles()[name]) for r in runs]))
+    rows += [
+        (f"completion {name}", [milliseconds(run.quantiles()[name]) for run in runs])
+        for name in ("p50", "p95", "max")
+    ]
+    rows += [
+        (f"model {name}", [milliseconds(run.model_quantiles()[name]) for run in runs])
+        for name in ("p50", "p95")
+    ]
     rows += [
         ("packets sent", [f"{run.packets_sent:,}" for run in runs]),
         ("lost on the link, both ways", [f"{run.link_packets_lost:,}" for run in runs]),
@@ -106,14 +110,14 @@ def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
 
 
 def print_report(console: Console, results: DemoResults) -> None:
-    """Prints the three tables."""
+    """Print the three tables."""
     console.print(volume_table(results.volume))
     console.print(attack_table(results))
     console.print(session_table(results))
 
 
 def draw_plot(results: DemoResults, path: Path) -> None:
-    """Draws measured and predicted completion times as cumulative distributions."""
+    """Draw measured and predicted completion times as cumulative distributions."""
     import matplotlib as mpl  # noqa: PLC0415 - half a second that only the demo should pay
 
     mpl.use("Agg")

@@ -74,16 +74,16 @@ class SessionRun:
         return self.sha256_sent == self.sha256_received
 
     def quantiles(self) -> dict[str, float]:
-        """p50, p95 and the maximum of the measured completion times, in seconds."""
+        """Give p50, p95 and the maximum of the measured completion times, in seconds."""
         return quantiles(np.asarray(self.completion_seconds))
 
     def model_quantiles(self) -> dict[str, float]:
-        """The same of the model's samples."""
+        """Give the same of the model's samples."""
         return quantiles(np.asarray(self.model_seconds))
 
 
 def quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, p50, p95 and maximum."""
+    """Give mean, p50, p95 and maximum."""
     return {
         "mean": float(seconds.mean()),
         "p50": float(np.quantile(seconds, 0.5)),
@@ -113,7 +113,7 @@ class DemoResults:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON-ready dictionary; the model's many samples shrink to their quantiles."""
+        """Make a JSON-ready dictionary; the model's many samples shrink to their quantiles."""
         document = asdict(self)
         for record, session in zip(document["sessions"], self.sessions, strict=True):
             del record["model_seconds"]

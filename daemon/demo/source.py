@@ -29,9 +29,9 @@ class Source:
 
 
 def open_source(path: Path | None, scratch: Path) -> Source:
-    """Looks at the named file, or packs the standard library into `scratch`.
+    """Look at the named file, or pack the standard library into `scratch`.
 
-    Raises UsageError when the path is missing, not a regular file, unreadable, empty or too large.
+    Raise UsageError when the path is missing, not a regular file, unreadable, empty or too large.
     """
     if path is None:
         archive = scratch / "standard-library.tar"
@@ -63,7 +63,7 @@ def open_source(path: Path | None, scratch: Path) -> Source:
 
 
 def describe(path: Path, name: str) -> Source:
-    """Hashes a file and measures it."""
+    """Hash a file and measure it."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size_bytes = file.tell()
@@ -71,7 +71,7 @@ def describe(path: Path, name: str) -> Source:
 
 
 def pack_standard_library(archive: Path) -> None:
-    """Writes the interpreter's .py files, sorted and with constant metadata, as one tar file."""
+    """Write the interpreter's .py files, sorted and with constant metadata, as one tar file."""
     library = Path(sysconfig.get_path("stdlib"))
     packed = 0
     with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -89,7 +89,7 @@ def pack_standard_library(archive: Path) -> None:
 
 
 def distinctive_pieces(source: Source, count: int, seed: int) -> list[bytes]:
-    """Samples up to `count` different 16-byte pieces of the input that would not occur by chance."""
+    """Sample up to `count` different 16-byte pieces that would not occur by chance."""
     generator = random.Random(seed)  # noqa: S311 - a sample, not a secret
     pieces: dict[bytes, None] = {}
     with source.path.open("rb") as file:

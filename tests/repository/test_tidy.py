@@ -60,9 +60,12 @@ def test_proto_forbids_unsafe_code() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     broken = []
     for path in tracked("*.md"):
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-            if "://" not in link and not (path.parent / link).exists():
-                broken.append(f"{path.relative_to(ROOT)}: {link}")
+        links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
+        broken += [
+            f"{path.relative_to(ROOT)}: {link}"
+            for link in links
+            if "://" not in link and not (path.parent / link).exists()
+        ]
     assert broken == []
 
 

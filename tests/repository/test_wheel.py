@@ -26,6 +26,7 @@ def sources() -> set[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_wheel_holds_every_package_and_nothing_else(tmp_path: Path) -> None:
     wheel = os.environ.get("SEALANE_WHEEL")
