@@ -46,11 +46,16 @@ fn erasure_coded(units: u32, k: u32, m: u32) -> f64 {
     f64::from(units + units.div_ceil(k) * m) * INJECTION + RTT
 }
 
-fn simulated(megabytes: u64, loss: f64, reliability: Reliability, count: u32) -> f64 {
+fn simulated(
+    megabytes: u64,
+    loss_parts_per_billion: u32,
+    reliability: Reliability,
+    count: u32,
+) -> f64 {
     let mut scenario = Scenario { reliability, count, ..Scenario::fast(20) };
     scenario.message_bytes_min = megabytes << 20;
     scenario.message_bytes_max = megabytes << 20;
-    scenario.forward.loss_parts_per_billion = (loss * 1e9) as u32;
+    scenario.forward.loss_parts_per_billion = loss_parts_per_billion;
     let outcome = run(&scenario).expect("a valid scenario");
     assert_eq!(outcome.violations, [], "replay: sealane_sim::run(&{scenario:?})");
     let sum: u64 = outcome.completion_nanos.iter().flatten().sum();
@@ -70,20 +75,28 @@ fn assert_close(case: &str, stack: f64, model: f64) {
 
 #[test]
 fn selective_repeat_takes_what_the_model_says() {
-    let cases = [(1, 1e-3, 600), (8, 1e-4, 600), (8, 1e-3, 200), (8, 1e-2, 200), (128, 1e-4, 10)];
+    let cases = [
+        (1, 1_000_000, 2000),
+        (8, 100_000, 1000),
+        (8, 1_000_000, 600),
+        (8, 10_000_000, 400),
+        (128, 100_000, 30),
+    ];
     for (megabytes, loss, count) in cases {
         let stack = simulated(megabytes, loss, Reliability::SelectiveRepeat, count);
-        let model = selective_repeat((megabytes << 20 >> 12) as u32, loss);
-        assert_close(&format!("SR {megabytes} MiB, loss {loss}"), stack, model);
+        let model = selective_repeat((megabytes << 20 >> 12) as u32, f64::from(loss) / 1e9);
+        assert_close(&format!("SR {megabytes} MiB, loss {loss} ppb"), stack, model);
     }
 }
 
 #[test]
 fn erasure_coding_takes_what_the_model_says() {
     let reliability = Reliability::ErasureCoded { k: 32, m: 8 };
-    for (megabytes, loss, count) in [(1, 1e-2, 200), (8, 1e-3, 60), (8, 1e-2, 60), (128, 1e-2, 6)] {
+    for (megabytes, loss, count) in
+        [(1, 10_000_000, 200), (8, 1_000_000, 60), (8, 10_000_000, 60), (128, 10_000_000, 6)]
+    {
         let stack = simulated(megabytes, loss, reliability, count);
         let model = erasure_coded((megabytes << 20 >> 12) as u32, 32, 8);
-        assert_close(&format!("EC {megabytes} MiB, loss {loss}"), stack, model);
+        assert_close(&format!("EC {megabytes} MiB, loss {loss} ppb"), stack, model);
     }
 }
