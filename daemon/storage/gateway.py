@@ -22,7 +22,7 @@ from sealane.daemon.storage.listener import (
     Exported,
     Listener,
 )
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
     FRONT_TRANSFER_BYTES,
@@ -251,7 +251,7 @@ class AttachedVolume:
             )
         finally:
             grant.secret[:] = bytes(len(grant.secret))
-        host = await self._back_end(association.association_id, grant)
+        host = await self._back_end(association, grant)
         back = await host.connect_queue(
             connect.queue_id, queue_depth=QUEUE_DEPTH_MAX, ticket=grant.ticket
         )
@@ -286,8 +286,8 @@ class AttachedVolume:
             )
         )
 
-    async def _back_end(self, association_id: int, grant: QueueGrantLike) -> HostController:
-        back_end = self._back_ends.setdefault(association_id, _BackEnd())
+    async def _back_end(self, association: Association, grant: QueueGrantLike) -> HostController:
+        back_end = self._back_ends.setdefault(association.association_id, _BackEnd())
         async with back_end.turn:
             if back_end.host is None:
                 host = HostController(
@@ -297,6 +297,11 @@ class AttachedVolume:
                     host_nqn=grant.host_nqn,
                 )
                 await host.connect()
+                if association.is_closed:
+                    # It closed while this connected; nobody else would close the back end.
+                    self._back_ends.pop(association.association_id, None)
+                    await host.close()
+                    raise UnavailableError("connection.lost", "the association ended meanwhile")
                 back_end.host = host
             return back_end.host
 

@@ -30,6 +30,7 @@ from sealane.protocol.nvme.identify import Subsystem
 
 _HANDSHAKE_SECONDS = 5.0
 _ADMIT_SECONDS = 15.0
+_ACCEPT_PAUSE_SECONDS = 0.1
 _CONNECTIONS_MAX = 256
 _CONTROLLERS_MAX = 0xFFEF
 _DIGESTS = 0x03
@@ -93,6 +94,7 @@ class Association:
     admin: AdminController
     task: asyncio.Task[None] | None = None
     queue_ids: set[int] = field(default_factory=set)
+    is_closed: bool = False
 
 
 class Listener:
@@ -132,13 +134,14 @@ class Listener:
                 f"can't listen on {traddr}:{trsvcid}: {error.strerror}; choose a free address",
             ) from error
         self._socket = listening
-        self._tasks.start(self._accept(listening), name=f"nvme-accept-{self.address[1]}")
+        self._listen(listening)
 
     async def stop(self) -> None:
         """Close the address and every association, and wait for their queues."""
-        await self._tasks.close()
         if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
+        await self._tasks.close()
 
     def end_association(self, association_id: int) -> None:
         """Close an association; its queues are drained in its own task."""
@@ -158,20 +161,33 @@ class Listener:
         if ending:
             await asyncio.wait(ending)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listening)
-            except OSError:
-                # Out of descriptors, or the peer went between the handshake and now.
-                await asyncio.sleep(0.01)
-                continue
-            if self._connections >= _CONNECTIONS_MAX:
-                connection.close()
-                continue
-            self._connections += 1
-            self._tasks.start(self._serve(connection), name="nvme-connection")
+    def _listen(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept without waiting, so that no cancellation can lose a connection."""
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            # Out of descriptors: pause instead of being woken for it over and over.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listening)
+            loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
+            return
+        if self._connections >= _CONNECTIONS_MAX:
+            connection.close()
+            return
+        self._connections += 1
+        task = self._tasks.start(self._serve(connection), name="nvme-connection")
+        task.add_done_callback(lambda _: self._gone(connection))
+
+    def _gone(self, connection: socket.socket) -> None:
+        # In a callback and not in the task, which may be cancelled before its first step.
+        self._connections -= 1
+        connection.close()
 
     async def _serve(self, connection: socket.socket) -> None:
         stream = PduStream(connection, data_max=CONNECT_DATA_BYTES)
@@ -187,9 +203,6 @@ class Listener:
         except ProtocolError:
             with contextlib.suppress(UnavailableError):
                 await stream.terminate(from_host=False)
-        finally:
-            self._connections -= 1
-            connection.close()
 
     async def _handshake(self, stream: PduStream) -> Connect:
         request, _ = await stream.receive()
@@ -231,6 +244,7 @@ class Listener:
             await stream.send(_response(connect.command_id, result=controller_id))
             await self._admin_loop(stream, association)
         finally:
+            association.is_closed = True
             del self._associations[controller_id]
             await exported.association_closed(association.association_id)
 

@@ -148,14 +148,14 @@ async def make_world(
     await target.create_volume(volume_id, sector_count=SECTORS)
 
     async def open_queue(queue_id: int) -> Grant:
-        return world.grant(queue_id)
+        return made.grant(queue_id)
 
     key = VolumeKey(volume_id=volume_id)
     attached = await gateway.attach(
         key, counters=counters or Counters(), host_nqn=HOST, open_queue=open_queue
     )
     assert not any(key.key)
-    world = World(
+    made = World(
         target=target,
         gateway=gateway,
         attached=attached,
@@ -163,7 +163,7 @@ async def make_world(
         path=target.store_path(volume_id),
     )
     try:
-        yield world
+        yield made
     finally:
         await gateway.stop()
         await target.stop()
@@ -319,7 +319,7 @@ async def test_older_association_epochs_are_refused_and_closed(world: World) -> 
             await host.connect_queue(2, ticket=old.ticket)
 
 
-def change(path: Path, at: int, content: bytes) -> None:
+def change(path: Path, at: int, content: bytes | bytearray) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(content)

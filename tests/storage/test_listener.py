@@ -23,9 +23,9 @@ from sealane.daemon.storage.listener import (
     Listener,
 )
 from sealane.errors import UnavailableError
-from sealane.protocol.nvme.admin import decode_completion
+from sealane.protocol.nvme.admin import AdminController, Answer, decode_completion
 from sealane.protocol.nvme.connect import Connect
-from sealane.protocol.nvme.constants import AdminOpcode, PduKind, Status
+from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, PduKind, Status
 from sealane.protocol.nvme.identify import Subsystem
 
 HOST = "nqn.2026-11.dev.sealane:host"
@@ -59,7 +59,7 @@ class OneSubsystem:
         )
         self.box: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.closed: asyncio.Queue[int] = asyncio.Queue()
-        self.refusals: list[str] = []
+        self.refusals: list[tuple[str, int]] = []
 
     def find(self, subsystem_nqn: str) -> Exported | None:
         return self if subsystem_nqn == NQN else None
@@ -68,13 +68,14 @@ class OneSubsystem:
         return host_nqn == HOST
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
+        assert connect.controller_id == association.controller_id
         return Handed(self.box)
 
     async def association_closed(self, association_id: int) -> None:
         self.closed.put_nowait(association_id)
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        self.refusals.append(error.reason)
+        self.refusals.append((error.reason, connect.queue_id))
 
 
 @dataclass(slots=True)
@@ -194,23 +195,44 @@ async def test_association_ends_with_its_admin_connection(world: World) -> None:
         assert await world.provider.closed.get() == 1
 
 
+def admin_connect(*, keep_alive_ms: int) -> bytes:
+    made = Connect(
+        command_id=0,
+        queue_id=0,
+        queue_size=32,
+        keep_alive_ms=keep_alive_ms,
+        host_id=uuid.UUID(int=1),
+        controller_id=DYNAMIC_CONTROLLER,
+        subsystem_nqn=NQN,
+        host_nqn=HOST,
+    )
+    return _native.encode_capsule_cmd(*made.encode())
+
+
 async def test_silent_host_loses_its_association(world: World) -> None:
-    async with world.host(keep_alive_ms=600_000) as host:
-        # Set the timer to its smallest value; then nothing more is heard.
-        host._keep_alive_ms = 0
-        await host._command(AdminOpcode.SET_FEATURES, words=(0x0F, 1))
+    async with world.raw() as (reader, writer):
+        writer.write(_native.encode_ic_req() + admin_connect(keep_alive_ms=1))
+        await reader.readexactly(128 + 24)
         async with asyncio.timeout(10):
+            assert await reader.read() == b""
             await world.provider.closed.get()
-        with pytest.raises(UnavailableError):
-            await host.identify_namespace()
 
 
-async def test_keep_alive_keeps_the_association(world: World) -> None:
+async def test_keep_alive_keeps_the_association(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: asyncio.Queue[int] = asyncio.Queue()
+    handle = AdminController.handle
+
+    def counted(self: AdminController, entry: bytes) -> Answer | None:
+        if entry[0] == AdminOpcode.KEEP_ALIVE:
+            beats.put_nowait(1)
+        return handle(self, entry)
+
+    monkeypatch.setattr(AdminController, "handle", counted)
     async with world.host(keep_alive_ms=1000) as host:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 1.6
-        while loop.time() < until:
-            await asyncio.sleep(0.2)
+        for _ in range(3):  # 1.5 s: longer than the time-out
+            await beats.get()
         assert (await host.identify_namespace()).block_count == 8
 
 
