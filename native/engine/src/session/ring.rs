@@ -10,6 +10,8 @@
 
 use std::sync::atomic::Ordering;
 
+use sealane_proto::session::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX};
+
 use super::layout::{
     COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER, ENTRY_BYTES, Layout, STATE,
     STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
@@ -21,8 +23,8 @@ const OPCODE_RECEIVE: u8 = 2;
 const FLAG_IMMEDIATE: u8 = 1;
 const RESERVED_START: usize = 32;
 
-/// Longest message: the length field of the packet's descriptor has 40 bits.
-pub const LENGTH_MAX: u64 = (1 << 40) - 1;
+/// Longest message.
+pub const LENGTH_MAX: u64 = MESSAGE_BYTES_MAX;
 
 /// What a job did wrong; its session ends for it, and no other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -39,10 +41,10 @@ pub enum RingFault {
     /// The bytes named are not all inside the region.
     #[error("ring.entry.range")]
     Range,
-    /// No bytes, or more than a message can have.
+    /// More bytes than a message can have.
     #[error("ring.entry.length")]
     Length,
-    /// Only one of k and m is zero, or a receive names a code.
+    /// Only one of k and m is zero, both are too large together, or a receive names a code.
     #[error("ring.entry.reliability")]
     Reliability,
     /// A reserved byte is not zero.
@@ -116,7 +118,7 @@ impl Submission {
                 if flags & !FLAG_IMMEDIATE != 0 || (flags == 0 && immediate != 0) {
                     return Err(RingFault::Flags);
                 }
-                if (k == 0) != (m == 0) {
+                if (k == 0) != (m == 0) || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX {
                     return Err(RingFault::Reliability);
                 }
                 Operation::Send { k, m, immediate: (flags != 0).then_some(immediate) }
@@ -132,7 +134,7 @@ impl Submission {
             }
             _ => return Err(RingFault::Opcode),
         };
-        if length == 0 || length > LENGTH_MAX {
+        if length > LENGTH_MAX {
             return Err(RingFault::Length);
         }
         if offset.checked_add(length).is_none_or(|end| end > region_bytes) {
@@ -578,7 +580,7 @@ mod tests {
         assert_eq!(with(&[(2, 4)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(0, 2), (2, 4), (3, 2)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(0, 2), (1, 1)]), Err(RingFault::Flags));
-        assert_eq!(with(&[(16, 0)]), Err(RingFault::Length));
+        assert_eq!(with(&[(2, 200), (3, 56)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(21, 1)]), Err(RingFault::Length));
         assert_eq!(with(&[(10, 0x10)]), Err(RingFault::Range));
         assert_eq!(with(&[(18, 0x10)]), Err(RingFault::Range));
@@ -608,8 +610,8 @@ mod tests {
     proptest! {
         #[test]
         fn entries_round_trip(
-            offset in 0_u64..1000, length in 1_u64..1000, user_data: u64, immediate: Option<u32>,
-            code in prop_oneof![Just((0, 0)), (1_u8.., 1_u8..)], receive: bool,
+            offset in 0_u64..1000, length in 0_u64..1000, user_data: u64, immediate: Option<u32>,
+            code in prop_oneof![Just((0, 0)), (1_u8..200, 1_u8..55)], receive: bool,
         ) {
             let kind = if receive {
                 Operation::Receive
@@ -632,7 +634,6 @@ mod tests {
                 entry[1..8].fill(0);
             }
             if let Ok(submission) = Submission::parse(&entry, 5000) {
-                prop_assert!(submission.length >= 1);
                 prop_assert!(submission.offset + submission.length <= 5000);
             }
         }
