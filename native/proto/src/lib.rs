@@ -6,3 +6,4 @@
 
 pub mod aead;
 pub mod link;
+pub mod session;
