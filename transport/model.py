@@ -134,7 +134,7 @@ def _binomial(n: int, i: int, p: float) -> float:
 
 
 def _sample_units(path: Path, units: int, count: int, random: np.random.Generator) -> Times:
-    """Unit i leaves at i·T; each loss costs RTO + T; the last arrival and one round trip count."""
+    """Draw completion times: unit i leaves at i·T, each loss of it costs RTO + T."""
     step = path.rto_seconds + path.unit_seconds
     last = np.full(count, units * path.unit_seconds)
     lost = random.binomial(units, path.loss, count)

@@ -7,14 +7,14 @@ use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 /// The time now.
 pub fn now() -> Nanos {
     let time = clock_gettime(ClockId::Monotonic);
-    (time.tv_sec as u64) * NANOS_PER_SECOND + time.tv_nsec as u64
+    time.tv_sec.cast_unsigned() * NANOS_PER_SECOND + time.tv_nsec.cast_unsigned()
 }
 
 /// A duration as the kernel takes it.
 pub fn timespec(nanos: Nanos) -> Timespec {
     Timespec {
-        tv_sec: (nanos / NANOS_PER_SECOND) as i64,
-        tv_nsec: (nanos % NANOS_PER_SECOND) as i64,
+        tv_sec: (nanos / NANOS_PER_SECOND).cast_signed(),
+        tv_nsec: (nanos % NANOS_PER_SECOND).cast_signed(),
     }
 }
 

@@ -438,6 +438,13 @@ impl JobRing {
         self.completion.word(STATE).load(Ordering::Acquire)
     }
 
+    /// The statistics, in their documented order. Advisory: each is read on its own.
+    pub fn statistics(&self) -> Vec<u64> {
+        (0..STATISTICS_COUNT as u64)
+            .map(|index| self.completion.word(STATISTICS + 8 * index).load(Ordering::Relaxed))
+            .collect()
+    }
+
     /// The bitmap bytes of a slot: 1 where a whole chunk has landed. Advisory.
     pub fn bitmap(&self, slot: u16) -> Vec<u8> {
         let per_slot = self.layout.chunks_per_slot();
