@@ -161,6 +161,7 @@ impl Region {
         self.memory.len()
     }
 
+    #[allow(clippy::needless_pass_by_value)] // the protocol hands it over by value
     /// Exports the mapping, writable; it lives as long as any view of it.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
