@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,12 +72,12 @@ class RuntimeData:
     def decode(cls, encoded: bytes) -> "RuntimeData":
         """Parse; VerificationError `attestation.runtime_data.malformed` at anything else."""
         values = parse_canonical_json(encoded, bytes_max=RUNTIME_DATA_BYTES_MAX)
+        if values.keys() != _NAMES or values["domain"] != DOMAIN:
+            raise VerificationError(
+                "attestation.runtime_data.malformed", f"runtime data does not follow {DOMAIN}"
+            )
+        texts = {name: str(value) for name, value in values.items()}
         try:
-            if values.pop("domain", None) != DOMAIN:
-                raise ValueError("domain")
-            texts = {name: _text(values, name) for name in _NAMES}
-            if len(values) != len(_NAMES):
-                raise ValueError("unknown member")
             data = cls(
                 nonce=bytes.fromhex(texts["nonce"]),
                 audience=texts["audience"],
@@ -88,7 +88,7 @@ class RuntimeData:
                 kem_public_key=base64.b64decode(texts["kem_public_key"], validate=True),
                 verifier_key_sha256=bytes.fromhex(texts["verifier_key_sha256"]),
             )
-        except (ValueError, KeyError, binascii.Error) as error:
+        except (ValueError, binascii.Error) as error:
             raise VerificationError(
                 "attestation.runtime_data.malformed",
                 f"runtime data does not follow {DOMAIN}: {error}",
@@ -104,8 +104,9 @@ class RuntimeData:
         return data
 
 
-_NAMES: Final = (
+_NAMES: Final = {
     "audience",
+    "domain",
     "incarnation",
     "kem_public_key",
     "node",
@@ -113,14 +114,7 @@ _NAMES: Final = (
     "role",
     "tls_public_key",
     "verifier_key_sha256",
-)
-
-
-def _text(values: Mapping[str, object], name: str) -> str:
-    value = values[name]
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is not a string")  # noqa: TRY004 - one family for decode
-    return value
+}
 
 
 class SoftwareKey:

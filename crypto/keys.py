@@ -27,11 +27,6 @@ def new_key() -> bytearray:
     return bytearray(secrets.token_bytes(KEY_BYTES))
 
 
-def wipe(secret: bytearray) -> None:
-    """Overwrite `secret` with zeros."""
-    secret[:] = bytes(len(secret))
-
-
 def derive_volume_key(
     tenant_key: bytes | bytearray, *, volume_id: uuid.UUID, key_epoch: int
 ) -> bytearray:

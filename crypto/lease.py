@@ -86,7 +86,7 @@ class Arena:
             raise LeaseError(
                 "lease.arena.exhausted",
                 f"broker instance {self.broker_instance} has {COUNTER_END - self._next} counters "
-                f"left in start epoch {self.start_epoch}, {count} were asked for: restart the broker",
+                f"left in start epoch {self.start_epoch}, not {count}: restart the broker",
             )
         granted = CounterRange(
             broker_instance=self.broker_instance,
