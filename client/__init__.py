@@ -1,1 +1,1 @@
-"""placeholder"""
+"""What a training job imports."""

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""The daemon: composition root, gRPC servicers, state, command line."""
