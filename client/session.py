@@ -106,14 +106,11 @@ class _RingSession:
             if reliability is None:
                 self._ring.post_receive(offset=offset, length=length, user_data=number)
             else:
-                is_coded = isinstance(reliability, ErasureCoded)
+                k, m = (0, 0)
+                if isinstance(reliability, ErasureCoded):
+                    k, m = reliability.k, reliability.m
                 self._ring.post_send(
-                    offset=offset,
-                    length=length,
-                    user_data=number,
-                    k=reliability.k if is_coded else 0,
-                    m=reliability.m if is_coded else 0,
-                    immediate=immediate,
+                    offset=offset, length=length, user_data=number, k=k, m=m, immediate=immediate
                 )
         except BlockingIOError:
             return False
