@@ -6,10 +6,10 @@ mod session;
 /// Native engine.
 #[pymodule]
 mod _native {
-    use super::*;
+    use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
+    use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
