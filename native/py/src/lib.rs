@@ -1,7 +1,9 @@
 //! Python bindings.
+
 use pyo3::prelude::*;
 
 mod session;
+mod simulation;
 
 /// Native engine.
 #[pymodule]
@@ -10,6 +12,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
+    #[pymodule_export]
+    use crate::simulation::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
