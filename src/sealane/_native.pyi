@@ -1,6 +1,6 @@
 """Native engine: everything that is per-packet or per-sector. Contract of `native/py`."""
 
-from typing import final
+from typing import Self, TypedDict, final
 
 __version__: str
 
@@ -10,8 +10,8 @@ __version__: str
 class SessionEndpoint:
     # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
     # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
-    def __init__(
-        self,
+    def __new__(
+        cls,
         bind_address: str,
         region_bytes: int,
         ring_entries: int = 256,
@@ -19,7 +19,7 @@ class SessionEndpoint:
         unit_bytes: int = 1408,
         chunk_units: int = 16,
         slots: int = 64,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def local_address(self) -> str: ...
     # Region, submission, completion, doorbell; once. The caller passes and closes them.
@@ -70,9 +70,9 @@ class Completion:
 @final
 class JobRing:
     # The job's side. Takes over the four descriptors.
-    def __init__(
-        self, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
-    ) -> None: ...
+    def __new__(
+        cls, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
+    ) -> Self: ...
     @property
     def region(self) -> Region: ...
     @property
@@ -103,8 +103,8 @@ class JobRing:
 @final
 class Emulator:
     # A link between two loopback ports: what comes to `address` goes on to `forward_to`.
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         rate_bits_per_second: int,
         delay_ns: int,
@@ -112,7 +112,7 @@ class Emulator:
         loss_ppb: int,
         seed: int,
         forward_to: str,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def port(self) -> int: ...
     @property
@@ -121,10 +121,6 @@ class Emulator:
     # delivered_bytes, lost_packets, overflowed_packets, sent_packets, unsent_packets, slip_max_ns.
     def counters(self) -> dict[str, int]: ...
     def stop(self) -> None: ...
-
-from typing import TypedDict
-
-__version__: str
 
 # Simulation (native/py/src/simulation.rs)
 

@@ -224,6 +224,19 @@ def test_messages_arrive_whole_over_a_lossy_link(k: int, m: int) -> None:
         assert statistics["decoded_units" if k else "retransmitted_packets"] > 0
 
 
+def test_bitmap_shows_the_chunks_of_the_message_in_its_slot() -> None:
+    with pair() as (left, right):
+        right.ring.post_receive(offset=0, length=200_000, user_data=1)
+        left.ring.post_send(offset=0, length=100_000, user_data=1)
+        right.completions(1)
+
+        chunks = -(-100_000 // (16 * 1408))
+        bitmap = right.ring.bitmap(0)
+        assert bitmap == b"\x01" * chunks + bytes(len(bitmap) - chunks)
+        right.ring.post_receive(offset=0, length=200_000, user_data=2)
+        assert right.ring.statistics()["payload_bytes_received"] == 100_000
+
+
 def test_both_directions_carry_data() -> None:
     with pair() as (left, right):
         transfer(left, right, sizes=[50_000])
