@@ -37,7 +37,7 @@ def simulate(
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
-    rate_bits_per_second: int = 400_000_000_000,
+    rate_bits_per_second: int = ...,
     delay_nanos: int = 12_500_000,
     buffer_bytes: int = 16_777_216,
     loss_parts_per_billion: int = 0,
@@ -47,8 +47,8 @@ def simulate(
     reorder_nanos_max: int = 0,
     corrupt_parts_per_billion: int = 0,
     blackout_nanos: tuple[int, int] | None = None,
-    idle_timeout_nanos: int = 60_000_000_000,
-    time_nanos_max: int = 86_400_000_000_000,
+    idle_timeout_nanos: int = ...,
+    time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
 
@@ -56,6 +56,7 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
     Both ends send at the rate of the link, which is the same both ways, as are its faults but
     for loss. `real_payload` seals real bytes and compares them; otherwise only lengths travel.
+    Defaults: 400 Gbit/s, 60 s of idle time-out, one day of virtual time at most.
 
     Raises ValueError for a scenario that cannot be run, naming the value and the range.
     """
