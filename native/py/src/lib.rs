@@ -1,10 +1,16 @@
 //! Python bindings.
+
 use pyo3::prelude::*;
+
+mod simulation;
 
 /// Native engine.
 #[pymodule]
 mod _native {
-    use super::*;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::simulation::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

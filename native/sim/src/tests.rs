@@ -212,6 +212,9 @@ fn impossible_scenarios_are_refused() {
     assert_eq!(refusal(range), Err(ScenarioError::MessageBytes(50_000, 40_000)));
     let memory = Scenario { message_bytes_max: 1 << 30, ..small.clone() };
     assert_eq!(refusal(memory), Err(ScenarioError::Memory(8 << 30)));
+    let reliability = Reliability::ErasureCoded { k: 4, m: 0 };
+    let code = Scenario { reliability, ..small.clone() };
+    assert_eq!(refusal(code), Err(ScenarioError::Code(4, 0)));
     let mut likely = small.clone();
     likely.forward.loss_parts_per_billion = 101 * PERCENT;
     assert_eq!(refusal(likely), Err(ScenarioError::Probability(101 * PERCENT)));
