@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What a training job imports."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The daemon: composition root, gRPC servicers, state, command line."""

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod session;
 mod simulation;
 
 /// Native engine.
@@ -9,6 +10,8 @@ mod simulation;
 mod _native {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
     #[pymodule_export]
     use crate::simulation::simulate;
 
