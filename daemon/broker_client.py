@@ -38,7 +38,7 @@ class BrokerClient:
             target_node=target_node,
         )
         async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerAsyncStub(channel)
+            stub = broker_pb2_grpc.BrokerStub(channel)
             signed = await stub.RegisterVolume(request, timeout=_CALL_SECONDS)
         return open_descriptor(self._identity.anchor, signed), signed
 
@@ -46,7 +46,7 @@ class BrokerClient:
         """Return the verified descriptor of exactly `volume_id`."""
         request = broker_pb2.GetVolumeDescriptorRequest(volume_id=volume_id)
         async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerAsyncStub(channel)
+            stub = broker_pb2_grpc.BrokerStub(channel)
             signed = await stub.GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
         descriptor = open_descriptor(self._identity.anchor, signed)
         if descriptor.volume_id != volume_id:
@@ -63,7 +63,7 @@ class BrokerClient:
             page_size=page_size or _PAGE_SIZE, page_token=page_token
         )
         async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerAsyncStub(channel)
+            stub = broker_pb2_grpc.BrokerStub(channel)
             page = await stub.ListVolumeDescriptors(request, timeout=_CALL_SECONDS)
         anchor = self._identity.anchor
         return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
@@ -72,7 +72,7 @@ class BrokerClient:
         """Make the broker forget a volume."""
         request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
         async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerAsyncStub(channel)
+            stub = broker_pb2_grpc.BrokerStub(channel)
             await stub.UnregisterVolume(request, timeout=_CALL_SECONDS)
 
     async def key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
@@ -83,7 +83,7 @@ class BrokerClient:
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
         )
         async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerAsyncStub(channel)
+            stub = broker_pb2_grpc.BrokerStub(channel)
             answer = await stub.GetVolumeKey(request, timeout=_CALL_SECONDS)
         return open_signed(
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
@@ -100,7 +100,7 @@ class BrokerClient:
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
         )
         async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerAsyncStub(channel)
+            stub = broker_pb2_grpc.BrokerStub(channel)
             answer = await stub.GrantLease(request, timeout=_CALL_SECONDS)
         if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
             raise LeaseError("lease.malformed", "the lease names no possible arena")

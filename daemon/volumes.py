@@ -10,8 +10,7 @@ import datetime as dt
 import secrets
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +74,7 @@ class VolumeService:
         self._broker = broker
         self._gateway = gateway
         self._attached: dict[str, Attached] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
         self.events = EventLog(identity.node)
@@ -93,7 +92,8 @@ class VolumeService:
                 yield
             finally:
                 for volume_id in [*self._attached]:
-                    await self.detach(volume_id)
+                    with contextlib.suppress(Error):
+                        await self.detach(volume_id)
                 for task in loops:
                     task.cancel()
                 self._tasks = None
@@ -116,7 +116,7 @@ class VolumeService:
         )
         try:
             async with self._target_channel() as channel:
-                await storage_pb2_grpc.StorageAsyncStub(channel).CreateNamespace(
+                await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
                     storage_pb2.CreateNamespaceRequest(descriptor=signed), timeout=_CALL_SECONDS
                 )
         except Error:
@@ -138,7 +138,7 @@ class VolumeService:
 
     async def delete(self, volume_id: str) -> None:
         """Delete a detached volume, its sectors and its key."""
-        async with self._locks[volume_id]:
+        with self._change(volume_id):
             if volume_id in self._attached:
                 raise UsageError(
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
@@ -146,7 +146,7 @@ class VolumeService:
             await self._broker.descriptor(volume_id)
             try:
                 async with self._target_channel() as channel:
-                    await storage_pb2_grpc.StorageAsyncStub(channel).DeleteNamespace(
+                    await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
                         storage_pb2.DeleteNamespaceRequest(volume_id=volume_id),
                         timeout=_CALL_SECONDS,
                     )
@@ -173,7 +173,7 @@ class VolumeService:
                 "volume.host_nqn",
                 f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {_NQN_BYTES_MAX} bytes",
             )
-        async with self._locks[volume_id]:
+        with self._change(volume_id):
             known = self._attached.get(volume_id)
             if known is not None:
                 raise UsageError(
@@ -214,7 +214,7 @@ class VolumeService:
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Stop the export; the volume's key and its counters are gone with it."""
-        async with self._locks[volume_id]:
+        with self._change(volume_id):
             attached = self._attached.pop(volume_id, None)
             if attached is None:
                 raise UsageError(
@@ -248,7 +248,7 @@ class VolumeService:
             association_epoch=association_epoch,
         )
         async with self._target_channel() as channel:
-            answer = await storage_pb2_grpc.StorageAsyncStub(channel).OpenQueue(
+            answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(
                 request, timeout=_CALL_SECONDS
             )
         if len(answer.ticket) != TICKET_BYTES:
@@ -280,6 +280,17 @@ class VolumeService:
             subsystem_nqn=answer.subsystem_nqn,
             host_nqn=host_nqn,
         )
+
+    @contextlib.contextmanager
+    def _change(self, volume_id: str) -> Iterator[None]:
+        """Let one caller at a time change a volume; a second one is refused, not queued."""
+        if volume_id in self._changing:
+            raise UsageError("volume.busy.state", f"volume {volume_id} is being changed: try again")
+        self._changing.add(volume_id)
+        try:
+            yield
+        finally:
+            self._changing.discard(volume_id)
 
     def _target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
         config = self._config
@@ -326,7 +337,7 @@ class VolumeService:
         while True:
             try:
                 async with self._target_channel() as channel:
-                    stream = storage_pb2_grpc.StorageAsyncStub(channel).WatchEvents(request)
+                    stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
                     async for message in stream:
                         self.events.publish(
                             Event(
