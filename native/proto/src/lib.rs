@@ -5,4 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod aead;
+pub mod erasure;
 pub mod link;
+pub mod session;

@@ -1,0 +1,343 @@
+//! Control packets: when one is due and what goes into it.
+//!
+//! Frames repeat until what came back shows that they arrived; nothing is ever waited for twice
+//! without a timer.
+
+use std::collections::VecDeque;
+
+use crate::link::Nanos;
+
+use super::frame::{
+    ABORT_BYTES, CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, NO_PACKET,
+    PATH_BYTES, SLICE_HEADER_BYTES, push_credit_length,
+};
+use super::receiver::{Progress, Receiver};
+use super::rtt::RoundTrip;
+use super::sender::Sender;
+
+/// An acknowledgement waits for at most this share of a round trip for more to acknowledge …
+const ACK_DELAY_SHARE: u64 = 16;
+/// … within these bounds: at least a batch of packets, at most a fraction of the least time-out.
+const ACK_DELAY_MIN: Nanos = 100_000;
+const ACK_DELAY_MAX: Nanos = 25_000_000;
+/// Times that the acknowledgement of an ended message is repeated unasked.
+const ACK_REPEATS: u8 = 2;
+/// Interval of challenges until one is answered, and the least interval of probes.
+pub const CHALLENGE_INTERVAL: Nanos = 100_000_000;
+/// Challenges that may be answered, and answers that may wait.
+const CHALLENGES_MAX: usize = 8;
+/// Longest pause between repetitions of an unconfirmed CREDIT or ABORT.
+const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
+/// Times that CLOSE is sent.
+const CLOSE_REPEATS: u8 = 3;
+/// Least pause between those.
+const CLOSE_INTERVAL_MIN: Nanos = 10_000_000;
+
+/// A repeated statement: when it is due next, and how often it was made in vain.
+#[derive(Debug, Default)]
+struct Repeat {
+    due: Option<Nanos>,
+    backoff: u32,
+}
+
+impl Repeat {
+    fn now(&mut self, now: Nanos) {
+        *self = Self { due: Some(now), backoff: 0 };
+    }
+
+    fn stop(&mut self) {
+        *self = Self::default();
+    }
+
+    fn again(&mut self, timeout: Nanos, now: Nanos) {
+        let pause = timeout.saturating_mul(1 << self.backoff.min(10)).min(REPEAT_INTERVAL_MAX);
+        self.due = Some(now.saturating_add(pause));
+        self.backoff += 1;
+    }
+}
+
+/// State of the control packets of one end.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Largest packet number received, and when.
+    newest: Option<(u64, Nanos)>,
+    ack_due: Option<Nanos>,
+    ack_repeats: u8,
+    /// A round of SLICE frames in progress: the next message and unit to report.
+    round: Option<(u64, u32)>,
+    credit: Repeat,
+    /// All credit below this message number is known to the peer.
+    credit_confirmed_end: u64,
+    abort: Repeat,
+    abort_count: usize,
+    /// Tokens sent, and when; the oldest first.
+    challenges: VecDeque<(u64, Nanos)>,
+    challenge_due: Option<Nanos>,
+    responses: VecDeque<u64>,
+    close: Option<(u8, Repeat)>,
+    closes_left: u8,
+    scratch: Vec<u8>,
+}
+
+impl Control {
+    /// Starts with a challenge that is due at once.
+    #[must_use]
+    pub fn new(now: Nanos) -> Self {
+        Self { challenge_due: Some(now), ..Self::default() }
+    }
+
+    /// An authentic packet arrived.
+    pub fn packet_received(&mut self, number: u64, now: Nanos) {
+        if self.newest.is_none_or(|(newest, _)| number > newest) {
+            self.newest = Some((number, now));
+        }
+    }
+
+    /// Something arrived that is to be acknowledged in due time.
+    pub fn acknowledge_later(&mut self, rtt: &RoundTrip, now: Nanos) {
+        let share = rtt.smoothed().map_or(ACK_DELAY_MIN, |srtt| srtt / ACK_DELAY_SHARE);
+        let due = now.saturating_add(share.clamp(ACK_DELAY_MIN, ACK_DELAY_MAX));
+        self.ack_due = Some(self.ack_due.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// Something arrived that is to be acknowledged at once.
+    pub fn acknowledge_now(&mut self, now: Nanos) {
+        self.ack_due = Some(now);
+    }
+
+    /// A message ended here: say so at once, and again.
+    pub fn message_ended(&mut self, now: Nanos) {
+        self.acknowledge_now(now);
+        self.ack_repeats = ACK_REPEATS;
+    }
+
+    /// A receive was posted.
+    pub fn credit_changed(&mut self, now: Nanos) {
+        self.credit.now(now);
+    }
+
+    /// The peer knows all credit below `end`.
+    pub fn credit_confirmed(&mut self, end: u64, posted_end: u64, now: Nanos) {
+        let end = end.min(posted_end);
+        if end > self.credit_confirmed_end {
+            self.credit_confirmed_end = end;
+            if end == posted_end {
+                self.credit.stop();
+            } else {
+                self.credit.now(now);
+            }
+        }
+    }
+
+    /// This many messages are given up at this end while the peer may not know.
+    pub fn aborts_changed(&mut self, count: usize, now: Nanos) {
+        if count > self.abort_count {
+            self.abort.now(now);
+        } else if count == 0 {
+            self.abort.stop();
+        }
+        self.abort_count = count;
+    }
+
+    /// The peer wants an answer.
+    pub fn challenge_received(&mut self, token: u64) {
+        if self.responses.len() == CHALLENGES_MAX {
+            self.responses.pop_front();
+        }
+        self.responses.push_back(token);
+    }
+
+    /// The peer answered; the round trip, if the challenge was this end's.
+    pub fn response_received(&mut self, token: u64, now: Nanos) -> Option<Nanos> {
+        let (_, sent_at) = self.challenges.iter().find(|(sent, _)| *sent == token)?;
+        let rtt = now.saturating_sub(*sent_at);
+        self.challenges.clear();
+        self.challenge_due = None;
+        Some(rtt)
+    }
+
+    /// Begins to send challenges.
+    pub fn challenge(&mut self, now: Nanos) {
+        self.challenge_due = Some(now);
+    }
+
+    /// Whether challenges are being sent, until one is answered.
+    #[must_use]
+    pub fn is_challenging(&self) -> bool {
+        self.challenge_due.is_some()
+    }
+
+    /// Only CLOSE is said from now on.
+    pub fn close(&mut self, code: u8, completed_end: u64, now: Nanos) {
+        let mut repeat = Repeat::default();
+        repeat.now(now);
+        self.close = Some((code, repeat));
+        self.closes_left = CLOSE_REPEATS;
+        self.round = Some((completed_end, 0));
+    }
+
+    /// Whether the last CLOSE has been sent.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.close.is_some() && self.closes_left == 0
+    }
+
+    /// When the next control packet is to be sent.
+    #[must_use]
+    pub fn next_at(&self, is_established: bool, now: Nanos) -> Option<Nanos> {
+        if let Some((_, repeat)) = &self.close {
+            return repeat.due.filter(|_| self.closes_left > 0);
+        }
+        let at_once = (self.round.is_some() || !self.responses.is_empty()).then_some(now);
+        let credit = self.credit.due.filter(|_| is_established);
+        let dues = [at_once, self.ack_due, self.challenge_due, credit, self.abort.due];
+        dues.into_iter().flatten().min()
+    }
+
+    /// Appends the frames of a packet with this number and up to `room` bytes; moves all timers on.
+    pub fn write(&mut self, out: &mut Vec<u8>, room: usize, halves: &Halves<'_>, now: Nanos) {
+        let end = out.len() + room;
+        self.start_round(halves, now);
+        let delay = |at: Nanos| u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
+        let echo = self.newest.map(|(number, at)| (number, delay(at)));
+        let (packet_number, delay_nanos) = echo.unwrap_or((NO_PACKET, 0));
+        let completed_end = halves.receiver.completed_end();
+        let credit_end = halves.sender.credit_end();
+        Frame::Ack { completed_end, credit_end, packet_number, delay_nanos }.encode(out);
+        while let Some(token) = self.responses.pop_front() {
+            Frame::PathResponse { token }.encode(out);
+        }
+        let reserved = PATH_BYTES + CLOSE_BYTES;
+        if self.close.is_none() {
+            self.write_aborts(out, end - reserved, halves, now);
+            if halves.is_established {
+                self.write_credit(out, end - reserved, halves, now);
+            }
+        }
+        self.write_slices(out, end - reserved, halves.receiver);
+        if self.challenge_due.is_some_and(|due| due <= now) && self.close.is_none() {
+            let token = halves.packet_number;
+            Frame::PathChallenge { token }.encode(out);
+            if self.challenges.len() == CHALLENGES_MAX {
+                self.challenges.pop_front();
+            }
+            self.challenges.push_back((token, now));
+            let pause = halves.timeout.max(CHALLENGE_INTERVAL);
+            self.challenge_due = Some(now.saturating_add(pause));
+            if !halves.is_established {
+                // The path must carry full-size packets, or no unit would ever arrive.
+                out.resize(end, 0);
+            }
+        }
+        if let Some((code, repeat)) = &mut self.close {
+            Frame::Close { code: *code }.encode(out);
+            repeat.due = Some(now.saturating_add(halves.srtt.max(CLOSE_INTERVAL_MIN)));
+            self.closes_left = self.closes_left.saturating_sub(1);
+        }
+    }
+
+    fn start_round(&mut self, halves: &Halves<'_>, now: Nanos) {
+        if self.round.is_none() && self.ack_due.is_some_and(|due| due <= now) {
+            self.round = Some((halves.receiver.completed_end(), 0));
+            self.ack_due = None;
+            if self.ack_repeats > 0 {
+                // A quarter of a round trip first, a whole one then: past a short burst of loss.
+                let pause =
+                    if self.ack_repeats == ACK_REPEATS { halves.srtt / 4 } else { halves.srtt };
+                self.ack_repeats -= 1;
+                self.ack_due = Some(now.saturating_add(pause.max(ACK_DELAY_MIN)));
+            }
+        }
+    }
+
+    fn write_aborts(&mut self, out: &mut Vec<u8>, end: usize, halves: &Halves<'_>, now: Nanos) {
+        if self.abort.due.is_none() {
+            return;
+        }
+        let sends = halves.sender.refused().map(|message| Frame::AbortSend { message });
+        let receives = halves.receiver.refused().map(|message| Frame::AbortReceive { message });
+        for frame in sends.chain(receives) {
+            if out.len() + ABORT_BYTES > end {
+                break;
+            }
+            frame.encode(out);
+        }
+        self.abort.again(halves.timeout, now);
+    }
+
+    fn write_credit(&mut self, out: &mut Vec<u8>, end: usize, halves: &Halves<'_>, now: Nanos) {
+        let room = end.saturating_sub(out.len() + CREDIT_HEADER_BYTES);
+        let count = room / CREDIT_LENGTH_BYTES;
+        if self.credit.due.is_none() || count == 0 {
+            return;
+        }
+        let start = self.credit_confirmed_end.max(halves.receiver.completed_end());
+        self.scratch.clear();
+        for length in halves.receiver.lengths_from(start).take(count) {
+            push_credit_length(&mut self.scratch, length);
+        }
+        if self.scratch.is_empty() {
+            self.credit.stop();
+            return;
+        }
+        Frame::Credit { start, lengths: &self.scratch }.encode(out);
+        self.credit.again(halves.timeout, now);
+    }
+
+    /// As much of the round as there is room for; the next packet goes on where this one ends.
+    fn write_slices(&mut self, out: &mut Vec<u8>, end: usize, receiver: &Receiver) {
+        let Some((from, from_unit)) = self.round.take() else { return };
+        for (message, progress) in receiver.progress(from) {
+            let bitmap = match progress {
+                Progress::Partial(bitmap) => bitmap,
+                Progress::Ended => {
+                    if out.len() + SLICE_HEADER_BYTES > end {
+                        self.round = Some((message, 0));
+                        return;
+                    }
+                    Frame::Slice { message, cumulative: ENDED, start: 0, bitmap: &[] }.encode(out);
+                    continue;
+                }
+            };
+            let cumulative = bitmap.first_clear();
+            let set_end = bitmap.set_end();
+            let mut start = cumulative & !7;
+            if message == from {
+                start = start.max(from_unit);
+            }
+            loop {
+                let wanted = set_end.saturating_sub(start).div_ceil(8) as usize;
+                let room = end.saturating_sub(out.len() + SLICE_HEADER_BYTES);
+                if room < wanted.clamp(1, 8) {
+                    self.round = Some((message, start));
+                    return;
+                }
+                let count = wanted.min(room).min(usize::from(u16::MAX));
+                self.scratch.clear();
+                bitmap.extract(start, count, &mut self.scratch);
+                Frame::Slice { message, cumulative, start, bitmap: &self.scratch }.encode(out);
+                start += count as u32 * 8;
+                if start >= set_end {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// What a control packet is written from.
+#[derive(Debug)]
+pub struct Halves<'a> {
+    /// Messages going out.
+    pub sender: &'a Sender,
+    /// Messages coming in.
+    pub receiver: &'a Receiver,
+    /// Number of the packet being written.
+    pub packet_number: u64,
+    /// Whether the path is validated.
+    pub is_established: bool,
+    /// Smoothed round trip, or a guess.
+    pub srtt: Nanos,
+    /// Retransmission time-out.
+    pub timeout: Nanos,
+}

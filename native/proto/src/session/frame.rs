@@ -1,0 +1,329 @@
+//! Control frames (`docs/session-wire.md`, "Frames").
+//!
+//! Every frame states an absolute, cumulative fact, so losing, repeating or reordering them does no
+//! harm. They travel inside sealed packets only.
+
+use super::packet::{Malformed, be};
+
+const PADDING: u8 = 0;
+const ACK: u8 = 1;
+const SLICE: u8 = 2;
+const CREDIT: u8 = 3;
+const ABORT_SEND: u8 = 4;
+const ABORT_RECEIVE: u8 = 5;
+const PATH_CHALLENGE: u8 = 6;
+const PATH_RESPONSE: u8 = 7;
+const CLOSE: u8 = 8;
+
+/// Bytes of an ACK frame.
+pub const ACK_BYTES: usize = 25;
+/// Bytes of a SLICE frame without its bitmap.
+pub const SLICE_HEADER_BYTES: usize = 17;
+/// Bytes of a CREDIT frame without its lengths.
+pub const CREDIT_HEADER_BYTES: usize = 9;
+/// Bytes of a length in a CREDIT frame.
+pub const CREDIT_LENGTH_BYTES: usize = 5;
+/// Bytes of an ABORT frame.
+pub const ABORT_BYTES: usize = 7;
+/// Bytes of a PATH_CHALLENGE or PATH_RESPONSE frame.
+pub const PATH_BYTES: usize = 9;
+/// Bytes of a CLOSE frame.
+pub const CLOSE_BYTES: usize = 2;
+/// The packet number that stands for "none received yet".
+pub const NO_PACKET: u64 = u64::MAX;
+
+/// The cumulative count of a message that has ended, whatever its length.
+pub const ENDED: u32 = u32::MAX;
+
+/// One frame. Numbers of messages are below 2^48.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// Where both directions stand.
+    Ack {
+        /// All messages to this end below it have ended here.
+        completed_end: u64,
+        /// All credit of the peer below this message number is known here.
+        credit_end: u64,
+        /// Largest packet number received, [`NO_PACKET`] if none was.
+        packet_number: u64,
+        /// How long ago that was, in nanoseconds (saturated).
+        delay_nanos: u32,
+    },
+    /// What has arrived of one message.
+    Slice {
+        /// Its number.
+        message: u64,
+        /// All units below it are in; [`ENDED`] means that the message has ended.
+        cumulative: u32,
+        /// First unit of the bitmap, a multiple of 8.
+        start: u32,
+        /// Bit i (least significant first) of byte j: unit `start + 8j + i` is in, or not needed.
+        bitmap: &'a [u8],
+    },
+    /// Receives posted, by message number.
+    Credit {
+        /// Message number of the first length.
+        start: u64,
+        /// Buffer lengths, 40 bit each, big-endian.
+        lengths: &'a [u8],
+    },
+    /// The sender of this message gives it up before it sent any of it (too long).
+    AbortSend {
+        /// Its number.
+        message: u64,
+    },
+    /// The receiver of this message refuses it (too long).
+    AbortReceive {
+        /// Its number.
+        message: u64,
+    },
+    /// To be answered with the same token.
+    PathChallenge {
+        /// Any value.
+        token: u64,
+    },
+    /// Answer to a challenge.
+    PathResponse {
+        /// The challenge's value.
+        token: u64,
+    },
+    /// The session is over.
+    Close {
+        /// Why.
+        code: u8,
+    },
+}
+
+impl Frame<'_> {
+    /// Appends the frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match *self {
+            Self::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
+                out.push(ACK);
+                push_u48(out, completed_end);
+                push_u48(out, credit_end);
+                out.extend_from_slice(&packet_number.to_be_bytes());
+                out.extend_from_slice(&delay_nanos.to_be_bytes());
+            }
+            Self::Slice { message, cumulative, start, bitmap } => {
+                out.push(SLICE);
+                push_u48(out, message);
+                out.extend_from_slice(&cumulative.to_be_bytes());
+                out.extend_from_slice(&start.to_be_bytes());
+                out.extend_from_slice(&(bitmap.len() as u16).to_be_bytes());
+                out.extend_from_slice(bitmap);
+            }
+            Self::Credit { start, lengths } => {
+                out.push(CREDIT);
+                push_u48(out, start);
+                let count = lengths.len() / CREDIT_LENGTH_BYTES;
+                out.extend_from_slice(&(count as u16).to_be_bytes());
+                out.extend_from_slice(lengths);
+            }
+            Self::AbortSend { message } => {
+                out.push(ABORT_SEND);
+                push_u48(out, message);
+            }
+            Self::AbortReceive { message } => {
+                out.push(ABORT_RECEIVE);
+                push_u48(out, message);
+            }
+            Self::PathChallenge { token } => {
+                out.push(PATH_CHALLENGE);
+                out.extend_from_slice(&token.to_be_bytes());
+            }
+            Self::PathResponse { token } => {
+                out.push(PATH_RESPONSE);
+                out.extend_from_slice(&token.to_be_bytes());
+            }
+            Self::Close { code } => out.extend_from_slice(&[CLOSE, code]),
+        }
+    }
+}
+
+/// Appends one length of a CREDIT frame.
+pub fn push_credit_length(out: &mut Vec<u8>, length: u64) {
+    out.extend_from_slice(&length.to_be_bytes()[3..]);
+}
+
+/// The lengths of a CREDIT frame.
+pub fn credit_lengths(lengths: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    lengths.chunks_exact(CREDIT_LENGTH_BYTES).map(be)
+}
+
+fn push_u48(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(&value.to_be_bytes()[2..]);
+}
+
+/// The frames of a control packet, padding skipped. Ends after the first malformed one.
+#[derive(Debug, Clone)]
+pub struct Frames<'a>(&'a [u8]);
+
+impl<'a> Frames<'a> {
+    /// Reads the plaintext of a control packet.
+    #[must_use]
+    pub fn new(plaintext: &'a [u8]) -> Self {
+        Self(plaintext)
+    }
+
+    /// Checks all of them, so that a packet is applied wholly or not at all.
+    pub fn validate(&self) -> Result<(), Malformed> {
+        self.clone().try_for_each(|frame| frame.map(drop))
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self, count: usize) -> Result<u64, Malformed> {
+        self.take(count).map(be)
+    }
+
+    fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Malformed> {
+        Ok(match kind {
+            ACK => Frame::Ack {
+                completed_end: self.number(6)?,
+                credit_end: self.number(6)?,
+                packet_number: self.number(8)?,
+                delay_nanos: self.number(4)? as u32,
+            },
+            SLICE => {
+                let message = self.number(6)?;
+                let cumulative = self.number(4)? as u32;
+                let start = self.number(4)? as u32;
+                let length = self.number(2)? as usize;
+                let bitmap = self.take(length)?;
+                if !start.is_multiple_of(8) {
+                    return Err(Malformed);
+                }
+                Frame::Slice { message, cumulative, start, bitmap }
+            }
+            CREDIT => {
+                let start = self.number(6)?;
+                let count = self.number(2)? as usize;
+                Frame::Credit { start, lengths: self.take(count * CREDIT_LENGTH_BYTES)? }
+            }
+            ABORT_SEND => Frame::AbortSend { message: self.number(6)? },
+            ABORT_RECEIVE => Frame::AbortReceive { message: self.number(6)? },
+            PATH_CHALLENGE => Frame::PathChallenge { token: self.number(8)? },
+            PATH_RESPONSE => Frame::PathResponse { token: self.number(8)? },
+            CLOSE => Frame::Close { code: self.number(1)? as u8 },
+            _ => return Err(Malformed),
+        })
+    }
+}
+
+impl<'a> Iterator for Frames<'a> {
+    type Item = Result<Frame<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let skip = self.0.iter().position(|byte| *byte != PADDING).unwrap_or(self.0.len());
+        self.0 = &self.0[skip..];
+        let (kind, rest) = self.0.split_first()?;
+        self.0 = rest;
+        let frame = self.frame(*kind);
+        if frame.is_err() {
+            self.0 = &[];
+        }
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MESSAGES: u64 = 1 << 48;
+
+    /// A frame as fields, so that proptest may own what `Frame` borrows.
+    fn encoded() -> impl Strategy<Value = Vec<u8>> {
+        let write = |frame: Frame<'_>| {
+            let mut out = Vec::new();
+            frame.encode(&mut out);
+            out
+        };
+        let bytes = proptest::collection::vec(any::<u8>(), 0..40);
+        let lengths = proptest::collection::vec(0_u64..1 << 40, 0..9);
+        prop_oneof![
+            (0..MESSAGES, 0..MESSAGES, any::<u64>(), any::<u32>()).prop_map(
+                move |(completed_end, credit_end, packet_number, delay_nanos)| write(Frame::Ack {
+                    completed_end,
+                    credit_end,
+                    packet_number,
+                    delay_nanos
+                })
+            ),
+            (0..MESSAGES, any::<u32>(), 0_u32..1 << 29, bytes).prop_map(
+                move |(message, cumulative, start, bitmap)| write(Frame::Slice {
+                    message,
+                    cumulative,
+                    start: start * 8,
+                    bitmap: &bitmap
+                })
+            ),
+            (0..MESSAGES, lengths).prop_map(move |(start, lengths)| {
+                let mut packed = Vec::new();
+                for length in &lengths {
+                    push_credit_length(&mut packed, *length);
+                }
+                assert!(credit_lengths(&packed).eq(lengths));
+                write(Frame::Credit { start, lengths: &packed })
+            }),
+            (0..MESSAGES).prop_map(move |message| write(Frame::AbortSend { message })),
+            (0..MESSAGES).prop_map(move |message| write(Frame::AbortReceive { message })),
+            any::<u64>().prop_map(move |token| write(Frame::PathChallenge { token })),
+            any::<u64>().prop_map(move |token| write(Frame::PathResponse { token })),
+            any::<u8>().prop_map(move |code| write(Frame::Close { code })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn frames_round_trip_and_every_truncation_is_refused(bytes in encoded()) {
+            let frames: Result<Vec<_>, _> = Frames::new(&bytes).collect();
+            let frames = frames.unwrap();
+            prop_assert_eq!(frames.len(), 1);
+            let mut again = Vec::new();
+            frames[0].encode(&mut again);
+            prop_assert_eq!(&again, &bytes);
+            for length in 1..bytes.len() {
+                prop_assert_eq!(Frames::new(&bytes[..length]).validate(), Err(Malformed));
+            }
+        }
+
+        #[test]
+        fn a_flipped_byte_never_reads_as_the_same_frame(
+            bytes in encoded(), at: prop::sample::Index, flip in 1_u8..,
+        ) {
+            let mut flipped = bytes.clone();
+            let at = at.index(bytes.len());
+            flipped[at] ^= flip;
+            let original: Vec<_> = Frames::new(&bytes).collect();
+            prop_assert_ne!(Frames::new(&flipped).collect::<Vec<_>>(), original);
+        }
+
+        #[test]
+        fn sequences_and_padding_are_read_in_order(
+            list in proptest::collection::vec(encoded(), 0..6), padding in 0_usize..9,
+        ) {
+            let mut packet = Vec::new();
+            for bytes in &list {
+                packet.extend(std::iter::repeat_n(0, padding));
+                packet.extend_from_slice(bytes);
+            }
+            packet.extend(std::iter::repeat_n(0, padding));
+            prop_assert_eq!(Frames::new(&packet).validate(), Ok(()));
+            prop_assert_eq!(Frames::new(&packet).count(), list.len());
+        }
+
+        #[test]
+        fn no_bytes_make_the_parser_panic(bytes: Vec<u8>) {
+            let frames = Frames::new(&bytes);
+            prop_assert!(frames.clone().count() <= bytes.len());
+            let _ = frames.validate();
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! The session machine (DESIGN §7): sealed messages over datagrams, selective repeat or erasure coded.
+//!
+//! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
+//! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
+//! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
+//! `docs/session-wire.md`. Not built yet: NACK, rekeying, congestion control, several paths.
+
+mod bitmap;
+mod control;
+mod events;
+pub mod frame;
+mod layout;
+mod pacing;
+pub mod packet;
+mod protection;
+mod receiver;
+pub mod replay;
+mod rtt;
+mod sender;
+mod types;
+
+use crate::aead::TAG_BYTES;
+use crate::link::Nanos;
+
+use control::{CHALLENGE_INTERVAL, Control, Halves};
+use events::Events;
+use frame::{Frame, Frames, NO_PACKET};
+use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
+use protection::{Protection, Refusal};
+use receiver::{Outcome, Receiver, Unit};
+use rtt::RoundTrip;
+use sender::Sender;
+
+pub use pacing::BURST_PACKETS;
+pub use protection::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY_MAX};
+pub use receiver::SCRATCH_BYTES_MAX;
+pub use types::*;
+
+/// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
+/// A lone lost unit makes at most two time-outs of silence; more means that the path is gone.
+pub const STALL_TIMEOUTS: u64 = 4;
+/// A session without traffic probes its peer this many times per idle timeout.
+const PROBES_PER_IDLE_TIMEOUT: u64 = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The path is being validated.
+    Connecting,
+    /// Units may flow.
+    Established,
+    /// Only CLOSE is sent.
+    Closing,
+    /// Nothing is sent any more.
+    Closed,
+}
+
+/// One end of a session.
+#[derive(Debug)]
+pub struct Session {
+    config: SessionConfig,
+    state: State,
+    protection: Protection,
+    sender: Sender,
+    receiver: Receiver,
+    control: Control,
+    rtt: RoundTrip,
+    pacer: pacing::Pacer,
+    /// When the peer was last heard.
+    last_received: Nanos,
+    /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
+    silent_since: Nanos,
+    is_stalled: bool,
+    events: Events,
+    plaintext: Vec<u8>,
+    statistics: SessionStatistics,
+}
+
+impl Session {
+    /// A session that begins to validate its path at `now`.
+    ///
+    /// # Panics
+    /// If [`SessionConfig::validate`] refuses the configuration.
+    #[must_use]
+    pub fn new(config: SessionConfig, keys: &SessionKeys, now: Nanos) -> Self {
+        if let Err(error) = config.validate() {
+            panic!("{error}");
+        }
+        let SessionConfig { unit_bytes, chunk_units, slots, payload, .. } = config;
+        let packet_bytes_max = config.datagram_bytes_max() + IP_UDP_BYTES;
+        Self {
+            config,
+            state: State::Connecting,
+            protection: Protection::new(&config, keys),
+            sender: Sender::new(unit_bytes, slots),
+            receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
+            control: Control::new(now),
+            rtt: RoundTrip::default(),
+            pacer: pacing::Pacer::new(config.rate_bytes_per_second, packet_bytes_max as u64, now),
+            last_received: now,
+            silent_since: now,
+            is_stalled: false,
+            events: Events::default(),
+            plaintext: Vec::new(),
+            statistics: SessionStatistics::default(),
+        }
+    }
+
+    // Commands.
+
+    /// Queues a message; returns its number, which counts all sends of this end from 0.
+    pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
+        self.check_open()?;
+        let number = self.sender.post(request)?;
+        self.sender.advance(now, &mut self.events);
+        self.refresh_aborts(now);
+        Ok(number)
+    }
+
+    /// Posts a buffer; returns the number of the message that will land in it, which counts all
+    /// receives of this end from 0. Its slot is that number modulo `slots`.
+    pub fn post_receive(&mut self, request: ReceiveRequest, now: Nanos) -> Result<u64, PostError> {
+        self.check_open()?;
+        let number = self.receiver.post(request)?;
+        self.control.credit_changed(now);
+        Ok(number)
+    }
+
+    /// Ends the session: completes all requests, and tells the peer (without waiting for it).
+    pub fn close(&mut self, reason: CloseReason, now: Nanos) {
+        if matches!(self.state, State::Connecting | State::Established) {
+            let completed_end = self.receiver.completed_end();
+            self.end(reason, false, now);
+            self.state = State::Closing;
+            self.control.close(reason.code(), completed_end, now);
+        }
+    }
+
+    // Inputs.
+
+    /// Takes a datagram from the network. Whatever is wrong with it is counted, never returned.
+    pub fn receive(&mut self, datagram: &mut [u8], memory: &mut impl Memory, now: Nanos) {
+        if matches!(self.state, State::Closing | State::Closed) {
+            return;
+        }
+        let mut plaintext = std::mem::take(&mut self.plaintext);
+        match self.protection.open(datagram, &mut plaintext) {
+            Ok(header) => {
+                self.last_received = now;
+                self.silent_since = now;
+                self.is_stalled = false;
+                self.statistics.packets_received += 1;
+                self.control.packet_received(header.packet_number, now);
+                self.packet_received(&header, &plaintext, memory, now);
+            }
+            Err(Refusal::Malformed) => self.statistics.malformed += 1,
+            Err(Refusal::Replayed) => self.statistics.replayed += 1,
+            Err(Refusal::Forged) => {
+                self.statistics.forged += 1;
+                if self.protection.is_receive_exhausted() {
+                    self.close(CloseReason::ForgeryLimit, now);
+                }
+            }
+        }
+        self.plaintext = plaintext;
+    }
+
+    /// Lets time pass. To be called at [`Self::next_timeout`]; harmless at any other time.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        match self.state {
+            State::Closed => {}
+            State::Closing => {
+                if self.control.is_closed() {
+                    self.state = State::Closed;
+                }
+            }
+            State::Connecting | State::Established => {
+                if now >= self.last_received.saturating_add(self.config.idle_timeout) {
+                    self.close(CloseReason::IdleTimeout, now);
+                    return;
+                }
+                self.sender.prune();
+                self.probe(now);
+            }
+        }
+    }
+
+    // Outputs.
+
+    /// Appends one whole datagram to `out`; false if nothing may be sent now.
+    pub fn next_transmit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
+        if self.state == State::Closed || self.pacer.next_at() > now {
+            return false;
+        }
+        if self.state != State::Closing && self.protection.is_send_exhausted() {
+            self.close(CloseReason::PacketLimit, now);
+        }
+        let is_established = self.state == State::Established;
+        if self.control.next_at(is_established, now).is_some_and(|due| due <= now) {
+            return self.transmit_control(now, out);
+        }
+        is_established && !self.is_stalled && self.transmit_unit(memory, now, out)
+    }
+
+    /// When [`Self::handle_timeout`] and [`Self::next_transmit`] are to be called next.
+    /// May be in the past if there is something to send.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        if self.state == State::Closed {
+            return None;
+        }
+        let is_established = self.state == State::Established;
+        let paced = |at: Nanos| at.max(self.pacer.next_at());
+        let control = self.control.next_at(is_established, 0).map(paced);
+        if self.state == State::Closing {
+            return control.or(Some(0));
+        }
+        let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
+        let unit = self.sender.next_at(0, self.rtt.timeout());
+        let unit = unit.filter(|_| is_established && !self.is_stalled).map(paced);
+        [control, idle, unit, self.probe_at()].into_iter().flatten().min()
+    }
+
+    /// The next event, oldest first.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop()
+    }
+
+    // Questions.
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &SessionConfig {
+        &self.config
+    }
+
+    /// Whether units may flow.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        self.state == State::Established
+    }
+
+    /// Whether the session is over and silent: it may be dropped once its events are pulled.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn statistics(&self) -> SessionStatistics {
+        let mut statistics = SessionStatistics {
+            decoded_units: self.receiver.decoded_units(),
+            srtt_nanos: self.rtt.smoothed().unwrap_or(0),
+            rto_nanos: self.rtt.timeout(),
+            ..self.statistics
+        };
+        self.events.count_into(&mut statistics);
+        statistics
+    }
+
+    /// Wire bytes sent so far (also in [`Self::statistics`], but cheaper here).
+    #[must_use]
+    pub fn wire_bytes_sent(&self) -> u64 {
+        self.statistics.wire_bytes_sent
+    }
+
+    /// One more than the last message number for which the peer is known to have posted a receive.
+    #[must_use]
+    pub fn credit_end(&self) -> u64 {
+        self.sender.credit_end()
+    }
+
+    // Helpers.
+
+    fn check_open(&self) -> Result<(), PostError> {
+        match self.state {
+            State::Connecting | State::Established => Ok(()),
+            State::Closing | State::Closed => Err(PostError::Closed),
+        }
+    }
+
+    fn end(&mut self, reason: CloseReason, by_peer: bool, now: Nanos) {
+        self.sender.close(now, &mut self.events);
+        self.receiver.close(&mut self.events);
+        self.events.push(Event::Closed { reason, by_peer }, 0);
+    }
+
+    fn packet_received(
+        &mut self,
+        header: &Header,
+        plaintext: &[u8],
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) {
+        let payload_bytes = match header.kind {
+            Kind::Control => {
+                self.control_received(plaintext, now);
+                plaintext.len() + packet::HEADER_BYTES
+            }
+            Kind::Unit { message, unit, length, k, m, immediate } => {
+                let unit = Unit { message, coded: unit, length, k, m, immediate };
+                self.unit_received(unit, plaintext, memory, now)
+            }
+        };
+        self.statistics.wire_bytes_received += (payload_bytes + TAG_BYTES + IP_UDP_BYTES) as u64;
+    }
+
+    fn unit_received(
+        &mut self,
+        unit: Unit,
+        payload: &[u8],
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) -> usize {
+        let outcome = self.receiver.unit_received(unit, payload, memory, &mut self.events);
+        let counter = match outcome {
+            Outcome::Landed | Outcome::Completed => &mut self.statistics.units_received,
+            Outcome::Duplicate => &mut self.statistics.duplicates,
+            Outcome::Surplus => &mut self.statistics.surplus,
+            Outcome::Late | Outcome::TooLong => &mut self.statistics.late,
+            Outcome::Unposted => &mut self.statistics.unposted,
+            Outcome::Malformed => &mut self.statistics.malformed,
+            Outcome::ScratchFull => &mut self.statistics.scratch_full,
+        };
+        *counter += 1;
+        match outcome {
+            Outcome::Completed => self.control.message_ended(now),
+            Outcome::TooLong => self.refresh_aborts(now),
+            _ => self.control.acknowledge_later(&self.rtt, now),
+        }
+        let immediate_bytes = unit.immediate.map_or(0, |_| packet::IMMEDIATE_BYTES);
+        let layout = layout::Layout::new(unit.length, self.config.unit_bytes, unit.k, unit.m);
+        let layout = layout.filter(|layout| unit.coded < layout.coded_units());
+        let payload_bytes =
+            layout.map_or(payload.len(), |layout| layout.payload_length(unit.coded));
+        packet::HEADER_BYTES + packet::DESCRIPTOR_BYTES + immediate_bytes + payload_bytes
+    }
+
+    fn control_received(&mut self, plaintext: &[u8], now: Nanos) {
+        let frames = Frames::new(plaintext);
+        if frames.validate().is_err() {
+            self.statistics.malformed += 1;
+            return;
+        }
+        for frame in frames.flatten() {
+            self.frame_received(frame, now);
+            if self.state == State::Closed {
+                return;
+            }
+        }
+        self.sender.prune();
+        self.sender.advance(now, &mut self.events);
+        self.refresh_aborts(now);
+    }
+
+    fn frame_received(&mut self, frame: Frame<'_>, now: Nanos) {
+        match frame {
+            Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
+                if packet_number != NO_PACKET {
+                    self.rtt.echo_received(packet_number, delay_nanos.into(), now);
+                }
+                let posted_end = self.receiver.posted_end();
+                self.control.credit_confirmed(credit_end, posted_end, now);
+                self.sender.completed_end_received(completed_end, now, &mut self.events);
+            }
+            Frame::Slice { message, cumulative, start, bitmap } => {
+                let slice = (cumulative, start, bitmap);
+                self.sender.slice_received(message, slice, now, &mut self.events);
+            }
+            Frame::Credit { start, lengths } => {
+                self.sender.credit_received(start, frame::credit_lengths(lengths));
+                self.control.acknowledge_now(now);
+            }
+            Frame::AbortSend { message } => {
+                self.receiver.abort_received(message, &mut self.events);
+                self.control.message_ended(now);
+            }
+            Frame::AbortReceive { message } => {
+                self.sender.abort_received(message, now, &mut self.events);
+            }
+            Frame::PathChallenge { token } => {
+                self.control.challenge_received(token);
+                self.control.acknowledge_now(now);
+            }
+            Frame::PathResponse { token } => self.response_received(token, now),
+            Frame::Close { code } => {
+                self.end(CloseReason::from_code(code), true, now);
+                self.state = State::Closed;
+            }
+        }
+    }
+
+    fn response_received(&mut self, token: u64, now: Nanos) {
+        let Some(rtt) = self.control.response_received(token, now) else { return };
+        if self.state == State::Connecting {
+            self.rtt.sample(rtt);
+            self.state = State::Established;
+            self.events.push(Event::Established { rtt }, 0);
+        }
+    }
+
+    fn refresh_aborts(&mut self, now: Nanos) {
+        let count = self.sender.refused().count() + self.receiver.refused().count();
+        self.control.aborts_changed(count, now);
+    }
+
+    /// When silence of the peer calls for a challenge or a stall, if it has not yet.
+    fn probe_at(&self) -> Option<Nanos> {
+        let is_waiting = self.sender.has_outstanding();
+        let is_done = self.control.is_challenging() && (self.is_stalled || !is_waiting);
+        if self.state != State::Established || is_done {
+            return None;
+        }
+        let patience = self.config.idle_timeout / PROBES_PER_IDLE_TIMEOUT;
+        let silence = if is_waiting {
+            patience.min(self.rtt.timeout().saturating_mul(STALL_TIMEOUTS))
+        } else {
+            patience
+        };
+        Some(self.silent_since.saturating_add(silence))
+    }
+
+    fn probe(&mut self, now: Nanos) {
+        if self.probe_at().is_none_or(|at| at > now) {
+            return;
+        }
+        if !self.control.is_challenging() {
+            self.control.challenge(now);
+        }
+        if self.sender.has_outstanding() && !self.is_stalled {
+            self.is_stalled = true;
+            self.statistics.stalls += 1;
+        }
+    }
+
+    fn transmit_control(&mut self, now: Nanos, out: &mut Vec<u8>) -> bool {
+        let start = out.len();
+        let halves = Halves {
+            sender: &self.sender,
+            receiver: &self.receiver,
+            packet_number: self.protection.next_packet_number(),
+            is_established: self.state == State::Established,
+            srtt: self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL),
+            timeout: self.rtt.timeout(),
+        };
+        let Some(packet) = self.protection.begin(Kind::Control, out) else { return false };
+        let room = usize::from(self.config.unit_bytes) + DATA_OVERHEAD_BYTES_MAX
+            - packet::HEADER_BYTES
+            - TAG_BYTES;
+        self.control.write(out, room, &halves, now);
+        let wire_bytes = out.len() - start + TAG_BYTES + IP_UDP_BYTES;
+        self.protection.finish(packet, out);
+        self.statistics.control_packets_sent += 1;
+        self.account(wire_bytes, now);
+        true
+    }
+
+    fn transmit_unit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
+        let Some(pick) = self.sender.pick(now, self.rtt.timeout()) else { return false };
+        let Some((kind, is_parity, payload_bytes)) = self.sender.describe(pick) else {
+            return false;
+        };
+        let start = out.len();
+        let Some(packet) = self.protection.begin(kind, out) else { return false };
+        let wire_bytes = out.len() - start + payload_bytes + TAG_BYTES + IP_UDP_BYTES;
+        if self.config.payload == PayloadMode::Real {
+            self.sender.write_payload(pick, memory, out);
+        }
+        self.protection.finish(packet, out);
+        if !self.sender.has_outstanding() && !pick.is_retransmission {
+            self.silent_since = now;
+        }
+        self.sender.sent(pick, now, &mut self.events);
+        self.statistics.data_packets_sent += u64::from(!is_parity);
+        self.statistics.parity_packets_sent += u64::from(is_parity);
+        self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
+        self.statistics.fallbacks += u64::from(pick.is_fallback);
+        self.account(wire_bytes, now);
+        true
+    }
+
+    fn account(&mut self, wire_bytes: usize, now: Nanos) {
+        self.statistics.packets_sent += 1;
+        self.statistics.wire_bytes_sent += wire_bytes as u64;
+        self.pacer.sent(wire_bytes as u64, now);
+        self.rtt.packet_sent(self.protection.next_packet_number() - 1, now);
+    }
+}

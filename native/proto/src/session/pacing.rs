@@ -1,0 +1,102 @@
+//! Pacing: a token bucket on wire bytes, kept as the time at which the bucket would be full again.
+
+use crate::link::{NANOS_PER_SECOND, Nanos};
+
+/// Packets of the largest size that may leave back to back after a pause: enough for one batched
+/// system call, little enough for the shallowest buffer on the path.
+pub const BURST_PACKETS: u64 = 8;
+
+/// The pace of one sending end.
+#[derive(Debug)]
+pub struct Pacer {
+    rate_bytes_per_second: u64,
+    /// How far ahead of the rate sending may run.
+    burst_nanos: Nanos,
+    /// When everything sent so far has been earned, in whole nanoseconds …
+    earned_at: Nanos,
+    /// … and the fraction, in 1/rate nanoseconds.
+    earned_fraction: u64,
+}
+
+impl Pacer {
+    /// A bucket that is full at `now`.
+    #[must_use]
+    pub fn new(rate_bytes_per_second: u64, packet_bytes_max: u64, now: Nanos) -> Self {
+        let rate = rate_bytes_per_second.max(1);
+        let burst = u128::from((BURST_PACKETS - 1) * packet_bytes_max);
+        let nanos = burst * u128::from(NANOS_PER_SECOND) / u128::from(rate);
+        Self {
+            rate_bytes_per_second: rate,
+            burst_nanos: u64::try_from(nanos).unwrap_or(u64::MAX),
+            earned_at: now,
+            earned_fraction: 0,
+        }
+    }
+
+    /// When the next packet may leave (in the past or `now`: at once).
+    #[must_use]
+    pub fn next_at(&self) -> Nanos {
+        self.earned_at.saturating_sub(self.burst_nanos)
+    }
+
+    /// Accounts for a packet that leaves at `now`.
+    pub fn sent(&mut self, wire_bytes: u64, now: Nanos) {
+        if self.earned_at < now {
+            self.earned_at = now;
+            self.earned_fraction = 0;
+        }
+        let parts = u128::from(wire_bytes) * u128::from(NANOS_PER_SECOND)
+            + u128::from(self.earned_fraction);
+        let rate = u128::from(self.rate_bytes_per_second);
+        self.earned_at = self.earned_at.saturating_add((parts / rate) as u64);
+        self.earned_fraction = (parts % rate) as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_full_bucket_lets_one_burst_go_and_then_the_rate() {
+        let mut pacer = Pacer::new(1_000_000, 1000, 0);
+        let mut now = 0;
+        let mut sent_at = Vec::new();
+        for _ in 0..12 {
+            now = pacer.next_at().max(now);
+            sent_at.push(now);
+            pacer.sent(1000, now);
+        }
+        let millisecond = 1_000_000;
+        let expected: Vec<u64> = (0..12_u64).map(|i| i.saturating_sub(7) * millisecond).collect();
+        assert_eq!(sent_at, expected);
+    }
+
+    proptest! {
+        /// Over every interval: bytes ≤ rate × time + burst.
+        #[test]
+        fn never_faster_than_the_rate(
+            rate in 1_000_u64..10_000_000_000,
+            packets in proptest::collection::vec((1_u64..=1500, 0_u64..100_000), 2..100),
+        ) {
+            let mut pacer = Pacer::new(rate, 1500, 0);
+            let mut log: Vec<(u64, u64)> = Vec::new();
+            let mut now = 0;
+            for (bytes, pause) in packets {
+                now = pacer.next_at().max(now + pause);
+                pacer.sent(bytes, now);
+                log.push((now, bytes));
+            }
+            for first in 0..log.len() {
+                let mut sum = 0_u128;
+                for (at, bytes) in &log[first..] {
+                    sum += u128::from(*bytes);
+                    let elapsed = u128::from(at - log[first].0) + 1;
+                    let earned = elapsed * u128::from(rate) / u128::from(NANOS_PER_SECOND);
+                    prop_assert!(sum <= earned + u128::from(BURST_PACKETS * 1500) + 1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Round-trip estimate: when packets left, what came back about them, and the time-out that follows.
+
+use std::collections::VecDeque;
+
+use crate::link::Nanos;
+
+/// The α of RTO = srtt · (1 + α): the share of a round trip that queues on the path may add.
+const RTO_ALPHA: u64 = 2;
+/// Shortest time-out: schedulers of a busy host stall a thread for a few milliseconds.
+const RTO_MIN: Nanos = 5_000_000;
+/// Time-out before the first sample.
+const RTO_INITIAL: Nanos = 300_000_000;
+/// A send time is remembered once per this share of a round trip, so a sample errs by 0.4 % at most.
+const MARKS_PER_RTT: u64 = 256;
+/// Send times remembered: four round trips of them.
+const MARKS_MAX: usize = 1024;
+
+/// Estimates of one path.
+#[derive(Debug, Default)]
+pub struct RoundTrip {
+    /// (packet number, sent at), rising in both.
+    marks: VecDeque<(u64, Nanos)>,
+    smoothed: Option<Nanos>,
+}
+
+impl RoundTrip {
+    /// Remembers that a packet left.
+    pub fn packet_sent(&mut self, number: u64, now: Nanos) {
+        let gap = self.smoothed.map_or(0, |srtt| srtt / MARKS_PER_RTT);
+        if self.marks.back().is_none_or(|(_, sent_at)| now.saturating_sub(*sent_at) >= gap) {
+            if self.marks.len() == MARKS_MAX {
+                self.marks.pop_front();
+            }
+            self.marks.push_back((number, now));
+        }
+    }
+
+    /// The peer reports the newest packet it has, and for how long. Each mark is used once.
+    pub fn echo_received(&mut self, number: u64, delay: Nanos, now: Nanos) {
+        let mut newest = None;
+        while self.marks.front().is_some_and(|(marked, _)| *marked <= number) {
+            newest = self.marks.pop_front();
+        }
+        if let Some((_, sent_at)) = newest {
+            self.sample(now.saturating_sub(sent_at).saturating_sub(delay));
+        }
+    }
+
+    /// Takes a sample into the average (weight 1/8, as RFC 6298 does).
+    pub fn sample(&mut self, rtt: Nanos) {
+        let rtt = rtt.max(1);
+        self.smoothed = Some(self.smoothed.map_or(rtt, |srtt| srtt - srtt / 8 + rtt / 8));
+    }
+
+    /// The average; `None` before the first sample.
+    #[must_use]
+    pub fn smoothed(&self) -> Option<Nanos> {
+        self.smoothed
+    }
+
+    /// How long a unit may stay unacknowledged.
+    #[must_use]
+    pub fn timeout(&self) -> Nanos {
+        self.smoothed.map_or(RTO_INITIAL, |srtt| (srtt * (1 + RTO_ALPHA)).max(RTO_MIN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_exact_when_the_newest_packet_was_marked() {
+        let mut rtt = RoundTrip::default();
+        rtt.packet_sent(0, 1_000);
+        rtt.packet_sent(1, 2_000);
+        rtt.echo_received(1, 500, 25_002_500);
+        assert_eq!(rtt.smoothed(), Some(25_000_000));
+        assert_eq!(rtt.timeout(), 75_000_000);
+        rtt.echo_received(1, 500, 90_000_000);
+        assert_eq!(rtt.smoothed(), Some(25_000_000), "a mark counts once");
+    }
+
+    #[test]
+    fn marks_are_bounded_and_the_error_is_small() {
+        let mut rtt = RoundTrip::default();
+        rtt.sample(25_000_000);
+        for number in 0..1_000_000 {
+            rtt.packet_sent(number, number * 100);
+        }
+        assert!(rtt.marks.len() <= MARKS_MAX);
+        rtt.echo_received(999_999, 0, 999_999 * 100 + 25_000_000);
+        let srtt = rtt.smoothed().unwrap();
+        assert!((25_000_000..=25_000_000 + 25_000_000 / 256).contains(&srtt), "{srtt}");
+    }
+
+    #[test]
+    fn the_time_out_has_a_floor() {
+        let mut rtt = RoundTrip::default();
+        assert_eq!(rtt.timeout(), RTO_INITIAL);
+        rtt.sample(10_000);
+        assert_eq!(rtt.timeout(), RTO_MIN);
+    }
+}

@@ -1,0 +1,349 @@
+//! What passes through the doors of the session machine: configuration, requests, events, counters.
+
+use crate::aead::Secret;
+use crate::link::Nanos;
+
+use super::packet;
+
+/// Bytes of a payload unit, fewest and most. The most leaves room for all headers in one datagram.
+pub const UNIT_BYTES_MIN: u16 = 256;
+/// See [`UNIT_BYTES_MIN`].
+pub const UNIT_BYTES_MAX: u16 = 65_000;
+/// Messages in flight each way, most: a slot costs memory at both ends, and its credit wire bytes.
+pub const SLOTS_MAX: u16 = 1024;
+/// Bytes of a message, most (64 GiB): bounds the bitmaps (6 MiB each at 1408-byte units).
+pub const MESSAGE_BYTES_MAX: u64 = 1 << 36;
+/// Data and parity units of a block together, most: a block's bits then span five words at most.
+pub const BLOCK_UNITS_MAX: u16 = 255;
+
+/// Whether packets carry bytes or only say how many they would carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadMode {
+    /// Sealed payload: the only mode that may ever meet a network.
+    Real,
+    /// No payload and no AEAD; lengths, timers and decisions are those of [`PayloadMode::Real`].
+    /// For the simulator only.
+    LengthsOnly,
+}
+
+/// Fixed for the life of a session, and equal at both ends but for the connection ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// Connection id in the packets that this end receives.
+    pub connection_id_local: u64,
+    /// Connection id in the packets that this end sends.
+    pub connection_id_peer: u64,
+    /// Payload bytes of a full unit. Even.
+    pub unit_bytes: u16,
+    /// Units of a chunk, the grain in which a landing message is published. At least 1.
+    pub chunk_units: u16,
+    /// Messages in flight each way. A power of two.
+    pub slots: u16,
+    /// Bytes on the wire per second that this end may send, IP and UDP headers included.
+    pub rate_bytes_per_second: u64,
+    /// Silence of the peer after which the session is given up, in nanoseconds.
+    pub idle_timeout: Nanos,
+    /// Whether packets carry bytes.
+    pub payload: PayloadMode,
+}
+
+/// A value of [`SessionConfig`] is out of range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The unit is too small, too large, or odd.
+    #[error(
+        "unit_bytes is {0}: an even number from {UNIT_BYTES_MIN} to {UNIT_BYTES_MAX} is needed"
+    )]
+    UnitBytes(u16),
+    /// A chunk has no units.
+    #[error("chunk_units is 0: at least 1 is needed")]
+    ChunkUnits,
+    /// The number of slots is no power of two, or too large.
+    #[error("slots is {0}: a power of two up to {SLOTS_MAX} is needed")]
+    Slots(u16),
+    /// Nothing could ever be sent.
+    #[error("rate_bytes_per_second is 0")]
+    Rate,
+    /// The session would end at once.
+    #[error("idle_timeout is 0")]
+    IdleTimeout,
+}
+
+impl SessionConfig {
+    /// Checks every range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let even = self.unit_bytes.is_multiple_of(2);
+        if !even || !(UNIT_BYTES_MIN..=UNIT_BYTES_MAX).contains(&self.unit_bytes) {
+            return Err(ConfigError::UnitBytes(self.unit_bytes));
+        }
+        if self.chunk_units == 0 {
+            return Err(ConfigError::ChunkUnits);
+        }
+        if !self.slots.is_power_of_two() || self.slots > SLOTS_MAX {
+            return Err(ConfigError::Slots(self.slots));
+        }
+        if self.rate_bytes_per_second == 0 {
+            return Err(ConfigError::Rate);
+        }
+        if self.idle_timeout == 0 {
+            return Err(ConfigError::IdleTimeout);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the largest datagram of this session, UDP and IP headers not included.
+    #[must_use]
+    pub fn datagram_bytes_max(&self) -> usize {
+        packet::DATA_OVERHEAD_BYTES_MAX + usize::from(self.unit_bytes)
+    }
+}
+
+/// The secrets of both directions, for key epoch 0. The peer has them the other way round.
+#[derive(Debug, Clone)]
+pub struct SessionKeys {
+    /// Protects what this end sends.
+    pub send: Secret,
+    /// Protects what this end receives.
+    pub receive: Secret,
+}
+
+/// How a message survives loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reliability {
+    /// What is not acknowledged in time is sent again.
+    SelectiveRepeat,
+    /// Every `k` units travel with `m` parity units; any `k` of them are enough.
+    /// What they cannot mend is sent again.
+    ErasureCoded {
+        /// Data units of a block, at least 1.
+        k: u8,
+        /// Parity units of a block, at least 1.
+        m: u8,
+    },
+}
+
+/// A message to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendRequest {
+    /// Where its bytes start in [`Memory`]. They must not change until the send completes.
+    pub offset: u64,
+    /// Its length in bytes; 0 is a message too.
+    pub length: u64,
+    /// How it survives loss.
+    pub reliability: Reliability,
+    /// A word delivered with the completion of the receive.
+    pub immediate: Option<u32>,
+    /// Returned with the completion.
+    pub user_data: u64,
+}
+
+/// A buffer for the next message from the peer: the i-th send lands in the i-th receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveRequest {
+    /// Where the buffer starts in [`Memory`].
+    pub offset: u64,
+    /// Its length in bytes. A longer message aborts at both ends.
+    pub length_max: u64,
+    /// Returned with the completion.
+    pub user_data: u64,
+}
+
+/// The memory that messages are sent from and land in. Offsets lie within posted requests only.
+///
+/// Nothing is written to it but authentic payload, at most once per byte and message.
+pub trait Memory {
+    /// Copies `into.len()` bytes out, from `offset` on.
+    fn read(&self, offset: u64, into: &mut [u8]);
+    /// Copies `from` in, at `offset`.
+    fn write(&mut self, offset: u64, from: &[u8]);
+    /// All bytes of this chunk are in memory. Called once per chunk, after the last write into it.
+    fn chunk_landed(&mut self, slot: u16, chunk: u32);
+    /// A new message of `chunk_count` chunks begins to land in this slot (message number modulo
+    /// slots): what an earlier message published there is void. Called once per message, before
+    /// its first write. Whoever publishes chunks to a reader clears them at `post_receive` too.
+    fn chunks_cleared(&mut self, slot: u16, chunk_count: u32);
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompletionStatus {
+    /// All of the message is in the peer's (send) or in this end's (receive) buffer.
+    Ok,
+    /// The session ended before the peer confirmed: the message may or may not have arrived.
+    OutcomeUnknown,
+    /// The session ended, and the message did not arrive.
+    Aborted,
+    /// The message is longer than the receive posted for it. Nothing of it counts.
+    TooLong,
+}
+
+/// Why a session ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseReason {
+    /// Someone asked for it.
+    Requested,
+    /// The peer was silent for the idle timeout.
+    IdleTimeout,
+    /// A key has protected as many packets as it may (rekey is not built yet).
+    PacketLimit,
+    /// More packets failed authentication than a key tolerates.
+    ForgeryLimit,
+    /// The peer is no longer trusted.
+    Revoked,
+    /// A code that this version does not know.
+    Other(u8),
+}
+
+impl CloseReason {
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Requested => 0,
+            Self::IdleTimeout => 1,
+            Self::PacketLimit => 2,
+            Self::ForgeryLimit => 3,
+            Self::Revoked => 4,
+            Self::Other(code) => code,
+        }
+    }
+
+    pub(super) fn from_code(code: u8) -> Self {
+        match code {
+            0 => Self::Requested,
+            1 => Self::IdleTimeout,
+            2 => Self::PacketLimit,
+            3 => Self::ForgeryLimit,
+            4 => Self::Revoked,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// What happened, for the user of the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// The peer holds the keys and the path carries full-size packets both ways.
+    Established {
+        /// First measured round trip.
+        rtt: Nanos,
+    },
+    /// A send ended. Exactly one for each accepted [`SendRequest`].
+    SendCompleted {
+        /// From the request.
+        user_data: u64,
+        /// Its message number.
+        message: u64,
+        /// How it ended.
+        status: CompletionStatus,
+        /// When its first packet was sent (when it ended, if none was).
+        started: Nanos,
+        /// When it ended: the arrival of the last acknowledgement.
+        completed: Nanos,
+    },
+    /// A receive ended. Exactly one for each accepted [`ReceiveRequest`].
+    ReceiveCompleted {
+        /// From the request.
+        user_data: u64,
+        /// Its message number.
+        message: u64,
+        /// Bytes received (0 unless the status is `Ok`).
+        length: u64,
+        /// The word sent along.
+        immediate: Option<u32>,
+        /// How it ended.
+        status: CompletionStatus,
+    },
+    /// The session is over; all requests have completed. The last event.
+    Closed {
+        /// Why.
+        reason: CloseReason,
+        /// Whether the peer closed it.
+        by_peer: bool,
+    },
+}
+
+/// Why a request was not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// All slots are in use: post again after a completion.
+    #[error("all slots are in use; post again after a completion")]
+    Retry,
+    /// Longer than [`MESSAGE_BYTES_MAX`], or the range overflows.
+    #[error("{length} bytes at offset {offset} are no valid message ({MESSAGE_BYTES_MAX} at most)")]
+    InvalidLength {
+        /// Offset asked for.
+        offset: u64,
+        /// Length asked for.
+        length: u64,
+    },
+    /// The code has no data or no parity units, or too many.
+    #[error("({k}, {m}) is no valid code: both at least 1, {BLOCK_UNITS_MAX} together at most")]
+    InvalidCode {
+        /// Data units asked for.
+        k: u8,
+        /// Parity units asked for.
+        m: u8,
+    },
+    /// The session is over.
+    #[error("the session is closed")]
+    Closed,
+}
+
+/// Counters since the start of the session. Bytes and packets are of UDP datagrams; wire bytes
+/// include IPv4 and UDP headers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SessionStatistics {
+    /// Datagrams sent.
+    pub packets_sent: u64,
+    /// Wire bytes of all of them.
+    pub wire_bytes_sent: u64,
+    /// Datagrams with a data unit, retransmissions included.
+    pub data_packets_sent: u64,
+    /// Datagrams with a parity unit, retransmissions included.
+    pub parity_packets_sent: u64,
+    /// Data or parity units sent again.
+    pub retransmitted_packets: u64,
+    /// Datagrams with control frames.
+    pub control_packets_sent: u64,
+    /// Authentic datagrams received.
+    pub packets_received: u64,
+    /// Wire bytes of those.
+    pub wire_bytes_received: u64,
+    /// Data and parity units accepted.
+    pub units_received: u64,
+    /// Units of a selective-repeat message that had landed before.
+    pub duplicates: u64,
+    /// Units of an erasure-coded block that was whole before they came.
+    pub surplus: u64,
+    /// Units of a message that had completed before they came.
+    pub late: u64,
+    /// Datagrams that failed authentication.
+    pub forged: u64,
+    /// Packet numbers seen before, or older than the replay window.
+    pub replayed: u64,
+    /// Datagrams with a wrong length, version, connection id, epoch, channel or content.
+    pub malformed: u64,
+    /// Units of a message for which no receive was posted.
+    pub unposted: u64,
+    /// Parity units dropped because the private scratch was full.
+    pub scratch_full: u64,
+    /// Data units that were computed from parity.
+    pub decoded_units: u64,
+    /// Erasure-coded messages that needed a retransmission.
+    pub fallbacks: u64,
+    /// Times that sending paused because the peer had gone silent.
+    pub stalls: u64,
+    /// Payload bytes of sends that completed `Ok`.
+    pub payload_bytes_sent: u64,
+    /// Payload bytes of receives that completed `Ok`.
+    pub payload_bytes_received: u64,
+    /// Sends that completed `Ok`.
+    pub sends_completed: u64,
+    /// Receives that completed `Ok`.
+    pub receives_completed: u64,
+    /// Requests that completed otherwise.
+    pub failed: u64,
+    /// Smoothed round trip, in nanoseconds (0 before the first).
+    pub srtt_nanos: u64,
+    /// Retransmission time-out in force, in nanoseconds.
+    pub rto_nanos: u64,
+}
