@@ -6,9 +6,11 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 import asyncio
 import contextlib
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -21,8 +23,11 @@ from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
-from sealane.daemon.config import BrokerConfig, Config
+from sealane.daemon.config import BrokerConfig, Config, FabricConfig
 from sealane.daemon.enrolment import Enrolment, key_digest, read_file
+from sealane.daemon.fabric.service import FabricService
+from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
+from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
@@ -33,8 +38,8 @@ from sealane.daemon.servers import bind_tcp, bind_unix, new_server, running
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
-    nodes_pb2,
     nodes_pb2_grpc,
+    sessions_pb2_grpc,
 )
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
@@ -93,6 +98,8 @@ class Daemon:
             self.addresses["metrics"] = server.address
         if config.broker is not None:
             await self._start_broker(config.broker)
+        if config.fabric is not None:
+            await self._start_fabric(config.fabric, run_directory)
         await self._start_local(run_directory)
 
     async def _start_broker(self, config: BrokerConfig) -> None:
@@ -159,6 +166,41 @@ class Daemon:
         await self._stack.enter_async_context(running(server))
         await self._stack.enter_async_context(running(open_server))
 
+    async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
+        identity = await self._enrol("fabric")
+
+        def connect_peer(address: str, node: str) -> AbstractAsyncContextManager[grpc.aio.Channel]:
+            return identity.channel(address, node, "fabric")
+
+        service = FabricService(
+            FabricSettings(
+                ring_socket=run_directory.ring_socket,
+                rate_max_bits_per_second=config.rate_max_bits_per_second,
+                region_bytes_max=config.region_bytes_max,
+                sessions_max=config.sessions_max,
+                listen_data=config.data_listen,
+                idle_timeout_seconds=config.idle_timeout_seconds,
+            ),
+            node=self.config.node.name,
+            establish_with=establish_over(connect_peer),
+        )
+        await self._stack.enter_async_context(service.running())
+        self.addresses["ring_socket"] = str(run_directory.ring_socket)
+        authorizer = Authorizer(identity.anchor)
+        server = new_server(self.metrics, authorizer)
+        sessions_pb2_grpc.add_SessionPeerServicer_to_server(
+            SessionPeerServicer(service, peer_node=lambda c: authorizer.caller(c).node), server
+        )
+        self.addresses["fabric_control"] = bind_tcp(
+            server,
+            config.control_listen,
+            identity.server_credentials(mutual=True),
+            key="fabric.control_listen",
+        )
+        await self._stack.enter_async_context(running(server))
+        sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), self._local)
+        self._services.append("sealane.v1.Sessions")
+
     async def _enrol(self, role: str) -> Identity:
         config = self.config.enrolment
         assert config is not None  # noqa: S101 - load_config refuses roles without it
@@ -195,7 +237,7 @@ class Daemon:
             ),
             self._local,
         )
-        self._services.append(nodes_pb2.DESCRIPTOR.services_by_name["Nodes"].full_name)
+        self._services.append("sealane.v1.Nodes")
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, self._local)
         for name in ("", *self._services):

@@ -12,6 +12,7 @@ from typing import Final
 from sealane.errors import UnavailableError, UsageError
 
 SOCKET_NAME: Final = "sealaned.sock"
+RING_SOCKET_NAME: Final = "ring.sock"
 READY_NAME: Final = "ready.json"
 _LOCK_NAME: Final = "sealaned.lock"
 
@@ -40,6 +41,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.socket = path / SOCKET_NAME
+        self.ring_socket = path / RING_SOCKET_NAME
         self.ready_file = path / READY_NAME
 
     @contextlib.contextmanager
@@ -79,3 +81,4 @@ class RunDirectory:
     def _remove_leftovers(self) -> None:
         self.ready_file.unlink(missing_ok=True)
         self.socket.unlink(missing_ok=True)
+        self.ring_socket.unlink(missing_ok=True)

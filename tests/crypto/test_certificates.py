@@ -6,6 +6,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.certificates import (
     LIFETIME,
@@ -112,8 +113,6 @@ def test_authority_needs_the_key_of_its_certificate(authority: CertificateAuthor
 
 
 def test_anchor_must_be_an_authority(authority: CertificateAuthority) -> None:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     leaf = authority.issue(SUBJECT, _key().public_key(), now=NOW).public_bytes(Encoding.PEM)
     assert parse_anchor(authority.anchor_pem, source="f") == authority.certificate
     for pem in (b"", b"nonsense", leaf):

@@ -6,7 +6,9 @@ import uuid
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.encoding import fields
 from sealane.crypto.hpke import Context, SignedSecret, open_signed, seal_signed
 from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
 from sealane.errors import UsageError, VerificationError
@@ -126,8 +128,4 @@ def test_low_order_kem_key_is_refused() -> None:
 
 
 def _sign_over(sealed: bytes, context: Context, key: ec.EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    from sealane.crypto.encoding import fields
-
     return key.sign(fields("sealane sealed secret v1", context.info(), sealed), ec.ECDSA(SHA256()))
