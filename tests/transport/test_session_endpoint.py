@@ -5,6 +5,7 @@ import hashlib
 import mmap
 import os
 import random
+import secrets
 import select
 import socket
 import struct
@@ -84,14 +85,15 @@ def pair(
             stack.callback(end.ring.close)
             ends.append(end)
         left, right = ends
-        forward, backward = os.urandom(32), os.urandom(32)  # noqa: TID251 - keys of a test
+        forward, backward = secrets.token_bytes(32), secrets.token_bytes(32)
         via = right.endpoint.local_address
         if relay is not None:
             via = stack.enter_context(relay(via))
-        start(left, via, 1, 2, (forward, backward), rate, initiator=True)
+        start(left, via, (1, 2), (forward, backward), rate=rate, initiator=True)
         if not same_keys:
             forward = bytes(32)
-        start(right, left.endpoint.local_address, 2, 1, (backward, forward), rate, initiator=False)
+        back = left.endpoint.local_address
+        start(right, back, (2, 1), (backward, forward), rate=rate, initiator=False)
         if establish:
             left.wait_state("established")
             right.wait_state("established")
@@ -101,18 +103,17 @@ def pair(
 def start(
     end: End,
     peer: str,
-    local_id: int,
-    peer_id: int,
+    connection_ids: tuple[int, int],
     keys: tuple[bytes, bytes],
-    rate: int,
     *,
+    rate: int,
     initiator: bool,
 ) -> None:
     send_key, receive_key = bytearray(keys[0]), bytearray(keys[1])
     end.endpoint.start(
         peer_address=peer,
-        connection_id_local=local_id,
-        connection_id_peer=peer_id,
+        connection_id_local=connection_ids[0],
+        connection_id_peer=connection_ids[1],
         send_key=send_key,
         receive_key=receive_key,
         rate_bits_per_second=rate,
@@ -172,7 +173,7 @@ def forger(to: str) -> Iterator[str]:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield "127.0.0.1:{}".format(near.getsockname()[1])
+            yield f"127.0.0.1:{near.getsockname()[1]}"
         finally:
             stop.send(b"x")
             thread.join()
@@ -269,8 +270,7 @@ def test_death_of_the_job_ends_the_session_at_both_ends() -> None:
         assert left.wait_state("closed") == "session.job.gone"
         assert right.wait_state("closed") == "session.peer_closed.requested"
         with pytest.raises(BrokenPipeError):
-            while True:
-                right.ring.completions()
+            right.ring.completions()
 
 
 def test_operations_in_flight_complete_when_the_session_ends() -> None:
@@ -323,7 +323,9 @@ def poke(end: End, producer: bytes) -> None:
     """Set the producer index and ring the doorbell, as only a hostile job would."""
     end.scribble(0, producer)
     with socket.socket(fileno=os.dup(end.ring.fileno())) as doorbell:
-        doorbell.send(b"x")
+        # The session may have ended for the scribbling before the bell was rung.
+        with contextlib.suppress(BrokenPipeError):
+            doorbell.send(b"x")
 
 
 def test_flooded_doorbell_and_scribbled_memory_harm_nobody_else() -> None:
@@ -357,22 +359,26 @@ def test_job_can_not_write_what_it_may_only_read() -> None:
         endpoint.close()
 
 
+def try_send(end: End, number: int) -> bool:
+    try:
+        end.ring.post_send(offset=0, length=10, user_data=number)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
     with pair(ring_entries=4) as (left, right):
         posted = 0
-        with pytest.raises(BlockingIOError):
-            while True:
+        with contextlib.suppress(BlockingIOError):
+            while posted < 100:
                 right.ring.post_receive(offset=0, length=10, user_data=posted)
                 posted += 1
         for number in range(posted):
-            while True:
-                try:
-                    left.ring.post_send(offset=0, length=10, user_data=number)
-                    break
-                except BlockingIOError:
-                    left.completions(1)
+            while not try_send(left, number):
+                left.completions(1)
 
-        assert posted >= 4
+        assert 4 <= posted <= 8
         assert [done.user_data for done in right.completions(posted)] == list(range(posted))
 
 

@@ -125,7 +125,7 @@ impl SessionEndpoint {
             idle_timeout_nanos: idle_timeout_ns,
             is_initiator: initiator,
         };
-        self.endpoint.start(&start, keys).map_err(endpoint_error)
+        self.endpoint.start(&start, &keys).map_err(endpoint_error)
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

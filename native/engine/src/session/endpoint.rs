@@ -3,8 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -96,7 +95,7 @@ pub struct Endpoint {
     job: Option<JobDescriptors>,
     stop: OwnedFd,
     report: Arc<Report>,
-    thread: Option<JoinHandle<()>>,
+    is_running: bool,
 }
 
 impl Endpoint {
@@ -144,6 +143,7 @@ impl Endpoint {
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
+            settled: Condvar::new(),
         };
         Ok(Self {
             config,
@@ -153,7 +153,7 @@ impl Endpoint {
             job: Some(job),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
-            thread: None,
+            is_running: false,
         })
     }
 
@@ -168,7 +168,7 @@ impl Endpoint {
     }
 
     /// Starts the worker with the keys of this session.
-    pub fn start(&mut self, start: &StartConfig, keys: SessionKeys) -> Result<(), EndpointError> {
+    pub fn start(&mut self, start: &StartConfig, keys: &SessionKeys) -> Result<(), EndpointError> {
         let config = SessionConfig {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
@@ -190,13 +190,15 @@ impl Endpoint {
             follows_peer: !start.is_initiator,
             layout: self.layout,
             memory,
-            doorbell,
+            doorbell: Some(doorbell),
             stop,
             report: Arc::clone(&self.report),
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());
-        self.thread = Some(thread.spawn(move || worker.run())?);
+        // The worker owns all it needs and reports its end; it is not waited for by its handle.
+        thread.spawn(move || worker.run())?;
+        self.is_running = true;
         Ok(())
     }
 
@@ -218,12 +220,15 @@ impl Endpoint {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the session and waits for its thread: a turn of its loop, no more.
+    /// Ends the session and waits until it is closed: a turn of its worker, no more. The worker
+    /// repeats CLOSE for some round trips on its own and then ends.
     pub fn close(&mut self) {
-        if let Some(thread) = self.thread.take() {
+        if std::mem::take(&mut self.is_running) {
+            // An eventfd refuses a one only after 2^64-2 of them.
             let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-            // A worker that panicked has reported its end already.
-            let _ = thread.join();
+            let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_open = |state: &mut State| !matches!(state, State::Closed { .. });
+            drop(self.report.settled.wait_while(state, is_open));
         } else if self.prepared.take().is_some() {
             self.report.set(State::Closed { reason: "session.closed.requested".into() });
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, SendFlags};
@@ -49,11 +49,13 @@ pub(super) struct Report {
     pub(super) statistics: Mutex<Vec<u64>>,
     /// Readable after a change of state.
     pub(super) changed: OwnedFd,
+    pub(super) settled: Condvar,
 }
 
 impl Report {
     pub(super) fn set(&self, state: State) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.settled.notify_all();
         // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
@@ -93,7 +95,8 @@ pub(super) struct Worker {
     pub(super) follows_peer: bool,
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
-    pub(super) doorbell: OwnedFd,
+    /// None once the session is over: the job sees the end of the stream.
+    pub(super) doorbell: Option<OwnedFd>,
     pub(super) stop: OwnedFd,
     pub(super) report: Arc<Report>,
     pub(super) progress: Progress,
@@ -116,7 +119,7 @@ pub(super) struct Progress {
 }
 
 impl Worker {
-    /// Runs until the session is over.
+    /// Runs until the session is over and the peer has been told.
     pub(super) fn run(mut self) {
         sharpen_timers();
         loop {
@@ -124,11 +127,13 @@ impl Worker {
             if self.session.next_timeout().is_some_and(|at| at <= now()) {
                 self.session.handle_timeout(now());
             }
-            self.submit();
+            if !self.progress.is_over {
+                self.submit();
+            }
             self.transmit();
             self.drain_events();
             self.publish();
-            if self.progress.is_over {
+            if self.progress.is_over && self.session.is_closed() {
                 return;
             }
             self.wait();
@@ -304,8 +309,12 @@ impl Worker {
         if let Some(held) = self.progress.held.take() {
             self.refuse(&held, Status::Aborted);
         }
-        self.progress.reason.get_or_insert_with(|| reason_of(reason, by_peer));
+        let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
+        self.publish();
+        self.doorbell = None;
         self.progress.is_over = true;
+        self.memory.ring.publish_state(STATE_CLOSED);
+        self.report.set(State::Closed { reason });
     }
 
     fn publish(&mut self) {
@@ -315,7 +324,7 @@ impl Worker {
         if std::mem::take(&mut self.progress.must_ring) {
             // A full doorbell is one that the job has not looked at: it will wake all the same.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = rustix::net::send(&self.doorbell, &[1], flags);
+            let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
         }
     }
 
@@ -328,17 +337,21 @@ impl Worker {
         if self.progress.outbound.is_blocked() {
             wanted |= PollFlags::OUT;
         }
-        let mut fds = [
+        let mut fds = vec![
             PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.doorbell.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.udp.as_fd(), wanted),
         ];
+        if let Some(doorbell) = &self.doorbell {
+            fds.push(PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN));
+        }
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return; // EINTR: the loop looks at everything again
         }
-        let (stop, rung) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        let stop = fds.first().is_some_and(|fd| !fd.revents().is_empty());
+        let rung = fds.get(2).is_some_and(|fd| !fd.revents().is_empty());
         if stop {
             let mut count = [0; 8];
+            // Readable a moment ago, and only read here.
             let _ = rustix::io::read(&self.stop, &mut count);
             self.end("session.closed.requested".into());
         }
@@ -349,8 +362,9 @@ impl Worker {
 
     /// One bounded read: a job that floods the doorbell only wakes its own session.
     fn answer_doorbell(&mut self) {
+        let Some(doorbell) = &self.doorbell else { return };
         let mut rings = [0; 256];
-        match rustix::net::recv(&self.doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
+        match rustix::net::recv(doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
             Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => self.end(REASON_JOB_GONE.into()),
             Ok(_) | Err(_) => {}
         }
@@ -360,11 +374,10 @@ impl Worker {
 impl Drop for Worker {
     /// Also after a panic: nobody may wait for a session whose thread is gone.
     fn drop(&mut self) {
-        let reason = self.progress.reason.take();
-        self.memory.ring.publish_state(STATE_CLOSED);
-        self.report.set(State::Closed {
-            reason: reason.unwrap_or_else(|| "session.worker.failed".into()),
-        });
+        if !self.progress.is_over {
+            self.memory.ring.publish_state(STATE_CLOSED);
+            self.report.set(State::Closed { reason: "session.worker.failed".into() });
+        }
     }
 }
 
