@@ -64,7 +64,6 @@ async def serve(config: Config) -> None:
             notifier.stopping()
             run_directory.ready_file.unlink(missing_ok=True)
             get_logger().info("stopping")
-    get_logger().info("stopped")
 
 
 class Daemon:

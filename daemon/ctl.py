@@ -38,7 +38,6 @@ Command = Callable[[Client, argparse.Namespace, "Output"], Awaitable[None]]
 def main(arguments: list[str] | None = None) -> int:
     """Run `sealanectl`; returns 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
     options = _parser().parse_args(arguments)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     output = Output(options.output)
     try:
         if options.noun == "key":

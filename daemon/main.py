@@ -11,7 +11,7 @@ from sealane import __version__
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
-from sealane.daemon.logs import set_up_logs
+from sealane.daemon.logs import get_logger, set_up_logs
 from sealane.errors import Error
 
 
@@ -36,14 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns 0 after a clean stop."""
-    # gRPC's own lines on standard error are neither JSON nor ours.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.umask(0o077)
     set_up_logs(config.node.log_level, node=config.node.name)
     try:
         asyncio.run(_serve_until_signal(config))
     except asyncio.CancelledError:
-        return 0
+        get_logger().info("stopped")
     return 0
 
 

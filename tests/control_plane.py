@@ -112,8 +112,8 @@ def short_directory() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def daemon(config: Path) -> Iterator[Daemon]:
-    """Run sealaned until the end of the block; it must then stop cleanly."""
+def daemon(config: Path, *, exit_code: int = 0) -> Iterator[Daemon]:
+    """Run sealaned until the end of the block; it must then end with `exit_code`."""
     run_dir = config.with_name(f"{config.stem}-run")
     log = config.with_suffix(".log")
     with log.open("wb") as sink:
@@ -124,10 +124,10 @@ def daemon(config: Path) -> Iterator[Daemon]:
             stderr=sink,
         )
     try:
-        ready = _wait_ready(process, run_dir / "ready.json", log)
-        running = Daemon(process, run_dir, log, ready["addresses"])
+        addresses = _wait_ready(process, run_dir / "ready.json", log)
+        running = Daemon(process, run_dir, log, addresses)
         yield running
-        assert running.stop() == 0, log.read_text()
+        assert running.stop() == exit_code, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()
@@ -154,14 +154,15 @@ def _run(module: str, *arguments: str | os.PathLike[str]) -> subprocess.Complete
     )
 
 
-def _wait_ready(
-    process: subprocess.Popen[bytes], ready: Path, log: Path
-) -> dict[str, dict[str, str]]:
+def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, str]:
     # Another process makes the file: looking again is the only way to hear of it.
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if ready.exists():
-            content: dict[str, dict[str, str]] = json.loads(ready.read_text())
-            return content
+            content = json.loads(ready.read_text())
+            # A killed daemon leaves its file; the next one replaces it.
+            if content["pid"] == process.pid:
+                addresses: dict[str, str] = content["addresses"]
+                return addresses
         time.sleep(0.02)
     raise AssertionError(f"sealaned did not get ready:\n{log.read_text()}")

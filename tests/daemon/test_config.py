@@ -88,7 +88,8 @@ MISTAKES = {
     "bad node name": (
         '[node]\nname = "N 1"\n' + BROKER,
         (
-            "node.name: found \"N 1\"; allowed: 1…63 of a to z, 0 to 9 and '-', no '-' at either end "
+            'node.name: found "N 1"; allowed: 1…63 of a to z, 0 to 9 and '
+            "'-', no '-' at either end "
             "[config.value]"
         ),
     ),
@@ -100,7 +101,8 @@ MISTAKES = {
     "no role": (
         NODE,
         (
-            "no role; allowed is one or more of the sections [broker], [target], [gateway], [fabric] "
+            "no role; allowed is one or more of the sections [broker], [target], "
+            "[gateway], [fabric] "
             "[config.role]"
         ),
     ),
