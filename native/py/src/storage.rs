@@ -373,11 +373,10 @@ impl HostQueue {
             return Err(invalid("the buffer must be contiguous"));
         }
         let pointer = data.buf_ptr().cast::<u8>();
-        // SAFETY: `data` holds the export for the whole call, so the memory stays valid and the
-        // length is the buffer's own. The caller must not change the buffer during the call; if
-        // it does, only the bytes that are written are unspecified.
         let bytes = match data.len_bytes() {
             0 => &[],
+            // SAFETY: `data` holds the export for the whole call, so the memory stays valid and
+            // the length is the buffer's own. The caller must not change it during the call.
             length => unsafe { std::slice::from_raw_parts(pointer, length) },
         };
         py.detach(|| self.queue.write(lba, bytes)).map_err(transfer_error)
@@ -390,8 +389,8 @@ impl HostQueue {
         let pointer = into.buf_ptr().cast::<u8>();
         let bytes = match into.len_bytes() {
             0 => &mut [],
-            // SAFETY: `into` holds the export for the whole call, so the memory stays valid, writable
-            // and of this length. The caller must not use the buffer during the call.
+            // SAFETY: `into` holds the export for the whole call, so the memory stays valid,
+            // writable and of this length. The caller must not use the buffer during the call.
             length => unsafe { std::slice::from_raw_parts_mut(pointer, length) },
         };
         py.detach(|| self.queue.read(lba, bytes)).map_err(transfer_error)
