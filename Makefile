@@ -13,7 +13,7 @@ export PYTHONSAFEPATH := 1
 
 .PHONY: help
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: tools
 tools:
@@ -31,10 +31,35 @@ $(STAMP)/native: $(STAMP)/venv pyproject.toml rust-toolchain.toml $(NATIVE_SOURC
 .PHONY: build
 build: $(STAMP)/native ## virtual environment and native engine, in release mode
 
+.PHONY: demo
+demo: build ## the main job on this machine; INPUT=FILE takes your own bytes
+	$(BIN)/sealane demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+
 .PHONY: test
 test: build ## unit, property, simulation and end-to-end tests
-	cd native && cargo test --locked --quiet
-	$(BIN)/pytest
+	cd native && cargo test --locked --quiet --workspace --exclude sealane-py
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: check
+check: lint test test-order demo test-wheel ## everything CI runs
+
+.PHONY: test-order
+test-order: build ## fast tests in two other orders, under two hash seeds
+	PYTHONHASHSEED=1 $(BIN)/pytest -q -m "not slow" --randomly-seed=1
+	PYTHONHASHSEED=2 $(BIN)/pytest -q -m "not slow" --randomly-seed=2
+
+.PHONY: wheel
+wheel: build ## one abi3 wheel in dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+.PHONY: test-wheel
+test-wheel: wheel ## install the wheel alone and run a small demo from an empty directory
+	$(SHELL) tools/try-wheel $(PYTHON) dist/sealane-*.whl
+
+.PHONY: lock
+lock: ## renew the Python lock files (needs uv)
+	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 pyproject.toml -o requirements.lock
+	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
 
 .PHONY: proto
 proto: build ## generate the gRPC code from protocol/v1/*.proto

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Keys, leases, attestation and certificates: pure computation, no input or output."""

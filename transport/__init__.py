@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Sessions between datacenters: the completion-time model and the establishment transcript."""

@@ -1,10 +1,132 @@
 """Native engine: everything that is per-packet or per-sector. Contract of `native/py`."""
 
-from typing import TypedDict
+import os
+from collections.abc import Sequence
+from typing import TypedDict, final
+
+from typing_extensions import Buffer
 
 __version__: str
 
-# Simulation (native/py/src/simulation.rs)
+# Sessions
+
+@final
+class SessionEndpoint:
+    # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
+    # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
+    def __init__(
+        self,
+        bind_address: str,
+        region_bytes: int,
+        ring_entries: int = 256,
+        *,
+        unit_bytes: int = 1408,
+        chunk_units: int = 16,
+        slots: int = 64,
+    ) -> None: ...
+    @property
+    def local_address(self) -> str: ...
+    # Region, submission, completion, doorbell; once. The caller passes and closes them.
+    def take_job_fds(self) -> tuple[int, int, int, int]: ...
+    # Once. Takes the keys over and wipes both arrays.
+    def start(
+        self,
+        *,
+        peer_address: str,
+        connection_id_local: int,
+        connection_id_peer: int,
+        send_key: bytearray,
+        receive_key: bytearray,
+        rate_bits_per_second: int,
+        idle_timeout_ns: int,
+        initiator: bool,
+    ) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    # ("establishing" | "established" | "closed", reason id); takes the notification back.
+    def state(self) -> tuple[str, str]: ...
+    # Readable when the state has changed since it was last asked.
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class Region:
+    # Shared with the daemon; writable through the buffer protocol.
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Completion:
+    @property
+    def kind(self) -> str: ...  # "send" | "receive"
+    @property
+    def status(self) -> str: ...  # "ok" | "outcome_unknown" | "aborted" | "too_long" | "refused"
+    @property
+    def user_data(self) -> int: ...
+    @property
+    def message(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def immediate(self) -> int | None: ...
+    @property
+    def duration_ns(self) -> int: ...  # sends: first transmission to last acknowledgement
+
+@final
+class JobRing:
+    # The job's side. Takes over the four descriptors.
+    def __init__(
+        self, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
+    ) -> None: ...
+    @property
+    def region(self) -> Region: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
+    def post_send(
+        self,
+        *,
+        offset: int,
+        length: int,
+        user_data: int,
+        k: int = 0,
+        m: int = 0,
+        immediate: int | None = None,
+    ) -> None: ...
+    def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
+    # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
+    def completions(self, limit: int = 64) -> list[Completion]: ...
+    # One byte per chunk of the slot's message, 1 where it has landed. Advisory.
+    def bitmap(self, slot: int) -> bytes: ...
+    def statistics(self) -> dict[str, int]: ...
+    # Readable when there are completions or the session has ended.
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class Emulator:
+    # A link between two loopback ports: what comes to `address` goes on to `forward_to`.
+    def __init__(
+        self,
+        *,
+        rate_bits_per_second: int,
+        delay_ns: int,
+        buffer_bytes: int,
+        loss_ppb: int,
+        seed: int,
+        forward_to: str,
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    # "forward_…" and "backward_…": offered_packets, offered_bytes, delivered_packets,
+    # delivered_bytes, lost_packets, overflowed_packets, sent_packets, unsent_packets, slip_max_ns.
+    def counters(self) -> dict[str, int]: ...
+    def stop(self) -> None: ...
+
+# Simulation.
 
 class SimulationResult(TypedDict):
     """What a simulated run showed. Times are nanoseconds of virtual time."""
@@ -60,3 +182,164 @@ def simulate(
 
     Raises ValueError for a scenario that cannot be run, naming the value and the range.
     """
+
+# Storage data path.
+class QueueError(Exception):
+    """A queue ended or timed out: arguments (reason id, text)."""
+
+class StatusError(Exception):
+    """A command was answered with an error: arguments (status code, LBA, text)."""
+
+class PduError(ValueError):
+    """A PDU breaks the rules: arguments (fatal error status, header offset, text)."""
+
+@final
+class SecureQueueParameters:
+    """Keys and context of one secure queue; used up by `start_queue`. Zeroes `secret`."""
+
+    def __new__(
+        cls,
+        *,
+        secret: bytearray,
+        volume_id: bytes,
+        host_nqn: str,
+        queue_id: int,
+        association_epoch: int,
+        incarnation: int,
+    ) -> SecureQueueParameters: ...
+
+@final
+class StorageEvent:
+    """One event of a volume."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def lba(self) -> int | None: ...
+    @property
+    def association(self) -> int: ...
+    @property
+    def queue_id(self) -> int: ...
+    @property
+    def detail(self) -> str: ...
+
+@final
+class TargetVolume:
+    """A volume of sealed sectors; `path` None keeps it in memory, else the file must not exist."""
+
+    def __new__(cls, *, sector_count: int, path: str | os.PathLike[str] | None) -> TargetVolume: ...
+    def start_queue(
+        self,
+        fd: int,
+        *,
+        association: int,
+        queue_id: int,
+        queue_depth: int,
+        h2c_data_max: int,
+        transfer_max: int,
+        secure: SecureQueueParameters,
+    ) -> None: ...
+    def close_queues(self, association: int | None = None) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    def take_events(self) -> list[StorageEvent]: ...
+    def event_fd(self) -> int: ...
+
+@final
+class GatewayVolume:
+    """An attached volume with its key; reads at once, writes once it has counters."""
+
+    def __new__(
+        cls,
+        *,
+        volume_id: bytes,
+        generation: int,
+        sector_count: int,
+        key_epoch: int,
+        key: bytearray,
+    ) -> GatewayVolume: ...
+    def add_counters(
+        self, *, broker_instance: int, start_epoch: int, start: int, end: int
+    ) -> None: ...
+    def counters_remaining(self) -> int: ...
+    def start_queue(
+        self,
+        front_fd: int,
+        back_fd: int,
+        *,
+        association: int,
+        queue_id: int,
+        front_queue_depth: int,
+        front_h2c_data_max: int,
+        front_transfer_max: int,
+        success_flag: bool,
+        back_queue_depth: int,
+        back_h2c_data_max: int,
+        back_transfer_max: int,
+        back_in_capsule_max: int,
+        secure: SecureQueueParameters,
+    ) -> None: ...
+    def close_queues(self, association: int | None = None) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    def take_events(self) -> list[StorageEvent]: ...
+    def event_fd(self) -> int: ...
+
+@final
+class HostQueue:
+    """A plain I/O queue of a host: whole buffers, many commands in flight, on this thread."""
+
+    def __new__(
+        cls,
+        fd: int,
+        *,
+        queue_depth: int,
+        h2c_data_max: int,
+        transfer_max: int,
+        in_capsule_max: int,
+        io_bytes: int,
+        block_bytes: int,
+        timeout_seconds: float,
+    ) -> HostQueue: ...
+    def write(self, lba: int, data: Buffer) -> None: ...
+    def read(self, lba: int, into: Buffer) -> None: ...
+    def flush(self) -> None: ...
+    def progress(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class PduHeader:
+    """The fields of a PDU header; those its type doesn't have are zero or empty."""
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def entry(self) -> bytes: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def digests(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def cid(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+def pdu_lengths(common: bytes, data_max: int) -> tuple[int, int, int]: ...
+def decode_pdu(header: bytes) -> PduHeader: ...
+def encode_ic_req() -> bytes: ...
+def encode_ic_resp(h2c_data_max: int) -> bytes: ...
+def encode_capsule_cmd(submission: bytes, data: bytes) -> bytes: ...
+def encode_capsule_resp(completion: bytes) -> bytes: ...
+def encode_c2h_data(cid: int, data: bytes) -> bytes: ...
+def encode_termination(from_host: bool, code: int, offset: int) -> bytes: ...
+def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
+def status_name(code: int) -> str | None: ...
+def sector_layout() -> dict[str, tuple[int, int]]: ...

@@ -1,0 +1,143 @@
+"""The demo's adversaries: one owns the network between gateway and target, one the target's disk.
+
+Neither knows a key. The network one is a relay that understands just enough NVMe/TCP to find write
+capsules (NVMe/TCP Transport 3.6: common header with type, then length at bytes 4–7).
+"""
+
+import asyncio
+import contextlib
+import enum
+import os
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+COMMON_HEADER_BYTES = 8
+PDU_BYTES_MAX = 1 << 20
+CAPSULE_COMMAND = 0x04
+WRITE = 0x01
+SLBA_OFFSET = COMMON_HEADER_BYTES + 40  # CDW10 of the submission entry
+SLOT_BYTES = 4096 + 64
+
+
+class WireAttack(enum.Enum):
+    """What the relay does to the next writes that pass."""
+
+    NONE = "none"
+    REPLAY = "replay"
+    REDIRECT = "redirect"
+
+
+class WireAdversary:
+    """A TCP relay towards the target that can record, replay and redirect writes."""
+
+    def __init__(self, target_host: str, target_port: int) -> None:
+        self._target = (target_host, target_port)
+        self._attack = WireAttack.NONE
+        self._recorded: bytes | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.attacks_made = 0
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Relay until the block is left; give the port to connect to."""
+        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def arm(self, attack: WireAttack) -> None:
+        """Choose what happens to the next writes."""
+        self._attack = attack
+        self._recorded = None
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine always runs in a task
+        self._tasks.add(task)
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
+            with contextlib.closing(upstream_writer), contextlib.closing(writer):
+                pumps = [
+                    asyncio.ensure_future(self._pump_commands(reader, upstream_writer)),
+                    asyncio.ensure_future(pump_bytes(upstream_reader, writer)),
+                ]
+                try:
+                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for pump in pumps:
+                        pump.cancel()
+                    await asyncio.gather(*pumps, return_exceptions=True)
+        finally:
+            self._tasks.discard(task)
+
+    async def _pump_commands(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Relay PDU by PDU and let the armed attack at each."""
+        while True:
+            header = await reader.readexactly(COMMON_HEADER_BYTES)
+            (length,) = struct.unpack_from("<I", header, 4)
+            if not COMMON_HEADER_BYTES <= length <= PDU_BYTES_MAX:
+                return
+            pdu = header + await reader.readexactly(length - COMMON_HEADER_BYTES)
+            for outgoing in self._attacked(pdu):
+                writer.write(outgoing)
+            await writer.drain()
+
+    def _attacked(self, pdu: bytes) -> list[bytes]:
+        is_write = pdu[0] == CAPSULE_COMMAND and pdu[COMMON_HEADER_BYTES] == WRITE
+        if not is_write or self._attack is WireAttack.NONE:
+            return [pdu]
+        if self._attack is WireAttack.REDIRECT:
+            self._attack = WireAttack.NONE
+            self.attacks_made += 1
+            (lba,) = struct.unpack_from("<Q", pdu, SLBA_OFFSET)
+            return [pdu[:SLBA_OFFSET] + struct.pack("<Q", lba + 1) + pdu[SLBA_OFFSET + 8 :]]
+        if self._recorded is None:
+            self._recorded = pdu
+            return [pdu]
+        # The newer write has passed; now the older one comes again.
+        self._attack = WireAttack.NONE
+        self.attacks_made += 1
+        return [pdu, self._recorded]
+
+
+async def pump_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Relay bytes until the end of the stream."""
+    while chunk := await reader.read(1 << 18):
+        writer.write(chunk)
+        await writer.drain()
+
+
+class DiskAdversary:
+    """Owns the file that a volume's sectors lie in, data and metadata side by side."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read_slot(self, lba: int) -> bytes:
+        """Give the 4160 bytes that are stored for a sector."""
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            return os.pread(descriptor, SLOT_BYTES, lba * SLOT_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def write_slot(self, lba: int, slot: bytes) -> None:
+        """Put 4160 bytes in the place of a sector."""
+        descriptor = os.open(self._path, os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, slot, lba * SLOT_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def flip_bit(self, lba: int, bit: int) -> None:
+        """Flip one bit of a stored sector."""
+        slot = bytearray(self.read_slot(lba))
+        slot[bit // 8] ^= 1 << (bit % 8)
+        self.write_slot(lba, bytes(slot))

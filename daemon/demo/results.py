@@ -1,0 +1,123 @@
+"""What the demo found out: plain values, written as JSON and shown as tables."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeProof:
+    """The input through a sealed volume and back."""
+
+    input_bytes: int
+    write_seconds: float
+    read_seconds: float
+    sectors_written: int
+    counters_used: int
+    counters_leased: int
+    sha256_written: str
+    sha256_read: str
+    pieces_sampled: int
+    pieces_found_in_input: int
+    pieces_found_in_store: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bytes came back the same and none of them lay in the store."""
+        return (
+            self.sha256_written == self.sha256_read
+            and self.pieces_found_in_input == self.pieces_sampled
+            and self.pieces_found_in_store == 0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttackResult:
+    """One attack, who noticed it and under which reason id."""
+
+    name: str
+    expected_reason: str
+    found_reason: str
+    refused_by: str
+    host_saw: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether the attack was refused for the reason it should be."""
+        return self.found_reason == self.expected_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRun:
+    """One reliability scheme over the emulated link."""
+
+    scheme: str
+    input_bytes: int
+    transfer_seconds: float
+    sha256_sent: str
+    sha256_received: str
+    message_bytes: int
+    completion_seconds: tuple[float, ...]
+    model_seconds: tuple[float, ...]
+    ideal_seconds: float
+    packets_sent: int
+    packets_retransmitted: int
+    packets_parity: int
+    units_decoded: int
+    link_packets_lost: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the receiver got the sender's bytes."""
+        return self.sha256_sent == self.sha256_received
+
+    def quantiles(self) -> dict[str, float]:
+        """Give p50, p95 and the maximum of the measured completion times, in seconds."""
+        return quantiles(np.asarray(self.completion_seconds))
+
+    def model_quantiles(self) -> dict[str, float]:
+        """Give the same of the model's samples."""
+        return quantiles(np.asarray(self.model_seconds))
+
+
+def quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
+    """Give mean, p50, p95 and maximum."""
+    return {
+        "mean": float(seconds.mean()),
+        "p50": float(np.quantile(seconds, 0.5)),
+        "p95": float(np.quantile(seconds, 0.95)),
+        "max": float(seconds.max()),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResults:
+    """Everything the demo measured in one run."""
+
+    source_name: str
+    link: dict[str, float]
+    seed: int
+    volume: VolumeProof
+    attacks: tuple[AttackResult, ...]
+    sessions: tuple[SessionRun, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every comparison came out as promised."""
+        return (
+            self.volume.holds
+            and all(attack.refused for attack in self.attacks)
+            and all(session.holds for session in self.sessions)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Make a JSON-ready dictionary; the model's many samples shrink to their quantiles."""
+        document = asdict(self)
+        for record, session in zip(document["sessions"], self.sessions, strict=True):
+            del record["model_seconds"]
+            record["measured"] = session.quantiles()
+            record["model"] = session.model_quantiles()
+        document["holds"] = self.holds
+        return document

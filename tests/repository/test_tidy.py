@@ -1,0 +1,80 @@
+"""Rules about the source itself: what isn't executed rots."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from grpc_tools import protoc
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("daemon", "protocol", "crypto", "transport", "client")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listing = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return [path for line in listing.splitlines() if (path := ROOT / line).is_file()]
+
+
+def test_farm_links_every_package() -> None:
+    farm = ROOT / "src" / "sealane"
+    links = {path.name: path.readlink() for path in farm.iterdir() if path.is_symlink()}
+    assert links == {name: Path("../..") / name for name in PACKAGES}
+
+
+def test_packages_are_never_imported_bare() -> None:
+    bare = re.compile(rf"^\s*(from|import)\s+({'|'.join(PACKAGES)})\b", re.MULTILINE)
+    offenders = [path for path in tracked("*.py") if bare.search(path.read_text())]
+    assert offenders == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"\b(TODO|FIXME|XXX|HACK)\b", "an unfinished mark: finish it or write an issue"),
+        (r"\bNotImplementedError\b|\btodo!\(|\bunimplemented!\(", "a stub"),
+        (r"# type: ignore(?!\[)|# noqa(?!:)", "a blanket ignore hides the next fault"),
+    ],
+)
+def test_sources_have_no_unfinished_places(pattern: str, why: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {why}"
+        for path in tracked("*.py", "*.rs", "*.proto")
+        if "_pb2" not in path.name and path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+    assert found == []
+
+
+def test_proto_forbids_unsafe_code() -> None:
+    assert "#![forbid(unsafe_code)]" in (ROOT / "native/proto/src/lib.rs").read_text()
+    assert "#![forbid(unsafe_code)]" in (ROOT / "native/sim/src/lib.rs").read_text()
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for path in tracked("*.md"):
+        links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
+        broken += [
+            f"{path.relative_to(ROOT)}: {link}"
+            for link in links
+            if "://" not in link and not (path.parent / link).exists()
+        ]
+    assert broken == []
+
+
+def test_generated_code_is_what_the_proto_files_say(tmp_path: Path) -> None:
+    sources = sorted(str(path) for path in (ROOT / "protocol/v1").glob("*.proto"))
+    relative = [f"sealane/protocol/v1/{Path(source).name}" for source in sources]
+    bundled = str(Path(protoc.__file__).parent / "_proto")
+    arguments = ["protoc", f"-I{ROOT / 'src'}", f"-I{bundled}"]
+    arguments += [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}", *relative]
+    assert protoc.main(arguments) == 0
+    for made in (tmp_path / "sealane/protocol/v1").iterdir():
+        assert made.read_text() == (ROOT / "protocol/v1" / made.name).read_text(), made.name

@@ -1,0 +1,57 @@
+"""The wheel: one abi3 wheel that holds every package and nothing outside `sealane/`."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def sources() -> set[str]:
+    """Every file of the packages that a user needs, as its path in the wheel."""
+    names = set()
+    for package in ("daemon", "protocol", "crypto", "transport", "client"):
+        for path in (ROOT / package).rglob("*"):
+            if (
+                path.suffix in {".py", ".pyi", ".proto", ".toml"}
+                and "__pycache__" not in path.parts
+            ):
+                names.add(f"sealane/{path.relative_to(ROOT)}")
+    for name in ("__init__.py", "errors.py", "py.typed", "_native.pyi"):
+        names.add(f"sealane/{name}")
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_wheel_holds_every_package_and_nothing_else(tmp_path: Path) -> None:
+    wheel = os.environ.get("SEALANE_WHEEL")
+    if wheel is None:
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "build",
+                "--wheel",
+                "--no-isolation",
+                "--outdir",
+                tmp_path,
+                ROOT,
+            ],
+            check=True,
+            capture_output=True,
+        )
+        (path,) = tmp_path.glob("*.whl")
+    else:
+        path = Path(wheel)
+    assert "-cp311-abi3-" in path.name
+    with zipfile.ZipFile(path) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert {name for name in names if not name.startswith("sealane/")} == set()
+    extension = {name for name in names if name.endswith(".so")}
+    assert extension == {"sealane/_native.abi3.so"}
+    assert names - extension == sources()
