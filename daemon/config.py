@@ -49,6 +49,13 @@ def _bind_address(value: str) -> str:
     return value
 
 
+def _ip_address(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError("an IP address") from None
+
+
 def _name(value: str) -> str:
     if NAME_PATTERN.fullmatch(value) is None:
         raise ValueError("1…63 of a to z, 0 to 9 and '-', no '-' at either end")
@@ -132,9 +139,7 @@ class FabricConfig(Section):
     """The fabric role."""
 
     control_listen: BindAddress = "127.0.0.1:7443"
-    data_listen: Annotated[str, AfterValidator(lambda v: str(ipaddress.ip_address(v)))] = (
-        "127.0.0.1"
-    )
+    data_listen: Annotated[str, AfterValidator(_ip_address)] = "127.0.0.1"
     rate_max_bits_per_second: Annotated[int, Field(ge=1_000_000, le=400_000_000_000)]
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16

@@ -60,7 +60,7 @@ class Enrolment:
         async with open_channel(
             config.attestation_address, config.broker_node, "broker", credentials
         ) as channel:
-            stub = attestation_pb2_grpc.AttestationAsyncStub(channel)
+            stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(
                 attestation_pb2.GetChallengeRequest(
                     node=self._node, role=self._role, evidence_type=SOFTWARE

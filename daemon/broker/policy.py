@@ -31,7 +31,7 @@ class _Software(Section):
 
 
 class _PolicyFile(Section):
-    software: _Software = _Software()
+    software: _Software
 
 
 def load_policy(path: Path) -> Policy:

@@ -1,6 +1,10 @@
 """Native engine: everything that is per-packet or per-sector. Contract of `native/py`."""
 
+import os
+from collections.abc import Sequence
 from typing import Self, TypedDict, final
+
+from typing_extensions import Buffer
 
 __version__: str
 
@@ -122,7 +126,7 @@ class Emulator:
     def counters(self) -> dict[str, int]: ...
     def stop(self) -> None: ...
 
-# Simulation (native/py/src/simulation.rs)
+# Simulation.
 
 class SimulationResult(TypedDict):
     """What a simulated run showed. Times are nanoseconds of virtual time."""
@@ -155,7 +159,7 @@ def simulate(
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
-    rate_bits_per_second: int = 400_000_000_000,
+    rate_bits_per_second: int = ...,
     delay_nanos: int = 12_500_000,
     buffer_bytes: int = 16_777_216,
     loss_parts_per_billion: int = 0,
@@ -165,8 +169,8 @@ def simulate(
     reorder_nanos_max: int = 0,
     corrupt_parts_per_billion: int = 0,
     blackout_nanos: tuple[int, int] | None = None,
-    idle_timeout_nanos: int = 60_000_000_000,
-    time_nanos_max: int = 86_400_000_000_000,
+    idle_timeout_nanos: int = ...,
+    time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
 
@@ -174,6 +178,168 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
     Both ends send at the rate of the link, which is the same both ways, as are its faults but
     for loss. `real_payload` seals real bytes and compares them; otherwise only lengths travel.
+    Defaults: 400 Gbit/s, 60 s of idle time-out, one day of virtual time at most.
 
     Raises ValueError for a scenario that cannot be run, naming the value and the range.
     """
+
+# Storage data path.
+class QueueError(Exception):
+    """A queue ended or timed out: arguments (reason id, text)."""
+
+class StatusError(Exception):
+    """A command was answered with an error: arguments (status code, LBA, text)."""
+
+class PduError(ValueError):
+    """A PDU breaks the rules: arguments (fatal error status, header offset, text)."""
+
+@final
+class SecureQueueParameters:
+    """Keys and context of one secure queue; used up by `start_queue`. Zeroes `secret`."""
+
+    def __new__(
+        cls,
+        *,
+        secret: bytearray,
+        volume_id: bytes,
+        host_nqn: str,
+        queue_id: int,
+        association_epoch: int,
+        incarnation: int,
+    ) -> SecureQueueParameters: ...
+
+@final
+class StorageEvent:
+    """One event of a volume."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def lba(self) -> int | None: ...
+    @property
+    def association(self) -> int: ...
+    @property
+    def queue_id(self) -> int: ...
+    @property
+    def detail(self) -> str: ...
+
+@final
+class TargetVolume:
+    """A volume of sealed sectors; `path` None keeps it in memory, else the file must not exist."""
+
+    def __new__(cls, *, sector_count: int, path: str | os.PathLike[str] | None) -> TargetVolume: ...
+    def start_queue(
+        self,
+        fd: int,
+        *,
+        association: int,
+        queue_id: int,
+        queue_depth: int,
+        h2c_data_max: int,
+        transfer_max: int,
+        secure: SecureQueueParameters,
+    ) -> None: ...
+    def close_queues(self, association: int | None = None) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    def take_events(self) -> list[StorageEvent]: ...
+    def event_fd(self) -> int: ...
+
+@final
+class GatewayVolume:
+    """An attached volume with its key; reads at once, writes once it has counters."""
+
+    def __new__(
+        cls,
+        *,
+        volume_id: bytes,
+        generation: int,
+        sector_count: int,
+        key_epoch: int,
+        key: bytearray,
+    ) -> GatewayVolume: ...
+    def add_counters(
+        self, *, broker_instance: int, start_epoch: int, start: int, end: int
+    ) -> None: ...
+    def counters_remaining(self) -> int: ...
+    def start_queue(
+        self,
+        front_fd: int,
+        back_fd: int,
+        *,
+        association: int,
+        queue_id: int,
+        front_queue_depth: int,
+        front_h2c_data_max: int,
+        front_transfer_max: int,
+        success_flag: bool,
+        back_queue_depth: int,
+        back_h2c_data_max: int,
+        back_transfer_max: int,
+        back_in_capsule_max: int,
+        secure: SecureQueueParameters,
+    ) -> None: ...
+    def close_queues(self, association: int | None = None) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    def take_events(self) -> list[StorageEvent]: ...
+    def event_fd(self) -> int: ...
+
+@final
+class HostQueue:
+    """A plain I/O queue of a host: whole buffers, many commands in flight, on this thread."""
+
+    def __new__(
+        cls,
+        fd: int,
+        *,
+        queue_depth: int,
+        h2c_data_max: int,
+        transfer_max: int,
+        in_capsule_max: int,
+        io_bytes: int,
+        block_bytes: int,
+        timeout_seconds: float,
+    ) -> HostQueue: ...
+    def write(self, lba: int, data: Buffer) -> None: ...
+    def read(self, lba: int, into: Buffer) -> None: ...
+    def flush(self) -> None: ...
+    def progress(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class PduHeader:
+    """The fields of a PDU header; those its type doesn't have are zero or empty."""
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def entry(self) -> bytes: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def digests(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def cid(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+
+def pdu_lengths(common: bytes, data_max: int) -> tuple[int, int, int]: ...
+def decode_pdu(header: bytes) -> PduHeader: ...
+def encode_ic_req() -> bytes: ...
+def encode_ic_resp(h2c_data_max: int) -> bytes: ...
+def encode_capsule_cmd(submission: bytes, data: bytes) -> bytes: ...
+def encode_capsule_resp(completion: bytes) -> bytes: ...
+def encode_c2h_data(cid: int, data: bytes) -> bytes: ...
+def encode_termination(from_host: bool, code: int, offset: int) -> bytes: ...
+def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
+def status_name(code: int) -> str | None: ...
+def sector_layout() -> dict[str, tuple[int, int]]: ...

@@ -7,4 +7,12 @@
 pub mod aead;
 pub mod erasure;
 pub mod link;
+pub mod nvme;
+pub mod sector;
+pub mod secure_queue;
 pub mod session;
+
+/// The conversions between wire structures and bytes, for callers that hold the structures.
+pub mod wire {
+    pub use zerocopy::{FromBytes, IntoBytes};
+}

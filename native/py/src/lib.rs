@@ -1,14 +1,19 @@
-//! Python bindings.
+//! Python bindings: thin, one file per area. They convert arguments and release the
+//! interpreter's lock; they know no protocol.
+// Arguments arrive owned: the binding converted them from Python's objects.
+#![allow(clippy::needless_pass_by_value)]
 
 use pyo3::prelude::*;
 
+mod pdu;
 mod session;
 mod simulation;
+mod storage;
 
 /// Native engine.
 #[pymodule]
 mod _native {
-    use pyo3::prelude::*;
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, storage};
 
     #[pymodule_export]
     use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
@@ -17,6 +22,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        storage::register(module)
     }
 }

@@ -1,0 +1,250 @@
+"""Composition root: builds the roles of one daemon, starts them in order, drains them in reverse.
+
+Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only those before it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sealane.crypto.attestation import SOFTWARE, Verifier
+from sealane.crypto.certificates import Subject, spiffe_id
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker.policy import load_policy
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
+from sealane.daemon.broker.store import BrokerStore
+from sealane.daemon.calls import Authorizer
+from sealane.daemon.clock import utc_now
+from sealane.daemon.config import BrokerConfig, Config, FabricConfig
+from sealane.daemon.enrolment import Enrolment, key_digest, read_file
+from sealane.daemon.fabric.service import FabricService
+from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
+from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.daemon.nodes import NodesServicer
+from sealane.daemon.notify import Notifier
+from sealane.daemon.runtime import RunDirectory, prepare_directory
+from sealane.daemon.servers import bind_tcp, bind_unix, new_server, running
+from sealane.protocol.v1 import (
+    attestation_pb2_grpc,
+    broker_pb2_grpc,
+    nodes_pb2_grpc,
+    sessions_pb2_grpc,
+)
+
+TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
+_STORE_NAME: Final = "broker.sqlite"
+
+
+async def serve(config: Config) -> None:
+    """Run the daemon until cancelled; start-up failures leave as sealane errors in a group."""
+    notifier = Notifier()
+    run_directory = RunDirectory(Path(config.node.run_dir))
+    async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
+        daemon = Daemon(config, tasks, stack)
+        stack.enter_context(run_directory.claimed())
+        await daemon.start(run_directory)
+        daemon.spawn("watchdog", notifier.keep_watchdog())
+        run_directory.write_ready(node=config.node.name, addresses=daemon.addresses)
+        notifier.ready(f"serving as {', '.join(config.roles)}")
+        get_logger().info("ready", roles=config.roles, addresses=daemon.addresses)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            notifier.stopping()
+            run_directory.ready_file.unlink(missing_ok=True)
+            get_logger().info("stopping")
+
+
+class Daemon:
+    """The parts of one daemon; `stack` owns what must be closed, `tasks` what runs."""
+
+    def __init__(
+        self, config: Config, tasks: asyncio.TaskGroup, stack: contextlib.AsyncExitStack
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.addresses: dict[str, str] = {}
+        self.identities: list[Identity] = []
+        self._tasks = tasks
+        self._stack = stack
+        self._started = utc_now()
+        self._services: list[str] = []
+        self._local = new_server(self.metrics, None)
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until the daemon stops."""
+        task = self._tasks.create_task(work, name=name)
+        self._stack.callback(task.cancel)
+
+    async def start(self, run_directory: RunDirectory) -> None:
+        """Start every role of the configuration."""
+        config = self.config
+        prepare_directory(Path(config.node.state_dir), key="node.state_dir")
+        if config.metrics is not None:
+            server = MetricsServer(self.metrics, config.metrics.listen)
+            self._stack.callback(server.close)
+            self.addresses["metrics"] = server.address
+        if config.broker is not None:
+            await self._start_broker(config.broker)
+        if config.fabric is not None:
+            await self._start_fabric(config.fabric, run_directory)
+        await self._start_local(run_directory)
+
+    async def _start_broker(self, config: BrokerConfig) -> None:
+        state = Path(self.config.node.state_dir)
+        node = self.config.node.name
+        policy = load_policy(Path(config.policy_file))
+        wrapping = WrappingKey(read_file(config.key_file, key="broker.key_file"))
+        broker = BrokerService(
+            BrokerStore(state / _STORE_NAME),
+            wrapping,
+            node=node,
+            instance=config.instance,
+            metrics=self.metrics,
+        )
+        self._stack.callback(broker.close)
+        authority = broker.authority
+        (state / TRUST_ANCHOR_NAME).write_bytes(authority.anchor_pem)
+
+        async def issue(keys: Keys) -> Any:
+            subject = Subject(
+                node=node,
+                role="broker",
+                tenant="",
+                incarnation=keys.incarnation,
+                kem_public_key=keys.kem_public,
+            )
+            return authority.issue(subject, keys.tls.public_key(), now=utc_now())
+
+        identity = Identity(
+            node=node,
+            role="broker",
+            anchor=authority.certificate,
+            obtain=issue,
+            metrics=self.metrics,
+        )
+        await self._keep(identity)
+        if policy.software_allowed:
+            get_logger().warning(
+                "development_policy",
+                message="software evidence is allowed: nodes prove possession of a key file and "
+                "nothing about their machines; for development only",
+            )
+        verifier = Verifier(
+            policy=policy,
+            audience=spiffe_id(node, "broker"),
+            verifier_key_sha256=key_digest(authority.certificate),
+        )
+        open_server = new_server(self.metrics, None)
+        attestation_pb2_grpc.add_AttestationServicer_to_server(
+            AttestationServicer(verifier, broker), open_server
+        )
+        self.addresses["attestation"] = bind_tcp(
+            open_server,
+            config.attestation_listen,
+            identity.server_credentials(mutual=False),
+            key="broker.attestation_listen",
+        )
+        authorizer = Authorizer(authority.certificate)
+        server = new_server(self.metrics, authorizer)
+        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
+        self.addresses["broker"] = bind_tcp(
+            server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
+        )
+        await self._stack.enter_async_context(running(server))
+        await self._stack.enter_async_context(running(open_server))
+
+    async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
+        identity = await self._enrol("fabric")
+
+        def connect_peer(address: str, node: str) -> AbstractAsyncContextManager[grpc.aio.Channel]:
+            return identity.channel(address, node, "fabric")
+
+        service = FabricService(
+            FabricSettings(
+                ring_socket=run_directory.ring_socket,
+                rate_max_bits_per_second=config.rate_max_bits_per_second,
+                region_bytes_max=config.region_bytes_max,
+                sessions_max=config.sessions_max,
+                listen_data=config.data_listen,
+                idle_timeout_seconds=config.idle_timeout_seconds,
+            ),
+            node=self.config.node.name,
+            establish_with=establish_over(connect_peer),
+        )
+        await self._stack.enter_async_context(service.running())
+        self.addresses["ring_socket"] = str(run_directory.ring_socket)
+        authorizer = Authorizer(identity.anchor)
+        server = new_server(self.metrics, authorizer)
+        sessions_pb2_grpc.add_SessionPeerServicer_to_server(
+            SessionPeerServicer(service, peer_node=lambda c: authorizer.caller(c).node), server
+        )
+        self.addresses["fabric_control"] = bind_tcp(
+            server,
+            config.control_listen,
+            identity.server_credentials(mutual=True),
+            key="fabric.control_listen",
+        )
+        await self._stack.enter_async_context(running(server))
+        sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), self._local)
+        self._services.append("sealane.v1.Sessions")
+
+    async def _enrol(self, role: str) -> Identity:
+        config = self.config.enrolment
+        assert config is not None  # noqa: S101 - load_config refuses roles without it
+        enrolment = Enrolment(config, node=self.config.node.name, role=role)
+        get_logger().warning(
+            "software_evidence",
+            role=role,
+            evidence=SOFTWARE,
+            message="this node proves possession of a key file only; for development only",
+        )
+        identity = Identity(
+            node=self.config.node.name,
+            role=role,
+            anchor=enrolment.anchor,
+            obtain=enrolment.obtain,
+            metrics=self.metrics,
+        )
+        await self._keep(identity)
+        return identity
+
+    async def _keep(self, identity: Identity) -> None:
+        await identity.renew()
+        self.identities.append(identity)
+        self.spawn(f"renew-{identity.role}", identity.keep_renewed())
+
+    async def _start_local(self, run_directory: RunDirectory) -> None:
+        nodes_pb2_grpc.add_NodesServicer_to_server(
+            NodesServicer(
+                node=self.config.node.name,
+                roles=self.config.roles,
+                identities=self.identities,
+                addresses=self.addresses,
+                started=self._started,
+            ),
+            self._local,
+        )
+        self._services.append("sealane.v1.Nodes")
+        healthy = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, self._local)
+        for name in ("", *self._services):
+            await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection(
+            [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._local
+        )
+        bind_unix(self._local, run_directory.socket)
+        self.addresses["socket"] = str(run_directory.socket)
+        await self._stack.enter_async_context(running(self._local))
+        self._stack.push_async_callback(healthy.enter_graceful_shutdown)

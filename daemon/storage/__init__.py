@@ -1,0 +1,1 @@
+"""Asynchronous control around the native storage engine: listener, target, gateway, initiator."""

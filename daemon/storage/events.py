@@ -1,0 +1,74 @@
+"""Events of a volume: taken from the engine as they come, kept for control in a bounded list."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sealane import _native
+
+_EVENTS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageEvent:
+    """Something that happened to a volume. `lba` is 0 where no sector is meant."""
+
+    kind: str
+    reason: str
+    lba: int = 0
+    detail: str
+    association: int = 0
+    queue_id: int = 0
+
+
+class EventSource(Protocol):
+    """A native volume."""
+
+    def take_events(self) -> list[_native.StorageEvent]:
+        """Events since the last call."""
+
+    def event_fd(self) -> int:
+        """Descriptor that is readable while there are events."""
+
+
+class EventFeed:
+    """Reads one volume's events while the loop runs; `on_closed` hears of each closed queue."""
+
+    def __init__(self, source: EventSource, on_closed: Callable[[int], None]) -> None:
+        self._source = source
+        self._on_closed = on_closed
+        self._kept: deque[StorageEvent] = deque(maxlen=_EVENTS_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(source.event_fd(), self._drain)
+
+    def publish(self, event: StorageEvent) -> None:
+        """Add an event of the control side."""
+        self._kept.append(event)
+
+    def take(self) -> Sequence[StorageEvent]:
+        """Events since the last call, the oldest dropped if there are too many."""
+        self._drain()
+        taken = list(self._kept)
+        self._kept.clear()
+        return taken
+
+    def close(self) -> None:
+        """Stop reading; what happened until now can still be taken."""
+        self._loop.remove_reader(self._source.event_fd())
+
+    def _drain(self) -> None:
+        for event in self._source.take_events():
+            self._kept.append(
+                StorageEvent(
+                    kind=event.kind,
+                    reason=event.reason,
+                    lba=event.lba or 0,
+                    detail=event.detail,
+                    association=event.association,
+                    queue_id=event.queue_id,
+                )
+            )
+            if event.kind == "queue_closed":
+                self._on_closed(event.association)

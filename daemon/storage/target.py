@@ -1,0 +1,310 @@
+"""Target: sealed volumes behind secure queues. It holds no data key.
+
+A volume's subsystem can be reached only with a single-use ticket from the control channel; there
+is no plain access to it.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sealane import _native
+from sealane.daemon.storage.events import EventFeed, StorageEvent
+from sealane.daemon.storage.listener import (
+    Admission,
+    Association,
+    ConnectRefusedError,
+    Exported,
+    Listener,
+)
+from sealane.errors import ProtocolError, UnavailableError, UsageError
+from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
+from sealane.protocol.nvme.constants import H2C_DATA_BYTES, SECURE_TRANSFER_BYTES, Status
+from sealane.protocol.nvme.identify import Subsystem
+from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
+
+TICKET_SECONDS = 30.0
+_TICKETS_MAX = 1024
+_METADATA_BYTES = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ticket:
+    secret: bytearray
+    host_nqn: str
+    queue_id: int
+    association_epoch: int
+    incarnation: int
+    expires: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Admitted:
+    """A ticket that was presented: the queue may start."""
+
+    volume: "TargetSubsystem"
+    association: Association
+    connect: Connect
+    ticket: _Ticket
+
+    def start(self, descriptor: int) -> None:
+        secure = _native.SecureQueueParameters(
+            secret=self.ticket.secret,
+            volume_id=self.volume.volume_id.bytes,
+            host_nqn=self.ticket.host_nqn,
+            queue_id=self.connect.queue_id,
+            association_epoch=self.ticket.association_epoch,
+            incarnation=self.ticket.incarnation,
+        )
+        self.volume.epochs[self.association.association_id] = self.ticket.association_epoch
+        self.volume.native.start_queue(
+            descriptor,
+            association=self.association.association_id,
+            queue_id=self.connect.queue_id,
+            queue_depth=self.connect.queue_size,
+            h2c_data_max=H2C_DATA_BYTES,
+            transfer_max=SECURE_TRANSFER_BYTES,
+            secure=secure,
+        )
+
+    def close(self) -> None:
+        _wipe(self.ticket.secret)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TargetSubsystem:
+    """One volume and its secure subsystem."""
+
+    volume_id: uuid.UUID
+    native: _native.TargetVolume
+    subsystem: Subsystem
+    feed: EventFeed
+    path: Path | None
+    tickets: dict[bytes, _Ticket] = field(default_factory=dict)
+    hosts: set[str] = field(default_factory=set)
+    newest_epoch: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def allows(self, host_nqn: str) -> bool:
+        """Only hosts that the control channel ever admitted."""
+        return host_nqn in self.hosts
+
+    async def admit(self, association: Association, connect: Connect) -> Admission:
+        """Spend the ticket; whatever is wrong with it, the answer is the same."""
+        ticket = self._spend(connect.ticket)
+        if ticket is None:
+            raise _bad_ticket("unknown, spent or expired")
+        fits = (
+            ticket.host_nqn == connect.host_nqn
+            and ticket.queue_id == connect.queue_id
+            and ticket.association_epoch >= self.newest_epoch
+        )
+        if not fits:
+            _wipe(ticket.secret)
+            raise _bad_ticket("made for another host, queue or association")
+        return _Admitted(volume=self, association=association, connect=connect, ticket=ticket)
+
+    def _spend(self, presented: bytes) -> _Ticket | None:
+        found = None
+        for known in list(self.tickets):
+            ticket = self.tickets[known]
+            if ticket.expires <= time.monotonic():
+                _wipe(self.tickets.pop(known).secret)
+            elif hmac.compare_digest(known, presented):
+                found = self.tickets.pop(known)
+        return found
+
+    async def association_closed(self, association_id: int) -> None:
+        """Stop and drain the association's queues."""
+        await asyncio.to_thread(self.native.close_queues, association_id)
+        self.epochs.pop(association_id, None)
+
+    def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
+        """Report a refused Connect."""
+        self.feed.publish(
+            StorageEvent(
+                kind="refused",
+                reason=error.reason,
+                detail=f"{error.args[0]}; host {connect.host_nqn!r}",
+                queue_id=connect.queue_id,
+            )
+        )
+
+
+class Target:
+    """NVMe/TCP target of sealed volumes.
+
+    `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in
+    memory. Freshness is a table in memory either way: volumes live as long as the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        traddr: str,
+        trsvcid: int,
+        store_kind: Literal["file", "memory"],
+        directory: Path | None = None,
+    ) -> None:
+        if (store_kind == "file") != (directory is not None):
+            raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
+        ipaddress.ip_address(traddr)
+        self._directory = directory
+        self._volumes: dict[str, TargetSubsystem] = {}
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the NVMe/TCP listener is."""
+        return self._listener.address
+
+    async def start(self) -> None:
+        """Listen."""
+        if self._directory is not None:
+            try:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    "target.directory", f"can't make {self._directory}: {error.strerror}"
+                ) from error
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        """Close every connection and wait for every queue."""
+        await self._listener.stop()
+        for volume in self._volumes.values():
+            await asyncio.to_thread(volume.native.close_queues)
+            volume.feed.close()
+
+    def find(self, subsystem_nqn: str) -> Exported | None:
+        """Subsystem by name, for the listener."""
+        return self._volumes.get(subsystem_nqn)
+
+    def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
+        """Name of the volume's secure subsystem."""
+        return volume_nqn(volume_id)
+
+    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Make an empty volume. UsageError if it exists, UnavailableError if the store can't."""
+        if volume_nqn(volume_id) in self._volumes:
+            raise UsageError("volume.exists", f"volume {volume_id} exists already")
+        path = self._directory / f"{volume_id}.sectors" if self._directory else None
+        try:
+            native = await asyncio.to_thread(
+                _native.TargetVolume, sector_count=sector_count, path=path
+            )
+        except FileExistsError as error:
+            raise UsageError(
+                "volume.exists", f"{path} exists already; remove it or use another volume id"
+            ) from error
+        except OSError as error:
+            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+        self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
+            volume_id=volume_id,
+            native=native,
+            subsystem=Subsystem(
+                nqn=volume_nqn(volume_id),
+                volume_id=volume_id,
+                serial=volume_id.hex[:20],
+                block_count=sector_count,
+                metadata_bytes=_METADATA_BYTES,
+                transfer_max=SECURE_TRANSFER_BYTES,
+            ),
+            feed=EventFeed(native, self._listener.end_association),
+            path=path,
+        )
+
+    async def delete_volume(self, volume_id: uuid.UUID) -> None:
+        """Close the volume's queues and remove its store."""
+        volume = self._volume(volume_id)
+        del self._volumes[volume_nqn(volume_id)]
+        await self._listener.end_export(volume)
+        await asyncio.to_thread(volume.native.close_queues)
+        volume.feed.close()
+        if volume.path is not None:
+            await asyncio.to_thread(volume.path.unlink, missing_ok=True)
+
+    def admit_queue(
+        self,
+        ticket: bytes,
+        *,
+        volume_id: uuid.UUID,
+        host_nqn: str,
+        queue_id: int,
+        secret: bytearray,
+        association_epoch: int,
+        incarnation: int,
+    ) -> None:
+        """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later."""
+        volume = self._volume(volume_id)
+        check_nqn(host_nqn)
+        if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
+            raise UsageError("queue.ticket", f"a ticket is {TICKET_BYTES} fresh random bytes")
+        if association_epoch < volume.newest_epoch:
+            raise ProtocolError(
+                "queue.epoch",
+                f"association epoch {association_epoch} is older than {volume.newest_epoch}",
+            )
+        now = time.monotonic()
+        for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
+            _wipe(volume.tickets.pop(known).secret)
+        if len(volume.tickets) >= _TICKETS_MAX:
+            raise UnavailableError("queue.ticket", "too many tickets wait to be used")
+        volume.newest_epoch = association_epoch
+        volume.hosts.add(host_nqn)
+        own = bytearray(secret)
+        _wipe(secret)
+        volume.tickets[bytes(ticket)] = _Ticket(
+            secret=own,
+            host_nqn=host_nqn,
+            queue_id=queue_id,
+            association_epoch=association_epoch,
+            incarnation=incarnation,
+            expires=now + TICKET_SECONDS,
+        )
+
+    def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
+        """Stop and drain every queue of an older association epoch; refuse it from now on."""
+        volume = self._volume(volume_id)
+        volume.newest_epoch = max(volume.newest_epoch, association_epoch)
+        older = [key for key, epoch in volume.epochs.items() if epoch < association_epoch]
+        for association_id in older:
+            volume.native.close_queues(association_id)
+            self._listener.end_association(association_id)
+
+    def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
+        """Counters of the engine."""
+        return self._volume(volume_id).native.statistics()
+
+    def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
+        """Events since the last call."""
+        return self._volume(volume_id).feed.take()
+
+    def store_path(self, volume_id: uuid.UUID) -> Path | None:
+        """File that holds the volume's sectors, if a file does."""
+        return self._volume(volume_id).path
+
+    def _volume(self, volume_id: uuid.UUID) -> TargetSubsystem:
+        try:
+            return self._volumes[volume_nqn(volume_id)]
+        except KeyError:
+            raise UsageError("volume.unknown", f"no volume {volume_id} here") from None
+
+
+def _bad_ticket(why: str) -> ConnectRefusedError:
+    return ConnectRefusedError(
+        "queue.ticket",
+        f"the queue ticket is {why}",
+        status=Status.CONNECT_PARAMETERS,
+        result=TICKET_OFFSET | 1 << 16,
+    )
+
+
+def _wipe(secret: bytearray) -> None:
+    secret[:] = bytes(len(secret))

@@ -1,0 +1,101 @@
+//! One non-blocking stream socket and its receive buffer.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use sealane_proto::nvme::transmit::TransmitQueue;
+
+/// Receive buffer: two sealed transfers of 128 KiB.
+const RECEIVE_BYTES: usize = 320 * 1024;
+/// Pieces per gathered send.
+const GATHER: usize = 64;
+/// How long the last bytes of a queue that ends may take to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// The peer is gone, or the socket failed.
+#[derive(Debug)]
+pub struct Gone(pub String);
+
+/// A connected stream socket, used without ever blocking in a send or receive.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    /// Takes a connected socket.
+    #[must_use]
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd, buffer: vec![0; RECEIVE_BYTES] }
+    }
+
+    /// Receives what is there, at most one buffer; empty if nothing is.
+    pub fn receive(&mut self) -> Result<&[u8], Gone> {
+        match recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => Err(Gone("the peer closed the connection".into())),
+            Ok((bytes, _)) => Ok(self.buffer.get(..bytes).unwrap_or_default()),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(&[]),
+            Err(error) => Err(Gone(format!("receive failed: {error}"))),
+        }
+    }
+
+    /// Sends as much as the socket takes.
+    pub fn send(&self, queue: &mut TransmitQueue) -> Result<(), Gone> {
+        while queue.pending_bytes() > 0 {
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(GATHER);
+            queue.slices(&mut slices, GATHER);
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let sent = sendmsg(&self.fd, &slices, &mut SendAncillaryBuffer::default(), flags);
+            match sent {
+                Ok(bytes) => queue.advance(bytes),
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Gone(format!("send failed: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is left of a queue that ends, for a bounded time.
+    pub fn farewell(&self, queue: &mut TransmitQueue) {
+        let deadline = Instant::now() + FAREWELL;
+        while self.send(queue).is_ok() && queue.pending_bytes() > 0 && Instant::now() < deadline {
+            let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
+            let left = deadline.saturating_duration_since(Instant::now());
+            let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        }
+    }
+
+    /// What to poll for: always input while `wants_input`, output while bytes wait.
+    #[must_use]
+    pub fn interest(wants_input: bool, pending: usize) -> PollFlags {
+        let input = if wants_input { PollFlags::IN } else { PollFlags::empty() };
+        if pending > 0 { input | PollFlags::OUT } else { input }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until one of the descriptors is ready; returns what each is ready for.
+pub fn wait<const N: usize>(
+    descriptors: [(BorrowedFd<'_>, PollFlags); N],
+    timeout: Option<Duration>,
+) -> io::Result<[PollFlags; N]> {
+    let mut fds = descriptors.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags));
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    loop {
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => return Ok(fds.map(|fd| fd.revents())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

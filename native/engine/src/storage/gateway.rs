@@ -1,0 +1,508 @@
+//! A volume as the gateway has it, and the thread that joins one plain front-end queue to one
+//! secure back-end queue: seals what goes down, opens what comes up.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::PollFlags;
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::controller_queue::{
+    Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
+};
+use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{
+    BLOCK_BYTES, COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv, SealKey,
+    is_unwritten,
+};
+use sealane_proto::secure_queue::SecureQueue;
+
+use super::connection::{Connection, Gone, wait};
+use super::events::{EventLog, StorageEvent};
+use super::queues::Queues;
+
+/// Counters a queue thread takes from the lease at once: 4096 sectors, 16 MiB of writes. It keeps
+/// the lock out of the way and is little to lose when the process dies.
+const COUNTERS_PER_SPLIT: u64 = 1 << 20;
+/// Bytes that may wait for the host before its commands are no longer received.
+const PENDING_MAX: usize = 8 << 20;
+
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    sectors_sealed: AtomicU64,
+    sectors_opened: AtomicU64,
+    sectors_unwritten: AtomicU64,
+    refusals: AtomicU64,
+    leased: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}
+
+#[derive(Debug)]
+struct Shared {
+    key: SealKey,
+    leased: Mutex<Vec<CounterRange>>,
+    counters: Counters,
+    events: EventLog,
+}
+
+impl Shared {
+    fn leased(&self) -> std::sync::MutexGuard<'_, Vec<CounterRange>> {
+        self.leased.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn split(&self) -> Option<CounterRange> {
+        let mut leased = self.leased();
+        while let Some(range) = leased.last_mut() {
+            if let Some(part) = range.split(COUNTERS_PER_SPLIT) {
+                return Some(part);
+            }
+            leased.pop();
+        }
+        None
+    }
+}
+
+/// One attached volume, its key, its counters and its running queues.
+#[derive(Debug)]
+pub struct GatewayVolume {
+    // First, so that the queues are stopped before what they share goes.
+    queues: Queues,
+    shared: Arc<Shared>,
+}
+
+/// Both sides of a queue to start.
+#[derive(Debug)]
+pub struct QueuePair {
+    /// Tag of the front-end association, for events and for stopping.
+    pub association: u64,
+    /// Queue id on both sides.
+    pub queue_id: u16,
+    /// What was negotiated with the host.
+    pub front: ControllerLimits,
+    /// What was negotiated with the target.
+    pub back: HostLimits,
+    /// Keys of the back-end queue.
+    pub secure: SecureQueue,
+}
+
+impl GatewayVolume {
+    /// A volume without counters: it reads, and refuses to write until a lease is added.
+    pub fn new(key: SealKey) -> io::Result<Self> {
+        let shared = Shared {
+            key,
+            leased: Mutex::default(),
+            counters: Counters::default(),
+            events: EventLog::new()?,
+        };
+        Ok(Self { queues: Queues::default(), shared: Arc::new(shared) })
+    }
+
+    /// Adds leased counters.
+    pub fn add_counters(&self, range: CounterRange) {
+        add(&self.shared.counters.leased, range.remaining());
+        self.shared.leased().insert(0, range);
+    }
+
+    /// Leased counters that no queue has taken yet.
+    pub fn counters_remaining(&self) -> u64 {
+        self.shared.leased().iter().map(CounterRange::remaining).sum()
+    }
+
+    /// Serves the queue pair on its own thread. Both sockets' Connect commands are answered.
+    pub fn start_queue(&self, front: OwnedFd, back: OwnedFd, pair: QueuePair) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let association = pair.association;
+        self.queues.start(format!("gateway-q{}", pair.queue_id), association, move |stop| {
+            let mut worker = Worker::new(shared, pair);
+            worker.event("queue_opened", "", None, String::new());
+            let mut front = Connection::new(front);
+            let mut back = Connection::new(back);
+            let (reason, detail) = worker.run(&mut front, &mut back, stop.as_fd());
+            worker.event("queue_closed", reason, None, detail);
+        })
+    }
+
+    /// Stops the queues of one association, or all; returns when they are gone.
+    pub fn close_queues(&self, association: Option<u64>) {
+        self.queues.stop(association);
+    }
+
+    /// Events so far and the descriptor that tells of them.
+    pub fn events(&self) -> &EventLog {
+        &self.shared.events
+    }
+
+    /// Counters by name.
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.counters;
+        let sealed = read(&counters.sectors_sealed);
+        vec![
+            ("reads", read(&counters.reads)),
+            ("writes", read(&counters.writes)),
+            ("flushes", read(&counters.flushes)),
+            ("sectors_sealed", sealed),
+            ("sectors_opened", read(&counters.sectors_opened)),
+            ("sectors_unwritten", read(&counters.sectors_unwritten)),
+            ("counters_used", sealed * COUNTERS_PER_SECTOR),
+            ("counters_leased", read(&counters.leased)),
+            ("refusals", read(&counters.refusals)),
+            ("queues_running", self.queues.running() as u64),
+            ("events_dropped", self.shared.events.dropped()),
+        ]
+    }
+}
+
+/// A host's command on its way through.
+struct Request {
+    operation: Operation,
+    lba: u64,
+    is_forced: bool,
+    parts_left: usize,
+    status: Status,
+}
+
+/// A part of a request that fits one back-end command.
+#[derive(Clone, Copy)]
+struct Part {
+    slot: u16,
+    /// First block, from the start of the request.
+    first: u32,
+    blocks: u32,
+}
+
+impl Part {
+    fn tag(self) -> u64 {
+        u64::from(self.slot) << 48 | u64::from(self.first) << 24 | u64::from(self.blocks)
+    }
+
+    fn from_tag(tag: u64) -> Self {
+        let mask = (1 << 24) - 1;
+        Self {
+            slot: (tag >> 48) as u16,
+            first: (tag >> 24 & mask) as u32,
+            blocks: (tag & mask) as u32,
+        }
+    }
+
+    fn plain_range(self) -> std::ops::Range<usize> {
+        let start = self.first as usize * DATA_BYTES;
+        start..start + self.blocks as usize * DATA_BYTES
+    }
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    front: ControllerQueue,
+    back: HostQueue,
+    back_blocks: u32,
+    requests: Vec<Option<Request>>,
+    waiting: VecDeque<Part>,
+    counters: Option<CounterRange>,
+    association: u64,
+    queue_id: u16,
+}
+
+impl Worker {
+    fn new(shared: Arc<Shared>, pair: QueuePair) -> Self {
+        let back_blocks = (pair.back.transfer_max / BLOCK_BYTES).max(1) as u32;
+        Self {
+            shared,
+            requests: (0..pair.front.queue_depth).map(|_| None).collect(),
+            front: ControllerQueue::new(pair.front, None),
+            back: HostQueue::new(pair.back, Some(pair.secure)),
+            back_blocks,
+            waiting: VecDeque::new(),
+            counters: None,
+            association: pair.association,
+            queue_id: pair.queue_id,
+        }
+    }
+
+    fn run(
+        &mut self,
+        front: &mut Connection,
+        back: &mut Connection,
+        stop: BorrowedFd<'_>,
+    ) -> (&'static str, String) {
+        loop {
+            let pending = self.front.transmit().pending_bytes();
+            let front_interest = Connection::interest(pending < PENDING_MAX, pending);
+            let back_interest = Connection::interest(true, self.back.transmit().pending_bytes());
+            let ready = wait(
+                [
+                    (front.as_fd(), front_interest),
+                    (back.as_fd(), back_interest),
+                    (stop, PollFlags::IN),
+                ],
+                None,
+            );
+            let [front_ready, back_ready, stopped] = match ready {
+                Ok(ready) => ready,
+                Err(error) => return ("", error.to_string()),
+            };
+            if !stopped.is_empty() {
+                return ("", "stopped".into());
+            }
+            if front_ready.intersects(!PollFlags::OUT) {
+                match front.receive() {
+                    Ok(bytes) => self.front.receive(bytes),
+                    Err(Gone(detail)) => return ("", detail),
+                }
+            }
+            let mut lost = None;
+            if back_ready.intersects(!PollFlags::OUT) {
+                match back.receive() {
+                    Ok(bytes) => self.back.receive(bytes),
+                    Err(Gone(detail)) => lost = Some((Reason::QueueClosed, None, detail)),
+                }
+            }
+            if let Some(ended) = self.front_events() {
+                front.farewell(self.front.transmit());
+                return ended;
+            }
+            lost = self.back_events().or(lost);
+            self.submit_waiting();
+            if lost.is_none()
+                && let Err(Gone(detail)) = back.send(self.back.transmit())
+            {
+                lost = Some((Reason::QueueClosed, None, detail));
+            }
+            if let Some((reason, lba, detail)) = lost {
+                self.back_lost(reason, lba, &detail);
+                front.farewell(self.front.transmit());
+                return (reason.id(), detail);
+            }
+            if let Err(Gone(detail)) = front.send(self.front.transmit()) {
+                return ("", detail);
+            }
+        }
+    }
+
+    /// Takes the host's commands; returns why the front-end queue ended, if it did.
+    fn front_events(&mut self) -> Option<(&'static str, String)> {
+        while let Some(event) = self.front.next_event() {
+            match event {
+                ControllerEvent::Received(command) => self.begin(command),
+                ControllerEvent::Failed { reason, lba, detail } => {
+                    if reason == Reason::QueueClosed {
+                        return Some(("", detail));
+                    }
+                    self.refused(reason, lba, detail.clone());
+                    return Some((reason.id(), detail));
+                }
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, command: Command) {
+        let Command { slot, operation, lba, blocks, is_forced } = command;
+        let counters = &self.shared.counters;
+        add(
+            match operation {
+                Operation::Read(_) => &counters.reads,
+                Operation::Write(_) => &counters.writes,
+                Operation::Flush => &counters.flushes,
+            },
+            1,
+        );
+        let mut parts_left = 0;
+        let mut first = 0;
+        while first < blocks || parts_left == 0 {
+            let part_blocks = (blocks - first).min(self.back_blocks);
+            self.waiting.push_back(Part { slot, first, blocks: part_blocks });
+            first += part_blocks;
+            parts_left += 1;
+        }
+        if let Some(place) = self.requests.get_mut(usize::from(slot)) {
+            *place =
+                Some(Request { operation, lba, is_forced, parts_left, status: Status::SUCCESS });
+        }
+    }
+
+    fn submit_waiting(&mut self) {
+        while self.back.can_submit() {
+            let Some(part) = self.waiting.pop_front() else { return };
+            if let Err(status) = self.submit(part) {
+                self.part_done(part, status);
+            }
+        }
+    }
+
+    fn submit(&mut self, part: Part) -> Result<(), Status> {
+        let request = self.requests.get_mut(usize::from(part.slot)).and_then(Option::take);
+        let Some(request) = request else { return Err(Status::INTERNAL_ERROR) };
+        let lba = request.lba + u64::from(part.first);
+        let submitted = match &request.operation {
+            Operation::Read(_) => self
+                .back
+                .submit_read(part.tag(), lba, part.blocks as usize)
+                .map_err(|_| Status::INTERNAL_ERROR),
+            Operation::Flush => {
+                self.back.submit_flush(part.tag()).map_err(|_| Status::INTERNAL_ERROR)
+            }
+            Operation::Write(plain) => {
+                let plain = plain.get(part.plain_range()).unwrap_or_default();
+                self.seal(lba, plain).and_then(|sealed| {
+                    self.back
+                        .submit_write(part.tag(), lba, sealed, request.is_forced)
+                        .map_err(|_| Status::INTERNAL_ERROR)
+                })
+            }
+        };
+        if let Some(place) = self.requests.get_mut(usize::from(part.slot)) {
+            *place = Some(request);
+        }
+        submitted
+    }
+
+    /// Copies the plaintext into private memory and seals it there, each sector with a new IV.
+    fn seal(&mut self, lba: u64, plain: &[u8]) -> Result<Vec<u8>, Status> {
+        let sectors = plain.as_chunks::<DATA_BYTES>().0;
+        let mut sealed = self.back.buffer(sectors.len() * BLOCK_BYTES);
+        let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
+        for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
+            let Ok(iv) = take_iv(&mut self.counters, &self.shared) else {
+                self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
+                // Sectors of this part that were sealed already have burned their counters.
+                return Err(Status::from(Reason::LeaseExhausted));
+            };
+            block[..DATA_BYTES].copy_from_slice(sector);
+            self.shared.key.seal(iv, lba, block);
+        }
+        add(&self.shared.counters.sectors_sealed, sectors.len() as u64);
+        Ok(sealed)
+    }
+
+    /// Takes the target's answers; returns why the back-end queue failed, if it did.
+    fn back_events(&mut self) -> Option<(Reason, Option<u64>, String)> {
+        while let Some(event) = self.back.next_event() {
+            match event {
+                HostEvent::Completed { tag, status, data } => {
+                    let part = Part::from_tag(tag);
+                    let status = if status.is_success() {
+                        self.open(part, &data)
+                    } else {
+                        self.back_status(part, status)
+                    };
+                    self.back.recycle(data);
+                    self.part_done(part, status);
+                }
+                HostEvent::Failed { reason, lba, detail } => return Some((reason, lba, detail)),
+            }
+        }
+        None
+    }
+
+    fn back_status(&self, part: Part, status: Status) -> Status {
+        let request = self.requests.get(usize::from(part.slot)).and_then(Option::as_ref);
+        let lba = request.map(|request| request.lba + u64::from(part.first));
+        self.refused(Reason::BackEndStatus, lba, status.to_string());
+        status
+    }
+
+    /// Opens the sectors of a finished read into the request's buffer.
+    fn open(&mut self, part: Part, data: &[u8]) -> Status {
+        let shared = Arc::clone(&self.shared);
+        let request = self.requests.get_mut(usize::from(part.slot)).and_then(Option::as_mut);
+        let Some(Request { operation: Operation::Read(plain), lba, .. }) = request else {
+            return Status::SUCCESS;
+        };
+        let lba = *lba + u64::from(part.first);
+        let plain = plain.get_mut(part.plain_range()).unwrap_or_default();
+        let sectors = plain.as_chunks_mut::<DATA_BYTES>().0;
+        let (mut opened, mut unwritten) = (0, 0);
+        let mut refused = None;
+        for ((lba, block), sector) in (lba..).zip(data.as_chunks::<BLOCK_BYTES>().0).zip(sectors) {
+            if is_unwritten(block) {
+                sector.fill(0);
+                unwritten += 1;
+            } else if let Err(reason) = shared.key.open(lba, block, sector) {
+                refused = Some((reason, lba));
+                break;
+            } else {
+                opened += 1;
+            }
+        }
+        add(&shared.counters.sectors_opened, opened);
+        add(&shared.counters.sectors_unwritten, unwritten);
+        match refused {
+            None => Status::SUCCESS,
+            Some((reason, lba)) => {
+                self.refused(reason, Some(lba), "sector read back".into());
+                Status::from(reason)
+            }
+        }
+    }
+
+    fn part_done(&mut self, part: Part, status: Status) {
+        let Some(place) = self.requests.get_mut(usize::from(part.slot)) else { return };
+        let Some(mut request) = place.take() else { return };
+        request.parts_left -= 1;
+        if request.status.is_success() {
+            request.status = status;
+        }
+        if request.parts_left > 0 {
+            *place = Some(request);
+            return;
+        }
+        match request.operation {
+            Operation::Read(plain) if request.status.is_success() => {
+                self.front.complete_read(part.slot, plain);
+            }
+            Operation::Read(buffer) | Operation::Write(buffer) => {
+                self.front.complete(part.slot, request.status, buffer);
+            }
+            Operation::Flush => self.front.complete(part.slot, request.status, Vec::new()),
+        }
+    }
+
+    /// Answers every command whose outcome is now unknown with an error.
+    fn back_lost(&mut self, reason: Reason, lba: Option<u64>, detail: &str) {
+        self.refused(reason, lba, detail.to_owned());
+        self.waiting.clear();
+        let status = Status::from(reason);
+        for (slot, place) in self.requests.iter_mut().enumerate() {
+            if place.take().is_some() {
+                self.front.complete(slot as u16, status, Vec::new());
+            }
+        }
+    }
+
+    fn refused(&self, reason: Reason, lba: Option<u64>, detail: String) {
+        add(&self.shared.counters.refusals, 1);
+        self.event("refused", reason.id(), lba, detail);
+    }
+
+    fn event(&self, kind: &'static str, reason: &'static str, lba: Option<u64>, detail: String) {
+        let (association, queue_id) = (self.association, self.queue_id);
+        self.shared.events.push(StorageEvent { kind, reason, lba, association, queue_id, detail });
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Counters that were never taken still belong to this gateway.
+        self.shared.leased().extend(self.counters.take());
+    }
+}
+
+fn take_iv(local: &mut Option<CounterRange>, shared: &Shared) -> Result<Iv, Exhausted> {
+    if let Some(range) = local
+        && let Ok(iv) = range.take()
+    {
+        return Ok(iv);
+    }
+    *local = shared.split();
+    local.as_mut().ok_or(Exhausted)?.take()
+}

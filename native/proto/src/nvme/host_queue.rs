@@ -1,0 +1,434 @@
+//! An I/O queue as the host (initiator) sees it: reads, writes and flushes in, their ends out.
+//! Plain, or secure when it holds a [`SecureQueue`].
+//!
+//! On a secure queue a completion counts only with its MAC, and data only with the MAC of the
+//! command that asked for it. The first bad MAC ends the queue.
+
+use std::collections::VecDeque;
+
+use zerocopy::IntoBytes;
+
+use super::Reason;
+use super::command::{
+    CompletionEntry, FLUSH, FORCE_UNIT_ACCESS, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
+    SubmissionEntry, WRITE,
+};
+use super::controller_queue::{blocks_of, outcome_of};
+use super::pdu::{
+    CapsuleCmd, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, PduReader,
+    Piece, R2t, kind, termination,
+};
+use super::status::Status;
+use super::transmit::TransmitQueue;
+use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
+
+/// What was negotiated for the queue.
+#[derive(Debug, Clone, Copy)]
+pub struct HostLimits {
+    /// Entries of the queue; one less may be outstanding.
+    pub queue_depth: u16,
+    /// Most data bytes of one H2CData PDU, from ICResp.
+    pub h2c_data_max: usize,
+    /// Most bytes of one command.
+    pub transfer_max: usize,
+    /// Most bytes of in-capsule data.
+    pub in_capsule_max: usize,
+    /// Bytes of a block on the wire: 4096, or 4160 on a secure queue.
+    pub block_bytes: usize,
+    /// The namespace's id.
+    pub nsid: u32,
+}
+
+/// A command can't be submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// As many commands as the queue holds are outstanding.
+    #[error("the queue is full")]
+    Full,
+    /// No whole number of blocks, none, or more than one command may move.
+    #[error("a command moves 1 block up to the transfer limit")]
+    Length,
+    /// The queue is over.
+    #[error("the queue is closed")]
+    Closed,
+}
+
+/// What happened.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HostEvent {
+    /// A command ended.
+    Completed {
+        /// As given when it was submitted.
+        tag: u64,
+        /// How.
+        status: Status,
+        /// Blocks of a successful read; the buffer of any other command, for reuse.
+        data: Vec<u8>,
+    },
+    /// The queue is over: every outstanding command's outcome is unknown.
+    Failed {
+        /// Why.
+        reason: Reason,
+        /// LBA of the command at fault, if one is known.
+        lba: Option<u64>,
+        /// In words.
+        detail: String,
+    },
+}
+
+#[derive(Debug)]
+struct Slot {
+    entry: SubmissionEntry,
+    number: u64,
+    tag: u64,
+    buffer: Vec<u8>,
+    /// Bytes of data that have moved by R2T or C2HData.
+    moved: usize,
+}
+
+/// The host's side of one I/O queue.
+#[derive(Debug)]
+pub struct HostQueue {
+    limits: HostLimits,
+    secure: Option<SecureQueue>,
+    counter: CommandCounter,
+    reader: PduReader,
+    /// By command id.
+    slots: Vec<Option<Slot>>,
+    /// Read that the current data PDU belongs to, and its flags.
+    sink: Option<(u16, u8)>,
+    transmit: TransmitQueue,
+    events: VecDeque<HostEvent>,
+    is_failed: bool,
+}
+
+impl HostQueue {
+    /// A queue whose Connect command succeeded.
+    #[must_use]
+    pub fn new(limits: HostLimits, secure: Option<SecureQueue>) -> Self {
+        let outstanding = usize::from(limits.queue_depth.max(2)) - 1;
+        Self {
+            limits,
+            secure,
+            counter: CommandCounter::default(),
+            reader: PduReader::new(limits.transfer_max),
+            slots: (0..outstanding).map(|_| None).collect(),
+            sink: None,
+            transmit: TransmitQueue::default(),
+            events: VecDeque::new(),
+            is_failed: false,
+        }
+    }
+
+    // Commands.
+
+    /// Reads `blocks` blocks from `lba`.
+    pub fn submit_read(&mut self, tag: u64, lba: u64, blocks: usize) -> Result<(), SubmitError> {
+        let bytes = blocks.saturating_mul(self.limits.block_bytes);
+        let cid = self.free_cid(bytes)?;
+        let buffer = self.transmit.buffer(bytes);
+        self.submit(cid, tag, READ, lba, buffer, 0);
+        Ok(())
+    }
+
+    /// Writes whole blocks at `lba`. On a secure queue they are sealed sectors, and are given
+    /// their sector MACs here. `is_forced`: durable before it completes. On an error the buffer
+    /// comes back.
+    pub fn submit_write(
+        &mut self,
+        tag: u64,
+        lba: u64,
+        data: Vec<u8>,
+        is_forced: bool,
+    ) -> Result<(), (SubmitError, Vec<u8>)> {
+        match self.free_cid(data.len()) {
+            Ok(cid) => {
+                let control = if is_forced { FORCE_UNIT_ACCESS } else { 0 };
+                self.submit(cid, tag, WRITE, lba, data, control);
+                Ok(())
+            }
+            Err(error) => Err((error, data)),
+        }
+    }
+
+    /// Makes completed writes durable.
+    pub fn submit_flush(&mut self, tag: u64) -> Result<(), SubmitError> {
+        let cid = self.free_cid(self.limits.block_bytes)?;
+        self.submit(cid, tag, FLUSH, 0, Vec::new(), 0);
+        Ok(())
+    }
+
+    /// A buffer for a write, reused if there is one.
+    #[must_use]
+    pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        self.transmit.buffer(bytes)
+    }
+
+    /// Hands a buffer back for reuse.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.transmit.recycle(buffer);
+    }
+
+    // Inputs.
+
+    /// Bytes from the connection, in any portions. A peer's fault becomes an event.
+    pub fn receive(&mut self, mut input: &[u8]) {
+        while !self.is_failed {
+            let outcome = match self.reader.next(&mut input) {
+                Ok(None) => return,
+                Ok(Some(Piece::Header(header, _))) => self.receive_header(header),
+                Ok(Some(Piece::Data(data))) => {
+                    self.receive_data(data);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome {
+                self.transmit.put(termination(true, error).as_bytes());
+                self.fail(Reason::PduMalformed, None, error.to_string());
+            }
+        }
+    }
+
+    // Outputs.
+
+    /// Bytes to send.
+    pub fn transmit(&mut self) -> &mut TransmitQueue {
+        &mut self.transmit
+    }
+
+    /// What happened next.
+    pub fn next_event(&mut self) -> Option<HostEvent> {
+        self.events.pop_front()
+    }
+
+    // Questions.
+
+    /// Commands without an end.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    /// Whether one more command can be submitted.
+    #[must_use]
+    pub fn can_submit(&self) -> bool {
+        !self.is_failed && self.slots.iter().any(Option::is_none)
+    }
+
+    fn free_cid(&self, bytes: usize) -> Result<u16, SubmitError> {
+        if self.is_failed {
+            return Err(SubmitError::Closed);
+        }
+        let whole = bytes.is_multiple_of(self.limits.block_bytes);
+        if bytes == 0 || !whole || bytes > self.limits.transfer_max {
+            return Err(SubmitError::Length);
+        }
+        let free = self.slots.iter().position(Option::is_none);
+        free.map(|index| index as u16).ok_or(SubmitError::Full)
+    }
+
+    fn submit(
+        &mut self,
+        cid: u16,
+        tag: u64,
+        opcode: u8,
+        lba: u64,
+        mut buffer: Vec<u8>,
+        control: u32,
+    ) {
+        let number = self.counter.take();
+        let blocks = buffer.len() / self.limits.block_bytes;
+        let in_capsule = opcode == WRITE && buffer.len() <= self.limits.in_capsule_max;
+        let sgl = Sgl {
+            length: (buffer.len() as u32).into(),
+            kind: if in_capsule { SGL_IN_CAPSULE } else { SGL_TRANSPORT },
+            ..Sgl::default()
+        };
+        let mut entry =
+            SubmissionEntry::transfer(opcode, cid, self.limits.nsid, lba, blocks as u32, sgl);
+        entry.cdw12 = if opcode == FLUSH { 0 } else { entry.cdw12.get() | control }.into();
+        if let Some(secure) = &self.secure {
+            secure.seal_command(number, &mut entry);
+            if opcode == WRITE {
+                for (index, block) in blocks_of(&mut buffer).enumerate() {
+                    let lba = lba + index as u64;
+                    secure.stamp_sector(Direction::Write, number, index as u32, lba, block);
+                }
+            }
+        }
+        let data = if in_capsule { buffer.len() } else { 0 };
+        let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, data), entry };
+        self.transmit.put(capsule.as_bytes());
+        if in_capsule {
+            self.transmit.put(&buffer);
+            self.transmit.recycle(std::mem::take(&mut buffer));
+        }
+        if let Some(place) = self.slots.get_mut(usize::from(cid)) {
+            *place = Some(Slot { entry, number, tag, buffer, moved: 0 });
+        }
+    }
+
+    fn slot(&mut self, cid: u16) -> Result<&mut Slot, PduError> {
+        let slot = self.slots.get_mut(usize::from(cid)).and_then(Option::as_mut);
+        slot.ok_or(PduError::field(8, "no such command is outstanding"))
+    }
+
+    fn receive_header(&mut self, header: Header) -> Result<(), PduError> {
+        match header {
+            Header::CapsuleResp(response) => self.receive_completion(&response.entry),
+            Header::ControllerData(header) => self.receive_data_header(&header),
+            Header::R2t(request) => self.receive_request(&request),
+            Header::ControllerTermination(request) => {
+                let detail =
+                    format!("controller ended the connection, code {}", request.code.get());
+                self.fail(Reason::QueueClosed, None, detail);
+                Ok(())
+            }
+            _ => Err(PduError::sequence("a PDU that controllers don't send on an I/O queue")),
+        }
+    }
+
+    fn receive_request(&mut self, request: &R2t) -> Result<(), PduError> {
+        let limit = self.limits.h2c_data_max;
+        let cid = request.cid.get();
+        let slot = self.slot(cid)?;
+        let (start, length) = (request.offset.get() as usize, request.length.get() as usize);
+        if slot.entry.opcode != WRITE || slot.entry.sgl.kind != SGL_TRANSPORT {
+            return Err(PduError::field(8, "data asked for by a command that has none"));
+        }
+        let total = slot.entry.sgl.length.get() as usize;
+        if start != slot.moved || length == 0 || length > total - slot.moved {
+            return Err(PduError::range("request outside the command's data"));
+        }
+        slot.moved += length;
+        let whole = length == total && length <= limit;
+        let buffer = std::mem::take(&mut slot.buffer);
+        let (cid, tag) = (request.cid, request.tag);
+        let header = |offset: usize, bytes: usize| DataHeader {
+            common: CommonHeader::new(
+                kind::H2C_DATA,
+                if offset + bytes == start + length { FLAG_LAST } else { 0 },
+                bytes,
+            ),
+            cid,
+            tag,
+            offset: (offset as u32).into(),
+            length: (bytes as u32).into(),
+            reserved: [0; 4],
+        };
+        if whole {
+            self.transmit.put(header(0, length).as_bytes());
+            self.transmit.put_buffer(buffer);
+            return Ok(());
+        }
+        let asked = buffer.get(start..start + length).unwrap_or_default();
+        for (index, part) in asked.chunks(limit.max(1)).enumerate() {
+            self.transmit.put(header(start + index * limit, part.len()).as_bytes());
+            self.transmit.put(part);
+        }
+        self.slot(cid.get())?.buffer = buffer;
+        Ok(())
+    }
+
+    fn receive_data_header(&mut self, header: &DataHeader) -> Result<(), PduError> {
+        let is_secure = self.secure.is_some();
+        let slot = self.slot(header.cid.get())?;
+        let length = header.length.get() as usize;
+        if slot.entry.opcode != READ || header.offset.get() as usize != slot.moved {
+            return Err(PduError::range("data out of order or for a command that reads none"));
+        }
+        if length > slot.buffer.len() - slot.moved {
+            return Err(PduError::range("more data than was asked for"));
+        }
+        let flags = header.common.flags;
+        let ends = slot.moved + length == slot.buffer.len();
+        if flags & FLAG_SUCCESS != 0 && (is_secure || !ends || flags & FLAG_LAST == 0) {
+            return Err(PduError::field(1, "success flag where a response capsule must follow"));
+        }
+        self.sink = Some((header.cid.get(), flags));
+        Ok(())
+    }
+
+    fn receive_data(&mut self, data: &[u8]) {
+        let Some((cid, flags)) = self.sink else { return };
+        let ends = self.reader.data_left() == 0;
+        let Ok(slot) = self.slot(cid) else { return };
+        let end = slot.moved + data.len();
+        if let Some(place) = slot.buffer.get_mut(slot.moved..end) {
+            place.copy_from_slice(data);
+        }
+        slot.moved = end;
+        if ends {
+            self.sink = None;
+            if flags & FLAG_SUCCESS != 0 {
+                self.finish(cid, Status::SUCCESS);
+            }
+        }
+    }
+
+    fn receive_completion(&mut self, completion: &CompletionEntry) -> Result<(), PduError> {
+        let cid = completion.cid.get();
+        let status = Status::from_field(completion.status.get());
+        let slot = self.slot(cid)?;
+        let (entry, number) = (slot.entry, slot.number);
+        if let Some(secure) = &self.secure {
+            let outcome = outcome_of(&entry, status);
+            if secure.verify_completion(number, &outcome, &completion.result).is_err() {
+                let detail = format!("command {number}, {status}");
+                self.fail(Reason::CompletionMac, Some(entry.start_lba.get()), detail);
+                return Ok(());
+            }
+        }
+        self.finish(cid, status);
+        Ok(())
+    }
+
+    fn finish(&mut self, cid: u16, status: Status) {
+        let Some(mut slot) = self.slots.get_mut(usize::from(cid)).and_then(Option::take) else {
+            return;
+        };
+        let lba = slot.entry.start_lba.get();
+        let number = slot.number;
+        if slot.entry.opcode == READ && status.is_success() {
+            if slot.moved != slot.buffer.len() {
+                let detail =
+                    format!("read succeeded with {} bytes missing", slot.buffer.len() - slot.moved);
+                self.fail(Reason::PduMalformed, Some(lba), detail);
+                return;
+            }
+            if let Some(secure) = &self.secure {
+                for (index, block) in blocks_of(&mut slot.buffer).enumerate() {
+                    let lba = lba + index as u64;
+                    let verified =
+                        secure.verify_sector(Direction::Read, number, index as u32, lba, block);
+                    if verified.is_err() {
+                        let detail = format!("read, command {number}, block {index}");
+                        self.fail(Reason::SectorMac, Some(lba), detail);
+                        return;
+                    }
+                }
+            }
+        }
+        if slot.entry.opcode == WRITE
+            && status.is_success()
+            && slot.entry.sgl.kind == SGL_TRANSPORT
+            && slot.moved != slot.entry.sgl.length.get() as usize
+        {
+            let detail = "write succeeded before all of its data was asked for".to_owned();
+            self.fail(Reason::PduMalformed, Some(lba), detail);
+            return;
+        }
+        let data = slot.buffer;
+        self.events.push_back(HostEvent::Completed { tag: slot.tag, status, data });
+    }
+
+    fn fail(&mut self, reason: Reason, lba: Option<u64>, detail: String) {
+        self.is_failed = true;
+        self.events.push_back(HostEvent::Failed { reason, lba, detail });
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! NVMe/TCP: PDU codecs, command and completion entries, and the I/O queue machines of both sides.
+//!
+//! NVMe Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0. Digests are not negotiated.
+
+pub mod command;
+pub mod controller_queue;
+pub mod host_queue;
+pub mod pdu;
+pub mod status;
+pub mod transmit;
+
+/// Why a queue or a sector was refused: stable ids, listed in `docs/secure-queue.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// A command's MAC doesn't belong to this command number on this queue.
+    CommandMac,
+    /// A sector's MAC doesn't belong to this command, place and direction.
+    SectorMac,
+    /// A completion's MAC doesn't belong to this command and outcome.
+    CompletionMac,
+    /// The stored sector isn't the one written last.
+    SectorStale,
+    /// The sector doesn't open under its tag.
+    SectorTag,
+    /// The sector names a key epoch that isn't the volume's.
+    SectorKeyEpoch,
+    /// The sector's format version or flags are not known.
+    SectorFormat,
+    /// A PDU breaks the transport's rules.
+    PduMalformed,
+    /// The peer closed the connection or ended it with a termination request.
+    QueueClosed,
+    /// The store failed to read or write.
+    StoreFailed,
+    /// No counters left: nothing may be sealed.
+    LeaseExhausted,
+    /// The back end answered with an error status.
+    BackEndStatus,
+}
+
+impl Reason {
+    /// The stable id.
+    #[must_use]
+    pub fn id(self) -> &'static str {
+        match self {
+            Self::CommandMac => "command.mac",
+            Self::SectorMac => "sector.mac",
+            Self::CompletionMac => "completion.mac",
+            Self::SectorStale => "sector.stale",
+            Self::SectorTag => "sector.tag",
+            Self::SectorKeyEpoch => "sector.key_epoch",
+            Self::SectorFormat => "sector.format",
+            Self::PduMalformed => "pdu.malformed",
+            Self::QueueClosed => "queue.closed",
+            Self::StoreFailed => "store.failed",
+            Self::LeaseExhausted => "lease.exhausted",
+            Self::BackEndStatus => "backend.status",
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Bytes waiting for the wire: small pieces are gathered, large buffers are sent where they are.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Smallest buffer that is queued by itself instead of being copied behind the piece before it.
+/// A copy of this size costs about as much as one more entry of a gathered send.
+const OWN_PIECE_BYTES: usize = 16 * 1024;
+
+/// Most buffers kept for reuse.
+const SPARE_BUFFERS: usize = 64;
+
+/// An ordered queue of bytes to send.
+#[derive(Debug, Default)]
+pub struct TransmitQueue {
+    pieces: VecDeque<Vec<u8>>,
+    /// Bytes of the first piece that are already sent.
+    sent: usize,
+    pending: usize,
+    spare: Vec<Vec<u8>>,
+}
+
+impl TransmitQueue {
+    /// Appends a copy of `bytes`.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.pending += bytes.len();
+        match self.pieces.back_mut() {
+            Some(last) if last.len() + bytes.len() <= OWN_PIECE_BYTES => {
+                last.extend_from_slice(bytes);
+            }
+            _ => {
+                let mut piece = Vec::with_capacity(bytes.len().max(1024));
+                piece.extend_from_slice(bytes);
+                self.pieces.push_back(piece);
+            }
+        }
+    }
+
+    /// Appends a buffer, without copying it if it is large.
+    pub fn put_buffer(&mut self, buffer: Vec<u8>) {
+        if buffer.len() < OWN_PIECE_BYTES {
+            self.put(&buffer);
+            self.recycle(buffer);
+        } else {
+            self.pending += buffer.len();
+            self.pieces.push_back(buffer);
+        }
+    }
+
+    /// The front of the queue, for one gathered send of at most `out` pieces.
+    pub fn slices<'a>(&'a self, out: &mut Vec<IoSlice<'a>>, limit: usize) {
+        for (index, piece) in self.pieces.iter().take(limit).enumerate() {
+            let start = if index == 0 { self.sent } else { 0 };
+            out.push(IoSlice::new(piece.get(start..).unwrap_or_default()));
+        }
+    }
+
+    /// Drops `bytes` from the front: they are sent.
+    pub fn advance(&mut self, bytes: usize) {
+        self.pending = self.pending.saturating_sub(bytes);
+        let mut left = bytes + self.sent;
+        while let Some(first) = self.pieces.front() {
+            if left < first.len() {
+                break;
+            }
+            left -= first.len();
+            if let Some(piece) = self.pieces.pop_front() {
+                self.recycle(piece);
+            }
+        }
+        self.sent = if self.pieces.is_empty() { 0 } else { left };
+    }
+
+    /// Bytes waiting.
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
+        self.pending
+    }
+
+    /// Removes everything that waits as one buffer; for tests and small exchanges.
+    #[must_use]
+    pub fn take(&mut self) -> Vec<u8> {
+        let mut slices = Vec::new();
+        self.slices(&mut slices, usize::MAX);
+        let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        self.advance(bytes.len());
+        bytes
+    }
+
+    /// Keeps a buffer for reuse.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        if buffer.capacity() >= OWN_PIECE_BYTES && self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// A buffer of `bytes`, with unspecified but initialised contents (never another tenant's:
+    /// a queue belongs to one host).
+    #[must_use]
+    pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.resize(bytes, 0);
+        buffer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_leave_in_order_however_they_are_sent(
+            pieces in proptest::collection::vec((1usize..40_000, any::<bool>()), 1..12),
+            step in 1usize..50_000,
+        ) {
+            let mut queue = TransmitQueue::default();
+            let mut expected = Vec::new();
+            for (index, (length, owned)) in pieces.iter().enumerate() {
+                let bytes = vec![index as u8; *length];
+                expected.extend_from_slice(&bytes);
+                if *owned { queue.put_buffer(bytes) } else { queue.put(&bytes) }
+            }
+            prop_assert_eq!(queue.pending_bytes(), expected.len());
+            let mut sent = Vec::new();
+            while queue.pending_bytes() > 0 {
+                let mut slices = Vec::new();
+                queue.slices(&mut slices, 4);
+                let chunk: Vec<u8> =
+                    slices.iter().flat_map(|slice| slice.iter().copied()).take(step).collect();
+                sent.extend_from_slice(&chunk);
+                queue.advance(chunk.len());
+            }
+            prop_assert_eq!(sent, expected);
+        }
+    }
+}

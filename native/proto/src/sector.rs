@@ -1,0 +1,364 @@
+//! The sector format: 4096 bytes of ciphertext followed by 64 bytes of metadata, on disk and on
+//! the wire (`docs/secure-queue.md` §1), and the only way to seal one.
+//!
+//! A counter has one owner, [`CounterRange`], and one place that moves it, [`CounterRange::take`].
+//! The [`Iv`] it makes can't be copied, and sealing consumes it: sealing twice with one IV can't
+//! be written down.
+
+use crate::aead::{AeadKey, NotAuthentic, Secret, TAG_BYTES};
+use crate::nvme::Reason;
+
+/// Bytes of plaintext or ciphertext in a sector.
+pub const DATA_BYTES: usize = 4096;
+/// Bytes of metadata behind the data.
+pub const METADATA_BYTES: usize = 64;
+/// Bytes of a sector with its metadata.
+pub const BLOCK_BYTES: usize = DATA_BYTES + METADATA_BYTES;
+/// Bytes of an IV.
+pub const IV_BYTES: usize = 12;
+/// Version of this format.
+pub const FORMAT_VERSION: u8 = 1;
+/// Flag (wire only): the sector was never written; everything but version, flags and MAC is zero.
+pub const FLAG_UNWRITTEN: u8 = 0x01;
+/// Counters (AES blocks of 16 bytes) one sector consumes.
+pub const COUNTERS_PER_SECTOR: u64 = (DATA_BYTES / 16) as u64;
+
+/// Offsets in the 64 bytes of metadata, as (start, end). The same on disk and on the wire.
+pub mod field {
+    /// AES-GCM tag.
+    pub const TAG: (usize, usize) = (0, 16);
+    /// IV, big endian: broker instance 16 bit, start epoch 24 bit, counter 56 bit.
+    pub const IV: (usize, usize) = (16, 28);
+    /// Disk: fast-path MAC, zero means "none". Wire: sector MAC.
+    pub const MAC: (usize, usize) = (28, 44);
+    /// Key epoch, little endian.
+    pub const KEY_EPOCH: (usize, usize) = (44, 48);
+    /// Disk: write sequence, zero until a log exists. Wire: zero.
+    pub const SEQUENCE: (usize, usize) = (48, 54);
+    /// Disk: keyed ciphertext checksum, zero until a log exists. Wire: zero.
+    pub const CHECKSUM: (usize, usize) = (54, 62);
+    /// Format version.
+    pub const VERSION: (usize, usize) = (62, 63);
+    /// Flags.
+    pub const FLAGS: (usize, usize) = (63, 64);
+    /// The table, by name, for checks from outside.
+    pub const ALL: [(&str, (usize, usize)); 8] = [
+        ("tag", TAG),
+        ("iv", IV),
+        ("mac", MAC),
+        ("key_epoch", KEY_EPOCH),
+        ("sequence", SEQUENCE),
+        ("checksum", CHECKSUM),
+        ("version", VERSION),
+        ("flags", FLAGS),
+    ];
+}
+
+/// One block as its fields.
+pub type Block = [u8; BLOCK_BYTES];
+
+/// Bytes of one metadata field of a block.
+#[must_use]
+pub fn metadata(block: &Block, (start, end): (usize, usize)) -> &[u8] {
+    &block[DATA_BYTES + start..DATA_BYTES + end]
+}
+
+/// Bytes of one metadata field of a block, to change.
+pub fn metadata_mut(block: &mut Block, (start, end): (usize, usize)) -> &mut [u8] {
+    &mut block[DATA_BYTES + start..DATA_BYTES + end]
+}
+
+/// The IV a block names.
+#[must_use]
+pub fn block_iv(block: &Block) -> [u8; IV_BYTES] {
+    let mut iv = [0; IV_BYTES];
+    iv.copy_from_slice(metadata(block, field::IV));
+    iv
+}
+
+/// Whether the block says that the sector was never written.
+#[must_use]
+pub fn is_unwritten(block: &Block) -> bool {
+    metadata(block, field::FLAGS) == [FLAG_UNWRITTEN]
+}
+
+/// Makes the block say "never written": zero but for version and flag.
+pub fn set_unwritten(block: &mut Block) {
+    block.fill(0);
+    metadata_mut(block, field::VERSION).fill(FORMAT_VERSION);
+    metadata_mut(block, field::FLAGS).fill(FLAG_UNWRITTEN);
+}
+
+/// Whether a block is well formed as a *written* sector: known version, no flags, an IV that is
+/// not zero, and zero where nothing is defined yet.
+pub fn check_written(block: &Block) -> Result<(), Reason> {
+    let well_formed = metadata(block, field::VERSION) == [FORMAT_VERSION]
+        && metadata(block, field::FLAGS) == [0]
+        && block_iv(block) != [0; IV_BYTES]
+        && metadata(block, field::SEQUENCE).iter().all(|byte| *byte == 0)
+        && metadata(block, field::CHECKSUM).iter().all(|byte| *byte == 0);
+    if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
+}
+
+/// No counters are left: nothing may be sealed until a new range is leased.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the leased counters are used up")]
+pub struct Exhausted;
+
+/// A range isn't one a broker may grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "counter range must be non-empty, start above 0 and end at or below 2^56; epoch below 2^24"
+)]
+pub struct BadRange;
+
+/// An IV that was never used. Move-only; sealing consumes it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Iv([u8; IV_BYTES]);
+
+/// Counters that belong to the holder alone: a lease or a part of one. Not `Clone` on purpose.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CounterRange {
+    broker_instance: u16,
+    start_epoch: u32,
+    next: u64,
+    end: u64,
+}
+
+impl CounterRange {
+    /// The range `start..end` of a lease. Counter 0 is never valid.
+    pub fn new(
+        broker_instance: u16,
+        start_epoch: u32,
+        start: u64,
+        end: u64,
+    ) -> Result<Self, BadRange> {
+        if start == 0 || end <= start || end > 1 << 56 || start_epoch >= 1 << 24 {
+            return Err(BadRange);
+        }
+        Ok(Self { broker_instance, start_epoch, next: start, end })
+    }
+
+    /// Counters left.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.end - self.next
+    }
+
+    /// Takes the next IV. The only place where a counter moves.
+    pub fn take(&mut self) -> Result<Iv, Exhausted> {
+        if self.remaining() < COUNTERS_PER_SECTOR {
+            return Err(Exhausted);
+        }
+        let counter = self.next;
+        self.next += COUNTERS_PER_SECTOR;
+        let mut iv = [0; IV_BYTES];
+        iv[..2].copy_from_slice(&self.broker_instance.to_be_bytes());
+        iv[2..5].copy_from_slice(&self.start_epoch.to_be_bytes()[1..]);
+        iv[5..].copy_from_slice(&counter.to_be_bytes()[1..]);
+        Ok(Iv(iv))
+    }
+
+    /// Splits off at most `counters` from the front, for another thread. What is left of this
+    /// range no longer holds them.
+    #[must_use]
+    pub fn split(&mut self, counters: u64) -> Option<Self> {
+        let taken = counters.min(self.remaining());
+        if taken < COUNTERS_PER_SECTOR {
+            return None;
+        }
+        let start = self.next;
+        self.next += taken;
+        Some(Self { next: start, end: start + taken, ..*self })
+    }
+}
+
+/// What a sector's key is bound to besides the LBA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VolumeIdentity {
+    /// Volume UUID.
+    pub volume_id: [u8; 16],
+    /// Generation of the volume: a re-created volume never opens an older one's sectors.
+    pub generation: u32,
+}
+
+/// The key of one volume in one key epoch.
+#[derive(Debug)]
+pub struct SealKey {
+    key: AeadKey,
+    identity: VolumeIdentity,
+    epoch: u32,
+}
+
+const AAD_BYTES: usize = 1 + 16 + 4 + 8 + 4;
+
+impl SealKey {
+    /// Takes the volume's key for `epoch`.
+    #[must_use]
+    pub fn new(secret: &Secret, identity: VolumeIdentity, epoch: u32) -> Self {
+        Self { key: AeadKey::new(secret), identity, epoch }
+    }
+
+    /// The key epoch.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn aad(&self, lba: u64) -> [u8; AAD_BYTES] {
+        let mut aad = [0; AAD_BYTES];
+        aad[0] = FORMAT_VERSION;
+        aad[1..17].copy_from_slice(&self.identity.volume_id);
+        aad[17..21].copy_from_slice(&self.identity.generation.to_le_bytes());
+        aad[21..29].copy_from_slice(&lba.to_le_bytes());
+        aad[29..33].copy_from_slice(&self.epoch.to_le_bytes());
+        aad
+    }
+
+    /// Seals the first 4096 bytes of `block` in place for `lba` and writes all of its metadata
+    /// (MAC zero). Consumes the IV.
+    #[allow(clippy::needless_pass_by_value)] // taking the IV by value is the point
+    pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) {
+        let (data, meta) = block.split_at_mut(DATA_BYTES);
+        let tag = self.key.seal(iv.0, &self.aad(lba), data);
+        meta.fill(0);
+        meta[field::TAG.0..field::TAG.1].copy_from_slice(&tag);
+        meta[field::IV.0..field::IV.1].copy_from_slice(&iv.0);
+        meta[field::KEY_EPOCH.0..field::KEY_EPOCH.1].copy_from_slice(&self.epoch.to_le_bytes());
+        meta[field::VERSION.0] = FORMAT_VERSION;
+    }
+
+    /// Opens `block` as sector `lba` into `plaintext`. On an error `plaintext` is zeroed.
+    pub fn open(
+        &self,
+        lba: u64,
+        block: &Block,
+        plaintext: &mut [u8; DATA_BYTES],
+    ) -> Result<(), Reason> {
+        let outcome = self.open_checked(lba, block, plaintext);
+        if outcome.is_err() {
+            plaintext.fill(0);
+        }
+        outcome
+    }
+
+    fn open_checked(
+        &self,
+        lba: u64,
+        block: &Block,
+        plaintext: &mut [u8; DATA_BYTES],
+    ) -> Result<(), Reason> {
+        check_written(block)?;
+        if metadata(block, field::KEY_EPOCH) != self.epoch.to_le_bytes() {
+            return Err(Reason::SectorKeyEpoch);
+        }
+        let mut tag = [0; TAG_BYTES];
+        tag.copy_from_slice(metadata(block, field::TAG));
+        self.key
+            .open(block_iv(block), &self.aad(lba), &block[..DATA_BYTES], &tag, plaintext)
+            .map_err(|NotAuthentic| Reason::SectorTag)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(volume: u8, generation: u32, epoch: u32) -> SealKey {
+        let identity = VolumeIdentity { volume_id: [volume; 16], generation };
+        SealKey::new(&Secret::take(&mut [3; 32]), identity, epoch)
+    }
+
+    fn range() -> CounterRange {
+        CounterRange::new(2, 5, 1, 1 << 20).unwrap()
+    }
+
+    fn sealed(lba: u64) -> (Box<Block>, Box<[u8; DATA_BYTES]>) {
+        let plain: Box<[u8; DATA_BYTES]> =
+            Box::new(core::array::from_fn(|index| (index * 7 + 1) as u8));
+        let mut block = Box::new([0; BLOCK_BYTES]);
+        block[..DATA_BYTES].copy_from_slice(&plain[..]);
+        key(1, 1, 1).seal(range().take().unwrap(), lba, &mut block);
+        (block, plain)
+    }
+
+    #[test]
+    fn metadata_table_covers_64_bytes_without_gap_or_overlap() {
+        let mut end = 0;
+        for (name, (start, stop)) in field::ALL {
+            assert_eq!(start, end, "{name}");
+            end = stop;
+        }
+        assert_eq!(end, METADATA_BYTES);
+    }
+
+    #[test]
+    fn sealed_sector_opens_only_where_it_belongs() {
+        let (block, plain) = sealed(42);
+        assert_ne!(block[..DATA_BYTES], plain[..]);
+        let mut out = [0; DATA_BYTES];
+        key(1, 1, 1).open(42, &block, &mut out).unwrap();
+        assert_eq!(out, *plain);
+        assert_eq!(key(1, 1, 1).open(43, &block, &mut out), Err(Reason::SectorTag));
+        assert_eq!(out, [0; DATA_BYTES]);
+        assert_eq!(key(2, 1, 1).open(42, &block, &mut out), Err(Reason::SectorTag));
+        assert_eq!(key(1, 2, 1).open(42, &block, &mut out), Err(Reason::SectorTag));
+        assert_eq!(key(1, 1, 2).open(42, &block, &mut out), Err(Reason::SectorKeyEpoch));
+    }
+
+    #[test]
+    fn every_flip_outside_the_mac_field_is_refused() {
+        let (block, _) = sealed(42);
+        let mac = DATA_BYTES + field::MAC.0..DATA_BYTES + field::MAC.1;
+        let mut out = [0; DATA_BYTES];
+        for bit in (0..DATA_BYTES * 8).step_by(97).chain(DATA_BYTES * 8..BLOCK_BYTES * 8) {
+            let mut flipped = block.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let refused = key(1, 1, 1).open(42, &flipped, &mut out).is_err();
+            assert_eq!(refused, !mac.contains(&(bit / 8)), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn ranges_that_hold_zero_or_wrap_are_refused() {
+        for (epoch, start, end) in
+            [(5, 0, 10), (5, 9, 9), (5, 10, 9), (5, 1, (1 << 56) + 1), (1 << 24, 1, 10)]
+        {
+            assert_eq!(CounterRange::new(1, epoch, start, end), Err(BadRange));
+        }
+        let mut last =
+            CounterRange::new(u16::MAX, (1 << 24) - 1, (1 << 56) - 256, 1 << 56).unwrap();
+        assert_eq!(
+            last.take().unwrap().0,
+            [255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0]
+        );
+        assert_eq!(last.take(), Err(Exhausted));
+        assert_eq!(last.split(1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_counter_is_used_twice_however_ranges_are_split(
+            steps in proptest::collection::vec((any::<bool>(), 1u64..5000), 1..60),
+        ) {
+            let mut whole = CounterRange::new(1, 1, 1, 100_000).unwrap();
+            let mut parts: Vec<CounterRange> = Vec::new();
+            let mut used = std::collections::HashSet::new();
+            for (split, size) in steps {
+                if split {
+                    parts.extend(whole.split(size));
+                }
+                let count = parts.len() as u64 + 1;
+                let chosen = (size % count) as usize;
+                let part = parts.get_mut(chosen).unwrap_or(&mut whole);
+                if let Ok(iv) = part.take() {
+                    let counter = u64::from_be_bytes(iv.0[4..].try_into().unwrap()) & ((1 << 56) - 1);
+                    for block in counter..counter + COUNTERS_PER_SECTOR {
+                        prop_assert!(block > 0 && block < 100_000 && used.insert(block));
+                    }
+                }
+            }
+        }
+    }
+}

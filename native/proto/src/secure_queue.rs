@@ -1,0 +1,324 @@
+//! Authentication of one I/O queue between gateway and target (`docs/secure-queue.md` §2).
+//!
+//! Both sides count commands from 1, in the order of the TCP stream: [`CommandCounter::take`] is
+//! the only place where the number moves. Every MAC has its own key per purpose and direction, and
+//! its nonce is (command number, index), so no (key, nonce) pair authenticates two messages.
+
+use zerocopy::IntoBytes;
+
+use crate::aead::{MacKey, NONCE_BYTES, NotAuthentic, Secret, TRUNCATED_MAC_BYTES};
+use crate::nvme::command::{SUBMISSION_BYTES, SubmissionEntry};
+use crate::nvme::status::Status;
+use crate::sector::{Block, field, metadata_mut};
+
+/// What a queue's keys are bound to, besides its secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueContext {
+    /// Volume UUID.
+    pub volume_id: [u8; 16],
+    /// NQN of the host (the gateway).
+    pub host_nqn: String,
+    /// Queue id, 1 and up.
+    pub queue_id: u16,
+    /// Association epoch: grows with each association of this gateway and volume.
+    pub association_epoch: u64,
+    /// Incarnation of the target: changes with each start of its process.
+    pub incarnation: u64,
+}
+
+impl QueueContext {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(34 + self.host_nqn.len());
+        bytes.extend_from_slice(&self.volume_id);
+        bytes.extend_from_slice(&self.queue_id.to_le_bytes());
+        bytes.extend_from_slice(&self.association_epoch.to_le_bytes());
+        bytes.extend_from_slice(&self.incarnation.to_le_bytes());
+        bytes.extend_from_slice(self.host_nqn.as_bytes());
+        bytes
+    }
+}
+
+/// Number of the command on its connection. One per side and connection.
+#[derive(Debug, Default)]
+pub struct CommandCounter(u64);
+
+impl CommandCounter {
+    /// The next command's number, from 1. The only place where it moves.
+    pub fn take(&mut self) -> u64 {
+        self.0 += 1;
+        self.0
+    }
+}
+
+/// Way a sector travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the gateway to the target.
+    Write,
+    /// From the target to the gateway.
+    Read,
+}
+
+/// What a completion says, for its MAC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Opcode of the command.
+    pub opcode: u8,
+    /// Flags of the command.
+    pub flags: u8,
+    /// First LBA of the command.
+    pub start_lba: u64,
+    /// Blocks as executed: 0 unless the command succeeded.
+    pub block_count: u32,
+    /// Status.
+    pub status: Status,
+}
+
+/// The keys of one secure queue; the same on both sides.
+#[derive(Debug)]
+pub struct SecureQueue {
+    command: MacKey,
+    completion: MacKey,
+    write_sector: MacKey,
+    read_sector: MacKey,
+    association_epoch: u64,
+    incarnation: u64,
+}
+
+/// Digest of a command's range list; no command with ranges exists yet.
+const NO_RANGES: [u8; 32] = [0; 32];
+/// Number of the root commit a completion reports; roots don't exist yet.
+const NO_COMMIT: u64 = 0;
+
+impl SecureQueue {
+    /// Derives the four keys from the queue's secret.
+    #[must_use]
+    pub fn new(secret: &Secret, context: &QueueContext) -> Self {
+        let bytes = context.encode();
+        let key = |label: &str| MacKey::new(&secret.derive(label, &bytes));
+        Self {
+            command: key("sealane secure queue v1 command"),
+            completion: key("sealane secure queue v1 completion"),
+            write_sector: key("sealane secure queue v1 write sector"),
+            read_sector: key("sealane secure queue v1 read sector"),
+            association_epoch: context.association_epoch,
+            incarnation: context.incarnation,
+        }
+    }
+
+    fn command_message(&self, entry: &SubmissionEntry) -> [u8; SUBMISSION_BYTES + 8 + 32] {
+        let mut blank = *entry;
+        blank.cdw2_3 = [0; 8];
+        blank.cdw14_15 = [0; 8];
+        let mut message = [0; SUBMISSION_BYTES + 8 + 32];
+        message[..SUBMISSION_BYTES].copy_from_slice(blank.as_bytes());
+        message[SUBMISSION_BYTES..SUBMISSION_BYTES + 8]
+            .copy_from_slice(&self.association_epoch.to_le_bytes());
+        message[SUBMISSION_BYTES + 8..].copy_from_slice(&NO_RANGES);
+        message
+    }
+
+    /// Writes the MAC of command `number` into the entry. Once per number.
+    pub fn seal_command(&self, number: u64, entry: &mut SubmissionEntry) {
+        let mac = self.command.mac(nonce(number, 0), &self.command_message(entry));
+        entry.cdw2_3.copy_from_slice(&mac[..8]);
+        entry.cdw14_15.copy_from_slice(&mac[8..]);
+    }
+
+    /// Verifies that this entry is command `number` of this queue.
+    pub fn verify_command(&self, number: u64, entry: &SubmissionEntry) -> Result<(), NotAuthentic> {
+        let mac = [entry.cdw2_3, entry.cdw14_15].concat();
+        self.command.verify(nonce(number, 0), &self.command_message(entry), &mac)
+    }
+
+    fn sector_key(&self, direction: Direction) -> &MacKey {
+        match direction {
+            Direction::Write => &self.write_sector,
+            Direction::Read => &self.read_sector,
+        }
+    }
+
+    /// Writes the sector MAC of block `index` of command `number`. Once per (number, index).
+    pub fn stamp_sector(
+        &self,
+        direction: Direction,
+        number: u64,
+        index: u32,
+        lba: u64,
+        block: &mut Block,
+    ) {
+        place_lba(lba, block);
+        let mac = self.sector_key(direction).mac(nonce(number, index), &block[..]);
+        metadata_mut(block, field::MAC).copy_from_slice(&mac);
+    }
+
+    /// Verifies the sector MAC of block `index` of command `number` and leaves the field zero,
+    /// as it is on disk.
+    pub fn verify_sector(
+        &self,
+        direction: Direction,
+        number: u64,
+        index: u32,
+        lba: u64,
+        block: &mut Block,
+    ) -> Result<(), NotAuthentic> {
+        let mut mac = [0; 16];
+        mac.copy_from_slice(metadata_mut(block, field::MAC));
+        place_lba(lba, block);
+        let verified = self.sector_key(direction).verify(nonce(number, index), &block[..], &mac);
+        metadata_mut(block, field::MAC).fill(0);
+        verified
+    }
+
+    fn completion_message(&self, number: u64, outcome: &Outcome) -> [u8; 40] {
+        let mut message = [0; 40];
+        message[..8].copy_from_slice(&number.to_le_bytes());
+        message[8] = outcome.opcode;
+        message[9] = outcome.flags;
+        message[10..18].copy_from_slice(&outcome.start_lba.to_le_bytes());
+        message[18..22].copy_from_slice(&outcome.block_count.to_le_bytes());
+        message[22..24].copy_from_slice(&outcome.status.field().to_le_bytes());
+        message[24..32].copy_from_slice(&self.incarnation.to_le_bytes());
+        message[32..].copy_from_slice(&NO_COMMIT.to_le_bytes());
+        message
+    }
+
+    /// MAC of the completion of command `number`. Once per number.
+    #[must_use]
+    pub fn completion_mac(&self, number: u64, outcome: &Outcome) -> [u8; TRUNCATED_MAC_BYTES] {
+        let mac = self.completion.mac(nonce(number, 0), &self.completion_message(number, outcome));
+        let mut short = [0; TRUNCATED_MAC_BYTES];
+        short.copy_from_slice(&mac[..TRUNCATED_MAC_BYTES]);
+        short
+    }
+
+    /// Verifies that command `number` ended like this.
+    pub fn verify_completion(
+        &self,
+        number: u64,
+        outcome: &Outcome,
+        mac: &[u8; TRUNCATED_MAC_BYTES],
+    ) -> Result<(), NotAuthentic> {
+        self.completion.verify(nonce(number, 0), &self.completion_message(number, outcome), mac)
+    }
+}
+
+fn place_lba(lba: u64, block: &mut Block) {
+    let place = metadata_mut(block, field::MAC);
+    place.fill(0);
+    place[..8].copy_from_slice(&lba.to_le_bytes());
+}
+
+fn nonce(number: u64, index: u32) -> [u8; NONCE_BYTES] {
+    let mut nonce = [0; NONCE_BYTES];
+    nonce[..8].copy_from_slice(&number.to_le_bytes());
+    nonce[8..].copy_from_slice(&index.to_le_bytes());
+    nonce
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sector::{BLOCK_BYTES, set_unwritten};
+
+    fn context() -> QueueContext {
+        QueueContext {
+            volume_id: [1; 16],
+            host_nqn: "nqn.2026-11.dev.sealane:host".into(),
+            queue_id: 1,
+            association_epoch: 4,
+            incarnation: 9,
+        }
+    }
+
+    fn queue(context: &QueueContext) -> SecureQueue {
+        SecureQueue::new(&Secret::take(&mut [8; 32]), context)
+    }
+
+    #[test]
+    fn every_bit_of_a_command_and_its_number_are_bound() {
+        let queue = queue(&context());
+        let mut entry = SubmissionEntry { opcode: 1, ..SubmissionEntry::default() };
+        queue.seal_command(7, &mut entry);
+        queue.verify_command(7, &entry).unwrap();
+        queue.verify_command(8, &entry).unwrap_err();
+        for bit in 0..SUBMISSION_BYTES * 8 {
+            let mut flipped = entry;
+            flipped.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
+            queue.verify_command(7, &flipped).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn every_part_of_the_context_separates_queues() {
+        let mut entry = SubmissionEntry::default();
+        queue(&context()).seal_command(1, &mut entry);
+        let changes: [fn(&mut QueueContext); 5] = [
+            |c| c.volume_id[0] ^= 1,
+            |c| c.host_nqn.push('x'),
+            |c| c.queue_id += 1,
+            |c| c.association_epoch += 1,
+            |c| c.incarnation += 1,
+        ];
+        for change in changes {
+            let mut other = context();
+            change(&mut other);
+            queue(&other).verify_command(1, &entry).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_sector_mac_holds_for_one_place_one_command_and_one_direction() {
+        let queue = queue(&context());
+        let mut block = [0; BLOCK_BYTES];
+        set_unwritten(&mut block);
+        queue.stamp_sector(Direction::Read, 5, 2, 77, &mut block);
+        let check = |direction, number, index, lba, mut block: Block| {
+            queue.verify_sector(direction, number, index, lba, &mut block).is_ok()
+        };
+        assert!(check(Direction::Read, 5, 2, 77, block));
+        assert!(!check(Direction::Write, 5, 2, 77, block));
+        assert!(!check(Direction::Read, 6, 2, 77, block));
+        assert!(!check(Direction::Read, 5, 3, 77, block));
+        assert!(!check(Direction::Read, 5, 2, 78, block));
+        for bit in (0..BLOCK_BYTES * 8).step_by(61).chain(4096 * 8..BLOCK_BYTES * 8) {
+            let mut flipped = block;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(!check(Direction::Read, 5, 2, 77, flipped), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_an_outcome_is_bound() {
+        let queue = queue(&context());
+        let outcome = Outcome {
+            opcode: 1,
+            flags: 0x40,
+            start_lba: 3,
+            block_count: 8,
+            status: Status::SUCCESS,
+        };
+        let mac = queue.completion_mac(3, &outcome);
+        queue.verify_completion(3, &outcome, &mac).unwrap();
+        queue.verify_completion(4, &outcome, &mac).unwrap_err();
+        for other in [
+            Outcome { opcode: 2, ..outcome },
+            Outcome { flags: 0, ..outcome },
+            Outcome { start_lba: 4, ..outcome },
+            Outcome { block_count: 7, ..outcome },
+            Outcome { status: Status::SUCCESS.final_(), ..outcome },
+        ] {
+            queue.verify_completion(3, &other, &mac).unwrap_err();
+        }
+        let restarted = QueueContext { incarnation: 10, ..context() };
+        SecureQueue::new(&Secret::take(&mut [8; 32]), &restarted)
+            .verify_completion(3, &outcome, &mac)
+            .unwrap_err();
+    }
+
+    #[test]
+    fn command_numbers_start_at_one_and_never_repeat() {
+        let mut counter = CommandCounter::default();
+        assert_eq!([counter.take(), counter.take(), counter.take()], [1, 2, 3]);
+    }
+}

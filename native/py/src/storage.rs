@@ -1,0 +1,432 @@
+//! Bindings of the storage data path.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+use sealane_engine::storage::events::EventLog;
+use sealane_engine::storage::file::FileStore;
+use sealane_engine::storage::gateway::{GatewayVolume as EngineGateway, QueuePair};
+use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
+use sealane_engine::storage::memory::MemoryStore;
+use sealane_engine::storage::pieces;
+use sealane_engine::storage::store::SectorStore;
+use sealane_engine::storage::target::TargetVolume as EngineTarget;
+use sealane_proto::aead::{KEY_BYTES, Secret};
+use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::host_queue::HostLimits;
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{
+    BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, field,
+};
+use sealane_proto::secure_queue::{QueueContext, SecureQueue};
+
+create_exception!(
+    _native,
+    QueueError,
+    PyException,
+    "A queue ended or timed out: arguments (reason id, text)."
+);
+create_exception!(
+    _native,
+    StatusError,
+    PyException,
+    "A command was answered with an error: arguments (status code, LBA, text)."
+);
+
+/// Registers everything of this file.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<SecureQueueParameters>()?;
+    module.add_class::<StorageEvent>()?;
+    module.add_class::<TargetVolume>()?;
+    module.add_class::<GatewayVolume>()?;
+    module.add_class::<HostQueue>()?;
+    module.add("QueueError", module.py().get_type::<QueueError>())?;
+    module.add("StatusError", module.py().get_type::<StatusError>())?;
+    module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
+    module.add_function(wrap_pyfunction!(status_name, module)?)?;
+    module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
+    crate::pdu::register(module)
+}
+
+fn invalid(error: impl ToString) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// A duplicate of a descriptor that Python owns and will close.
+fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+    if fd < 0 {
+        return Err(invalid("a file descriptor must not be negative"));
+    }
+    // SAFETY: the descriptor is only borrowed for this call, during which the caller keeps its
+    // socket object alive; a number that isn't open makes the duplication fail with EBADF.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(borrowed.try_clone_to_owned()?)
+}
+
+fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
+    let length = bytes.len();
+    bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes, must have {N}")))
+}
+
+/// Takes 32 secret bytes and zeroes the caller's copy.
+fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
+    let mut copy = array::<KEY_BYTES>(name, &bytes.to_vec())?;
+    for index in 0..bytes.len() {
+        bytes.set_item(index, 0)?;
+    }
+    Ok(Secret::take(&mut copy))
+}
+
+fn statistics<'py>(
+    py: Python<'py>,
+    counters: Vec<(&'static str, u64)>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let result = PyDict::new(py);
+    for (name, value) in counters {
+        result.set_item(name, value)?;
+    }
+    Ok(result)
+}
+
+/// Keys and context of one secure queue; used up by `start_queue`.
+#[pyclass(module = "sealane._native")]
+struct SecureQueueParameters {
+    secret: Option<Secret>,
+    context: QueueContext,
+}
+
+#[pymethods]
+impl SecureQueueParameters {
+    #[new]
+    #[pyo3(signature = (*, secret, volume_id, host_nqn, queue_id, association_epoch, incarnation))]
+    fn new(
+        secret: &Bound<'_, PyByteArray>,
+        volume_id: &[u8],
+        host_nqn: String,
+        queue_id: u16,
+        association_epoch: u64,
+        incarnation: u64,
+    ) -> PyResult<Self> {
+        let volume_id = array("volume_id", volume_id)?;
+        let secret = Some(take_secret("secret", secret)?);
+        let context =
+            QueueContext { volume_id, host_nqn, queue_id, association_epoch, incarnation };
+        Ok(Self { secret, context })
+    }
+}
+
+impl SecureQueueParameters {
+    /// A secret makes one queue: a second one would use its nonces again.
+    fn take(&mut self) -> PyResult<SecureQueue> {
+        let secret = self.secret.take().ok_or_else(|| invalid("queue secret is used already"))?;
+        Ok(SecureQueue::new(&secret, &self.context))
+    }
+}
+
+/// One event of a volume.
+#[pyclass(frozen, get_all, module = "sealane._native")]
+struct StorageEvent {
+    kind: &'static str,
+    reason: &'static str,
+    lba: Option<u64>,
+    association: u64,
+    queue_id: u16,
+    detail: String,
+}
+
+fn taken(log: &EventLog) -> Vec<StorageEvent> {
+    let convert = |event: sealane_engine::storage::events::StorageEvent| StorageEvent {
+        kind: event.kind,
+        reason: event.reason,
+        lba: event.lba,
+        association: event.association,
+        queue_id: event.queue_id,
+        detail: event.detail,
+    };
+    log.take().into_iter().map(convert).collect()
+}
+
+/// A volume of sealed sectors, as a target has it.
+#[pyclass(frozen, module = "sealane._native")]
+struct TargetVolume {
+    volume: EngineTarget,
+    sector_count: u64,
+}
+
+#[pymethods]
+impl TargetVolume {
+    #[new]
+    #[pyo3(signature = (*, sector_count, path))]
+    fn new(py: Python<'_>, sector_count: u64, path: Option<PathBuf>) -> PyResult<Self> {
+        if sector_count == 0 {
+            return Err(invalid("a volume has at least 1 sector"));
+        }
+        let volume = py.detach(|| {
+            let store: Box<dyn SectorStore> = match path {
+                Some(path) => Box::new(FileStore::create(&path, sector_count)?),
+                None => Box::new(MemoryStore::new(sector_count)),
+            };
+            EngineTarget::new(sector_count, store)
+        })?;
+        Ok(Self { volume, sector_count })
+    }
+
+    #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max, secure))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn start_queue(
+        &self,
+        fd: i32,
+        association: u64,
+        queue_id: u16,
+        queue_depth: u16,
+        h2c_data_max: usize,
+        transfer_max: usize,
+        mut secure: PyRefMut<'_, SecureQueueParameters>,
+    ) -> PyResult<()> {
+        let fd = duplicate(fd)?;
+        let limits = ControllerLimits {
+            queue_depth,
+            h2c_data_max,
+            transfer_max,
+            block_bytes: BLOCK_BYTES,
+            block_count: self.sector_count,
+            nsid: 1,
+            success_flag: false,
+        };
+        Ok(self.volume.start_queue(fd, association, queue_id, limits, secure.take()?)?)
+    }
+
+    #[pyo3(signature = (association=None))]
+    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
+        py.detach(|| self.volume.close_queues(association));
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        statistics(py, self.volume.statistics())
+    }
+
+    fn take_events(&self) -> Vec<StorageEvent> {
+        taken(self.volume.events())
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.volume.events().as_fd().as_raw_fd()
+    }
+}
+
+/// An attached volume, as a gateway has it.
+#[pyclass(frozen, module = "sealane._native")]
+struct GatewayVolume {
+    volume: EngineGateway,
+    sector_count: u64,
+}
+
+#[pymethods]
+impl GatewayVolume {
+    #[new]
+    #[pyo3(signature = (*, volume_id, generation, sector_count, key_epoch, key))]
+    fn new(
+        volume_id: &[u8],
+        generation: u32,
+        sector_count: u64,
+        key_epoch: u32,
+        key: &Bound<'_, PyByteArray>,
+    ) -> PyResult<Self> {
+        let identity = VolumeIdentity { volume_id: array("volume_id", volume_id)?, generation };
+        let key = SealKey::new(&take_secret("key", key)?, identity, key_epoch);
+        Ok(Self { volume: EngineGateway::new(key)?, sector_count })
+    }
+
+    #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
+    fn add_counters(
+        &self,
+        broker_instance: u16,
+        start_epoch: u32,
+        start: u64,
+        end: u64,
+    ) -> PyResult<()> {
+        let range = CounterRange::new(broker_instance, start_epoch, start, end).map_err(invalid)?;
+        self.volume.add_counters(range);
+        Ok(())
+    }
+
+    fn counters_remaining(&self) -> u64 {
+        self.volume.counters_remaining()
+    }
+
+    #[pyo3(signature = (front_fd, back_fd, *, association, queue_id, front_queue_depth,
+        front_h2c_data_max, front_transfer_max, success_flag, back_queue_depth, back_h2c_data_max,
+        back_transfer_max, back_in_capsule_max, secure))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn start_queue(
+        &self,
+        front_fd: i32,
+        back_fd: i32,
+        association: u64,
+        queue_id: u16,
+        front_queue_depth: u16,
+        front_h2c_data_max: usize,
+        front_transfer_max: usize,
+        success_flag: bool,
+        back_queue_depth: u16,
+        back_h2c_data_max: usize,
+        back_transfer_max: usize,
+        back_in_capsule_max: usize,
+        mut secure: PyRefMut<'_, SecureQueueParameters>,
+    ) -> PyResult<()> {
+        let (front_fd, back_fd) = (duplicate(front_fd)?, duplicate(back_fd)?);
+        let front = ControllerLimits {
+            queue_depth: front_queue_depth,
+            h2c_data_max: front_h2c_data_max,
+            transfer_max: front_transfer_max,
+            block_bytes: DATA_BYTES,
+            block_count: self.sector_count,
+            nsid: 1,
+            success_flag,
+        };
+        let back = HostLimits {
+            queue_depth: back_queue_depth,
+            h2c_data_max: back_h2c_data_max,
+            transfer_max: back_transfer_max,
+            in_capsule_max: back_in_capsule_max,
+            block_bytes: BLOCK_BYTES,
+            nsid: 1,
+        };
+        let pair = QueuePair { association, queue_id, front, back, secure: secure.take()? };
+        Ok(self.volume.start_queue(front_fd, back_fd, pair)?)
+    }
+
+    #[pyo3(signature = (association=None))]
+    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
+        py.detach(|| self.volume.close_queues(association));
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        statistics(py, self.volume.statistics())
+    }
+
+    fn take_events(&self) -> Vec<StorageEvent> {
+        taken(self.volume.events())
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.volume.events().as_fd().as_raw_fd()
+    }
+}
+
+/// A plain I/O queue of a host.
+#[pyclass(frozen, module = "sealane._native")]
+struct HostQueue {
+    queue: HostVolumeQueue,
+}
+
+fn transfer_error(error: TransferError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        TransferError::Status { status, lba } => StatusError::new_err((status.code(), lba, text)),
+        TransferError::Ended { reason, .. } => QueueError::new_err((reason.id(), text)),
+        TransferError::TimedOut(_) => QueueError::new_err(("queue.timeout", text)),
+        TransferError::Misaligned(_) => invalid(text),
+    }
+}
+
+#[pymethods]
+impl HostQueue {
+    #[new]
+    #[pyo3(signature = (fd, *, queue_depth, h2c_data_max, transfer_max, in_capsule_max, io_bytes,
+        block_bytes, timeout_seconds))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn new(
+        fd: i32,
+        queue_depth: u16,
+        h2c_data_max: usize,
+        transfer_max: usize,
+        in_capsule_max: usize,
+        io_bytes: usize,
+        block_bytes: usize,
+        timeout_seconds: f64,
+    ) -> PyResult<Self> {
+        if block_bytes == 0 || transfer_max < block_bytes {
+            return Err(invalid("a transfer moves at least 1 block"));
+        }
+        let limits = HostLimits {
+            queue_depth,
+            h2c_data_max,
+            transfer_max,
+            in_capsule_max,
+            block_bytes,
+            nsid: 1,
+        };
+        let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
+        let queue = HostVolumeQueue::new(duplicate(fd)?, limits, io_bytes, timeout)?;
+        Ok(Self { queue })
+    }
+
+    fn write(&self, py: Python<'_>, lba: u64, data: PyBuffer<u8>) -> PyResult<()> {
+        if !data.is_c_contiguous() {
+            return Err(invalid("the buffer must be contiguous"));
+        }
+        let pointer = data.buf_ptr().cast::<u8>();
+        let bytes = match data.len_bytes() {
+            0 => &[],
+            // SAFETY: `data` holds the export for the whole call, so the memory stays valid and
+            // the length is the buffer's own. The caller must not change it during the call.
+            length => unsafe { std::slice::from_raw_parts(pointer, length) },
+        };
+        py.detach(|| self.queue.write(lba, bytes)).map_err(transfer_error)
+    }
+
+    fn read(&self, py: Python<'_>, lba: u64, into: PyBuffer<u8>) -> PyResult<()> {
+        if !into.is_c_contiguous() || into.readonly() {
+            return Err(invalid("the buffer must be contiguous and writable"));
+        }
+        let pointer = into.buf_ptr().cast::<u8>();
+        let bytes = match into.len_bytes() {
+            0 => &mut [],
+            // SAFETY: `into` holds the export for the whole call, so the memory stays valid,
+            // writable and of this length. The caller must not use the buffer during the call.
+            length => unsafe { std::slice::from_raw_parts_mut(pointer, length) },
+        };
+        py.detach(|| self.queue.read(lba, bytes)).map_err(transfer_error)
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.queue.flush()).map_err(transfer_error)
+    }
+
+    fn progress(&self) -> u64 {
+        self.queue.progress()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.queue.close());
+    }
+}
+
+/// Finds which pieces occur where in a file.
+#[pyfunction]
+fn find_pieces(py: Python<'_>, path: PathBuf, pieces: Vec<Vec<u8>>) -> PyResult<Vec<(usize, u64)>> {
+    Ok(py.detach(|| pieces::find_pieces(Path::new(&path), &pieces))?)
+}
+
+/// The specification's name of a status code (type and code, without flags).
+#[pyfunction]
+fn status_name(code: u16) -> Option<&'static str> {
+    Status::from_field(code << 1).name()
+}
+
+/// The sector format's metadata fields: name to (start, end) in the 64 bytes.
+#[pyfunction]
+fn sector_layout(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let layout = PyDict::new(py);
+    for (name, place) in field::ALL {
+        layout.set_item(name, place)?;
+    }
+    Ok(layout)
+}

@@ -1,0 +1,39 @@
+"""NVMe qualified names (NVMe Base 2.0 §4.7)."""
+
+import re
+import uuid
+
+from sealane.errors import UsageError
+
+NQN_BYTES_MAX = 223
+_DATED = re.compile(r"nqn\.\d{4}-(0[1-9]|1[0-2])\.[a-z0-9.-]+(:.+)?")
+_BY_UUID = "nqn.2014-08.org.nvmexpress:uuid:"
+_VOLUME = "nqn.2026-11.dev.sealane:volume:"
+_EXPORT = "nqn.2026-11.dev.sealane:export:"
+
+
+def check_nqn(text: str) -> str:
+    """Return `text` if it is an NQN; UsageError otherwise."""
+    printable = text.isprintable() and " " not in text
+    if len(text.encode()) > NQN_BYTES_MAX or not printable or not _DATED.fullmatch(text):
+        raise UsageError(
+            "nqn.malformed",
+            f"{text!r} is no NVMe qualified name; allowed: nqn.yyyy-mm.reverse.domain:name, "
+            f"at most {NQN_BYTES_MAX} bytes",
+        )
+    return text
+
+
+def volume_nqn(volume_id: uuid.UUID) -> str:
+    """Secure subsystem of a volume at its target."""
+    return f"{_VOLUME}{volume_id}"
+
+
+def export_nqn(volume_id: uuid.UUID) -> str:
+    """Plain subsystem of an attached volume at its gateway."""
+    return f"{_EXPORT}{volume_id}"
+
+
+def random_host_nqn() -> str:
+    """Fresh host name of the form that `nvme gen-hostnqn` makes."""
+    return f"{_BY_UUID}{uuid.uuid4()}"

@@ -1,0 +1,483 @@
+"""Target, gateway and initiator on loopback: what is written comes back, and nothing else does."""
+
+import asyncio
+import contextlib
+import random
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from sealane import _native
+from sealane.daemon.storage.gateway import AttachedVolume, Gateway
+from sealane.daemon.storage.initiator import HostController, NvmeStatusError, VolumeQueue
+from sealane.daemon.storage.target import Target
+from sealane.errors import ProtocolError, UnavailableError, UsageError
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
+GATEWAY = "nqn.2026-11.dev.sealane:gateway:g1"
+BLOCK = 4160
+SECTORS = 8192
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeKey:
+    volume_id: uuid.UUID
+    generation: int = 1
+    sector_count: int = SECTORS
+    key_epoch: int = 1
+    key: bytearray = field(default_factory=lambda: bytearray(secrets.token_bytes(32)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    broker_instance: int = 1
+    start_epoch: int = 1
+    counter_start: int = 1
+    counter_end: int = 1 << 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    ticket: bytes
+    secret: bytearray
+    association_epoch: int
+    target_incarnation: int
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    host_nqn: str = GATEWAY
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    target: Target
+    gateway: Gateway
+    attached: AttachedVolume
+    volume_id: uuid.UUID
+    path: Path | None
+    grants: list[Grant] = field(default_factory=list)
+    via: tuple[str, int] | None = None
+
+    def grant(self, queue_id: int, *, epoch: int = 1) -> Grant:
+        """What the control channel does, in one process."""
+        secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
+        self.target.admit_queue(
+            ticket,
+            volume_id=self.volume_id,
+            host_nqn=GATEWAY,
+            queue_id=queue_id,
+            secret=bytearray(secret),
+            association_epoch=epoch,
+            incarnation=7,
+        )
+        traddr, trsvcid = self.via or self.target.address
+        grant = Grant(
+            ticket=ticket,
+            secret=bytearray(secret),
+            association_epoch=epoch,
+            target_incarnation=7,
+            traddr=traddr,
+            trsvcid=trsvcid,
+            subsystem_nqn=self.target.subsystem_nqn(self.volume_id),
+        )
+        self.grants.append(grant)
+        return grant
+
+    def host(self, *, host_nqn: str = HOST) -> HostController:
+        export = self.attached.export
+        return HostController(
+            traddr=export.traddr,
+            trsvcid=export.trsvcid,
+            subsystem_nqn=export.subsystem_nqn,
+            host_nqn=host_nqn,
+        )
+
+    def back_host(self, *, host_nqn: str = GATEWAY) -> HostController:
+        traddr, trsvcid = self.target.address
+        return HostController(
+            traddr=traddr,
+            trsvcid=trsvcid,
+            subsystem_nqn=self.target.subsystem_nqn(self.volume_id),
+            host_nqn=host_nqn,
+        )
+
+    @contextlib.asynccontextmanager
+    async def queue(self) -> AsyncIterator[VolumeQueue]:
+        async with self.host() as host:
+            queue = await host.open_queue(1)
+            try:
+                yield queue
+            finally:
+                await queue.close()
+
+    async def reason(self, reason: str, *, at_target: bool = False) -> None:
+        """Wait until an event with this reason is reported."""
+        async with asyncio.timeout(10):
+            while True:
+                taken = (
+                    self.target.take_events(self.volume_id)
+                    if at_target
+                    else self.attached.take_events()
+                )
+                if any(event.reason == reason for event in taken):
+                    return
+                await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def make_world(
+    directory: Path | None, *, counters: Counters | None = None
+) -> AsyncIterator[World]:
+    target = Target(
+        traddr="127.0.0.1",
+        trsvcid=0,
+        store_kind="file" if directory else "memory",
+        directory=directory,
+    )
+    gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
+    await target.start()
+    await gateway.start()
+    volume_id = uuid.uuid4()
+    await target.create_volume(volume_id, sector_count=SECTORS)
+
+    async def open_queue(queue_id: int) -> Grant:
+        return world.grant(queue_id)
+
+    key = VolumeKey(volume_id=volume_id)
+    attached = await gateway.attach(
+        key, counters=counters or Counters(), host_nqn=HOST, open_queue=open_queue
+    )
+    assert not any(key.key)
+    world = World(
+        target=target,
+        gateway=gateway,
+        attached=attached,
+        volume_id=volume_id,
+        path=target.store_path(volume_id),
+    )
+    try:
+        yield world
+    finally:
+        await gateway.stop()
+        await target.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with make_world(tmp_path / "store") as made:
+        yield made
+
+
+def data(size: int) -> bytes:
+    return random.Random(5).randbytes(size)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+async def test_eight_mebibytes_come_back_and_the_store_holds_no_plaintext(
+    tmp_path: Path, kind: str
+) -> None:
+    content = data(8 * MEBIBYTE)
+    async with make_world(tmp_path / "store" if kind == "file" else None) as world:
+        async with world.queue() as queue:
+            await queue.write(3, content)
+            await queue.flush()
+            back = bytearray(len(content))
+            await queue.read(3, back)
+            assert back == content
+            assert queue.progress() == 2 * len(content)
+        statistics = world.attached.statistics()
+        sectors = len(content) // 4096
+        assert statistics["sectors_sealed"] == statistics["sectors_opened"] == sectors
+        assert statistics["counters_used"] == 256 * sectors
+        assert statistics["refusals"] == 0
+        assert world.target.statistics(world.volume_id)["sectors_written"] == sectors
+        if world.path is not None:
+            pieces = [content[at : at + 16] for at in range(0, len(content), 65536)]
+            assert _native.find_pieces(world.path, pieces) == []
+
+
+async def test_find_pieces_finds_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "haystack"
+    path.write_bytes(b"x" * 100_000 + b"needle-needle-16" + b"y" * 10)
+    assert _native.find_pieces(path, [b"absent", b"needle-needle-16"]) == [(1, 100_000)]
+
+
+async def test_one_sector_writes_travel_in_the_capsule(world: World) -> None:
+    async with world.host() as host:
+        queue = await host.open_queue(1, io_bytes=4096)
+        content = data(64 * 4096)
+        await queue.write(0, content)
+        back = bytearray(len(content))
+        await queue.read(0, back)
+        await queue.close()
+        assert back == content
+
+
+async def test_unwritten_sectors_read_as_zeros(world: World) -> None:
+    async with world.queue() as queue:
+        await queue.write(10, b"\xaa" * 4096)
+        back = bytearray(b"\xff" * (3 * 4096))
+        await queue.read(9, back)
+        assert back == bytes(4096) + b"\xaa" * 4096 + bytes(4096)
+
+
+async def test_two_queues_work_at_once(world: World) -> None:
+    async with world.host() as host:
+        assert await host.request_queues(2) == 2
+        queues = [await host.open_queue(1), await host.open_queue(2)]
+        content = data(2 * MEBIBYTE)
+        await asyncio.gather(queues[0].write(0, content), queues[1].write(1024, content))
+        back = bytearray(len(content))
+        await queues[0].read(1024, back)
+        assert back == content
+        for queue in queues:
+            await queue.close()
+
+
+async def test_wrong_host_is_refused(world: World) -> None:
+    with pytest.raises(NvmeStatusError) as caught:
+        await world.host(host_nqn=f"{HOST[:-1]}2").connect()
+    assert caught.value.status == 0x184
+    await world.reason("connect.host")
+
+
+async def test_range_beyond_the_namespace_is_refused_and_the_queue_lives_on(world: World) -> None:
+    async with world.queue() as queue:
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.write(SECTORS - 1, bytes(8192))
+        assert caught.value.status == 0x080
+        await queue.write(SECTORS - 1, bytes(4096))
+
+
+async def test_exhausted_lease_refuses_writes_and_a_new_one_heals(tmp_path: Path) -> None:
+    async with make_world(None, counters=Counters(counter_end=1 + 3 * 256)) as world:
+        async with world.queue() as queue:
+            await queue.write(0, bytes(3 * 4096))
+            with pytest.raises(NvmeStatusError) as caught:
+                await queue.write(8, bytes(4096))
+            assert caught.value.status == 0x082
+            await world.reason("lease.exhausted")
+            world.attached.add_counters(Counters(start_epoch=2))
+            await queue.write(8, bytes(4096))
+
+
+async def test_ticket_is_good_once(world: World) -> None:
+    grant = world.grant(1)
+    async with world.back_host() as host:
+        (await host.connect_queue(1, ticket=grant.ticket)).close()
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError) as caught:
+            await host.connect_queue(1, ticket=grant.ticket)
+    assert caught.value.status == 0x182
+    await world.reason("queue.ticket", at_target=True)
+
+
+async def test_ticket_is_for_one_queue_id_and_host(world: World) -> None:
+    grant = world.grant(1)
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(2, ticket=grant.ticket)
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1, ticket=grant.ticket)
+    with pytest.raises(NvmeStatusError):
+        await world.back_host(host_nqn=HOST).connect()
+
+
+async def test_no_ticket_no_queue(world: World) -> None:
+    world.grant(1)
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1)
+
+
+async def test_expired_ticket_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sealane.daemon.storage.target.TICKET_SECONDS", 0.0)
+    grant = world.grant(1)
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1, ticket=grant.ticket)
+
+
+async def test_older_association_epochs_are_refused_and_closed(world: World) -> None:
+    async with world.queue() as queue:
+        await queue.write(0, bytes(4096))
+        old = world.grant(2)
+        world.target.close_older_queues(world.volume_id, 2)
+        with pytest.raises((NvmeStatusError, UnavailableError)):
+            await queue.write(0, bytes(4096))
+    with pytest.raises(ProtocolError, match="older"):
+        world.grant(1, epoch=1)
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(2, ticket=old.ticket)
+
+
+def change(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+def stored(path: Path, lba: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(lba * BLOCK)
+        return file.read(BLOCK)
+
+
+async def refused_read(queue: VolumeQueue, lba: int) -> int:
+    back = bytearray(b"\x11" * 4096)
+    with pytest.raises(NvmeStatusError) as caught:
+        await queue.read(lba, back)
+    assert caught.value.is_verification_failure
+    assert back == b"\x11" * 4096
+    return caught.value.status
+
+
+async def test_flipped_bit_in_the_store_is_refused_by_its_tag(world: World) -> None:
+    assert world.path is not None
+    async with world.queue() as queue:
+        await queue.write(5, data(4096))
+        block = bytearray(stored(world.path, 5))
+        block[100] ^= 1
+        change(world.path, 5 * BLOCK, block)
+        assert await refused_read(queue, 5) == 0x282
+        await world.reason("sector.tag")
+        await queue.read(6, bytearray(4096))
+
+
+async def test_swapped_and_older_sectors_in_the_store_are_stale(world: World) -> None:
+    assert world.path is not None
+    async with world.queue() as queue:
+        await queue.write(5, data(4096))
+        old = stored(world.path, 5)
+        await queue.write(5, data(8192))
+        five, six = stored(world.path, 5), stored(world.path, 6)
+        change(world.path, 5 * BLOCK, six + five)
+        assert await refused_read(queue, 5) == 0x284
+        change(world.path, 5 * BLOCK, old + six)
+        assert await refused_read(queue, 5) == 0x284
+        await world.reason("sector.stale", at_target=True)
+        change(world.path, 5 * BLOCK, five)
+        await queue.read(5, bytearray(8192))
+
+
+class Interceptor:
+    """Between gateway and target: forwards bytes, may change or repeat what a gateway sends."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self.recorded = bytearray()
+        self.rewrite = False
+        self.replay = False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._forward(reader, up_writer, requests=True))
+                tasks.create_task(self._forward(up_reader, writer, requests=False))
+        except* ConnectionError:
+            pass
+        finally:
+            for each in (writer, up_writer):
+                each.close()
+                with contextlib.suppress(ConnectionError):
+                    await each.wait_closed()
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, requests: bool
+    ) -> None:
+        while chunk := await reader.read(1 << 20):
+            sent = bytearray(chunk)
+            is_write = requests and chunk[0] == 0x04 and chunk[8] == 0x01
+            if is_write and self.rewrite:
+                sent[48] ^= 1  # first LBA
+            writer.write(sent)
+            if is_write and self.replay:
+                writer.write(sent)
+            await writer.drain()
+        writer.write_eof()
+
+
+@contextlib.asynccontextmanager
+async def intercepted(world: World) -> AsyncIterator[Interceptor]:
+    interceptor = Interceptor(world.target.address)
+    server = await asyncio.start_server(interceptor.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    world.via = (host, port)
+    try:
+        yield interceptor
+    finally:
+        server.close()
+
+
+async def test_redirected_write_is_refused_and_a_new_connection_works(world: World) -> None:
+    async with intercepted(world) as wire:
+        async with world.queue() as queue:
+            await queue.write(4, data(4096))
+            wire.rewrite = True
+            with pytest.raises((NvmeStatusError, UnavailableError)):
+                await queue.write(4, bytes(4096))
+            await world.reason("command.mac", at_target=True)
+            wire.rewrite = False
+        async with world.queue() as queue:
+            back = bytearray(4096)
+            await queue.read(4, back)
+            assert back == data(4096)
+            back = bytearray(4096)
+            await queue.read(5, back)
+            assert back == bytes(4096)
+
+
+async def test_replayed_write_is_refused(world: World) -> None:
+    async with intercepted(world) as wire, world.queue() as queue:
+        wire.replay = True
+        with contextlib.suppress(NvmeStatusError, UnavailableError):
+            await queue.write(4, data(4096))
+        await world.reason("command.mac", at_target=True)
+        assert world.target.statistics(world.volume_id)["writes"] == 1
+
+
+async def test_detach_ends_the_host_and_deletes_the_export(world: World) -> None:
+    async with world.host() as host:
+        queue = await host.open_queue(1)
+        await world.attached.detach()
+        with pytest.raises(UnavailableError):
+            await queue.write(0, bytes(4096))
+        await queue.close()
+    with pytest.raises(NvmeStatusError):
+        await world.host().connect()
+
+
+async def test_deleted_volume_leaves_no_file(world: World) -> None:
+    assert world.path is not None
+    assert world.path.stat().st_mode & 0o777 == 0o600
+    await world.target.delete_volume(world.volume_id)
+    assert not world.path.exists()
+    with pytest.raises(UsageError):
+        world.grant(1)
+
+
+async def test_plain_front_end_stays_on_loopback() -> None:
+    with pytest.raises(UsageError, match="loopback"):
+        Gateway(traddr="192.0.2.1", trsvcid=0)
+
+
+async def test_address_in_use_is_said_so(world: World) -> None:
+    traddr, trsvcid = world.gateway.address
+    with pytest.raises(UsageError, match=str(trsvcid)):
+        await Gateway(traddr=traddr, trsvcid=trsvcid).start()
+
+
+async def test_secret_starts_one_queue_only(world: World) -> None:
+    grant = world.grant(1)
+    async with world.host() as host:
+        connected = await host.connect_queue(1)
+        assert not any(world.grants[-1].secret)
+        assert any(replace(grant).secret)
+        connected.close()
