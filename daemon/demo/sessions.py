@@ -96,7 +96,7 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
                 haul.display_name,
                 region_bytes=SENDS_AHEAD * MESSAGE_BYTES,
                 peer_node=haul.cluster.fabric_far.name,
-                peer_address=haul.cluster.fabric_far.addresses["fabric"],
+                peer_address=haul.cluster.fabric_far.addresses["fabric_control"],
                 rate_bits_per_second=haul.link.rate_bits_per_second,
                 via_address=link.address,
             ) as session,

@@ -182,7 +182,7 @@ def test_nobody_enrols_as_broker() -> None:
     ("spoil", "reason"),
     [
         (lambda e: e[:-1], "attestation.evidence.malformed"),
-        (lambda e: b"", "attestation.evidence.malformed"),
+        (lambda _: b"", "attestation.evidence.malformed"),
         (lambda e: e[:40] + bytes([e[40] ^ 1]) + e[41:], "attestation.evidence.signature"),
         (lambda e: bytes([e[0] ^ 1]) + e[1:], "attestation.key.unknown"),
     ],
