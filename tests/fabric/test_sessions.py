@@ -21,13 +21,12 @@ from sealane.client.session import (
     Reliability,
     SelectiveRepeat,
     SendSession,
-    SessionError,
     fetch_ring,
     listen_session,
     open_session,
 )
 from sealane.daemon.fabric import ring_socket
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
 
 REGION = 2 << 20
