@@ -1,7 +1,10 @@
 """The simulator through its Python face."""
 
+from __future__ import annotations
+
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,8 +73,8 @@ def test_real_payload_survives_every_fault_at_once() -> None:
         ({"corrupt_parts_per_billion": 1}, "corruption needs real payload"),
     ],
 )
-def test_impossible_scenarios_name_the_value(change: dict[str, int], message: str) -> None:
-    arguments = {"count": 1, "message_bytes": 1} | change
+def test_impossible_scenarios_name_the_value(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"count": 1, "message_bytes": 1} | change
     with pytest.raises(ValueError, match=message):
         _native.simulate(**arguments)
 
