@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -18,7 +19,9 @@ from sealane._native import Completion, JobRing
 from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
-from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
+
+if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
+    from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
 
 TOKEN_BYTES = 16
 DESCRIPTORS = 4
@@ -223,7 +226,7 @@ class ReceiveSession(_RingSession):
 
 @contextlib.asynccontextmanager
 async def open_session(
-    sessions: SessionsAsyncStub,
+    sessions: "SessionsAsyncStub",
     display_name: str,
     *,
     region_bytes: int,
@@ -254,7 +257,7 @@ async def open_session(
 
 @contextlib.asynccontextmanager
 async def listen_session(
-    sessions: SessionsAsyncStub, display_name: str, *, region_bytes: int
+    sessions: "SessionsAsyncStub", display_name: str, *, region_bytes: int
 ) -> AsyncIterator[ReceiveSession]:
     """Wait for a peer to open a session of this name; close it on leaving the block."""
     request = sessions_pb2.ListenSessionRequest(

@@ -10,19 +10,18 @@ import ipaddress
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
 from sealane.crypto.exchange import Exchange
 from sealane.daemon.fabric import ring_socket
-from sealane.daemon.fabric.session import Identity, Session, State
-from sealane.daemon.fabric.settings import UNIT_BYTES_MAX, UNIT_BYTES_MIN, FabricSettings
+from sealane.daemon.fabric.session import Identity, Session, Start, State
+from sealane.daemon.fabric.settings import FabricSettings
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.establish import (
     CONNECTION_ID_BYTES,
     NONCE_BYTES,
     VERSION,
-    SessionKeys,
     Transcript,
     confirm,
     derive,
@@ -72,12 +71,6 @@ EstablishWith = Callable[[str, str, Offer], Awaitable[Answer]]
 """(address, node, offer) → answer, over an authenticated channel to exactly that node."""
 
 
-@dataclass(slots=True)
-class _Listener:
-    region_bytes: int
-    arrived: asyncio.Future[Session]
-
-
 class FabricService:
     """All sessions of one fabric. Use `running()`; outside of it nothing is served."""
 
@@ -87,9 +80,7 @@ class FabricService:
         self._settings = settings
         self._node = node
         self._establish_with = establish_with
-        self._listeners: dict[str, _Listener] = {}
         self._sessions: dict[str, Session] = {}
-        self._opening = 0
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
 
@@ -111,7 +102,21 @@ class FabricService:
         self._check_name(display_name)
         self._check_region(region_bytes)
         while True:
-            session = await self._next_arrival(display_name, region_bytes)
+            if self._listener(display_name) is not None:
+                raise UsageError(
+                    "session.listener.exists", f"somebody listens for {display_name!r} already"
+                )
+            self._check_room()
+            session = self._register(display_name, region_bytes, is_sender=False)
+            try:
+                await session.wait_begun()
+            except asyncio.CancelledError:
+                session.close("session.closed.cancelled")
+                raise
+            if session.state is State.CLOSED:
+                raise UnavailableError(
+                    "session.listener.closed", f"{session.identity.name} was closed while waiting"
+                )
             await self._settle(session)
             if session.state is State.ESTABLISHED:
                 return self._grant(session)
@@ -138,18 +143,17 @@ class FabricService:
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
         self._check_room()
-        self._opening += 1
-        try:
-            session = await self._initiate(
-                display_name=display_name,
-                region_bytes=region_bytes,
+        session = self._register(display_name, region_bytes, is_sender=True)
+        with contextlib.ExitStack() as undo:
+            undo.callback(session.close, "session.establish.failed")
+            await self._initiate(
+                session,
                 peer_node=peer_node,
                 peer_address=peer_address,
                 rate_bits_per_second=rate_bits_per_second,
                 via_address=via_address,
             )
-        finally:
-            self._opening -= 1
+            undo.pop_all()
         await self._settle(session)
         if session.state is not State.ESTABLISHED:
             raise UnavailableError(
@@ -167,49 +171,38 @@ class FabricService:
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
         self._check_rate(offer.rate_bits_per_second)
-        if not UNIT_BYTES_MIN <= offer.unit_bytes <= UNIT_BYTES_MAX or offer.unit_bytes % 2:
+        if offer.unit_bytes != self._settings.unit_bytes:
             raise UsageError(
                 "session.unit.range",
-                f"unit of {offer.unit_bytes} bytes; allowed: an even number from "
-                f"{UNIT_BYTES_MIN} to {UNIT_BYTES_MAX}",
+                f"unit of {offer.unit_bytes} bytes; allowed: {self._settings.unit_bytes}",
             )
         _check_address(offer.data_address, "session.establish.malformed")
-        listener = self._listeners.get(offer.display_name)
-        if listener is None or listener.arrived.done():
+        session = self._listener(offer.display_name)
+        if session is None:
             raise UnavailableError(
                 "session.listener.absent",
                 f"nobody listens for a session {offer.display_name!r} at {self._node}",
             )
         exchange = Exchange()
-        endpoint = self._endpoint(listener.region_bytes, offer.unit_bytes)
-        connection_id = secrets.token_bytes(CONNECTION_ID_BYTES)
         unconfirmed = Answer(
-            connection_id=connection_id,
+            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            data_address=endpoint.local_address,
+            data_address=session.data_address,
             confirmation=b"",
         )
         transcript = _transcript(offer, unconfirmed, initiator=peer_node, responder=self._node)
         established = derive(exchange, transcript, is_initiator=False)
-        self._start(
-            endpoint,
-            established.keys,
+        start = Start(
+            keys=established.keys,
             peer_address=offer.data_address,
-            local=connection_id,
-            peer=offer.connection_id,
-            rate_bits_per_second=offer.rate_bits_per_second,
+            connection_id_local=unconfirmed.connection_id,
+            connection_id_peer=offer.connection_id,
+            idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=False,
         )
-        session = self._register(endpoint, offer, peer_node=peer_node, is_sender=False)
-        listener.arrived.set_result(session)
-        return Answer(
-            connection_id=connection_id,
-            public_key=unconfirmed.public_key,
-            nonce=unconfirmed.nonce,
-            data_address=unconfirmed.data_address,
-            confirmation=established.confirmation,
-        )
+        session.begin(_agreed(session, peer_node, offer.rate_bits_per_second), start)
+        return replace(unconfirmed, confirmation=established.confirmation)
 
     def get(self, name: str) -> Session:
         """Return a session by name, also a recently closed one."""
@@ -230,58 +223,38 @@ class FabricService:
 
     async def _initiate(
         self,
+        session: Session,
         *,
-        display_name: str,
-        region_bytes: int,
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
         via_address: str,
-    ) -> Session:
+    ) -> None:
         """Exchange keys with the peer and start the worker."""
         exchange = Exchange()
-        endpoint = self._endpoint(region_bytes, self._settings.unit_bytes)
         offer = Offer(
             version=VERSION,
-            display_name=display_name,
+            display_name=session.identity.display_name,
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
             unit_bytes=self._settings.unit_bytes,
             rate_bits_per_second=rate_bits_per_second,
-            data_address=endpoint.local_address,
+            data_address=session.data_address,
         )
         answer = await self._establish_with(peer_address, peer_node, offer)
         _check_address(answer.data_address, "session.establish.malformed")
         transcript = _transcript(offer, answer, initiator=self._node, responder=peer_node)
         keys = confirm(derive(exchange, transcript, is_initiator=True), answer.confirmation)
-        self._start(
-            endpoint,
-            keys,
+        start = Start(
+            keys=keys,
             peer_address=via_address or answer.data_address,
-            local=offer.connection_id,
-            peer=answer.connection_id,
-            rate_bits_per_second=rate_bits_per_second,
+            connection_id_local=offer.connection_id,
+            connection_id_peer=answer.connection_id,
+            idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=True,
         )
-        return self._register(endpoint, offer, peer_node=peer_node, is_sender=True)
-
-    async def _next_arrival(self, display_name: str, region_bytes: int) -> Session:
-        if display_name in self._listeners:
-            raise UsageError(
-                "session.listener.exists", f"somebody listens for {display_name!r} already"
-            )
-        self._check_room()
-        listener = _Listener(region_bytes, asyncio.get_running_loop().create_future())
-        self._listeners[display_name] = listener
-        try:
-            return await listener.arrived
-        except asyncio.CancelledError:
-            if listener.arrived.done() and not listener.arrived.cancelled():
-                listener.arrived.result().close("session.closed.cancelled")
-            raise
-        finally:
-            del self._listeners[display_name]
+        session.begin(_agreed(session, peer_node, rate_bits_per_second), start)
 
     async def _settle(self, session: Session) -> None:
         try:
@@ -293,15 +266,27 @@ class FabricService:
             session.close("session.closed.cancelled")
             raise
 
-    def _endpoint(self, region_bytes: int, unit_bytes: int) -> SessionEndpoint:
+    def _listener(self, display_name: str) -> Session | None:
+        return next(
+            (
+                session
+                for session in self._sessions.values()
+                if session.state is State.LISTENING
+                and not session.identity.is_sender
+                and session.identity.display_name == display_name
+            ),
+            None,
+        )
+
+    def _register(self, display_name: str, region_bytes: int, *, is_sender: bool) -> Session:
         address = ipaddress.ip_address(self._settings.listen_data)
         host = f"[{address}]" if address.version == 6 else str(address)
         try:
-            return SessionEndpoint(
+            endpoint = SessionEndpoint(
                 f"{host}:0",
                 region_bytes,
                 self._settings.ring_entries,
-                unit_bytes=unit_bytes,
+                unit_bytes=self._settings.unit_bytes,
                 chunk_units=self._settings.chunk_units,
                 slots=self._settings.slots,
             )
@@ -310,39 +295,11 @@ class FabricService:
                 "session.endpoint.resources",
                 f"no socket or shared memory for a session: {error.strerror or error}",
             ) from error
-
-    def _start(
-        self,
-        endpoint: SessionEndpoint,
-        keys: SessionKeys,
-        *,
-        peer_address: str,
-        local: bytes,
-        peer: bytes,
-        rate_bits_per_second: int,
-        is_initiator: bool,
-    ) -> None:
-        endpoint.start(
-            peer_address=peer_address,
-            connection_id_local=int.from_bytes(local, "big"),
-            connection_id_peer=int.from_bytes(peer, "big"),
-            send_key=keys.send,
-            receive_key=keys.receive,
-            rate_bits_per_second=rate_bits_per_second,
-            idle_timeout_ns=round(self._settings.idle_timeout_seconds * 1e9),
-            initiator=is_initiator,
-        )
-
-    def _register(
-        self, endpoint: SessionEndpoint, offer: Offer, *, peer_node: str, is_sender: bool
-    ) -> Session:
         identity = Identity(
             name=f"sessions/{secrets.token_hex(8)}",
-            display_name=offer.display_name,
-            peer_node=peer_node,
+            display_name=display_name,
             is_sender=is_sender,
-            unit_bytes=offer.unit_bytes,
-            rate_bits_per_second=offer.rate_bits_per_second,
+            unit_bytes=self._settings.unit_bytes,
         )
         session = Session(identity, endpoint, on_closed=self._retire)
         self._sessions[identity.name] = session
@@ -373,10 +330,7 @@ class FabricService:
         session.close("session.grant.expired")
 
     def _check_room(self) -> None:
-        if (
-            len(self._sessions) + len(self._listeners) + self._opening
-            >= self._settings.sessions_max
-        ):
+        if len(self._sessions) >= self._settings.sessions_max:
             raise UnavailableError(
                 "session.count.limit",
                 f"{self._settings.sessions_max} sessions are open or awaited: close one, or "
@@ -416,6 +370,10 @@ def _check_address(address: str, reason: str) -> None:
     except ValueError:
         pass
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
+
+
+def _agreed(session: Session, peer_node: str, rate_bits_per_second: int) -> Identity:
+    return replace(session.identity, peer_node=peer_node, rate_bits_per_second=rate_bits_per_second)
 
 
 def _transcript(offer: Offer, answer: Answer, *, initiator: str, responder: str) -> Transcript:

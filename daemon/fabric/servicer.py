@@ -175,4 +175,5 @@ def _session(session: Session) -> sessions_pb2.Session:
         rate_bits_per_second=identity.rate_bits_per_second,
         statistics=session.statistics(),
         close_reason=session.close_reason,
+        data_address=session.data_address,
     )

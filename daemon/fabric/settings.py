@@ -5,8 +5,6 @@ from pathlib import Path
 
 UNIT_BYTES = 1408
 """Payload of a packet that fits an MTU of 1500 with every header."""
-UNIT_BYTES_MIN = 512
-UNIT_BYTES_MAX = 8_900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

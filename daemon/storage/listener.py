@@ -268,7 +268,9 @@ class Listener:
         except (Error, TimeoutError) as error:
             reason = error.reason if isinstance(error, Error) else "connect.timeout"
             refused = ConnectRefusedError(
-                reason, str(error) or "preparing the queue took too long", status=Status.CONNECT_BUSY
+                reason,
+                str(error) or "preparing the queue took too long",
+                status=Status.CONNECT_BUSY,
             )
             await self._refuse(stream, connect, exported, refused)
         finally:

@@ -1,6 +1,10 @@
 """Native engine: everything that is per-packet or per-sector. Contract of `native/py`."""
 
-from typing import final
+import os
+from collections.abc import Sequence
+from typing import Self, TypedDict, final
+
+from typing_extensions import Buffer
 
 __version__: str
 
@@ -10,8 +14,8 @@ __version__: str
 class SessionEndpoint:
     # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
     # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
-    def __init__(
-        self,
+    def __new__(
+        cls,
         bind_address: str,
         region_bytes: int,
         ring_entries: int = 256,
@@ -19,7 +23,7 @@ class SessionEndpoint:
         unit_bytes: int = 1408,
         chunk_units: int = 16,
         slots: int = 64,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def local_address(self) -> str: ...
     # Region, submission, completion, doorbell; once. The caller passes and closes them.
@@ -70,9 +74,9 @@ class Completion:
 @final
 class JobRing:
     # The job's side. Takes over the four descriptors.
-    def __init__(
-        self, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
-    ) -> None: ...
+    def __new__(
+        cls, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
+    ) -> Self: ...
     @property
     def region(self) -> Region: ...
     @property
@@ -103,8 +107,8 @@ class JobRing:
 @final
 class Emulator:
     # A link between two loopback ports: what comes to `address` goes on to `forward_to`.
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         rate_bits_per_second: int,
         delay_ns: int,
@@ -112,7 +116,7 @@ class Emulator:
         loss_ppb: int,
         seed: int,
         forward_to: str,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def port(self) -> int: ...
     @property
@@ -122,14 +126,64 @@ class Emulator:
     def counters(self) -> dict[str, int]: ...
     def stop(self) -> None: ...
 
+# Simulation.
+
+class SimulationResult(TypedDict):
+    """What a simulated run showed. Times are nanoseconds of virtual time."""
+
+    completion_nanos: list[int]
+    """By message: first packet sent to last acknowledgement received; -1 if it did not complete."""
+    elapsed_nanos: int
+    trace_hash: str
+    """16 hexadecimal digits, equal for equal arguments."""
+    steps: int
+    """Datagrams sent and received, both ways."""
+    sender: dict[str, int]
+    """Session statistics of the sending end."""
+    receiver: dict[str, int]
+    forward: dict[str, int]
+    """Link counters from sender to receiver."""
+    backward: dict[str, int]
+    violations: list[str]
+    """Rules that the checkers saw broken: empty, or there is a bug."""
+
+def simulate(
+    *,
+    count: int,
+    message_bytes: int,
+    message_bytes_max: int | None = None,
+    seed: int = 0,
+    depth: int = 1,
+    slots: int = 16,
+    erasure_code: tuple[int, int] | None = None,
+    unit_bytes: int = 4096,
+    chunk_units: int = 16,
+    real_payload: bool = False,
+    rate_bits_per_second: int = ...,
+    delay_nanos: int = 12_500_000,
+    buffer_bytes: int = 16_777_216,
+    loss_parts_per_billion: int = 0,
+    backward_loss_parts_per_billion: int = 0,
+    duplicate_parts_per_billion: int = 0,
+    reorder_parts_per_billion: int = 0,
+    reorder_nanos_max: int = 0,
+    corrupt_parts_per_billion: int = 0,
+    blackout_nanos: tuple[int, int] | None = None,
+    idle_timeout_nanos: int = ...,
+    time_nanos_max: int = ...,
+) -> SimulationResult:
+    """Send `count` messages over a simulated path and return what happened.
+
+    Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
+    `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
+    Both ends send at the rate of the link, which is the same both ways, as are its faults but
+    for loss. `real_payload` seals real bytes and compares them; otherwise only lengths travel.
+    Defaults: 400 Gbit/s, 60 s of idle time-out, one day of virtual time at most.
+
+    Raises ValueError for a scenario that cannot be run, naming the value and the range.
+    """
+
 # Storage data path.
-
-import os
-from collections.abc import Sequence
-from typing import final
-
-from typing_extensions import Buffer
-
 class QueueError(Exception):
     """A queue ended or timed out: arguments (reason id, text)."""
 
@@ -175,9 +229,7 @@ class StorageEvent:
 class TargetVolume:
     """A volume of sealed sectors; `path` None keeps it in memory, else the file must not exist."""
 
-    def __new__(
-        cls, *, sector_count: int, path: str | os.PathLike[str] | None
-    ) -> TargetVolume: ...
+    def __new__(cls, *, sector_count: int, path: str | os.PathLike[str] | None) -> TargetVolume: ...
     def start_queue(
         self,
         fd: int,
@@ -288,8 +340,6 @@ def encode_capsule_cmd(submission: bytes, data: bytes) -> bytes: ...
 def encode_capsule_resp(completion: bytes) -> bytes: ...
 def encode_c2h_data(cid: int, data: bytes) -> bytes: ...
 def encode_termination(from_host: bool, code: int, offset: int) -> bytes: ...
-def find_pieces(
-    path: str | os.PathLike[str], pieces: Sequence[bytes]
-) -> list[tuple[int, int]]: ...
+def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...

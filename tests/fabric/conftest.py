@@ -19,7 +19,6 @@ from sealane.daemon.fabric.servicer import (
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.metrics import Metrics
 from sealane.protocol.v1.sessions_pb2_grpc import (
-    SessionsAsyncStub,
     SessionsStub,
     add_SessionPeerServicer_to_server,
     add_SessionsServicer_to_server,
@@ -33,7 +32,7 @@ REGION_MAX = 8 << 20
 class Fabric:
     name: str
     service: FabricService
-    sessions: SessionsAsyncStub
+    sessions: Any
     address: str
 
 
@@ -111,8 +110,9 @@ async def fabrics(tmp_path: Path) -> AsyncIterator[tuple[Fabric, Fabric]]:
 @pytest.fixture
 def make_fabric(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Fabric]]:
     def make(name: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Fabric]:
-        changes = {key: options.pop(key) for key in ("change_offer", "change_answer")
-                   if key in options}
+        changes = {
+            key: options.pop(key) for key in ("change_offer", "change_answer") if key in options
+        }
         return fabric(replace(settings(tmp_path, name), **options), name, **changes)
 
     return make

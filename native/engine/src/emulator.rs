@@ -21,8 +21,6 @@ use crate::udp::{HEADER_BYTES, Udp};
 /// Packets on their way in one direction; beyond it they overflow. 2^18 packets of 1500 bytes are
 /// 25 ms at 125 Gbit/s, more than this relay can carry.
 const IN_TRANSIT_MAX: usize = 1 << 18;
-/// Receive calls before packets that are due get their turn.
-const RECEIVE_ROUNDS: usize = 8;
 
 /// What one direction has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -180,8 +178,9 @@ struct Relay {
 impl Relay {
     fn run(mut self, stop: &OwnedFd) {
         sharpen_timers();
+        let mut readable = [true, true];
         loop {
-            self.receive();
+            self.receive(readable);
             let due = [self.forward.release(&self.far), self.backward.release(&self.near)];
             *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = EmulatorCounters {
                 forward: self.forward.counters(),
@@ -199,28 +198,28 @@ impl Relay {
             if !fds[0].revents().is_empty() {
                 return;
             }
+            readable = [!fds[1].revents().is_empty(), !fds[2].revents().is_empty()];
         }
     }
 
-    fn receive(&mut self) {
+    fn receive(&mut self, [is_near, is_far]: [bool; 2]) {
         let Self { near, far, forward, backward, .. } = self;
-        for _ in 0..RECEIVE_ROUNDS {
-            let time = now();
-            // A receive error is an ICMP answer to an earlier packet: it was counted when sent.
-            let from_near = near.receive(|packet, from| {
+        let time = now();
+        // A receive error is an ICMP answer to an earlier packet: it was counted when sent.
+        if is_near {
+            let _ = near.receive(|packet, from| {
                 let client = *backward.destination.get_or_insert(from);
                 if client == from {
                     forward.accept(packet, time);
                 }
             });
-            let from_far = far.receive(|packet, from| {
+        }
+        if is_far {
+            let _ = far.receive(|packet, from| {
                 if forward.destination == Some(from) {
                     backward.accept(packet, time);
                 }
             });
-            if from_near.unwrap_or(0) + from_far.unwrap_or(0) == 0 {
-                return;
-            }
         }
     }
 }

@@ -7,10 +7,10 @@
 pub mod aead;
 pub mod erasure;
 pub mod link;
-pub mod session;
 pub mod nvme;
 pub mod sector;
 pub mod secure_queue;
+pub mod session;
 
 /// The conversions between wire structures and bytes, for callers that hold the structures.
 pub mod wire {

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 mod pdu;
 mod session;
+mod simulation;
 mod storage;
 
 /// Native engine.
@@ -15,7 +16,9 @@ mod _native {
     use super::{Bound, PyModule, PyModuleMethods, PyResult, storage};
 
     #[pymodule_export]
-    use super::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
+    use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
+    #[pymodule_export]
+    use crate::simulation::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

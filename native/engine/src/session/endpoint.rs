@@ -14,7 +14,7 @@ use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::DaemonRing;
 pub use super::worker::State;
-use super::worker::{JobMemory, Progress, Report, Worker};
+use super::worker::{JobMemory, Progress, Report, Worker, coalesce_nanos};
 use crate::clock::now;
 use crate::udp::Udp;
 
@@ -188,6 +188,7 @@ impl Endpoint {
             udp,
             peer: start.peer_address,
             follows_peer: !start.is_initiator,
+            coalesce: coalesce_nanos(&config),
             layout: self.layout,
             memory,
             doorbell: Some(doorbell),

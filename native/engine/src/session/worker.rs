@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
+use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{
     CloseReason, CompletionStatus, Event, Memory, PostError, ReceiveRequest, Reliability,
-    SendRequest, Session,
+    SendRequest, Session, SessionConfig,
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
@@ -24,6 +25,13 @@ use crate::udp::Udp;
 const RECEIVES_PER_TURN: usize = 4;
 const SUBMISSIONS_PER_TURN: usize = 64;
 const DATAGRAMS_PER_TURN: usize = 256;
+/// A paced sender wakes up for this many packets at once: half of the machine's burst, so that a
+/// late timer does not cost rate …
+const PACKETS_PER_WAKE: u64 = 4;
+/// … and for no longer than this: control frames wait as long.
+const COALESCE_NANOS_MAX: Nanos = 250_000;
+/// Age of the published statistics, at most.
+const STATISTICS_NANOS: Nanos = 1_000_000;
 
 /// Why a session ended: the job's process is gone.
 pub const REASON_JOB_GONE: &str = "session.job.gone";
@@ -93,6 +101,8 @@ pub(super) struct Worker {
     pub(super) peer: SocketAddr,
     /// The peer may be behind a relay: answer to where its newest authentic packet came from.
     pub(super) follows_peer: bool,
+    /// Least time to sleep, so that several paced packets leave in one call.
+    pub(super) coalesce: Nanos,
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
     /// None once the session is over: the job sees the end of the stream.
@@ -104,6 +114,7 @@ pub(super) struct Worker {
 
 /// What the worker remembers from turn to turn.
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
     /// Taken from the ring, but the machine's slots are all in use.
     held: Option<Submission>,
@@ -113,9 +124,20 @@ pub(super) struct Progress {
     counters: WorkerStatistics,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
+    /// When the statistics were published last.
+    published: Nanos,
+    is_stale: bool,
     must_ring: bool,
     has_more: bool,
+    has_datagrams: bool,
     is_over: bool,
+}
+
+/// The time in which a session earns the packets of one wake-up.
+pub(super) fn coalesce_nanos(config: &SessionConfig) -> Nanos {
+    let bytes = PACKETS_PER_WAKE * config.datagram_bytes_max() as u64;
+    let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
+    nanos.min(COALESCE_NANOS_MAX)
 }
 
 impl Worker {
@@ -123,7 +145,9 @@ impl Worker {
     pub(super) fn run(mut self) {
         sharpen_timers();
         loop {
-            self.receive();
+            if self.progress.has_datagrams {
+                self.receive();
+            }
             if self.session.next_timeout().is_some_and(|at| at <= now()) {
                 self.session.handle_timeout(now());
             }
@@ -161,7 +185,7 @@ impl Worker {
             });
             // An error is the network's late answer to an earlier packet: that one is lost.
             if received.unwrap_or(0) == 0 {
-                progress.has_more = false;
+                progress.has_datagrams = false;
                 return;
             }
         }
@@ -310,17 +334,23 @@ impl Worker {
             self.refuse(&held, Status::Aborted);
         }
         let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
+        self.progress.is_over = true;
         self.publish();
         self.doorbell = None;
-        self.progress.is_over = true;
         self.memory.ring.publish_state(STATE_CLOSED);
         self.report.set(State::Closed { reason });
     }
 
     fn publish(&mut self) {
-        let values = values(&self.session.statistics(), &self.progress.counters);
-        self.memory.ring.publish_statistics(&values);
-        *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
+        let time = now();
+        let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
+        self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
+        if !self.progress.is_stale {
+            self.progress.published = time;
+            let values = values(&self.session.statistics(), &self.progress.counters);
+            self.memory.ring.publish_statistics(&values);
+            *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
+        }
         if std::mem::take(&mut self.progress.must_ring) {
             // A full doorbell is one that the job has not looked at: it will wake all the same.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -329,9 +359,7 @@ impl Worker {
     }
 
     fn wait(&mut self) {
-        let time = now();
-        let idle = self.session.next_timeout().map(|at| timespec(at.saturating_sub(time)));
-        let timeout = if self.progress.has_more { Some(timespec(0)) } else { idle };
+        let timeout = self.timeout();
         self.progress.has_more = false;
         let mut wanted = PollFlags::IN;
         if self.progress.outbound.is_blocked() {
@@ -348,6 +376,8 @@ impl Worker {
             return; // EINTR: the loop looks at everything again
         }
         let stop = fds.first().is_some_and(|fd| !fd.revents().is_empty());
+        self.progress.has_datagrams |=
+            fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
         let rung = fds.get(2).is_some_and(|fd| !fd.revents().is_empty());
         if stop {
             let mut count = [0; 8];
@@ -358,6 +388,18 @@ impl Worker {
         if rung {
             self.answer_doorbell();
         }
+    }
+
+    /// How long nothing needs to be done unless something arrives.
+    fn timeout(&self) -> Option<Timespec> {
+        if self.progress.has_more {
+            return Some(timespec(0));
+        }
+        let time = now();
+        let at = self.session.next_timeout()?.max(time.saturating_add(self.coalesce));
+        let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
+        let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
+        Some(timespec(at.saturating_sub(time)))
     }
 
     /// One bounded read: a job that floods the doorbell only wakes its own session.

@@ -1,0 +1,113 @@
+"""`sealane`: what one runs by hand on one machine. For now that is the demo."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+import sealane
+from sealane.daemon.demo.run import DemoOptions, run_demo
+from sealane.errors import Error, UsageError
+
+MESSAGES_DEFAULT = 40
+MESSAGES_MAX = 1000
+VOLUME_BYTES_MAX = 1 << 40
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and turn an error into one line and its exit code."""
+    options = parse(arguments)
+    console = Console(stderr=True, highlight=False)
+    try:
+        results = asyncio.run(run_demo(options, console))
+    except KeyboardInterrupt:
+        console.print("sealane: interrupted; everything it started is stopped and removed")
+        return INTERRUPTED
+    except Error as error:
+        print(f"sealane: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0 if results.holds else 3
+
+
+def parse(arguments: Sequence[str] | None) -> DemoOptions:
+    """Read the command line; a mistake ends the program with one line and exit code 2."""
+    parser = argparse.ArgumentParser(prog="sealane", description=sealane.__doc__)
+    parser.add_argument("--version", action="version", version=f"sealane {sealane.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="run the main job on this machine: a sealed volume, attacks, a long-haul session",
+        description=(
+            "Start broker, target, gateway and two fabrics as processes on this machine; write the "
+            "input to a sealed volume and read it back; attack the volume; carry the input over an "
+            "emulated long link. About a minute. Exit code 0 when everything held, 3 when not."
+        ),
+    )
+    demo.add_argument(
+        "--input",
+        type=Path,
+        metavar="PATH",
+        help="file to work on (default: the standard library's .py files as one archive)",
+    )
+    demo.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIRECTORY",
+        default=Path("sealane-demo"),
+        help="where completion-times.png and results.json go (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--messages",
+        type=bounded("--messages", 1, MESSAGES_MAX),
+        metavar="N",
+        default=MESSAGES_DEFAULT,
+        help=f"1 MiB messages timed per scheme, 1 to {MESSAGES_MAX} (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--volume-size",
+        type=bounded("--volume-size", 1 << 20, VOLUME_BYTES_MAX),
+        metavar="BYTES",
+        help="size of the volume (default: what the input needs)",
+    )
+    demo.add_argument(
+        "--seed",
+        type=bounded("--seed", 0, (1 << 63) - 1),
+        metavar="N",
+        default=1,
+        help="seed of the link's losses and of the sample (default: %(default)s)",
+    )
+    parsed = parser.parse_args(arguments)
+    return DemoOptions(
+        input=parsed.input,
+        output=parsed.output,
+        messages=parsed.messages,
+        volume_bytes=parsed.volume_size,
+        seed=parsed.seed,
+    )
+
+
+class bounded:  # noqa: N801 - reads as a type in add_argument
+    """An integer with bounds that its error message names."""
+
+    def __init__(self, name: str, minimum: int, maximum: int) -> None:
+        self._name = name
+        self._minimum = minimum
+        self._maximum = maximum
+
+    def __call__(self, text: str) -> int:
+        """Read and check the number."""
+        try:
+            value = int(text)
+        except ValueError:
+            value = self._minimum - 1
+        if not self._minimum <= value <= self._maximum:
+            error = UsageError(
+                "option.range",
+                f"{self._name}: found {text!r}, allowed: {self._minimum} to {self._maximum}",
+            )
+            raise argparse.ArgumentTypeError(str(error))
+        return value

@@ -1,0 +1,279 @@
+"""Starts the demo's daemons as processes of this machine and stops them again, whatever happens."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sealane.crypto.attestation import SoftwareKey
+from sealane.daemon.compose import TRUST_ANCHOR_NAME
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 10.0
+PR_SET_PDEATHSIG: Final = 1
+TENANT: Final = "demo"
+# Well above the link's rate: the demo's sessions choose their own.
+RATE_MAX_BITS_PER_SECOND: Final = 10_000_000_000
+REGION_BYTES_MAX: Final = 1 << 28
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_FAMILIES: Final = {2: UsageError, 3: VerificationError, 4: UnavailableError}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """A running `sealaned` and where it can be reached."""
+
+    name: str
+    run_dir: Path
+    state_dir: Path
+    addresses: dict[str, str]
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket for local callers."""
+        return Path(self.addresses["socket"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The demo's daemons."""
+
+    broker: Daemon
+    target: Daemon
+    gateway: Daemon
+    fabric_near: Daemon
+    fabric_far: Daemon
+
+    @property
+    def store_directory(self) -> Path:
+        """Where the target keeps volumes."""
+        return self.target.state_dir / "volumes"
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the demo ends, even by SIGKILL."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class ClusterBuilder:
+    """Writes configurations, starts daemons one after the other, and stops them in reverse."""
+
+    def __init__(self, scratch: Path, announce: Callable[[str], None]) -> None:
+        self._scratch = scratch
+        self._announce = announce
+        self._keys = {
+            name: SoftwareKey.create()
+            for name in ("target", "gateway", "fabric-near", "fabric-far")
+        }
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Cluster]:
+        """Start everything; stop everything when the block is left."""
+        async with contextlib.AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(self._daemon("broker", self._broker()))
+            enrolment = self._enrolment(broker)
+            target = await stack.enter_async_context(
+                self._daemon(
+                    "target",
+                    {
+                        **enrolment("target"),
+                        "target": {
+                            "listen": "127.0.0.1:0",
+                            "control_listen": "127.0.0.1:0",
+                            "store": "file",
+                        },
+                    },
+                )
+            )
+            gateway = await stack.enter_async_context(
+                self._daemon(
+                    "gateway",
+                    {
+                        **enrolment("gateway"),
+                        "gateway": {
+                            "listen": "127.0.0.1:0",
+                            "target_node": "target",
+                            "target_address": target.addresses["target_control"],
+                        },
+                    },
+                )
+            )
+            fabrics = [
+                await stack.enter_async_context(
+                    self._daemon(
+                        name,
+                        {
+                            **enrolment(name),
+                            "fabric": {
+                                "control_listen": "127.0.0.1:0",
+                                "data_listen": "127.0.0.1",
+                                "rate_max_bits_per_second": RATE_MAX_BITS_PER_SECOND,
+                                "region_bytes_max": REGION_BYTES_MAX,
+                            },
+                        },
+                    )
+                )
+                for name in ("fabric-near", "fabric-far")
+            ]
+            yield Cluster(
+                broker=broker,
+                target=target,
+                gateway=gateway,
+                fabric_near=fabrics[0],
+                fabric_far=fabrics[1],
+            )
+
+    def _broker(self) -> dict[str, dict[str, object]]:
+        directory = self._scratch / "broker"
+        directory.mkdir(mode=0o700)
+        write_private(directory / "kek", secrets.token_bytes(32))
+        policy = ["[software]", "allowed = true", ""]
+        for name, key in self._keys.items():
+            role = name.partition("-")[0]
+            policy += [
+                "[[software.key]]",
+                f'fingerprint = "{key.fingerprint}"',
+                f'nodes = ["{name}"]',
+                f'roles = ["{role}"]',
+                f'tenant = "{TENANT}"',
+                "",
+            ]
+        write_private(directory / "policy.toml", "\n".join(policy).encode())
+        return {
+            "broker": {
+                "listen": "127.0.0.1:0",
+                "attestation_listen": "127.0.0.1:0",
+                "policy_file": str(directory / "policy.toml"),
+                "key_file": str(directory / "kek"),
+            }
+        }
+
+    def _enrolment(self, broker: Daemon) -> Callable[[str], dict[str, dict[str, object]]]:
+        def section(name: str) -> dict[str, dict[str, object]]:
+            key_file = self._scratch / f"{name}.pem"
+            write_private(key_file, self._keys[name].pem())
+            return {
+                "enrolment": {
+                    "broker_address": broker.addresses["broker"],
+                    "attestation_address": broker.addresses["attestation"],
+                    "trust_anchor": str(broker.state_dir / TRUST_ANCHOR_NAME),
+                    "evidence": "software",
+                    "key_file": str(key_file),
+                }
+            }
+
+        return section
+
+    @contextlib.asynccontextmanager
+    async def _daemon(
+        self, name: str, sections: dict[str, dict[str, object]]
+    ) -> AsyncIterator[Daemon]:
+        run_dir, state_dir = self._scratch / f"{name}-run", self._scratch / f"{name}-state"
+        node: dict[str, object] = {
+            "name": name,
+            "run_dir": str(run_dir),
+            "state_dir": str(state_dir),
+        }
+        config = self._scratch / f"{name}.toml"
+        config.write_text(to_toml({"node": node, **sections}))
+        log = self._scratch / f"{name}.log"
+        notify_path = self._scratch / f"{name}.notify"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify, log.open("wb") as stderr:
+            notify.bind(str(notify_path))
+            notify.setblocking(False)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "sealane.daemon.main", "--config", str(config)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=stderr,
+                env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
+                # Ctrl-C is the demo's to handle: it stops its daemons in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+            try:
+                await wait_ready(name, process, notify, log)
+                document = json.loads((run_dir / "ready.json").read_text())
+                self._announce(f"{name} is ready, process {process.pid}")
+                yield Daemon(
+                    name=name,
+                    run_dir=run_dir,
+                    state_dir=state_dir,
+                    addresses=document["addresses"],
+                )
+            finally:
+                await stop(process)
+
+
+async def wait_ready(
+    name: str, process: asyncio.subprocess.Process, notify: socket.socket, log: Path
+) -> None:
+    """Wait for READY=1 on the notification socket, or raise what the daemon said at its end."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while True:
+                message = asyncio.ensure_future(loop.sock_recv(notify, 4096))
+                await asyncio.wait({message, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if message.done() and b"READY=1" in message.result().split(b"\n"):
+                    return
+                if ended.done():
+                    message.cancel()
+                    raise start_failure(name, ended.result(), log)
+    except TimeoutError as error:
+        raise UnavailableError(
+            "demo.daemon.start", f"{name} was not ready after {START_SECONDS:.0f} s"
+        ) from error
+    finally:
+        ended.cancel()
+
+
+def start_failure(name: str, exit_code: int, log: Path) -> Error:
+    """Make the daemon's own last words the demo's error, in the family of its exit code."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    words = lines[-1] if lines else "it said nothing"
+    family = _FAMILIES.get(exit_code, UnavailableError)
+    return family("demo.daemon.start", f"{name} ended with exit code {exit_code}: {words}")
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Ask a process to end, and make it end if it doesn't."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def to_toml(document: dict[str, dict[str, object]]) -> str:
+    """Write tables of strings and integers; JSON's literals for these are TOML's too."""
+    lines: list[str] = []
+    for table, values in document.items():
+        lines.append(f"[{table}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""Runs the demo from the first daemon to the written report."""
+
+import asyncio
+import json
+import shutil
+import signal
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+import sealane.client
+from sealane.daemon.demo.attacks import run_attacks
+from sealane.daemon.demo.cluster import ClusterBuilder
+from sealane.daemon.demo.link import LinkParameters
+from sealane.daemon.demo.report import draw_plot, print_report
+from sealane.daemon.demo.results import AttackResult, DemoResults, VolumeProof
+from sealane.daemon.demo.sessions import SCHEMES, Haul, run_haul, scheme_name
+from sealane.daemon.demo.source import open_source
+from sealane.daemon.demo.storage import VolumeJob, choose_volume_size, created, prove
+from sealane.errors import UsageError
+
+PLOT_NAME: Final = "completion-times.png"
+RESULTS_NAME: Final = "results.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line chose."""
+
+    input: Path | None
+    output: Path
+    messages: int
+    volume_bytes: int | None
+    seed: int
+
+
+async def run_demo(options: DemoOptions, console: Console) -> DemoResults:
+    """Run everything; write results and plot only once all of it is done.
+
+    SIGTERM ends it as Ctrl-C does: daemons stopped, scratch removed, no output.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine always runs in a task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    check_output(options.output)
+    with tempfile.TemporaryDirectory(prefix="sealane-") as directory:
+        scratch = Path(directory)
+        source = await asyncio.to_thread(open_source, options.input, scratch)
+        volume_bytes = choose_volume_size(source, options.volume_bytes)
+        console.print(f"input: {source.name}, {source.size_bytes:,} bytes")
+        builder = ClusterBuilder(scratch, console.print)
+        async with builder.running() as cluster:
+            console.print(
+                "attestation: software evidence (a key on disk), allowed by a development policy; "
+                "it proves nothing about a machine",
+                style="yellow",
+            )
+            progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[unit]}"),
+                TimeElapsedColumn(),
+                console=console,
+                disable=not console.is_terminal,
+            )
+            with progress:
+                job = VolumeJob(
+                    cluster=cluster, source=source, size_bytes=volume_bytes, seed=options.seed
+                )
+                results = await run_parts(options, job, progress)
+        write_outputs(results, options.output, scratch)
+    output_console = Console(highlight=False)
+    print_report(output_console, results)
+    output_console.print(f"plot: {options.output / PLOT_NAME}")
+    output_console.print(f"figures: {options.output / RESULTS_NAME}")
+    return results
+
+
+async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) -> DemoResults:
+    """Run volume, attacks and both hauls, each with its bar."""
+    link = LinkParameters()
+    volume, attacks = await run_volume_part(job, progress)
+    sessions = []
+    for number, reliability in enumerate(SCHEMES):
+        haul = Haul(
+            cluster=job.cluster,
+            source=job.source,
+            link=link,
+            reliability=reliability,
+            messages=options.messages,
+            # Every link draws from two seeds of its own.
+            seed=options.seed + 2 * number,
+        )
+        total = haul.input_messages + haul.messages
+        bar = progress.add_task(
+            f"session, {scheme_name(reliability)}", total=total, unit="messages"
+        )
+        sessions.append(await run_haul(haul, partial(progress.advance, bar)))
+    return DemoResults(
+        source_name=job.source.name,
+        seed=options.seed,
+        link={
+            "rtt_ms": 1e3 * link.rtt_seconds,
+            "loss": link.loss,
+            "rate_mbit_s": link.rate_bits_per_second / 1e6,
+        },
+        volume=volume,
+        attacks=attacks,
+        sessions=tuple(sessions),
+    )
+
+
+async def run_volume_part(
+    job: VolumeJob, progress: Progress
+) -> tuple[VolumeProof, tuple[AttackResult, ...]]:
+    """Run the storage half with bars for write, read, search and attacks."""
+    bars: dict[str, TaskID] = {}
+
+    def step(name: str, unit: str, total: int, done: int) -> None:
+        if name not in bars:
+            bars[name] = progress.add_task(name, total=total, unit=unit)
+        progress.update(bars[name], completed=done)
+
+    async with (
+        sealane.client.connect(str(job.cluster.gateway.socket)) as client,
+        created(job, client) as volume,
+    ):
+        proof = await prove(job, client, volume, step)
+        return proof, await run_attacks(job, client, volume, step)
+
+
+def check_output(directory: Path) -> None:
+    """Refuse an output directory that can't be written to before anything is started."""
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UsageError("output.directory", f"--output: {existing} is not a directory")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise UsageError(
+            "output.permission", f"--output: {existing} can't be written to ({error.strerror})"
+        ) from error
+
+
+def write_outputs(results: DemoResults, directory: Path, scratch: Path) -> None:
+    """Write plot and figures beside the scratch first, so that no half-written file stays."""
+    draw_plot(results, scratch / PLOT_NAME)
+    (scratch / RESULTS_NAME).write_text(json.dumps(results.as_json(), indent=2) + "\n")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (PLOT_NAME, RESULTS_NAME):
+        part = directory / f".{name}.part"
+        shutil.copyfile(scratch / name, part)
+        part.replace(directory / name)

@@ -1,0 +1,202 @@
+//! What a simulated world is like. A scenario and nothing else decides a run.
+
+use sealane_proto::link::{LOSS_PARTS, LinkConfig, Nanos};
+use sealane_proto::session::{
+    BLOCK_UNITS_MAX, ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Reliability,
+};
+
+/// Messages of a run, most: bounds the memory for their outcomes.
+pub const MESSAGES_MAX: u32 = 1_000_000;
+/// Bytes of either end's memory in real mode, most.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
+
+/// One direction of the path. Probabilities are in parts of [`LOSS_PARTS`] and independent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// Bits per second.
+    pub rate_bits_per_second: u64,
+    /// Propagation, in nanoseconds.
+    pub delay_nanos: u64,
+    /// Bytes that may wait.
+    pub buffer_bytes: u64,
+    /// Packets lost.
+    pub loss_parts_per_billion: u32,
+    /// Packets that arrive twice.
+    pub duplicate_parts_per_billion: u32,
+    /// Packets that arrive later than their turn …
+    pub reorder_parts_per_billion: u32,
+    /// … by up to this.
+    pub reorder_nanos_max: Nanos,
+    /// Packets with one bit flipped. Real mode only.
+    pub corrupt_parts_per_billion: u32,
+}
+
+impl Path {
+    /// The link of this path, with its own seed.
+    pub(crate) fn link(&self, seed: u64) -> LinkConfig {
+        LinkConfig {
+            rate_bits_per_second: self.rate_bits_per_second,
+            delay_nanos: self.delay_nanos,
+            buffer_bytes: self.buffer_bytes,
+            loss_parts_per_billion: self.loss_parts_per_billion,
+            seed,
+        }
+    }
+}
+
+/// A run: one end sends `count` messages to the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scenario {
+    /// Decides every random choice.
+    pub seed: u64,
+    /// Number of messages.
+    pub count: u32,
+    /// Shortest message, in bytes.
+    pub message_bytes_min: u64,
+    /// Longest message, in bytes; lengths are uniform between the two.
+    pub message_bytes_max: u64,
+    /// Messages that are posted and not completed, most.
+    pub depth: u16,
+    /// How all of them survive loss.
+    pub reliability: Reliability,
+    /// Payload bytes of a unit.
+    pub unit_bytes: u16,
+    /// Units of a chunk.
+    pub chunk_units: u16,
+    /// Slots of the session.
+    pub slots: u16,
+    /// Wire bytes per second that each end may send.
+    pub rate_bytes_per_second: u64,
+    /// Idle timeout of the session.
+    pub idle_timeout: Nanos,
+    /// Whether bytes travel.
+    pub payload: PayloadMode,
+    /// From the sending to the receiving end.
+    pub forward: Path,
+    /// And back.
+    pub backward: Path,
+    /// An interval in which both directions lose everything: start, end.
+    pub blackout: Option<(Nanos, Nanos)>,
+    /// Virtual time at which a run that has not finished counts as failed.
+    pub time_max: Nanos,
+}
+
+/// A scenario that cannot be run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ScenarioError {
+    /// The session refuses its configuration.
+    #[error(transparent)]
+    Session(#[from] ConfigError),
+    /// No messages, or too many.
+    #[error("count is {0}: from 1 to {MESSAGES_MAX}")]
+    Count(u32),
+    /// Nothing may be posted.
+    #[error("depth is {0}: from 1 to the number of slots")]
+    Depth(u16),
+    /// The range of lengths is empty or too long.
+    #[error("message_bytes from {0} to {1}: a rising range up to {MESSAGE_BYTES_MAX} is needed")]
+    MessageBytes(u64, u64),
+    /// The messages of all slots do not fit into memory.
+    #[error("slots × message_bytes_max is {0}: at most {MEMORY_BYTES_MAX} with real payload")]
+    Memory(u64),
+    /// The code has no data or no parity units, or too many.
+    #[error("({0}, {1}) is no valid code: both at least 1, {BLOCK_UNITS_MAX} together at most")]
+    Code(u8, u8),
+    /// A probability is above one.
+    #[error("{0} parts per billion are more than {LOSS_PARTS}")]
+    Probability(u32),
+    /// Without tags a corrupted packet cannot be told.
+    #[error("corruption needs real payload")]
+    Corruption,
+}
+
+impl Scenario {
+    /// A small world with real payload over a clean path: 200 Mbit/s, 25 ms round trip.
+    #[must_use]
+    pub fn small(seed: u64) -> Self {
+        let path = Path {
+            rate_bits_per_second: 200_000_000,
+            delay_nanos: 12_500_000,
+            buffer_bytes: 1 << 20,
+            loss_parts_per_billion: 0,
+            duplicate_parts_per_billion: 0,
+            reorder_parts_per_billion: 0,
+            reorder_nanos_max: 0,
+            corrupt_parts_per_billion: 0,
+        };
+        Self {
+            seed,
+            count: 8,
+            message_bytes_min: 0,
+            message_bytes_max: 40_000,
+            depth: 4,
+            reliability: Reliability::SelectiveRepeat,
+            unit_bytes: 1408,
+            chunk_units: 4,
+            slots: 8,
+            rate_bytes_per_second: 25_000_000,
+            idle_timeout: 60_000_000_000,
+            payload: PayloadMode::Real,
+            forward: path,
+            backward: path,
+            blackout: None,
+            time_max: 600_000_000_000,
+        }
+    }
+
+    /// Lengths only, at 400 Gbit/s with 4 KiB units and a 25 ms round trip: the paper's figures.
+    #[must_use]
+    pub fn fast(seed: u64) -> Self {
+        let small = Self::small(seed);
+        let path =
+            Path { rate_bits_per_second: 400_000_000_000, buffer_bytes: 16 << 20, ..small.forward };
+        Self {
+            unit_bytes: 4096,
+            chunk_units: 16,
+            depth: 1,
+            slots: 2,
+            rate_bytes_per_second: 50_000_000_000,
+            payload: PayloadMode::LengthsOnly,
+            forward: path,
+            backward: path,
+            ..small
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ScenarioError> {
+        if self.count == 0 || self.count > MESSAGES_MAX {
+            return Err(ScenarioError::Count(self.count));
+        }
+        if self.depth == 0 || self.depth > self.slots {
+            return Err(ScenarioError::Depth(self.depth));
+        }
+        let (min, max) = (self.message_bytes_min, self.message_bytes_max);
+        if min > max || max > MESSAGE_BYTES_MAX {
+            return Err(ScenarioError::MessageBytes(min, max));
+        }
+        let memory = max * u64::from(self.slots);
+        if self.payload == PayloadMode::Real && memory > MEMORY_BYTES_MAX {
+            return Err(ScenarioError::Memory(memory));
+        }
+        if let Reliability::ErasureCoded { k, m } = self.reliability
+            && (k == 0 || m == 0 || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX)
+        {
+            return Err(ScenarioError::Code(k, m));
+        }
+        for path in [&self.forward, &self.backward] {
+            let parts = [
+                path.loss_parts_per_billion,
+                path.duplicate_parts_per_billion,
+                path.reorder_parts_per_billion,
+                path.corrupt_parts_per_billion,
+            ];
+            if let Some(too_many) = parts.into_iter().find(|parts| *parts > LOSS_PARTS) {
+                return Err(ScenarioError::Probability(too_many));
+            }
+            if path.corrupt_parts_per_billion > 0 && self.payload == PayloadMode::LengthsOnly {
+                return Err(ScenarioError::Corruption);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,226 @@
+//! Worlds that must stay whole, and checkers that must notice when they do not.
+
+use sealane_proto::session::Reliability;
+
+use crate::memory::Sabotage;
+use crate::world::{WorldSabotage, run_sabotaged};
+use crate::{Outcome, Path, Rule, Scenario, ScenarioError, run};
+
+const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3 };
+const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];
+const PERCENT: u32 = 10_000_000;
+const MILLISECOND: u64 = 1_000_000;
+
+/// Runs and insists on a whole world; a failure says how to run exactly this again.
+fn check(scenario: &Scenario) -> Outcome {
+    let outcome = run(scenario).expect("a valid scenario");
+    assert!(
+        outcome.violations.is_empty(),
+        "seed {}: {:#?}\nreplay: sealane_sim::run(&{scenario:?})",
+        scenario.seed,
+        outcome.violations,
+    );
+    assert!(outcome.completion_nanos.iter().all(Option::is_some));
+    outcome
+}
+
+/// A world in which everything goes wrong, differently for each seed.
+fn hostile(seed: u64) -> Scenario {
+    let small = Scenario::small(seed);
+    let path = |loss: u64| Path {
+        loss_parts_per_billion: PERCENT * (seed * loss % 11) as u32,
+        duplicate_parts_per_billion: PERCENT * (seed % 7) as u32,
+        reorder_parts_per_billion: PERCENT * (seed % 13) as u32,
+        reorder_nanos_max: MILLISECOND * (seed % 40),
+        corrupt_parts_per_billion: PERCENT * (seed % 5) as u32,
+        ..small.forward
+    };
+    let start = MILLISECOND * (seed * 13 % 300);
+    Scenario {
+        reliability: BOTH[(seed % 2) as usize],
+        chunk_units: 1 + (seed % 9) as u16,
+        depth: 1 + (seed % 8) as u16,
+        forward: path(1),
+        backward: path(3),
+        blackout: seed.is_multiple_of(4).then_some((start, start + MILLISECOND * 80)),
+        ..small
+    }
+}
+
+#[test]
+fn a_clean_path_needs_nothing_twice() {
+    for reliability in BOTH {
+        let outcome = check(&Scenario { reliability, ..Scenario::small(1) });
+        assert_eq!(outcome.sender.retransmitted_packets, 0);
+        assert_eq!(outcome.receiver.decoded_units, 0);
+        assert_eq!(outcome.receiver.duplicates, 0);
+        assert_eq!(outcome.receiver.forged + outcome.receiver.replayed, 0);
+        assert_eq!(outcome.sender.sends_completed, 8);
+        assert_eq!(outcome.sender.payload_bytes_sent, outcome.receiver.payload_bytes_received);
+        let srtt = outcome.sender.srtt_nanos;
+        assert!((25 * MILLISECOND..26 * MILLISECOND).contains(&srtt), "{srtt}");
+    }
+}
+
+#[test]
+fn loss_from_none_to_a_tenth_is_survived() {
+    for loss in [0, PERCENT / 1000, PERCENT / 10, PERCENT, 10 * PERCENT] {
+        for reliability in BOTH {
+            let mut scenario = Scenario { reliability, count: 20, ..Scenario::small(7) };
+            scenario.message_bytes_max = 200_000;
+            scenario.forward.loss_parts_per_billion = loss;
+            scenario.backward.loss_parts_per_billion = loss;
+            let outcome = check(&scenario);
+            if loss == 10 * PERCENT {
+                assert!(outcome.sender.retransmitted_packets > 0);
+                assert_eq!(outcome.receiver.decoded_units > 0, reliability == CODED);
+            }
+        }
+    }
+}
+
+#[test]
+fn hundreds_of_hostile_worlds_stay_whole() {
+    for seed in 0..300 {
+        check(&hostile(seed));
+    }
+}
+
+#[test]
+fn the_faults_are_really_there() {
+    let mut scenario = hostile(34);
+    scenario.count = 40;
+    let outcome = check(&scenario);
+    assert!(outcome.receiver.forged > 0, "{:?}", outcome.receiver);
+    assert!(outcome.receiver.replayed > 0, "{:?}", outcome.receiver);
+    assert!(outcome.forward.lost_packets > 0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    for seed in [3, 8, 77] {
+        assert_eq!(check(&hostile(seed)), check(&hostile(seed)));
+    }
+    assert_ne!(check(&hostile(3)).trace_hash, check(&hostile(5)).trace_hash);
+}
+
+#[test]
+fn a_blackout_heals_without_an_error_and_without_a_flood() {
+    for reliability in BOTH {
+        let mut scenario = Scenario { reliability, count: 4, ..Scenario::small(5) };
+        scenario.message_bytes_min = 2_000_000;
+        scenario.message_bytes_max = 2_000_000;
+        scenario.blackout = Some((150 * MILLISECOND, 10_150 * MILLISECOND));
+        let outcome = check(&scenario);
+        assert_eq!(outcome.sender.stalls, 1);
+        assert!(outcome.elapsed_nanos < 13_000 * MILLISECOND, "{}", outcome.elapsed_nanos);
+        // Ten seconds at the rate would be 250 MB.
+        assert!(outcome.sender.wire_bytes_sent < 40_000_000, "{}", outcome.sender.wire_bytes_sent);
+    }
+}
+
+#[test]
+fn lost_acknowledgements_cost_no_payload() {
+    let mut scenario = Scenario { count: 50, ..Scenario::small(9) };
+    scenario.backward.loss_parts_per_billion = 10 * PERCENT;
+    check(&scenario);
+}
+
+#[test]
+fn a_shallow_buffer_is_never_overrun_at_the_agreed_rate() {
+    let mut scenario = Scenario::small(2);
+    scenario.message_bytes_min = 1_000_000;
+    scenario.message_bytes_max = 1_000_000;
+    scenario.forward.buffer_bytes = 8 * 1520;
+    let outcome = check(&scenario);
+    assert_eq!(outcome.forward.overflowed_packets, 0);
+}
+
+#[test]
+fn every_loss_pattern_of_a_small_block_is_mended_or_resent() {
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2 };
+    let mut mended = 0;
+    let mut resent = 0;
+    for seed in 0..400 {
+        let mut scenario = Scenario { reliability, count: 1, depth: 1, ..Scenario::small(seed) };
+        scenario.message_bytes_min = 4 * 1408 - 100;
+        scenario.message_bytes_max = 4 * 1408;
+        scenario.forward.loss_parts_per_billion = 30 * PERCENT;
+        let outcome = check(&scenario);
+        mended += u32::from(outcome.receiver.decoded_units > 0);
+        resent += u32::from(outcome.sender.fallbacks > 0);
+    }
+    assert!(mended > 100 && resent > 30, "{mended} {resent}");
+}
+
+#[test]
+fn an_erasure_code_spares_the_time_out() {
+    let mut scenario = Scenario { reliability: CODED, depth: 1, ..Scenario::fast(4) };
+    scenario.count = 100;
+    scenario.message_bytes_min = 1 << 20;
+    scenario.message_bytes_max = 1 << 20;
+    scenario.forward.loss_parts_per_billion = PERCENT / 10;
+    let coded = check(&scenario);
+    assert_eq!(coded.sender.retransmitted_packets, 0);
+    assert!(coded.receiver.decoded_units > 0);
+    scenario.reliability = Reliability::SelectiveRepeat;
+    let repeated = check(&scenario);
+    assert!(repeated.sender.retransmitted_packets > 0);
+    let sum = |outcome: &Outcome| outcome.completion_nanos.iter().flatten().sum::<u64>();
+    assert!(sum(&coded) * 3 < sum(&repeated) * 2, "{} {}", sum(&coded), sum(&repeated));
+}
+
+#[test]
+fn each_checker_notices_its_fault() {
+    let mut noisy = hostile(24);
+    noisy.count = 40;
+    let cases = [
+        (WorldSabotage::Memory(Sabotage::FlipBit), Rule::PayloadEqual),
+        (WorldSabotage::Memory(Sabotage::WriteTwice), Rule::WrittenOnce),
+        (WorldSabotage::Memory(Sabotage::WriteBeyond), Rule::PayloadEqual),
+        (WorldSabotage::Memory(Sabotage::LandEarly), Rule::ChunkLanded),
+        (WorldSabotage::Memory(Sabotage::WriteOnRefused), Rule::MemoryUnchanged),
+        (WorldSabotage::ForgetCredit, Rule::CreditKept),
+        (WorldSabotage::CountTwice, Rule::RateKept),
+        (WorldSabotage::CompleteTwice, Rule::CompletedOnce),
+        (WorldSabotage::CutWires, Rule::CompletedOnce),
+    ];
+    check(&noisy);
+    for (sabotage, rule) in cases {
+        let outcome = run_sabotaged(&noisy, sabotage).expect("a valid scenario");
+        let found: Vec<Rule> = outcome.violations.iter().map(|violation| violation.rule).collect();
+        assert!(found.contains(&rule), "{sabotage:?} gave {found:?}");
+    }
+}
+
+#[test]
+fn a_run_that_takes_too_long_is_a_finding() {
+    let scenario = Scenario { time_max: MILLISECOND, ..Scenario::small(1) };
+    let outcome = run(&scenario).expect("a valid scenario");
+    assert!(outcome.violations.iter().any(|violation| violation.rule == Rule::Finished));
+}
+
+#[test]
+fn impossible_scenarios_are_refused() {
+    let small = Scenario::small(1);
+    let refusal = |scenario: Scenario| run(&scenario).map(drop);
+    let count = Scenario { count: 0, ..small.clone() };
+    assert_eq!(refusal(count), Err(ScenarioError::Count(0)));
+    let depth = Scenario { depth: 9, ..small.clone() };
+    assert_eq!(refusal(depth), Err(ScenarioError::Depth(9)));
+    let range = Scenario { message_bytes_min: 50_000, ..small.clone() };
+    assert_eq!(refusal(range), Err(ScenarioError::MessageBytes(50_000, 40_000)));
+    let memory = Scenario { message_bytes_max: 1 << 30, ..small.clone() };
+    assert_eq!(refusal(memory), Err(ScenarioError::Memory(8 << 30)));
+    let reliability = Reliability::ErasureCoded { k: 4, m: 0 };
+    let code = Scenario { reliability, ..small.clone() };
+    assert_eq!(refusal(code), Err(ScenarioError::Code(4, 0)));
+    let mut likely = small.clone();
+    likely.forward.loss_parts_per_billion = 101 * PERCENT;
+    assert_eq!(refusal(likely), Err(ScenarioError::Probability(101 * PERCENT)));
+    let mut corrupt = Scenario::fast(1);
+    corrupt.forward.corrupt_parts_per_billion = 1;
+    assert_eq!(refusal(corrupt), Err(ScenarioError::Corruption));
+    let odd = Scenario { unit_bytes: 1407, ..small };
+    assert!(matches!(refusal(odd), Err(ScenarioError::Session(_))));
+}

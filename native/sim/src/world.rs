@@ -1,0 +1,388 @@
+//! The event loop: two ends, two wires, one clock that jumps to whatever is next.
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use sealane_proto::aead::Secret;
+use sealane_proto::link::{LinkCounters, Nanos};
+use sealane_proto::session::packet::{Header, IP_UDP_BYTES, Kind};
+use sealane_proto::session::{
+    CloseReason, Event, Memory, ReceiveRequest, SendRequest, Session, SessionConfig, SessionKeys,
+    SessionStatistics,
+};
+
+use crate::check::{CompletionChecker, CreditChecker, Findings, RateChecker, Rule, Violation};
+use crate::memory::{Sabotage, WatchedMemory};
+use crate::scenario::{Scenario, ScenarioError};
+use crate::wire::Wire;
+
+/// Rounds at one instant after which a machine counts as stuck: far above a burst and its answers.
+const ROUNDS_PER_INSTANT_MAX: u32 = 10_000;
+
+/// What a run showed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// By message: nanoseconds from its first packet to the acknowledgement of the last.
+    /// `None` for one that did not complete.
+    pub completion_nanos: Vec<Option<Nanos>>,
+    /// Virtual time at the end.
+    pub elapsed_nanos: Nanos,
+    /// Digest of everything that happened, in order: equal for equal scenarios.
+    pub trace_hash: u64,
+    /// Datagrams sent and received, both ways: the size of the run.
+    pub steps: u64,
+    /// Counters of the sending end.
+    pub sender: SessionStatistics,
+    /// Counters of the receiving end.
+    pub receiver: SessionStatistics,
+    /// What the link from sender to receiver did.
+    pub forward: LinkCounters,
+    /// What the link back did.
+    pub backward: LinkCounters,
+    /// Rules broken. Empty, or there is a bug.
+    pub violations: Vec<Violation>,
+}
+
+/// Runs a scenario to its end.
+pub fn run(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
+    scenario.validate()?;
+    Ok(World::new(scenario, None)?.run())
+}
+
+/// Like [`run`], with a fault between machine and checkers that they have to find.
+#[cfg(test)]
+pub(crate) fn run_sabotaged(
+    scenario: &Scenario,
+    sabotage: WorldSabotage,
+) -> Result<Outcome, ScenarioError> {
+    scenario.validate()?;
+    Ok(World::new(scenario, Some(sabotage))?.run())
+}
+
+/// Where a test puts its fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "tests make the checkers fail with these"))]
+pub(crate) enum WorldSabotage {
+    Memory(Sabotage),
+    /// The credit checker does not hear of receives.
+    ForgetCredit,
+    /// Every datagram is counted twice against the rate.
+    CountTwice,
+    /// Completions are reported twice.
+    CompleteTwice,
+    /// Nothing ever arrives.
+    CutWires,
+}
+
+/// FNV-1a over words; cheap, and enough to tell two traces apart.
+#[derive(Debug)]
+struct Trace(u64);
+
+impl Trace {
+    fn add(&mut self, words: &[u64]) {
+        for word in words {
+            self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+            self.0 ^= self.0 >> 32;
+        }
+    }
+}
+
+struct End {
+    session: Session,
+    memory: WatchedMemory,
+    rate: RateChecker,
+    completions: CompletionChecker,
+    posted: u32,
+    in_flight: u16,
+    is_closed: bool,
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    lengths: Vec<u64>,
+    now: Nanos,
+    /// Sending end, receiving end.
+    ends: [End; 2],
+    /// Wires out of them.
+    wires: [Wire; 2],
+    credit: CreditChecker,
+    findings: Findings,
+    trace: Trace,
+    completion_nanos: Vec<Option<Nanos>>,
+    steps: u64,
+    out: Vec<u8>,
+    sabotage: Option<WorldSabotage>,
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario, sabotage: Option<WorldSabotage>) -> Result<Self, ScenarioError> {
+        let mut seeds = ChaCha8Rng::seed_from_u64(scenario.seed);
+        let span = scenario.message_bytes_max - scenario.message_bytes_min + 1;
+        let draw = |random: u64| ((u128::from(random) * u128::from(span)) >> 64) as u64;
+        let lengths: Vec<u64> = (0..scenario.count)
+            .map(|_| scenario.message_bytes_min + draw(seeds.next_u64()))
+            .collect();
+        let mut forward = scenario.forward;
+        if sabotage == Some(WorldSabotage::CutWires) {
+            forward.loss_parts_per_billion = sealane_proto::link::LOSS_PARTS;
+        }
+        let wires = [
+            Wire::new(forward, scenario.blackout, seeds.next_u64()),
+            Wire::new(scenario.backward, scenario.blackout, seeds.next_u64()),
+        ];
+        let mut ends = [End::new(scenario, 0, "sends")?, End::new(scenario, 1, "receives")?];
+        if let Some(WorldSabotage::Memory(fault)) = sabotage {
+            ends[1].memory.sabotage = Some(fault);
+        }
+        Ok(Self {
+            scenario,
+            lengths,
+            now: 0,
+            ends,
+            wires,
+            credit: CreditChecker::default(),
+            findings: Findings::default(),
+            trace: Trace(0xcbf2_9ce4_8422_2325),
+            completion_nanos: vec![None; scenario.count as usize],
+            steps: 0,
+            out: Vec::new(),
+            sabotage,
+        })
+    }
+
+    fn run(mut self) -> Outcome {
+        let mut rounds = 0;
+        self.post();
+        self.pump(0);
+        self.pump(1);
+        while let Some(next) = self.next_at() {
+            rounds = if next > self.now { 0 } else { rounds + 1 };
+            self.now = next.max(self.now);
+            self.findings.now = self.now;
+            if rounds > ROUNDS_PER_INSTANT_MAX {
+                self.findings.add(Rule::Finished, || "no progress: time stands still".into());
+                break;
+            }
+            if self.now > self.scenario.time_max {
+                self.findings.add(Rule::Finished, || "out of virtual time".into());
+                break;
+            }
+            for end in 0..2 {
+                let is_timeout =
+                    self.ends[end].session.next_timeout().is_some_and(|at| at <= self.now);
+                if self.deliver(end) | is_timeout {
+                    self.pump(end);
+                }
+            }
+            let is_done = self.ends.iter().all(|end| end.completions.is_done());
+            if is_done && !self.ends[0].is_closed {
+                self.ends[0].session.close(CloseReason::Requested, self.now);
+                self.pump(0);
+            }
+        }
+        self.finish()
+    }
+
+    fn finish(mut self) -> Outcome {
+        for end in &mut self.ends {
+            end.completions.finish(&mut self.findings);
+            self.findings.violations.append(&mut end.memory.findings.violations);
+        }
+        let [sender, receiver] = &self.ends;
+        let (sender, receiver) = (sender.session.statistics(), receiver.session.statistics());
+        self.trace.add(&[self.now, sender.wire_bytes_sent, receiver.wire_bytes_sent]);
+        Outcome {
+            completion_nanos: self.completion_nanos,
+            elapsed_nanos: self.now,
+            trace_hash: self.trace.0,
+            steps: self.steps,
+            sender,
+            receiver,
+            forward: self.wires[0].counters(),
+            backward: self.wires[1].counters(),
+            violations: self.findings.violations,
+        }
+    }
+
+    fn next_at(&self) -> Option<Nanos> {
+        let arrivals = self.wires.iter().filter_map(Wire::next_at);
+        let timers = self.ends.iter().filter_map(|end| end.session.next_timeout());
+        arrivals.chain(timers).min()
+    }
+
+    /// Hands an end everything that has arrived; whether there was anything.
+    fn deliver(&mut self, end: usize) -> bool {
+        let mut is_any = false;
+        while let Some((mut arrival, is_copy)) = self.wires[1 - end].arrive(self.now) {
+            let End { session, memory, completions, .. } = &mut self.ends[end];
+            is_any = true;
+            self.steps += 1;
+            memory.findings.now = self.now;
+            let is_late = match Header::decode(&arrival.datagram) {
+                Ok((Header { kind: Kind::Unit { message, .. }, .. }, _)) => {
+                    completions.is_completed(message)
+                }
+                _ => false,
+            };
+            let must_not_change = arrival.is_corrupted || is_copy || is_late;
+            let changes = memory.changes;
+            self.trace.add(&[self.now, end as u64, arrival.packet, must_not_change.into()]);
+            session.receive(&mut arrival.datagram, memory, self.now);
+            if must_not_change && memory.sabotage == Some(Sabotage::WriteOnRefused) {
+                memory.write(0, &[0]);
+            }
+            if must_not_change && memory.changes != changes {
+                self.findings.add(Rule::MemoryUnchanged, || {
+                    let is_corrupted = arrival.is_corrupted;
+                    format!("corrupted: {is_corrupted}, copy: {is_copy}, late: {is_late}")
+                });
+            }
+            self.wires[1 - end].recycle(arrival.datagram);
+            self.handle_events(end);
+        }
+        is_any
+    }
+
+    /// Lets an end send all it may, and takes note of its events.
+    fn pump(&mut self, end: usize) {
+        self.ends[end].session.handle_timeout(self.now);
+        self.handle_events(end);
+        self.transmit(end);
+        self.handle_events(end);
+    }
+
+    fn transmit(&mut self, end: usize) {
+        let End { session, memory, rate, .. } = &mut self.ends[end];
+        loop {
+            self.out.clear();
+            let before = session.wire_bytes_sent();
+            if !session.next_transmit(memory, self.now, &mut self.out) {
+                return;
+            }
+            self.steps += 1;
+            let wire_bytes = session.wire_bytes_sent() - before;
+            rate.sent(wire_bytes, &mut self.findings);
+            if self.sabotage == Some(WorldSabotage::CountTwice) {
+                rate.sent(wire_bytes, &mut self.findings);
+            }
+            if end == 0 {
+                self.credit.sent(&self.out, &mut self.findings);
+            }
+            let is_short = (wire_bytes as usize) < self.out.len() + IP_UDP_BYTES;
+            debug_assert!(!is_short, "statistics count fewer bytes than were sent");
+            self.trace.add(&[self.now, 2 + end as u64, wire_bytes]);
+            self.wires[end].offer(&self.out, wire_bytes as u32, self.now);
+        }
+    }
+
+    fn handle_events(&mut self, end: usize) {
+        while let Some(event) = self.ends[end].session.next_event() {
+            self.handle_event(end, event);
+        }
+        self.post();
+    }
+
+    fn handle_event(&mut self, end: usize, event: Event) {
+        let copies = if self.sabotage == Some(WorldSabotage::CompleteTwice) { 2 } else { 1 };
+        let this = &mut self.ends[end];
+        match event {
+            Event::Established { rtt } => self.trace.add(&[self.now, 4 + end as u64, rtt]),
+            Event::SendCompleted { message, status, started, completed, .. } => {
+                this.in_flight -= 1;
+                for _ in 0..copies {
+                    this.completions.completed(message, status, &mut self.findings);
+                }
+                if let Some(slot) = self.completion_nanos.get_mut(message as usize) {
+                    *slot = Some(completed - started);
+                }
+                self.trace.add(&[self.now, 6 + end as u64, message, started]);
+            }
+            Event::ReceiveCompleted { message, length, immediate, status, .. } => {
+                this.in_flight -= 1;
+                this.completions.completed(message, status, &mut self.findings);
+                this.memory.findings.now = self.now;
+                this.memory.verify(message, length);
+                if immediate != immediate_of(message) {
+                    let detail = || format!("message {message}: immediate {immediate:?}");
+                    self.findings.add(Rule::PayloadEqual, detail);
+                }
+                self.trace.add(&[self.now, 8 + end as u64, message, length]);
+            }
+            Event::Closed { .. } => {
+                this.is_closed = true;
+                self.trace.add(&[self.now, 10 + end as u64]);
+            }
+        }
+    }
+
+    /// Keeps as much posted as the scenario allows, at both ends.
+    fn post(&mut self) {
+        let Scenario { count, depth, slots, reliability, message_bytes_max, .. } = *self.scenario;
+        let [sender, receiver] = &mut self.ends;
+        while receiver.posted < count && receiver.in_flight < slots && !receiver.is_closed {
+            let message = u64::from(receiver.posted);
+            let offset = receiver.memory.offset(message);
+            let request =
+                ReceiveRequest { offset, length_max: message_bytes_max, user_data: message };
+            if receiver.session.post_receive(request, self.now) != Ok(message) {
+                break;
+            }
+            receiver.memory.expect(message, self.lengths[message as usize]);
+            if self.sabotage != Some(WorldSabotage::ForgetCredit) {
+                self.credit.posted(message_bytes_max);
+            }
+            receiver.posted += 1;
+            receiver.in_flight += 1;
+        }
+        while sender.posted < count && sender.in_flight < depth && !sender.is_closed {
+            let message = u64::from(sender.posted);
+            let length = self.lengths[message as usize];
+            let request = SendRequest {
+                offset: sender.memory.offset(message),
+                length,
+                reliability,
+                immediate: immediate_of(message),
+                user_data: message,
+            };
+            if sender.session.post_send(request, self.now) != Ok(message) {
+                break;
+            }
+            sender.memory.fill(message, length);
+            sender.posted += 1;
+            sender.in_flight += 1;
+        }
+    }
+}
+
+impl End {
+    fn new(scenario: &Scenario, end: u64, what: &'static str) -> Result<Self, ScenarioError> {
+        let config = SessionConfig {
+            connection_id_local: 0xa000 + end,
+            connection_id_peer: 0xa000 + (1 - end),
+            unit_bytes: scenario.unit_bytes,
+            chunk_units: scenario.chunk_units,
+            slots: scenario.slots,
+            rate_bytes_per_second: scenario.rate_bytes_per_second,
+            idle_timeout: scenario.idle_timeout,
+            payload: scenario.payload,
+        };
+        config.validate()?;
+        // Keys of a world in which nobody listens: only their being different matters.
+        let secret = |direction: u64| Secret::extract(&direction.to_be_bytes(), b"simulation");
+        let keys = SessionKeys { send: secret(end), receive: secret(1 - end) };
+        let packet_bytes_max = config.datagram_bytes_max() + IP_UDP_BYTES;
+        Ok(Self {
+            session: Session::new(config, &keys, 0),
+            memory: WatchedMemory::new(scenario),
+            rate: RateChecker::new(scenario.rate_bytes_per_second, packet_bytes_max as u64),
+            completions: CompletionChecker::new(what, scenario.count),
+            posted: 0,
+            in_flight: 0,
+            is_closed: false,
+        })
+    }
+}
+
+/// Every third message carries no immediate.
+fn immediate_of(message: u64) -> Option<u32> {
+    (!message.is_multiple_of(3)).then_some(message as u32 ^ 0x5ea1_a4e0)
+}

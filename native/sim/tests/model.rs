@@ -1,0 +1,102 @@
+//! The stack against the completion-time model of SDR-RDMA (arXiv:2505.05366, appendix A) at
+//! 400 Gbit/s, 25 ms and 4 KiB units, where M · T_INJ stays below the time-out: means within 5 %.
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use sealane_proto::session::Reliability;
+use sealane_sim::{Scenario, run};
+
+/// Wire bytes of a full unit: payload, header, descriptor, tag, UDP and IP.
+const WIRE_BYTES: f64 = 4096.0 + 39.0 + 16.0 + 28.0;
+const INJECTION: f64 = WIRE_BYTES * 8.0 / 400e9;
+const RTT: f64 = 0.025;
+const RTO: f64 = 3.0 * RTT;
+const MODEL_SAMPLES: u32 = 4000;
+
+fn uniform(random: &mut ChaCha8Rng) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Mean of T_SR(M): every unit repeats after RTO + T_INJ until it is not lost.
+fn selective_repeat(units: u32, loss: f64) -> f64 {
+    let mut random = ChaCha8Rng::seed_from_u64(1);
+    let mut sum = 0.0;
+    for _ in 0..MODEL_SAMPLES {
+        let mut last = f64::from(units) * INJECTION;
+        // Only lost units matter: jump from one to the next.
+        let mut unit = 0.0;
+        loop {
+            unit += 1.0 + (uniform(&mut random).ln() / (1.0 - loss).ln()).floor();
+            if unit > f64::from(units) {
+                break;
+            }
+            let mut repeats = 1.0;
+            while uniform(&mut random) < loss {
+                repeats += 1.0;
+            }
+            last = f64::max(last, unit * INJECTION + repeats * (RTO + INJECTION));
+        }
+        sum += last + RTT;
+    }
+    sum / f64::from(MODEL_SAMPLES)
+}
+
+/// Mean of T_EC(M) where falling back is out of the question: all data and parity once.
+fn erasure_coded(units: u32, k: u32, m: u32) -> f64 {
+    f64::from(units + units.div_ceil(k) * m) * INJECTION + RTT
+}
+
+fn simulated(
+    megabytes: u64,
+    loss_parts_per_billion: u32,
+    reliability: Reliability,
+    count: u32,
+) -> f64 {
+    let mut scenario = Scenario { reliability, count, ..Scenario::fast(20) };
+    scenario.message_bytes_min = megabytes << 20;
+    scenario.message_bytes_max = megabytes << 20;
+    scenario.forward.loss_parts_per_billion = loss_parts_per_billion;
+    let outcome = run(&scenario).expect("a valid scenario");
+    assert_eq!(outcome.violations, [], "replay: sealane_sim::run(&{scenario:?})");
+    let sum: u64 = outcome.completion_nanos.iter().flatten().sum();
+    sum as f64 / 1e9 / f64::from(count)
+}
+
+fn assert_close(case: &str, stack: f64, model: f64) {
+    let error = stack / model - 1.0;
+    println!(
+        "{case}: stack {:.3} ms, model {:.3} ms, {:+.2} %",
+        stack * 1e3,
+        model * 1e3,
+        error * 1e2
+    );
+    assert!(error.abs() <= 0.05, "{case}: stack {stack} s, model {model} s, error {error}");
+}
+
+#[test]
+fn selective_repeat_takes_what_the_model_says() {
+    let cases = [
+        (1, 1_000_000, 2000),
+        (8, 100_000, 1000),
+        (8, 1_000_000, 600),
+        (8, 10_000_000, 400),
+        (128, 100_000, 30),
+    ];
+    for (megabytes, loss, count) in cases {
+        let stack = simulated(megabytes, loss, Reliability::SelectiveRepeat, count);
+        let model = selective_repeat((megabytes << 20 >> 12) as u32, f64::from(loss) / 1e9);
+        assert_close(&format!("SR {megabytes} MiB, loss {loss} ppb"), stack, model);
+    }
+}
+
+#[test]
+fn erasure_coding_takes_what_the_model_says() {
+    let reliability = Reliability::ErasureCoded { k: 32, m: 8 };
+    for (megabytes, loss, count) in
+        [(1, 10_000_000, 200), (8, 1_000_000, 60), (8, 10_000_000, 60), (128, 10_000_000, 6)]
+    {
+        let stack = simulated(megabytes, loss, reliability, count);
+        let model = erasure_coded((megabytes << 20 >> 12) as u32, 32, 8);
+        assert_close(&format!("EC {megabytes} MiB, loss {loss} ppb"), stack, model);
+    }
+}
