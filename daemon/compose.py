@@ -42,7 +42,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, prepare_directory
+from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
 from sealane.daemon.servers import (
     bind_tcp,
     bind_unix,
@@ -145,7 +145,7 @@ class Daemon:
         )
         self._stack.callback(broker.close)
         authority = broker.authority
-        (state / TRUST_ANCHOR_NAME).write_bytes(authority.anchor_pem)
+        replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
         async def issue(keys: Keys) -> Any:
             subject = Subject(

@@ -129,3 +129,13 @@ def test_silent_peer_is_named_in_one_line() -> None:
     assert str(received) == (
         "target s at h:1 can't be reached: connection refused [peer.unreachable]"
     )
+
+
+def test_reason_that_looks_like_none_is_not_taken_over() -> None:
+    sent = grpc.aio.AioRpcError(
+        grpc.StatusCode.ABORTED,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata((REASON_KEY, "x" * 500 + ".y")),
+        details="d",
+    )
+    assert error_of(sent, peer="p").reason == "peer.aborted"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,7 +12,9 @@ from control_plane import Daemon, Site, daemon, short_directory
 from sealane.client import connect
 from sealane.client.session import SelectiveRepeat, listen_session, open_session
 from sealane.errors import Error
-from sealane.protocol.v1.sessions_pb2_grpc import SessionsStub
+
+if TYPE_CHECKING:
+    from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
 
 FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
 REGION = 4 << 20
@@ -50,7 +53,7 @@ async def test_message_crosses_between_two_daemons(fabrics: tuple[Daemon, Daemon
         assert receiving.result() == data
 
 
-async def _open_and_send(sessions: SessionsStub, far: Daemon, data: bytes) -> None:
+async def _open_and_send(sessions: "SessionsAsyncStub", far: Daemon, data: bytes) -> None:
     # The listener starts in the other task; until it waits there the peer has none.
     while True:
         try:
