@@ -11,7 +11,6 @@ pub mod nvme;
 pub mod sector;
 pub mod secure_queue;
 pub mod session;
-pub mod session;
 
 /// The conversions between wire structures and bytes, for callers that hold the structures.
 pub mod wire {
