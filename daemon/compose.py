@@ -33,6 +33,7 @@ from sealane.daemon.config import (
     TargetConfig,
 )
 from sealane.daemon.enrolment import Enrolment, key_digest, read_file
+from sealane.daemon.events import EventLog
 from sealane.daemon.fabric.service import FabricService
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
@@ -41,7 +42,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, prepare_directory
+from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
 from sealane.daemon.servers import (
     bind_tcp,
     bind_unix,
@@ -103,6 +104,8 @@ class Daemon:
         self._stack = stack
         self._started = utc_now()
         self._services: list[str] = []
+        self._event_logs: list[EventLog] = []
+        self._is_development = False
         self._local = new_server(self.metrics, None)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -142,7 +145,7 @@ class Daemon:
         )
         self._stack.callback(broker.close)
         authority = broker.authority
-        (state / TRUST_ANCHOR_NAME).write_bytes(authority.anchor_pem)
+        replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
         async def issue(keys: Keys) -> Any:
             subject = Subject(
@@ -163,6 +166,7 @@ class Daemon:
         )
         await self._keep(identity)
         if policy.software_allowed:
+            self._is_development = True
             get_logger().warning(
                 "development_policy",
                 message="software evidence is allowed: nodes prove possession of a key file and "
@@ -206,6 +210,7 @@ class Daemon:
         service = StorageService(
             target, node=self.config.node.name, store=config.store, anchor=identity.anchor
         )
+        self._event_logs.append(service.events)
         self.spawn("target-events", service.poll_events())
         self.metrics.add_volumes("target", service.statistics)
         authorizer = Authorizer(identity.anchor)
@@ -234,6 +239,7 @@ class Daemon:
             gateway=gateway,
         )
         await self._stack.enter_async_context(service.running())
+        self._event_logs.append(service.events)
         self.metrics.add_volumes("gateway", service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
         self._services.append("sealane.v1.Volumes")
@@ -281,6 +287,7 @@ class Daemon:
 
     async def _enrol(self, role: str) -> Identity:
         enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role)
+        self._is_development = True
         get_logger().warning(
             "software_evidence",
             role=role,
@@ -309,6 +316,8 @@ class Daemon:
                 roles=self.config.roles,
                 identities=self.identities,
                 addresses=self.addresses,
+                evidence=self.config.enrolment.evidence if self.config.enrolment else "",
+                is_development=self._is_development,
                 started=self._started,
             ),
             self._local,
@@ -325,6 +334,8 @@ class Daemon:
         self.addresses["socket"] = str(run_directory.socket)
         await self._stack.enter_async_context(running(self._local))
         self._stack.push_async_callback(healthy.enter_graceful_shutdown)
+        for log in self._event_logs:
+            self._stack.callback(log.close)
 
 
 @contextlib.contextmanager

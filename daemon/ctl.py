@@ -25,6 +25,7 @@ from sealane.client import Client, Volume, VolumeEvent, connect, translated
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.crypto.attestation import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
+from sealane.daemon.arguments import OneLineParser
 from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
@@ -272,9 +273,7 @@ def parse_size(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sealanectl", description="Talks to the sealaned on this machine."
-    )
+    parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
     parser.add_argument(
         "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="default: %(default)s"
     )

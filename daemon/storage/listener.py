@@ -71,14 +71,14 @@ class Exported(Protocol):
         """Stop and drain the association's queues."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        """A Connect was refused."""
+        """Report a refused Connect."""
 
 
 class Provider(Protocol):
     """Finds subsystems by name."""
 
     def find(self, subsystem_nqn: str) -> Exported | None:
-        """The subsystem, or None."""
+        """Find a subsystem; None if there is no such."""
 
 
 @dataclass(slots=True, kw_only=True)
