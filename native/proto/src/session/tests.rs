@@ -58,6 +58,8 @@ fn a_unit_that_contradicts_itself_touches_nothing() {
     let cases = [
         (Unit { message: 1, ..GOOD }, 256, Outcome::Unposted),
         (Unit { coded: 4, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { coded: 4, ..GOOD }, 0, Outcome::Malformed),
+        (Unit { coded: u32::MAX, k: 2, m: 1, ..GOOD }, 256, Outcome::Malformed),
         (Unit { coded: 3, ..GOOD }, 256, Outcome::Malformed),
         (Unit { k: 1, ..GOOD }, 256, Outcome::Malformed),
         (Unit { m: 1, ..GOOD }, 256, Outcome::Malformed),
