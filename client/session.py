@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from sealane._native import Completion, JobRing
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
 
@@ -28,10 +28,6 @@ DESCRIPTORS = 4
 GRANTED = b"\x01"
 HAND_OVER_TIMEOUT_SECONDS = 10.0
 COMPLETIONS_PER_TURN = 64
-
-
-class SessionError(UnavailableError):
-    """An operation of a session did not end well: what was sent may have to be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

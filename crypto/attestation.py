@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sealane.crypto.certificates import ROLES, Subject
+from sealane.crypto.certificates import NAME_PATTERN, ROLES, Subject
 from sealane.crypto.encoding import canonical_json, fields, parse_canonical_json
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
@@ -232,12 +232,16 @@ class Verifier:
         """Open a challenge for `node` in `role`; `peer` is the address that asks.
 
         Raises VerificationError `attestation.policy.driver_refused`, UsageError
-        `attestation.role.unknown`, UnavailableError `attestation.challenge.limit`.
+        `attestation.role.unknown` or `attestation.node.malformed`, UnavailableError
+        `attestation.challenge.limit`.
         """
         self._allow_driver(evidence_type)
+        # Anyone can ask: what is kept until the challenge expires must be small.
+        if NAME_PATTERN.fullmatch(node) is None:
+            raise UsageError("attestation.node.malformed", f"node {node[:80]!r} can't be named")
         if role not in ROLES[1:]:
             raise UsageError(
-                "attestation.role.unknown", f"role {role!r} can't enrol; allowed: {ROLES[1:]}"
+                "attestation.role.unknown", f"role {role[:80]!r} can't enrol; allowed: {ROLES[1:]}"
             )
         self._open = {k: c for k, c in self._open.items() if c.expires_ns > now_ns}
         from_peer = sum(1 for c in self._open.values() if c.peer == peer)
@@ -299,7 +303,7 @@ class Verifier:
         if evidence_type != SOFTWARE or not self._policy.software_allowed:
             raise VerificationError(
                 "attestation.policy.driver_refused",
-                f"the policy does not allow evidence of type {evidence_type!r}",
+                f"the policy does not allow evidence of type {evidence_type[:80]!r}",
             )
 
     def _check_binding(self, data: RuntimeData, challenge: Challenge) -> None:

@@ -5,7 +5,7 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,19 @@ from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.store import BrokerStore
+from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
-from sealane.daemon.config import BrokerConfig, Config, FabricConfig
+from sealane.daemon.config import (
+    BrokerConfig,
+    Config,
+    EnrolmentConfig,
+    FabricConfig,
+    GatewayConfig,
+    TargetConfig,
+)
 from sealane.daemon.enrolment import Enrolment, key_digest, read_file
+from sealane.daemon.events import EventLog
 from sealane.daemon.fabric.service import FabricService
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
@@ -33,13 +42,28 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, prepare_directory
-from sealane.daemon.servers import bind_tcp, bind_unix, new_server, running
+from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
+from sealane.daemon.servers import (
+    bind_tcp,
+    bind_unix,
+    join_address,
+    new_server,
+    running,
+    split_address,
+)
+from sealane.daemon.storage.gateway import Gateway
+from sealane.daemon.storage.target import Target
+from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.volumes import VolumeService
+from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
     sessions_pb2_grpc,
+    storage_pb2_grpc,
+    volumes_pb2_grpc,
 )
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
@@ -80,6 +104,8 @@ class Daemon:
         self._stack = stack
         self._started = utc_now()
         self._services: list[str] = []
+        self._event_logs: list[EventLog] = []
+        self._is_development = False
         self._local = new_server(self.metrics, None)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -97,6 +123,10 @@ class Daemon:
             self.addresses["metrics"] = server.address
         if config.broker is not None:
             await self._start_broker(config.broker)
+        if config.target is not None:
+            await self._start_target(config.target)
+        if config.gateway is not None:
+            await self._start_gateway(config.gateway)
         if config.fabric is not None:
             await self._start_fabric(config.fabric, run_directory)
         await self._start_local(run_directory)
@@ -115,7 +145,7 @@ class Daemon:
         )
         self._stack.callback(broker.close)
         authority = broker.authority
-        (state / TRUST_ANCHOR_NAME).write_bytes(authority.anchor_pem)
+        replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
         async def issue(keys: Keys) -> Any:
             subject = Subject(
@@ -136,6 +166,7 @@ class Daemon:
         )
         await self._keep(identity)
         if policy.software_allowed:
+            self._is_development = True
             get_logger().warning(
                 "development_policy",
                 message="software evidence is allowed: nodes prove possession of a key file and "
@@ -164,6 +195,54 @@ class Daemon:
         )
         await self._stack.enter_async_context(running(server))
         await self._stack.enter_async_context(running(open_server))
+
+    async def _start_target(self, config: TargetConfig) -> None:
+        identity = await self._enrol("target")
+        traddr, trsvcid = split_address(config.listen)
+        directory = Path(self.config.target_directory) if config.store == "file" else None
+        target = Target(
+            traddr=traddr, trsvcid=trsvcid, store_kind=config.store, directory=directory
+        )
+        with _listening("target.listen", config.listen):
+            await target.start()
+        self._stack.push_async_callback(target.stop)
+        self.addresses["target"] = join_address(*target.address)
+        service = StorageService(
+            target, node=self.config.node.name, store=config.store, anchor=identity.anchor
+        )
+        self._event_logs.append(service.events)
+        self.spawn("target-events", service.poll_events())
+        self.metrics.add_volumes("target", service.statistics)
+        authorizer = Authorizer(identity.anchor)
+        server = new_server(self.metrics, authorizer)
+        storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
+        self.addresses["target_control"] = bind_tcp(
+            server,
+            config.control_listen,
+            identity.server_credentials(mutual=True),
+            key="target.control_listen",
+        )
+        await self._stack.enter_async_context(running(server))
+
+    async def _start_gateway(self, config: GatewayConfig) -> None:
+        identity = await self._enrol("gateway")
+        traddr, trsvcid = split_address(config.listen)
+        gateway = Gateway(traddr=traddr, trsvcid=trsvcid)
+        with _listening("gateway.listen", config.listen):
+            await gateway.start()
+        self._stack.push_async_callback(gateway.stop)
+        self.addresses["gateway"] = join_address(*gateway.address)
+        service = VolumeService(
+            config,
+            identity=identity,
+            broker=BrokerClient(self._enrolment, identity),
+            gateway=gateway,
+        )
+        await self._stack.enter_async_context(service.running())
+        self._event_logs.append(service.events)
+        self.metrics.add_volumes("gateway", service.statistics)
+        volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
+        self._services.append("sealane.v1.Volumes")
 
     async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
         identity = await self._enrol("fabric")
@@ -200,10 +279,15 @@ class Daemon:
         sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), self._local)
         self._services.append("sealane.v1.Sessions")
 
+    @property
+    def _enrolment(self) -> EnrolmentConfig:
+        if self.config.enrolment is None:
+            raise UsageError("config.missing", "enrolment: missing")
+        return self.config.enrolment
+
     async def _enrol(self, role: str) -> Identity:
-        config = self.config.enrolment
-        assert config is not None  # noqa: S101 - load_config refuses roles without it
-        enrolment = Enrolment(config, node=self.config.node.name, role=role)
+        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role)
+        self._is_development = True
         get_logger().warning(
             "software_evidence",
             role=role,
@@ -232,6 +316,8 @@ class Daemon:
                 roles=self.config.roles,
                 identities=self.identities,
                 addresses=self.addresses,
+                evidence=self.config.enrolment.evidence if self.config.enrolment else "",
+                is_development=self._is_development,
                 started=self._started,
             ),
             self._local,
@@ -248,3 +334,14 @@ class Daemon:
         self.addresses["socket"] = str(run_directory.socket)
         await self._stack.enter_async_context(running(self._local))
         self._stack.push_async_callback(healthy.enter_graceful_shutdown)
+        for log in self._event_logs:
+            self._stack.callback(log.close)
+
+
+@contextlib.contextmanager
+def _listening(key: str, listen: str) -> Iterator[None]:
+    """Name the configuration key of a data-path listener that can't be bound."""
+    try:
+        yield
+    except UsageError as error:
+        raise UnavailableError("listen.refused", f"{key} {listen}: {error.args[0]}") from error

@@ -25,10 +25,12 @@ from sealane.client import Client, Volume, VolumeEvent, connect, translated
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.crypto.attestation import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
+from sealane.daemon.arguments import OneLineParser
 from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
 _CALL_SECONDS: Final = 60.0
+_PLAIN_WIDTH: Final = 240
 _SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 Rows = Sequence[Mapping[str, Any]]
@@ -67,7 +69,9 @@ class Output:
 
     def __init__(self, form: str) -> None:
         self.form = form
-        self._console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        # What isn't a terminal has no width to fold a table to.
+        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+        self._console = Console(highlight=False, width=width)
 
     def show(self, rows: Rows, *, single: bool = False) -> None:
         """Print `rows`; `single` prints the one record itself."""
@@ -84,7 +88,7 @@ class Output:
             return
         table = Table(box=None, pad_edge=False)
         for key in rows[0]:
-            table.add_column(key)
+            table.add_column(key, no_wrap=key == "name", overflow="fold")
         for row in rows:
             table.add_row(*(Text(_text(v)) for v in row.values()))
         self._console.print(table)
@@ -269,9 +273,7 @@ def parse_size(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sealanectl", description="Talks to the sealaned on this machine."
-    )
+    parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
     parser.add_argument(
         "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="default: %(default)s"
     )

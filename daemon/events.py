@@ -37,6 +37,11 @@ class _Subscriber:
         self._backlog: deque[Event] = deque()
         self._lost = 0
         self._wake = asyncio.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
 
     def put(self, event: Event) -> None:
         if len(self._backlog) == _BACKLOG_MAX:
@@ -60,6 +65,8 @@ class _Subscriber:
                 )
             while self._backlog:
                 yield self._backlog.popleft()
+            if self._closed:
+                return
 
 
 class EventLog:
@@ -68,6 +75,13 @@ class EventLog:
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self._subscribers: list[_Subscriber] = []
+        self._closed = False
+
+    def close(self) -> None:
+        """End every subscription, also future ones: a watch must not hold up a stop."""
+        self._closed = True
+        for subscriber in self._subscribers:
+            subscriber.close()
 
     def publish(self, event: Event) -> None:
         """Log `event` and hand it to whoever watches its volume."""
@@ -89,6 +103,8 @@ class EventLog:
         """Collect the events of `volume_id` from now on."""
         subscriber = _Subscriber(volume_id, self.origin)
         self._subscribers.append(subscriber)
+        if self._closed:
+            subscriber.close()
         try:
             yield subscriber.events()
         finally:

@@ -1,6 +1,5 @@
 """`sealaned`: command line and process of the daemon."""
 
-import argparse
 import asyncio
 import os
 import signal
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 from sealane import __version__
+from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
@@ -28,10 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
                 load_policy(Path(config.broker.policy_file))
             return 0
         return run(config)
-    except* Error as group:
+    except* (Error, OSError) as group:
         error = first_error(group)
     print(f"sealaned: {error}", file=sys.stderr)
-    return error.exit_code
+    return error.exit_code if isinstance(error, Error) else 1
 
 
 def run(config: Config) -> int:
@@ -62,7 +62,7 @@ async def _serve_until_signal(config: Config) -> None:
     await serve(config)
 
 
-def first_error(group: BaseExceptionGroup[Error]) -> Error:
+def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:
     """Return the first error of a (nested) group."""
     first = group.exceptions[0]
     while isinstance(first, BaseExceptionGroup):
@@ -70,8 +70,8 @@ def first_error(group: BaseExceptionGroup[Error]) -> Error:
     return first
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
         prog="sealaned", description="Sealane's daemon: attested volumes and sessions."
     )
     parser.add_argument(

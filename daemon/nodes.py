@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
-from sealane.crypto.attestation import SOFTWARE
 from sealane.daemon.calls import Context
 from sealane.daemon.identity import Identity
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
@@ -24,12 +23,16 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
         roles: Sequence[str],
         identities: Sequence[Identity],
         addresses: Mapping[str, str],
+        evidence: str,
+        is_development: bool,
         started: dt.datetime,
     ) -> None:
         self._node = node
         self._roles = roles
         self._identities = identities
         self._addresses = addresses
+        self._evidence = evidence
+        self._is_development = is_development
         self._started = started
 
     async def GetNode(self, request: nodes_pb2.GetNodeRequest, context: Context) -> nodes_pb2.Node:
@@ -38,8 +41,8 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
             node=self._node,
             version=__version__,
             roles=self._roles,
-            evidence_driver=SOFTWARE,
-            development=True,
+            evidence_driver=self._evidence,
+            development=self._is_development,
             addresses=self._addresses,
             start_time=_timestamp(self._started),
         )

@@ -56,14 +56,24 @@ class QueueGrant:
 OpenQueue = Callable[[int], Awaitable[QueueGrant]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(Protocol):
     """Where the plain namespace of an attached volume is."""
 
-    traddr: str
-    trsvcid: int
-    subsystem_nqn: str
-    namespace_id: int
+    @property
+    def traddr(self) -> str:
+        """Address of the front end."""
+
+    @property
+    def trsvcid(self) -> int:
+        """Port of the front end."""
+
+    @property
+    def subsystem_nqn(self) -> str:
+        """Plain subsystem."""
+
+    @property
+    def namespace_id(self) -> int:
+        """Namespace in it."""
 
 
 class AttachedPort(Protocol):

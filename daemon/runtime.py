@@ -74,11 +74,16 @@ class RunDirectory:
     def write_ready(self, *, node: str, addresses: Mapping[str, str]) -> None:
         """Write the ready file in one step: pid, node, and where everything listens."""
         content = {"pid": os.getpid(), "node": node, "addresses": dict(addresses)}
-        draft = self.ready_file.with_suffix(".new")
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.replace(self.ready_file)
+        replace_file(self.ready_file, (json.dumps(content, indent=2) + "\n").encode())
 
     def _remove_leftovers(self) -> None:
         self.ready_file.unlink(missing_ok=True)
         self.socket.unlink(missing_ok=True)
         self.ring_socket.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that readers see whole or not at all."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(content)
+    draft.replace(path)

@@ -22,6 +22,17 @@ _CONNECTION_AGE_MS: Final = 10 * 60 * 1000
 _CONNECTION_GRACE_MS: Final = 60 * 1000
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Split a configured address:port; the configuration has checked it."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Return address:port as configurations write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def new_server(metrics: Metrics, authorizer: Authorizer | None) -> grpc.aio.Server:
     """Return a server whose every call passes `CallInterceptor`."""
     return grpc.aio.server(
@@ -75,11 +86,11 @@ async def running(server: grpc.aio.Server) -> AsyncIterator[None]:
 
 def _why_not(listen: str) -> str:
     """Find out by a bind of our own what gRPC doesn't tell."""
-    host, _, port = listen.rpartition(":")
+    host, port = split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((host.strip("[]"), int(port)))
+            probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
             return error.strerror or str(error)

@@ -4,6 +4,7 @@ One table for both directions, used by every servicer (daemon) and every caller 
 The reason id is in the trailing metadata `sealane-reason`; the text never holds a secret.
 """
 
+import re
 from typing import Final
 
 import grpc
@@ -18,6 +19,7 @@ from sealane.errors import (
 )
 
 REASON_KEY: Final = "sealane-reason"
+_REASON: Final = re.compile(r"[a-z0-9_]{1,32}(\.[a-z0-9_]{1,32}){1,3}")
 
 _CODE_OF_FAMILY: Final[tuple[tuple[type[Error], grpc.StatusCode], ...]] = (
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -68,7 +70,8 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
     """Return what a failed call to `peer` means here, with the peer's reason id if it gave one."""
     reason = None
     for key, value in error.trailing_metadata() or ():
-        if key == REASON_KEY and isinstance(value, str):
+        # Reasons become labels of metrics: a peer must not invent what doesn't look like one.
+        if key == REASON_KEY and isinstance(value, str) and _REASON.fullmatch(value):
             reason = value
     code = error.code()
     if reason is None:

@@ -112,11 +112,9 @@ def short_directory() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def daemon(config: Path, *, exit_code: int = 0) -> Iterator[Daemon]:
-    """Run sealaned until the end of the block; it must then end with `exit_code`."""
-    run_dir = config.with_name(f"{config.stem}-run")
-    log = config.with_suffix(".log")
-    with log.open("wb") as sink:
+def start(config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start sealaned; at the end of the block it is gone in any case."""
+    with config.with_suffix(".log").open("wb") as sink:
         process = subprocess.Popen(
             [sys.executable, "-m", "sealane.daemon.main", "--config", str(config)],
             stdin=subprocess.DEVNULL,
@@ -124,14 +122,35 @@ def daemon(config: Path, *, exit_code: int = 0) -> Iterator[Daemon]:
             stderr=sink,
         )
     try:
-        addresses = _wait_ready(process, run_dir / "ready.json", log)
-        running = Daemon(process, run_dir, log, addresses)
-        yield running
-        assert running.stop() == exit_code, log.read_text()
+        yield process
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def daemon(config: Path, *, exit_code: int = 0) -> Iterator[Daemon]:
+    """Run sealaned until the end of the block; it must then end with `exit_code`."""
+    run_dir = config.with_name(f"{config.stem}-run")
+    log = config.with_suffix(".log")
+    with start(config) as process:
+        addresses = _wait_ready(process, run_dir / "ready.json", log)
+        running = Daemon(process, run_dir, log, addresses)
+        yield running
+        assert running.stop() == exit_code, log.read_text()
+
+
+def wait_for_log(process: subprocess.Popen[bytes], config: Path, event: str) -> None:
+    """Wait until the daemon has logged `event`."""
+    log = config.with_suffix(".log")
+    # Another process writes the file: looking again is the only way to hear of it.
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if f'"event": "{event}"' in log.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"sealaned did not log {event}:\n{log.read_text()}")
 
 
 def sealaned(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:

@@ -138,12 +138,7 @@ class HostController:
             self._stream, _, self._controller_id = await self._connect_queue(
                 queue_id=0, queue_size=_ADMIN_QUEUE_SIZE, ticket=bytes(TICKET_BYTES)
             )
-            await self._set_configuration(_ENABLE)
-            status = await self._property(Property.STATUS)
-            if not status & _READY:
-                raise ProtocolError("controller.not_ready", f"controller status is {status:#x}")
-            data, _ = await self._command(AdminOpcode.IDENTIFY, words=(1,), length=IDENTIFY_BYTES)
-            self._identity = decode_controller(data)
+            await self._enable()
         except BaseException:
             await self.close()
             raise
@@ -213,6 +208,14 @@ class HostController:
             )
         return VolumeQueue(native, namespace)
 
+    async def _enable(self) -> None:
+        await self._set_configuration(_ENABLE)
+        status = await self._property(Property.STATUS)
+        if not status & _READY:
+            raise ProtocolError("controller.not_ready", f"controller status is {status:#x}")
+        data, _ = await self._command(AdminOpcode.IDENTIFY, words=(1,), length=IDENTIFY_BYTES)
+        self._identity = decode_controller(data)
+
     async def _keep_alive(self) -> None:
         with contextlib.suppress(Error, TimeoutError):
             while True:
@@ -222,7 +225,7 @@ class HostController:
     async def _connect_queue(
         self, *, queue_id: int, queue_size: int, ticket: bytes
     ) -> tuple[PduStream, int, int]:
-        """A connected stream, its MAXH2CDATA and the controller id."""
+        """Return a connected stream, its MAXH2CDATA and the controller id."""
         traddr, trsvcid = self._address
         connection = socket.socket(socket.AF_INET6 if ":" in traddr else socket.AF_INET)
         try:
@@ -339,6 +342,11 @@ class VolumeQueue:
     def __init__(self, native: _native.HostQueue, namespace: NamespaceIdentity) -> None:
         self._native = native
         self.namespace = namespace
+
+    @property
+    def native(self) -> _native.HostQueue:
+        """The engine's queue, for callers that bring their own thread."""
+        return self._native
 
     async def write(self, lba: int, data: "bytes | bytearray | memoryview") -> None:
         """Write whole blocks. NvmeStatusError, or UnavailableError if the queue ended."""

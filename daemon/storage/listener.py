@@ -71,14 +71,14 @@ class Exported(Protocol):
         """Stop and drain the association's queues."""
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        """A Connect was refused."""
+        """Report a refused Connect."""
 
 
 class Provider(Protocol):
     """Finds subsystems by name."""
 
     def find(self, subsystem_nqn: str) -> Exported | None:
-        """The subsystem, or None."""
+        """Find a subsystem; None if there is no such."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,7 +268,9 @@ class Listener:
         except (Error, TimeoutError) as error:
             reason = error.reason if isinstance(error, Error) else "connect.timeout"
             refused = ConnectRefusedError(
-                reason, str(error) or "preparing the queue took too long", status=Status.CONNECT_BUSY
+                reason,
+                str(error) or "preparing the queue took too long",
+                status=Status.CONNECT_BUSY,
             )
             await self._refuse(stream, connect, exported, refused)
         finally:

@@ -1,5 +1,7 @@
-"""PDUs over a raw non-blocking socket, read to the exact byte, so that the socket can be handed
-to the engine with nothing over-read."""
+"""PDUs over a raw non-blocking socket, read to the exact byte.
+
+So the socket can be handed to the engine with nothing over-read.
+"""
 
 import asyncio
 import socket

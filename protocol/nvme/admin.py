@@ -118,27 +118,27 @@ class AdminController:
         return Answer(command_id=command_id, completion=completion, data=outcome.data)
 
     def _execute(self, opcode: int, nsid: int, words: list[int], entry: bytes) -> _Outcome:
+        outcome = _Outcome(status=Status.INVALID_OPCODE)
         match opcode:
             case AdminOpcode.FABRICS:
-                return self._fabrics(entry)
+                outcome = self._fabrics(entry)
             case AdminOpcode.KEEP_ALIVE:
-                return _Outcome()
+                outcome = _Outcome()
             case _ if not self.is_ready:
-                return _Outcome(status=Status.SEQUENCE_ERROR)
+                outcome = _Outcome(status=Status.SEQUENCE_ERROR)
             case AdminOpcode.IDENTIFY:
-                return self._identify(nsid, words[0] & 0xFF)
+                outcome = self._identify(nsid, words[0] & 0xFF)
             case AdminOpcode.SET_FEATURES:
-                return self._set_feature(words)
+                outcome = self._set_feature(words)
             case AdminOpcode.GET_FEATURES:
-                return self._get_feature(words[0])
+                outcome = self._get_feature(words[0])
             case AdminOpcode.GET_LOG_PAGE:
-                return self._log_page(nsid, words)
+                outcome = self._log_page(words)
             case AdminOpcode.ABORT:
-                return _Outcome(result=1)  # bit 0: the command was not aborted
+                outcome = _Outcome(result=1)  # bit 0: the command was not aborted
             case AdminOpcode.ASYNC_EVENT_REQUEST:
-                return _Outcome(status=Status.EVENT_REQUESTS_EXCEEDED)
-            case _:
-                return _Outcome(status=Status.INVALID_OPCODE)
+                outcome = _Outcome(status=Status.EVENT_REQUESTS_EXCEEDED)
+        return outcome
 
     def _fabrics(self, entry: bytes) -> _Outcome:
         kind, attributes = entry[4], entry[40] & 0x07
@@ -176,23 +176,24 @@ class AdminController:
         return _Outcome(status=Status.INVALID_FIELD)
 
     def _identify(self, nsid: int, structure: int) -> _Outcome:
+        outcome = _Outcome(status=Status.INVALID_FIELD)
         match structure:
-            case 0x00 | 0x03 if nsid != NAMESPACE_ID:
-                unknown = 0 < nsid < _BROADCAST
-                if unknown and structure == 0x00:
-                    return _Outcome(data=bytes(IDENTIFY_BYTES))  # inactive: all zero
-                return _Outcome(status=Status.INVALID_NAMESPACE)
+            case 0x00 | 0x03 if nsid in {0, _BROADCAST}:
+                outcome = _Outcome(status=Status.INVALID_NAMESPACE)
+            case 0x00 if nsid != NAMESPACE_ID:
+                outcome = _Outcome(data=bytes(IDENTIFY_BYTES))  # inactive: all zero
             case 0x00:
-                return _Outcome(data=encode_namespace(self._subsystem))
+                outcome = _Outcome(data=encode_namespace(self._subsystem))
             case 0x01:
                 identity = encode_controller(self._subsystem, controller_id=self._controller_id)
-                return _Outcome(data=identity)
+                outcome = _Outcome(data=identity)
             case 0x02 if nsid < _BROADCAST - 1:
-                return _Outcome(data=encode_active_namespaces(nsid))
+                outcome = _Outcome(data=encode_active_namespaces(nsid))
+            case 0x03 if nsid != NAMESPACE_ID:
+                outcome = _Outcome(status=Status.INVALID_NAMESPACE)
             case 0x03:
-                return _Outcome(data=encode_descriptors(self._subsystem.volume_id))
-            case _:
-                return _Outcome(status=Status.INVALID_FIELD)
+                outcome = _Outcome(data=encode_descriptors(self._subsystem.volume_id))
+        return outcome
 
     def _set_feature(self, words: list[int]) -> _Outcome:
         feature, value = words[0] & 0xFF, words[1]
@@ -222,7 +223,7 @@ class AdminController:
             return _Outcome(status=Status.INVALID_FIELD)
         return _Outcome(result=value)
 
-    def _log_page(self, nsid: int, words: list[int]) -> _Outcome:
+    def _log_page(self, words: list[int]) -> _Outcome:
         page = words[0] & 0xFF
         length = ((words[0] >> 16) | (words[1] & 0xFFFF) << 16) * 4 + 4
         offset = words[2] | words[3] << 32

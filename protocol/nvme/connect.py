@@ -73,9 +73,20 @@ def decode_connect(entry: bytes, data: bytes) -> Connect:
             "connect.malformed",
             f"Connect carries {len(data)} bytes of data; allowed: {CONNECT_DATA_BYTES}",
         )
-    opcode, _, command_id, fabrics_type, _, length, _, record_format, queue_id, size, flags, kato = (
-        _COMMAND.unpack(entry)
-    )
+    (
+        opcode,
+        _,
+        command_id,
+        fabrics_type,
+        _,
+        length,
+        _,
+        record_format,
+        queue_id,
+        size,
+        flags,
+        kato,
+    ) = _COMMAND.unpack(entry)
     if (opcode, fabrics_type) != (AdminOpcode.FABRICS, FabricsType.CONNECT):
         raise ProtocolError(
             "connect.expected", f"first command has opcode {opcode:#04x}; allowed: Connect"
@@ -104,4 +115,6 @@ def _name(field: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError("connect.malformed", "a name in the Connect data isn't UTF-8") from error
+        raise ProtocolError(
+            "connect.malformed", "a name in the Connect data isn't UTF-8"
+        ) from error

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TypedDict, final
+from typing import Self, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -14,8 +14,8 @@ __version__: str
 class SessionEndpoint:
     # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
     # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
-    def __init__(
-        self,
+    def __new__(
+        cls,
         bind_address: str,
         region_bytes: int,
         ring_entries: int = 256,
@@ -23,7 +23,7 @@ class SessionEndpoint:
         unit_bytes: int = 1408,
         chunk_units: int = 16,
         slots: int = 64,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def local_address(self) -> str: ...
     # Region, submission, completion, doorbell; once. The caller passes and closes them.
@@ -74,9 +74,9 @@ class Completion:
 @final
 class JobRing:
     # The job's side. Takes over the four descriptors.
-    def __init__(
-        self, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
-    ) -> None: ...
+    def __new__(
+        cls, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
+    ) -> Self: ...
     @property
     def region(self) -> Region: ...
     @property
@@ -107,8 +107,8 @@ class JobRing:
 @final
 class Emulator:
     # A link between two loopback ports: what comes to `address` goes on to `forward_to`.
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         rate_bits_per_second: int,
         delay_ns: int,
@@ -116,7 +116,7 @@ class Emulator:
         loss_ppb: int,
         seed: int,
         forward_to: str,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def port(self) -> int: ...
     @property

@@ -172,6 +172,14 @@ def test_node_and_role_outside_the_policy_are_refused(node: str, role: str, reas
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize("node", ["", "A", "a/b", "a" * 64, "x" * (1 << 20)])
+def test_node_that_cannot_be_named_gets_no_challenge(node: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _challenge(_verifier(), node=node)
+    assert caught.value.reason == "attestation.node.malformed"
+    assert len(str(caught.value)) < 200
+
+
 def test_nobody_enrols_as_broker() -> None:
     with pytest.raises(UsageError) as caught:
         _challenge(_verifier(), role="broker")
@@ -182,7 +190,7 @@ def test_nobody_enrols_as_broker() -> None:
     ("spoil", "reason"),
     [
         (lambda e: e[:-1], "attestation.evidence.malformed"),
-        (lambda e: b"", "attestation.evidence.malformed"),
+        (lambda _: b"", "attestation.evidence.malformed"),
         (lambda e: e[:40] + bytes([e[40] ^ 1]) + e[41:], "attestation.evidence.signature"),
         (lambda e: bytes([e[0] ^ 1]) + e[1:], "attestation.key.unknown"),
     ],

@@ -116,5 +116,5 @@ def test_anchor_must_be_an_authority(authority: CertificateAuthority) -> None:
     leaf = authority.issue(SUBJECT, _key().public_key(), now=NOW).public_bytes(Encoding.PEM)
     assert parse_anchor(authority.anchor_pem, source="f") == authority.certificate
     for pem in (b"", b"nonsense", leaf):
-        with pytest.raises(VerificationError, match="anchor.pem: not a trust anchor"):
+        with pytest.raises(VerificationError, match=r"anchor\.pem: not a trust anchor"):
             parse_anchor(pem, source="anchor.pem")

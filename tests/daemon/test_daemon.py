@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory
+from control_plane import (
+    Daemon,
+    Site,
+    daemon,
+    sealanectl,
+    sealaned,
+    short_directory,
+    start,
+    wait_for_log,
+)
 from sealane.client import connect
 from sealane.crypto.attestation import SoftwareKey
 
@@ -140,6 +149,23 @@ def test_unreachable_broker_is_one_line_and_exit_4(site: Site, broker: Daemon) -
     assert ended.returncode == 4
     assert _error(ended.stderr).startswith("sealaned: enrolment.attestation_address 127.0.0.1:")
     assert "no answer from the broker within 1 s" in _error(ended.stderr)
+
+
+def test_signal_while_a_start_waits_for_the_broker_stops_it(site: Site, broker: Daemon) -> None:
+    config = site.write_config("f", site.enrolment("f", broker, timeout_seconds=600) + FABRIC)
+    assert broker.stop() == 0
+    with start(config) as process:
+        wait_for_log(process, config, "software_evidence")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert not (site.root / "f-run" / "ready.json").exists()
+
+
+def test_wrong_option_is_one_line() -> None:
+    for ended in (sealaned("--confg", "x"), sealanectl("volume", "create", "--size", "5000")):
+        assert ended.returncode == 2
+        assert ended.stderr.count("\n") == 1
+        assert ended.stdout == ""
 
 
 def test_node_with_another_key_is_not_verified(site: Site, broker: Daemon) -> None:

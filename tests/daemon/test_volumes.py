@@ -7,6 +7,7 @@ The data path is recorded here; `test_end_to_end.py` has the real one.
 
 import asyncio
 import contextlib
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,9 @@ from sealane.daemon.config import EnrolmentConfig, GatewayConfig
 from sealane.daemon.events import Event
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import Export, NativeEvent, OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.ports import NativeEvent, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.storage.gateway import Export
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
@@ -528,3 +530,55 @@ async def test_identity_refuses_a_certificate_for_another_subject(
     with pytest.raises(VerificationError) as caught:
         await identity.renew()
     assert caught.value.reason == "certificate.subject.mismatch"
+
+
+async def test_renewed_certificate_is_shown_at_the_next_handshake(world: World) -> None:
+    target = world.identities["target"]
+    before = await _shown(world.addresses["target"])
+    assert before == target.certificate
+    await target.renew()
+    after = await _shown(world.addresses["target"])
+    assert after == target.certificate
+    assert after.serial_number != before.serial_number
+    assert after.public_key() == before.public_key()
+
+
+async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.identity._RENEW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("sealane.daemon.identity._RETRY_SECONDS", 0.0)
+    gateway = world.identities["gateway"]
+    first = gateway.certificate
+    failures = 3
+    renewed = asyncio.Event()
+
+    async def issue(keys: Keys) -> x509.Certificate:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise UnavailableError("peer.unreachable", "no broker")
+        leaf = world.broker.authority.issue(gateway.subject, keys.tls.public_key(), now=utc_now())
+        renewed.set()
+        return leaf
+
+    monkeypatch.setattr(gateway, "_obtain", issue)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        renewing = tasks.create_task(gateway.keep_renewed())
+        await renewed.wait()
+        await asyncio.sleep(0)
+        renewing.cancel()
+    assert failures == 0
+    assert gateway.certificate.serial_number != first.serial_number
+
+
+async def _shown(address: str) -> x509.Certificate:
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return x509.load_der_x509_certificate(der)

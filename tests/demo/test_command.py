@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = (sys.executable, "-c", "import sys; from sealane.daemon.cli import main; sys.exit(main())")
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; from sealane.daemon.cli import main; sys.exit(main())",
+)
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -21,13 +21,12 @@ from sealane.client.session import (
     Reliability,
     SelectiveRepeat,
     SendSession,
-    SessionError,
     fetch_ring,
     listen_session,
     open_session,
 )
 from sealane.daemon.fabric import ring_socket
-from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
 
 REGION = 2 << 20
@@ -340,7 +339,7 @@ async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFab
     async with (
         make_fabric("fabric-m", change_offer=lambda offer: replace(offer, nonce=bytes(32))) as bad,
         make_fabric("fabric-a") as left,
-        make_fabric("fabric-b", establish_timeout_seconds=0.2) as right,
+        make_fabric("fabric-b", establish_timeout_seconds=1) as right,
         listening(right) as task,
     ):
         await refused(open_directly(bad, right))

@@ -61,16 +61,15 @@ def send_numbered(seed: int, count: int) -> list[bool]:
 
 def test_rate_is_kept_in_wire_bytes() -> None:
     with link(rate=20_000_000) as (client, _, end):
+        start = time.perf_counter()
         for _ in range(100):
             client.send(bytes(1222))
-        end.recv(2000)
-        first = time.perf_counter()
-        for _ in range(99):
+        for _ in range(100):
             end.recv(2000)
-        elapsed = time.perf_counter() - first
+        elapsed = time.perf_counter() - start
 
-    # 99 packets of 1250 wire bytes at 20 Mbit/s take 49.5 ms; the wire never goes faster.
-    assert 0.045 < elapsed < 1
+    # 100 packets of 1250 wire bytes at 20 Mbit/s take 50 ms: never less, and of that order.
+    assert 0.0499 < elapsed < 2
 
 
 def test_delay_is_one_way_each_way() -> None:
@@ -90,7 +89,7 @@ def test_delay_is_one_way_each_way() -> None:
     assert back >= 0.040
     assert counters["forward_offered_bytes"] == 4 + WIRE_OVERHEAD
     assert counters["backward_sent_packets"] == 1
-    assert counters["forward_slip_max_ns"] < 1_000_000_000
+    assert counters["forward_slip_max_ns"] > 0
 
 
 def test_loss_is_seeded_and_has_its_rate_and_run_lengths() -> None:

@@ -141,15 +141,20 @@ def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
 
 @contextlib.contextmanager
 def forger(to: str) -> Iterator[str]:
-    """A relay that also sends a forged copy before, and a replay after, each packet it relays."""
+    """A relay that also sends a forged copy before, and a replay after, each packet it relays.
+
+    Towards the responder they come from an address of their own: it must not answer there.
+    """
     host, port = to.rsplit(":", 1)
     generator = random.Random(11)
     near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     wake, stop = socket.socketpair()
-    with near, far, wake, stop:
+    with near, far, stranger, wake, stop:
         near.bind(("127.0.0.1", 0))
         far.connect((host, int(port)))
+        stranger.connect((host, int(port)))
 
         def run() -> None:
             client = None
@@ -161,13 +166,13 @@ def forger(to: str) -> Iterator[str]:
                     packet, sender = end.recvfrom(65_536)
                     forged = bytearray(packet)
                     forged[generator.randrange(len(forged))] ^= 1 << generator.randrange(8)
-                    copies = (bytes(forged), packet, packet)
                     if end is near:
                         client = sender
-                        for copy in copies:
-                            far.send(copy)
+                        stranger.send(forged)
+                        far.send(packet)
+                        stranger.send(packet)
                     elif client is not None:
-                        for copy in copies:
+                        for copy in (forged, packet, packet):
                             near.sendto(copy, client)
 
         thread = threading.Thread(target=run)
@@ -222,6 +227,19 @@ def test_messages_arrive_whole_over_a_lossy_link(k: int, m: int) -> None:
 
         statistics = right.statistics() if k else left.statistics()
         assert statistics["decoded_units" if k else "retransmitted_packets"] > 0
+
+
+def test_bitmap_shows_the_chunks_of_the_message_in_its_slot() -> None:
+    with pair() as (left, right):
+        right.ring.post_receive(offset=0, length=200_000, user_data=1)
+        left.ring.post_send(offset=0, length=100_000, user_data=1)
+        right.completions(1)
+
+        chunks = -(-100_000 // (16 * 1408))
+        bitmap = right.ring.bitmap(0)
+        assert bitmap == b"\x01" * chunks + bytes(len(bitmap) - chunks)
+        right.ring.post_receive(offset=0, length=200_000, user_data=2)
+        assert right.ring.statistics()["payload_bytes_received"] == 100_000
 
 
 def test_both_directions_carry_data() -> None:

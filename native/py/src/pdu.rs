@@ -11,7 +11,7 @@ use sealane_proto::nvme::pdu::{
 use sealane_proto::wire::{FromBytes, IntoBytes};
 
 create_exception!(
-    _native,
+    sealane._native,
     PduError,
     PyValueError,
     "A PDU breaks the rules: arguments (fatal error status, header offset, text)."

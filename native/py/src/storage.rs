@@ -27,13 +27,13 @@ use sealane_proto::sector::{
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
 create_exception!(
-    _native,
+    sealane._native,
     QueueError,
     PyException,
     "A queue ended or timed out: arguments (reason id, text)."
 );
 create_exception!(
-    _native,
+    sealane._native,
     StatusError,
     PyException,
     "A command was answered with an error: arguments (status code, LBA, text)."

@@ -114,6 +114,7 @@ pub(super) struct Worker {
 
 /// What the worker remembers from turn to turn.
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
     /// Taken from the ring, but the machine's slots are all in use.
     held: Option<Submission>,

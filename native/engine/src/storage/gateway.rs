@@ -407,7 +407,13 @@ impl Worker {
     fn back_status(&self, part: Part, status: Status) -> Status {
         let request = self.requests.get(usize::from(part.slot)).and_then(Option::as_ref);
         let lba = request.map(|request| request.lba + u64::from(part.first));
-        self.refused(Reason::BackEndStatus, lba, status.to_string());
+        let reason = match Status::from_field(status.code() << 1) {
+            Status::REFERENCE_TAG_CHECK => Reason::SectorStale,
+            Status::APPLICATION_TAG_CHECK => Reason::SectorFormat,
+            Status::UNRECOVERED_READ | Status::WRITE_FAULT => Reason::StoreFailed,
+            _ => Reason::BackEndStatus,
+        };
+        self.refused(reason, lba, format!("target answered {status}"));
         status
     }
 

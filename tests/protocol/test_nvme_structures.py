@@ -1,0 +1,287 @@
+"""NVMe structures of the control side: round trips, truncations, flips, and every admin answer."""
+
+import struct
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealane import _native
+from sealane.errors import ProtocolError, UsageError
+from sealane.protocol.nvme import constants, identify
+from sealane.protocol.nvme.admin import (
+    AdminController,
+    Answer,
+    decode_completion,
+    encode_completion,
+)
+from sealane.protocol.nvme.connect import TICKET_OFFSET, Connect, decode_connect
+from sealane.protocol.nvme.nqn import check_nqn, export_nqn, random_host_nqn, volume_nqn
+
+VOLUME = uuid.UUID(int=0x1234)
+HOST = "nqn.2026-11.dev.sealane:host"
+SUBSYSTEM = identify.Subsystem(
+    nqn=volume_nqn(VOLUME),
+    volume_id=VOLUME,
+    serial="0123456789",
+    block_count=1000,
+    metadata_bytes=64,
+    transfer_max=262_144,
+)
+
+
+def connect(**changes: object) -> Connect:
+    fields: dict[str, object] = {
+        "command_id": 7,
+        "queue_id": 3,
+        "queue_size": 64,
+        "keep_alive_ms": 5000,
+        "host_id": uuid.UUID(int=9),
+        "controller_id": 2,
+        "subsystem_nqn": SUBSYSTEM.nqn,
+        "host_nqn": HOST,
+        "ticket": bytes(range(16)),
+    }
+    return Connect(**(fields | changes))  # type: ignore[arg-type]
+
+
+@given(
+    command_id=st.integers(0, 0xFFFF),
+    queue_id=st.integers(0, 0xFFFF),
+    queue_size=st.integers(1, 0x1_0000),
+    keep_alive_ms=st.integers(0, 0xFFFF_FFFF),
+    disable_flow_control=st.booleans(),
+    ticket=st.binary(min_size=16, max_size=16),
+    host_id=st.uuids(),
+)
+def test_connect_survives_the_wire(**fields: object) -> None:
+    original = connect(**fields)
+    assert decode_connect(*original.encode()) == original
+
+
+def test_ticket_lies_in_the_reserved_bytes_of_the_connect_data() -> None:
+    _, data = connect().encode()
+    assert TICKET_OFFSET == 768
+    assert data[768:784] == bytes(range(16))
+    assert not any(data[784:])
+
+
+@pytest.mark.parametrize("length", [0, 1, 1023])
+def test_truncated_connect_data_is_refused(length: int) -> None:
+    entry, data = connect().encode()
+    with pytest.raises(ProtocolError):
+        decode_connect(entry, data[:length])
+
+
+@given(data=st.binary(min_size=1024, max_size=1024))
+def test_arbitrary_connect_data_decodes_or_is_a_protocol_error(data: bytes) -> None:
+    entry, _ = connect().encode()
+    try:
+        decode_connect(entry, data)
+    except ProtocolError as error:
+        assert error.reason == "connect.malformed"
+
+
+@pytest.mark.parametrize(("offset", "value"), [(0, 0x06), (4, 0x04), (32, 0xFF)])
+def test_another_command_than_connect_is_refused(offset: int, value: int) -> None:
+    entry, data = connect().encode()
+    changed = bytearray(entry)
+    changed[offset] = value
+    with pytest.raises(ProtocolError):
+        decode_connect(bytes(changed), data)
+
+
+def test_identify_says_what_the_subsystem_is() -> None:
+    controller = identify.decode_controller(identify.encode_controller(SUBSYSTEM, controller_id=5))
+    assert (controller.controller_id, controller.subsystem_nqn) == (5, SUBSYSTEM.nqn)
+    assert (controller.transfer_max, controller.in_capsule_max) == (262_144, 8192)
+    assert controller.volatile_write_cache
+    namespace = identify.decode_namespace(identify.encode_namespace(SUBSYSTEM))
+    assert namespace == identify.NamespaceIdentity(
+        block_count=1000, block_bytes=4096, metadata_bytes=64
+    )
+
+
+@pytest.mark.parametrize("length", [0, 4095, 4097])
+def test_identify_data_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(ProtocolError):
+        identify.decode_controller(bytes(length))
+    with pytest.raises(ProtocolError):
+        identify.decode_namespace(bytes(length))
+
+
+@given(data=st.binary(min_size=4096, max_size=4096))
+def test_arbitrary_identify_data_is_bounded(data: bytes) -> None:
+    assert identify.decode_controller(data).transfer_max <= 4096 << 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nqn", "nqn.2026-13.dev.x:a", "nqn.2026-11.dev.x:a b", f"nqn.2026-11.d:{'x' * 223}"],
+)
+def test_bad_names_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        check_nqn(text)
+
+
+def test_our_own_names_are_names() -> None:
+    for name in (volume_nqn(VOLUME), export_nqn(VOLUME), random_host_nqn()):
+        assert check_nqn(name) == name
+
+
+# Admin queue
+
+
+def entry(opcode: int, *words: int, nsid: int = 0, length: int = 4096, cid: int = 1) -> bytes:
+    padded = (*words, 0, 0, 0, 0, 0, 0)[:6]
+    return struct.pack("<BBHI16xQI3xB6I", opcode, 0x40, cid, nsid, 0, length, 0x5A, *padded)
+
+
+def set_property(offset: int, value: int) -> bytes:
+    made = bytearray(entry(0x7F, length=0))
+    struct.pack_into("<IQ", made, 44, offset, value)
+    return bytes(made)
+
+
+def get_property(offset: int, size: int) -> bytes:
+    made = bytearray(entry(0x7F, length=0, nsid=4))
+    made[40] = size
+    struct.pack_into("<I", made, 44, offset)
+    return bytes(made)
+
+
+@pytest.fixture
+def admin() -> AdminController:
+    controller = AdminController(SUBSYSTEM, controller_id=1, keep_alive_ms=1500)
+    assert status(controller.handle(set_property(0x14, 0x460001))) == 0
+    return controller
+
+
+def status(answer: Answer | None) -> int:
+    assert answer is not None
+    return decode_completion(answer.completion)[1]
+
+
+def result(answer: Answer | None) -> int:
+    assert answer is not None
+    assert status(answer) == 0
+    return decode_completion(answer.completion)[2]
+
+
+def test_controller_becomes_ready_when_enabled_and_stops_when_shut_down() -> None:
+    controller = AdminController(SUBSYSTEM, controller_id=1, keep_alive_ms=0)
+    assert status(controller.handle(entry(0x06, 1))) == constants.Status.SEQUENCE_ERROR
+    controller.handle(set_property(0x14, 1))
+    assert result(controller.handle(get_property(0x1C, 0))) == 1
+    controller.handle(set_property(0x14, 0x4001))
+    assert result(controller.handle(get_property(0x1C, 0))) == 8
+    assert not controller.is_ready
+
+
+def test_properties(admin: AdminController) -> None:
+    assert result(admin.handle(get_property(0x08, 0))) == 0x20000
+    assert result(admin.handle(get_property(0x00, 1))) & 0xFFFF == constants.QUEUE_DEPTH_MAX - 1
+    for refused in (get_property(0x00, 0), get_property(0x99, 0), set_property(0x1C, 1)):
+        assert status(admin.handle(refused)) == constants.Status.INVALID_FIELD
+
+
+def test_features(admin: AdminController) -> None:
+    assert result(admin.handle(entry(0x09, 0x07, 3 | 1 << 16))) == 1 | 1 << 16
+    assert admin.queue_count == 2
+    assert result(admin.handle(entry(0x0A, 0x0F))) == 2000
+    assert result(admin.handle(entry(0x09, 0x0F, 2001))) == 3000
+    assert result(admin.handle(entry(0x09, 0x0B, 0x100))) == 0x100
+    assert status(admin.handle(entry(0x09, 0x81))) == constants.Status.INVALID_FIELD
+    assert status(admin.handle(entry(0x09, 0x07 | 1 << 31, 1))) == constants.Status.INVALID_FIELD
+
+
+def test_identify_structures(admin: AdminController) -> None:
+    listed = admin.handle(entry(0x06, 2))
+    assert listed is not None
+    assert listed.data[:8] == struct.pack("<II", 1, 0)
+    described = admin.handle(entry(0x06, 3, nsid=1))
+    assert described is not None
+    assert described.data[:4] + described.data[4:20] == bytes([2, 16, 0, 0]) + VOLUME.bytes
+    inactive = admin.handle(entry(0x06, 0, nsid=2))
+    assert inactive is not None
+    assert not any(inactive.data)
+    assert status(admin.handle(entry(0x06, 0))) == constants.Status.INVALID_NAMESPACE
+    assert status(admin.handle(entry(0x06, 3, nsid=2))) == constants.Status.INVALID_NAMESPACE
+    assert status(admin.handle(entry(0x06, 0x55))) == constants.Status.INVALID_FIELD
+    assert status(admin.handle(entry(0x06, 1, length=4095))) == constants.Status.INVALID_FIELD
+
+
+def test_event_requests_are_parked_up_to_their_limit(admin: AdminController) -> None:
+    for cid in range(constants.EVENT_REQUESTS_MAX):
+        assert admin.handle(entry(0x0C, cid=cid)) is None
+    assert status(admin.handle(entry(0x0C))) == constants.Status.EVENT_REQUESTS_EXCEEDED
+
+
+@pytest.mark.parametrize("page", [0x00, 0x01, 0x02, 0x03])
+def test_log_pages(admin: AdminController, page: int) -> None:
+    answer = admin.handle(entry(0x02, page | 15 << 16))
+    assert answer is not None
+    assert len(answer.data) == 64
+    assert status(admin.handle(entry(0x02, 0x0C))) == constants.Status.INVALID_LOG_PAGE
+    assert status(admin.handle(entry(0x02, page, 0xFFFF))) == constants.Status.INVALID_FIELD
+
+
+def test_what_is_not_offered_is_said_so(admin: AdminController) -> None:
+    for opcode in (0x00, 0x0D, 0x10, 0x80, 0x84):
+        assert status(admin.handle(entry(opcode))) == constants.Status.INVALID_OPCODE
+    assert result(admin.handle(entry(0x08, 5))) == 1
+    assert status(admin.handle(entry(0x18, length=0))) == 0
+
+
+@given(raw=st.binary(min_size=64, max_size=64))
+def test_any_admin_entry_gets_an_answer_or_is_parked(raw: bytes) -> None:
+    controller = AdminController(SUBSYSTEM, controller_id=1, keep_alive_ms=0)
+    controller.handle(set_property(0x14, 1))
+    answer = controller.handle(raw)
+    assert answer is None or len(answer.completion) == constants.COMPLETION_BYTES
+
+
+def test_status_names_agree_with_the_engine() -> None:
+    for code in constants.Status:
+        assert _native.status_name(code) is not None, code
+    assert decode_completion(encode_completion(3, status=0x182, result=9)) == (3, 0x182, 9)
+
+
+def test_sector_layout_is_the_documented_one() -> None:
+    assert _native.sector_layout() == {
+        "tag": (0, 16),
+        "iv": (16, 28),
+        "mac": (28, 44),
+        "key_epoch": (44, 48),
+        "sequence": (48, 54),
+        "checksum": (54, 62),
+        "version": (62, 63),
+        "flags": (63, 64),
+    }
+
+
+# PDU codec through its bindings
+
+
+def test_encoded_pdus_decode() -> None:
+    submission = bytes(range(64))
+    pdu = _native.encode_capsule_cmd(submission, b"abc")
+    assert _native.pdu_lengths(pdu[:8], 3) == (constants.PduKind.CAPSULE_CMD, 72, 3)
+    assert bytes(_native.decode_pdu(pdu[:72]).entry) == submission
+    assert _native.decode_pdu(_native.encode_ic_resp(8192)).limit == 8192
+    data = _native.decode_pdu(_native.encode_c2h_data(5, b"1234")[:24])
+    assert (data.cid, data.offset, data.length) == (5, 0, 4)
+    assert _native.decode_pdu(_native.encode_termination(True, 3, 9)).cid == 3
+
+
+@pytest.mark.parametrize("length", range(128))
+def test_every_truncated_header_is_refused(length: int) -> None:
+    with pytest.raises(_native.PduError):
+        _native.decode_pdu(_native.encode_ic_req()[:length])
+
+
+def test_data_beyond_the_limit_is_refused_by_its_header() -> None:
+    pdu = _native.encode_capsule_cmd(bytes(64), bytes(9))
+    with pytest.raises(_native.PduError):
+        _native.pdu_lengths(pdu[:8], 8)

@@ -1,0 +1,255 @@
+"""The listener against hosts that split, pipeline, stall and lie."""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import struct
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from sealane import _native
+from sealane.daemon.storage import listener as listening
+from sealane.daemon.storage.events import EventFeed
+from sealane.daemon.storage.initiator import HostController, NvmeStatusError
+from sealane.daemon.storage.listener import (
+    Admission,
+    Association,
+    ConnectRefusedError,
+    Exported,
+    Listener,
+)
+from sealane.errors import UnavailableError
+from sealane.protocol.nvme.admin import decode_completion
+from sealane.protocol.nvme.connect import Connect
+from sealane.protocol.nvme.constants import AdminOpcode, PduKind, Status
+from sealane.protocol.nvme.identify import Subsystem
+
+HOST = "nqn.2026-11.dev.sealane:host"
+NQN = "nqn.2026-11.dev.sealane:volume:test"
+
+
+@dataclass(slots=True)
+class Handed:
+    """An admission that keeps the descriptor it is given."""
+
+    box: asyncio.Queue[socket.socket]
+
+    def start(self, descriptor: int) -> None:
+        self.box.put_nowait(socket.socket(fileno=socket.dup(descriptor)))
+
+    def close(self) -> None:
+        """Nothing was prepared."""
+
+
+class OneSubsystem:
+    """A provider with one subsystem whose queues go to the test instead of the engine."""
+
+    def __init__(self) -> None:
+        self.subsystem = Subsystem(
+            nqn=NQN,
+            volume_id=uuid.UUID(int=1),
+            serial="1",
+            block_count=8,
+            metadata_bytes=0,
+            transfer_max=131_072,
+        )
+        self.box: asyncio.Queue[socket.socket] = asyncio.Queue()
+        self.closed: asyncio.Queue[int] = asyncio.Queue()
+        self.refusals: list[str] = []
+
+    def find(self, subsystem_nqn: str) -> Exported | None:
+        return self if subsystem_nqn == NQN else None
+
+    def allows(self, host_nqn: str) -> bool:
+        return host_nqn == HOST
+
+    async def admit(self, association: Association, connect: Connect) -> Admission:
+        return Handed(self.box)
+
+    async def association_closed(self, association_id: int) -> None:
+        self.closed.put_nowait(association_id)
+
+    def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
+        self.refusals.append(error.reason)
+
+
+@dataclass(slots=True)
+class World:
+    provider: OneSubsystem
+    listener: Listener
+
+    def host(self, **changes: object) -> HostController:
+        traddr, trsvcid = self.listener.address
+        fields: dict[str, object] = {"subsystem_nqn": NQN, "host_nqn": HOST}
+        return HostController(
+            traddr=traddr,
+            trsvcid=trsvcid,
+            **(fields | changes),  # type: ignore[arg-type]
+        )
+
+    @contextlib.asynccontextmanager
+    async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection(*self.listener.address)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    provider = OneSubsystem()
+    made = Listener(provider, traddr="127.0.0.1", trsvcid=0)
+    await made.start()
+    try:
+        yield World(provider, made)
+    finally:
+        await made.stop()
+
+
+def io_connect(host: HostController, **changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "command_id": 4,
+        "queue_id": 1,
+        "queue_size": 32,
+        "host_id": host._host_id,
+        "controller_id": host.identity.controller_id,
+        "subsystem_nqn": NQN,
+        "host_nqn": HOST,
+    }
+    made = Connect(**(fields | changes))  # type: ignore[arg-type]
+    return _native.encode_capsule_cmd(*made.encode())
+
+
+@pytest.mark.parametrize("cut", [1, 8, 127, 128, 129, 136, 200, 1000, 1223, 1224, 1225, 1260])
+async def test_pipelined_bytes_reach_the_engine_untouched(world: World, cut: int) -> None:
+    """Whatever follows Connect, even in the same segment, is left in the socket."""
+    behind = secrets.token_bytes(100)
+    async with world.host() as host, world.raw() as (reader, writer):
+        stream = _native.encode_ic_req() + io_connect(host) + behind
+        writer.write(stream[:cut])
+        await writer.drain()
+        await asyncio.sleep(0)
+        writer.write(stream[cut:])
+        response = await reader.readexactly(128 + 24)
+        assert decode_completion(response[136:152])[1] == 0
+        with await world.provider.box.get() as handed:
+            handed.setblocking(True)
+            left = await asyncio.to_thread(handed.recv, 100, socket.MSG_WAITALL)
+            assert left == behind
+            # The response was complete before the queue was handed over.
+            handed.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(handed, b"engine")
+            assert await reader.readexactly(6) == b"engine"
+
+
+async def answered(world: World, sent: bytes) -> tuple[int, int]:
+    async with world.raw() as (reader, writer):
+        writer.write(_native.encode_ic_req() + sent)
+        response = await reader.readexactly(128 + 24)
+        _, status, result = decode_completion(response[136:152])
+        return status, result
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"queue_id": 17}, Status.CONNECT_PARAMETERS),
+        ({"queue_size": 1}, Status.CONNECT_PARAMETERS),
+        ({"queue_size": 129}, Status.CONNECT_PARAMETERS),
+        ({"controller_id": 99}, Status.CONNECT_PARAMETERS),
+        ({"host_id": uuid.UUID(int=5)}, Status.CONNECT_PARAMETERS),
+        ({"host_nqn": f"{HOST}2"}, Status.CONNECT_HOST),
+        ({"subsystem_nqn": f"{NQN}2"}, Status.CONNECT_PARAMETERS),
+        ({"record_format": 1}, Status.CONNECT_FORMAT),
+        ({"queue_id": 0}, Status.CONNECT_PARAMETERS),
+    ],
+)
+async def test_wrong_connects_are_refused(
+    world: World, changes: dict[str, object], status: int
+) -> None:
+    async with world.host() as host:
+        assert (await answered(world, io_connect(host, **changes)))[0] == status
+    assert world.provider.box.empty()
+
+
+async def test_a_queue_id_connects_once_per_association(world: World) -> None:
+    async with world.host() as host:
+        (await host.connect_queue(1)).close()
+        (await world.provider.box.get()).close()
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1)
+
+
+async def test_association_ends_with_its_admin_connection(world: World) -> None:
+    async with world.host():
+        pass
+    async with asyncio.timeout(5):
+        assert await world.provider.closed.get() == 1
+
+
+async def test_silent_host_loses_its_association(world: World) -> None:
+    async with world.host(keep_alive_ms=600_000) as host:
+        # Set the timer to its smallest value; then nothing more is heard.
+        host._keep_alive_ms = 0
+        await host._command(AdminOpcode.SET_FEATURES, words=(0x0F, 1))
+        async with asyncio.timeout(10):
+            await world.provider.closed.get()
+        with pytest.raises(UnavailableError):
+            await host.identify_namespace()
+
+
+async def test_keep_alive_keeps_the_association(world: World) -> None:
+    async with world.host(keep_alive_ms=1000) as host:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 1.6
+        while loop.time() < until:
+            await asyncio.sleep(0.2)
+        assert (await host.identify_namespace()).block_count == 8
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes([9]) * 128,
+        struct.pack("<BBBBI", 0, 0, 128, 0, 0xFFFF_FFFF),
+        _native.encode_ic_resp(4096),
+        _native.encode_ic_req() + _native.encode_ic_req(),
+        _native.encode_ic_req() + _native.encode_capsule_cmd(bytes(64), bytes(1024)),
+    ],
+)
+async def test_malformed_starts_are_terminated(world: World, sent: bytes) -> None:
+    async with world.raw() as (reader, writer):
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            answer = await reader.read()
+            assert not answer or PduKind.C2H_TERM in (answer[0], answer[-24])
+
+
+async def test_stalled_handshake_is_cut(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_HANDSHAKE_SECONDS", 0.05)
+    async with world.raw() as (reader, writer):
+        writer.write(_native.encode_ic_req()[:100])
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+
+
+async def test_connections_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_CONNECTIONS_MAX", 1)
+    async with world.host():
+        with pytest.raises(UnavailableError):
+            await world.host().connect()
+
+
+async def test_events_are_taken_once() -> None:
+    volume = _native.TargetVolume(sector_count=8, path=None)
+    feed = EventFeed(volume, lambda _: None)
+    assert list(feed.take()) == []
+    feed.close()
