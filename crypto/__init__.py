@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Keys, leases, attestation and certificates: pure computation, no input or output."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Protocol definitions: the control API, its errors on the wire, NVMe structures."""

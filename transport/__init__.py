@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Sessions between datacenters: the completion-time model and the establishment transcript."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sealane.crypto.attestation import SoftwareKey
+from sealane.daemon.compose import TRUST_ANCHOR_NAME
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 START_SECONDS: Final = 30.0
@@ -103,7 +104,7 @@ class ClusterBuilder:
                         "gateway": {
                             "listen": "127.0.0.1:0",
                             "target_node": "target",
-                            "target_address": target.addresses["target.control"],
+                            "target_address": target.addresses["target_control"],
                         },
                     },
                 )
@@ -164,9 +165,9 @@ class ClusterBuilder:
             write_private(key_file, self._keys[name].pem())
             return {
                 "enrolment": {
-                    "broker_address": broker.addresses["broker.control"],
-                    "attestation_address": broker.addresses["broker.attestation"],
-                    "trust_anchor": broker.addresses["broker.trust_anchor"],
+                    "broker_address": broker.addresses["broker"],
+                    "attestation_address": broker.addresses["attestation"],
+                    "trust_anchor": str(broker.state_dir / TRUST_ANCHOR_NAME),
                     "evidence": "software",
                     "key_file": str(key_file),
                 }
@@ -179,7 +180,11 @@ class ClusterBuilder:
         self, name: str, sections: dict[str, dict[str, object]]
     ) -> AsyncIterator[Daemon]:
         run_dir, state_dir = self._scratch / f"{name}-run", self._scratch / f"{name}-state"
-        node = {"name": name, "run_dir": str(run_dir), "state_dir": str(state_dir)}
+        node: dict[str, object] = {
+            "name": name,
+            "run_dir": str(run_dir),
+            "state_dir": str(state_dir),
+        }
         config = self._scratch / f"{name}.toml"
         config.write_text(to_toml({"node": node, **sections}))
         log = self._scratch / f"{name}.log"

@@ -49,7 +49,7 @@ class Link:
 
     async def finish(self) -> dict[str, Any]:
         """End the relay and take its counters."""
-        output, _ = await self._process.communicate()
+        output, _ = await self._process.communicate(b"")
         counters: dict[str, Any] = json.loads(output)
         return counters
 

@@ -6,19 +6,29 @@ import shutil
 import signal
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from sealane.daemon.demo.cluster import Cluster, ClusterBuilder
+import sealane.client
+from sealane.daemon.demo.attacks import run_attacks
+from sealane.daemon.demo.cluster import ClusterBuilder
 from sealane.daemon.demo.link import LinkParameters
 from sealane.daemon.demo.report import draw_plot, print_report
-from sealane.daemon.demo.results import AttackResult, DemoResults, SessionRun, VolumeProof
+from sealane.daemon.demo.results import AttackResult, DemoResults, VolumeProof
 from sealane.daemon.demo.sessions import SCHEMES, Haul, run_haul, scheme_name
-from sealane.daemon.demo.source import Source, open_source
-from sealane.daemon.demo.storage import VolumeJob, run_volume
+from sealane.daemon.demo.source import open_source
+from sealane.daemon.demo.storage import VolumeJob, choose_volume_size, created, prove
 from sealane.errors import UsageError
 
 PLOT_NAME: Final = "completion-times.png"
@@ -48,6 +58,7 @@ async def run_demo(options: DemoOptions, console: Console) -> DemoResults:
     with tempfile.TemporaryDirectory(prefix="sealane-") as directory:
         scratch = Path(directory)
         source = await asyncio.to_thread(open_source, options.input, scratch)
+        volume_bytes = choose_volume_size(source, options.volume_bytes)
         console.print(f"input: {source.name}, {source.size_bytes:,} bytes")
         builder = ClusterBuilder(scratch, console.print)
         async with builder.running() as cluster:
@@ -66,7 +77,10 @@ async def run_demo(options: DemoOptions, console: Console) -> DemoResults:
                 disable=not console.is_terminal,
             )
             with progress:
-                results = await run_parts(options, source, cluster, progress)
+                job = VolumeJob(
+                    cluster=cluster, source=source, size_bytes=volume_bytes, seed=options.seed
+                )
+                results = await run_parts(options, job, progress)
         write_outputs(results, options.output, scratch)
     output_console = Console(highlight=False)
     print_report(output_console, results)
@@ -75,17 +89,15 @@ async def run_demo(options: DemoOptions, console: Console) -> DemoResults:
     return results
 
 
-async def run_parts(
-    options: DemoOptions, source: Source, cluster: Cluster, progress: Progress
-) -> DemoResults:
+async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) -> DemoResults:
     """Run volume, attacks and both hauls, each with its bar."""
     link = LinkParameters()
-    volume, attacks = await run_volume_part(options, source, cluster, progress)
+    volume, attacks = await run_volume_part(job, progress)
     sessions = []
     for number, reliability in enumerate(SCHEMES):
         haul = Haul(
-            cluster=cluster,
-            source=source,
+            cluster=job.cluster,
+            source=job.source,
             link=link,
             reliability=reliability,
             messages=options.messages,
@@ -96,38 +108,9 @@ async def run_parts(
         bar = progress.add_task(
             f"session, {scheme_name(reliability)}", total=total, unit="messages"
         )
-        sessions.append(await run_haul(haul, lambda n, bar=bar: progress.advance(bar, n)))
-    return collect(source, options, link, volume, attacks, tuple(sessions))
-
-
-async def run_volume_part(
-    options: DemoOptions, source: Source, cluster: Cluster, progress: Progress
-) -> tuple[VolumeProof, tuple[AttackResult, ...]]:
-    """Run the storage half with bars for write, read, search and attacks."""
-    bars = {}
-
-    def step(name: str, unit: str, total: int, done: int) -> None:
-        if name not in bars:
-            bars[name] = progress.add_task(name, total=total, unit=unit)
-        progress.update(bars[name], completed=done)
-
-    job = VolumeJob(
-        cluster=cluster, source=source, volume_bytes=options.volume_bytes, seed=options.seed
-    )
-    return await run_volume(job, step)
-
-
-def collect(
-    source: Source,
-    options: DemoOptions,
-    link: LinkParameters,
-    volume: VolumeProof,
-    attacks: tuple[AttackResult, ...],
-    sessions: tuple[SessionRun, ...],
-) -> DemoResults:
-    """Put the parts together with what they were run with."""
+        sessions.append(await run_haul(haul, partial(progress.advance, bar)))
     return DemoResults(
-        source_name=source.name,
+        source_name=job.source.name,
         seed=options.seed,
         link={
             "rtt_ms": 1e3 * link.rtt_seconds,
@@ -136,8 +119,27 @@ def collect(
         },
         volume=volume,
         attacks=attacks,
-        sessions=sessions,
+        sessions=tuple(sessions),
     )
+
+
+async def run_volume_part(
+    job: VolumeJob, progress: Progress
+) -> tuple[VolumeProof, tuple[AttackResult, ...]]:
+    """Run the storage half with bars for write, read, search and attacks."""
+    bars: dict[str, TaskID] = {}
+
+    def step(name: str, unit: str, total: int, done: int) -> None:
+        if name not in bars:
+            bars[name] = progress.add_task(name, total=total, unit=unit)
+        progress.update(bars[name], completed=done)
+
+    async with (
+        sealane.client.connect(str(job.cluster.gateway.socket)) as client,
+        created(job, client) as volume,
+    ):
+        proof = await prove(job, client, volume, step)
+        return proof, await run_attacks(job, client, volume, step)
 
 
 def check_output(directory: Path) -> None:

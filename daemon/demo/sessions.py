@@ -96,7 +96,7 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
                 haul.display_name,
                 region_bytes=SENDS_AHEAD * MESSAGE_BYTES,
                 peer_node=haul.cluster.fabric_far.name,
-                peer_address=haul.cluster.fabric_far.addresses["fabric"],
+                peer_address=haul.cluster.fabric_far.addresses["fabric_control"],
                 rate_bits_per_second=haul.link.rate_bits_per_second,
                 via_address=link.address,
             ) as session,
@@ -229,9 +229,9 @@ def make_run(
         model_seconds=tuple(samples.tolist()),
         ideal_seconds=model.ideal(path, MESSAGE_BYTES),
         packets_sent=sent.statistics["packets_sent"],
-        packets_retransmitted=sent.statistics["units_retransmitted"],
-        packets_parity=sent.statistics["units_parity"],
-        units_decoded=received["units_decoded"],
+        packets_retransmitted=sent.statistics["retransmitted_packets"],
+        packets_parity=sent.statistics["parity_packets_sent"],
+        units_decoded=received["decoded_units"],
         link_packets_lost=counters["forward_lost_packets"] + counters["backward_lost_packets"],
     )
 

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Final
 
 import sealane.client
-from sealane._native import HostQueue, find_pieces
-from sealane.client import Volume, VolumeEvent
-from sealane.daemon.demo.adversary import SLOT_BYTES, DiskAdversary, WireAdversary, WireAttack
+from sealane._native import find_pieces
+from sealane.client import Volume
+from sealane.daemon.demo.adversary import SLOT_BYTES
 from sealane.daemon.demo.cluster import Cluster
-from sealane.daemon.demo.results import AttackResult, VolumeProof
+from sealane.daemon.demo.results import VolumeProof
 from sealane.daemon.demo.source import Source, distinctive_pieces
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.daemon.storage.initiator import HostController, VolumeQueue
+from sealane.errors import UnavailableError, UsageError
 
 SECTOR_BYTES: Final = 4096
 CHUNK_BYTES: Final = 8 << 20
 # Sectors behind the input that the attacks are made on.
-SPARE_SECTORS: Final = 256
+SPARE_SECTORS: Final = 16
 PIECES: Final = 4096
-REFUSAL_SECONDS: Final = 10.0
+SEARCH: Final = "search the store for the input"
 HOST_NQN: Final = "nqn.2026-11.dev.sealane:demo-host"
 
 Step = Callable[[str, str, int, int], None]
@@ -36,48 +37,45 @@ class VolumeJob:
 
     cluster: Cluster
     source: Source
-    volume_bytes: int | None
+    size_bytes: int
     seed: int
 
     @property
     def input_sectors(self) -> int:
-        """Sectors the input takes; the last one is filled up with zeros."""
-        return -(-self.source.size_bytes // SECTOR_BYTES)
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes a volume must have for the input and the attacks."""
-        return (self.input_sectors + SPARE_SECTORS) * SECTOR_BYTES
-
-    def size_bytes(self) -> int:
-        """Size of the volume; UsageError if the input doesn't fit the one that was asked for."""
-        size = self.volume_bytes or self.needed_bytes
-        if size % SECTOR_BYTES or size < self.needed_bytes:
-            raise UsageError(
-                "input.volume",
-                f"--volume-size: found {size}, allowed: a multiple of {SECTOR_BYTES}, at least "
-                f"{self.needed_bytes} for an input of {self.source.size_bytes} bytes",
-            )
-        return size
+        """Sectors the input takes."""
+        return sectors(self.source.size_bytes)
 
 
-async def run_volume(
-    job: VolumeJob, step: Step
-) -> tuple[VolumeProof, tuple[AttackResult, ...]]:
-    """Create a volume, prove it, attack it, delete it."""
-    size_bytes = job.size_bytes()
+def choose_volume_size(source: Source, requested_bytes: int | None) -> int:
+    """Give the volume's size; UsageError if input and attacks don't fit the one asked for."""
+    needed = (sectors(source.size_bytes) + SPARE_SECTORS) * SECTOR_BYTES
+    size = requested_bytes or needed
+    if size % SECTOR_BYTES or size < needed:
+        raise UsageError(
+            "input.volume",
+            f"--volume-size: found {size}, allowed: a multiple of {SECTOR_BYTES}, at least "
+            f"{needed} for an input of {source.size_bytes} bytes",
+        )
+    return size
+
+
+def sectors(size_bytes: int) -> int:
+    """Give the sectors that so many bytes take; the last one is filled up with zeros."""
+    return -(-size_bytes // SECTOR_BYTES)
+
+
+@asynccontextmanager
+async def created(job: VolumeJob, client: sealane.client.Client) -> AsyncIterator[Volume]:
+    """Create a volume that the input and the attacks fit on, and delete it."""
     check_space(job)
-    async with sealane.client.connect(str(job.cluster.gateway.socket)) as client:
-        volume = await client.volumes.create(display_name="demo", size_bytes=size_bytes)
-        proof = await prove(job, client, volume, step)
-        attacks = await Attacks(job, client, volume, step).run()
-        await client.volumes.delete(volume.name)
-    return proof, attacks
+    volume = await client.volumes.create(display_name="demo", size_bytes=job.size_bytes)
+    yield volume
+    await client.volumes.delete(volume.name)
 
 
 def check_space(job: VolumeJob) -> None:
     """Refuse early when the target's disk can't take the sectors."""
-    needed = (job.input_sectors + SPARE_SECTORS) * SLOT_BYTES
+    needed = sectors(job.size_bytes) * SLOT_BYTES
     free = shutil.disk_usage(job.cluster.target.state_dir).free
     if free < needed:
         raise UnavailableError(
@@ -98,26 +96,48 @@ async def attached(
     await client.volumes.detach(volume.name)
 
 
+@asynccontextmanager
+async def host_queue(volume: Volume) -> AsyncIterator[VolumeQueue]:
+    """Connect to the gateway's front end as any NVMe/TCP host would, and open one I/O queue."""
+    attachment = volume.attachment
+    if attachment is None:
+        raise UnavailableError("demo.volume.detached", f"{volume.name} is not attached")
+    async with HostController(
+        traddr=attachment.traddr,
+        trsvcid=attachment.trsvcid,
+        subsystem_nqn=attachment.subsystem_nqn,
+        host_nqn=attachment.host_nqn,
+    ) as host:
+        await host.request_queues(1)
+        queue = await host.open_queue(1)
+        try:
+            yield queue
+        finally:
+            await queue.close()
+
+
 async def prove(
     job: VolumeJob, client: sealane.client.Client, volume: Volume, step: Step
 ) -> VolumeProof:
     """Write the input, read it back, and look for it in what the target stores."""
     clock = asyncio.get_running_loop().time
-    async with attached(client, volume) as here, host_queue(here) as queue:
-        started = clock()
-        await asyncio.to_thread(write_input, queue, job.source, step)
-        write_seconds = clock() - started
-        started = clock()
-        sha256_read = await asyncio.to_thread(read_input, queue, job.source, step)
-        read_seconds = clock() - started
+    async with attached(client, volume) as here:
+        async with host_queue(here) as queue:
+            started = clock()
+            await write_input(queue, job.source, step)
+            write_seconds = clock() - started
+            started = clock()
+            sha256_read = await read_input(queue, job.source, step)
+            read_seconds = clock() - started
         attachment = (await client.volumes.get(volume.name)).attachment
-    assert attachment is not None  # noqa: S101 - it was attached a line ago
-    step("search the store for the input", "files", 2, 0)
+    if attachment is None:
+        raise UnavailableError("demo.volume.detached", f"{volume.name} was detached meanwhile")
+    step(SEARCH, "files", 2, 0)
     pieces = distinctive_pieces(job.source, PIECES, job.seed)
     in_input = await asyncio.to_thread(count_pieces, job.source.path, pieces)
-    step("search the store for the input", "files", 2, 1)
+    step(SEARCH, "files", 2, 1)
     in_store = await asyncio.to_thread(count_pieces, store_file(job, volume), pieces)
-    step("search the store for the input", "files", 2, 2)
+    step(SEARCH, "files", 2, 2)
     return VolumeProof(
         input_bytes=job.source.size_bytes,
         write_seconds=write_seconds,
@@ -133,29 +153,29 @@ async def prove(
     )
 
 
-def write_input(queue: HostQueue, source: Source, step: Step) -> None:
+async def write_input(queue: VolumeQueue, source: Source, step: Step) -> None:
     """Write the input from LBA 0 on, and flush."""
     buffer = bytearray(CHUNK_BYTES)
     done = 0
     with source.path.open("rb") as file:
         while length := file.readinto(buffer):
-            padded = -(-length // SECTOR_BYTES) * SECTOR_BYTES
+            padded = sectors(length) * SECTOR_BYTES
             buffer[length:padded] = bytes(padded - length)
-            queue.write(done // SECTOR_BYTES, memoryview(buffer)[:padded])
+            await queue.write(done // SECTOR_BYTES, memoryview(buffer)[:padded])
             done += length
             step("write the volume", "MiB", -(-source.size_bytes >> 20), done >> 20)
-    queue.flush()
+    await queue.flush()
 
 
-def read_input(queue: HostQueue, source: Source, step: Step) -> str:
+async def read_input(queue: VolumeQueue, source: Source, step: Step) -> str:
     """Read the input back and give its SHA-256."""
     digest = hashlib.sha256()
     buffer = bytearray(CHUNK_BYTES)
     done = 0
     while done < source.size_bytes:
         length = min(CHUNK_BYTES, source.size_bytes - done)
-        padded = -(-length // SECTOR_BYTES) * SECTOR_BYTES
-        queue.read(done // SECTOR_BYTES, memoryview(buffer)[:padded])
+        padded = sectors(length) * SECTOR_BYTES
+        await queue.read(done // SECTOR_BYTES, memoryview(buffer)[:padded])
         digest.update(memoryview(buffer)[:length])
         done += length
         step("read the volume", "MiB", -(-source.size_bytes >> 20), done >> 20)
@@ -164,47 +184,11 @@ def read_input(queue: HostQueue, source: Source, step: Step) -> str:
 
 def count_pieces(path: Path, pieces: list[bytes]) -> int:
     """Count the pieces that occur anywhere in a file."""
-    return len({piece for piece, _ in find_pieces(str(path), pieces)})
+    return len({piece for piece, _ in find_pieces(path, pieces)})
 
 
 def store_file(job: VolumeJob, volume: Volume) -> Path:
     """Find the file that the target keeps the volume's sectors in."""
     volume_id = volume.name.removeprefix("volumes/")
-    (path,) = job.cluster.store_directory.glob(f"*{volume_id}*")
+    (path,) = job.cluster.store_directory.glob(f"{volume_id}*")
     return path
-
-
-class Attacks:
-    """Five attacks on one volume. Each is undone, and the sector must then read well again."""
-
-    def __init__(
-        self, job: VolumeJob, client: sealane.client.Client, volume: Volume, step: Step
-    ) -> None:
-        self._job = job
-        self._client = client
-        self._volume = volume
-        self._step = step
-        self._lba = job.input_sectors
-        self._disk = DiskAdversary(store_file(job, volume))
-        self._results: list[AttackResult] = []
-
-    async def run(self) -> tuple[AttackResult, ...]:
-        """Make all attacks."""
-        async with self._client.volumes.watch(self._volume.name) as events:
-            async with attached(self._client, self._volume) as here:
-                async with host_queue(here) as queue:
-                    for number in range(8):
-                        await write_sector(queue, self._lba + number, number)
-                    await self._flip_bit(queue, events)
-                    await self._swap_sectors(queue, events)
-                    await self._put_older_back(queue, events)
-            target = await self._target_address()
-            adversary = WireAdversary(*target)
-            async with (
-                adversary.listening() as port,
-                attached(self._client, self._volume, via_port=port) as here,
-            ):
-                await self._replay(here, adversary, events)
-                await self._redirect(here, adversary, events)
-        return tuple(self._results)
-'''

@@ -256,18 +256,25 @@ class SealedLease(message.Message):
 
     SEALED_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    BROKER_INSTANCE_FIELD_NUMBER: builtins.int
+    START_EPOCH_FIELD_NUMBER: builtins.int
     sealed: builtins.bytes
     """HPKE of a Lease"""
     signature: builtins.bytes
+    broker_instance: builtins.int
+    """the arena, in the clear: HPKE info and the signature cover it"""
+    start_epoch: builtins.int
     def __init__(
         self,
         *,
         sealed: builtins.bytes = ...,
         signature: builtins.bytes = ...,
+        broker_instance: builtins.int = ...,
+        start_epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["sealed", b"sealed", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "sealed", b"sealed", "signature", b"signature", "start_epoch", b"start_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,7 @@ class Session(message.Message):
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     STATISTICS_FIELD_NUMBER: builtins.int
     CLOSE_REASON_FIELD_NUMBER: builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"sessions/{id}" """
     display_name: builtins.str
@@ -79,6 +80,8 @@ class Session(message.Message):
     unit_bytes: builtins.int
     rate_bits_per_second: builtins.int
     close_reason: builtins.str
+    data_address: builtins.str
+    """host:port where this end's data packets arrive: what a relay on the path forwards to."""
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     def __init__(
@@ -93,10 +96,11 @@ class Session(message.Message):
         rate_bits_per_second: builtins.int = ...,
         statistics: abc.Mapping[builtins.str, builtins.int] | None = ...,
         close_reason: builtins.str = ...,
+        data_address: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "direction", b"direction", "display_name", b"display_name", "name", b"name", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_address", b"data_address", "direction", b"direction", "display_name", b"display_name", "name", b"name", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

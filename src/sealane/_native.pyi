@@ -1,15 +1,189 @@
 """Native engine: everything that is per-packet or per-sector. Contract of `native/py`."""
 
-__version__: str
-
-# Storage data path.
-
 import os
 from collections.abc import Sequence
-from typing import final
+from typing import Self, TypedDict, final
 
 from typing_extensions import Buffer
 
+__version__: str
+
+# Sessions
+
+@final
+class SessionEndpoint:
+    # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
+    # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
+    def __new__(
+        cls,
+        bind_address: str,
+        region_bytes: int,
+        ring_entries: int = 256,
+        *,
+        unit_bytes: int = 1408,
+        chunk_units: int = 16,
+        slots: int = 64,
+    ) -> Self: ...
+    @property
+    def local_address(self) -> str: ...
+    # Region, submission, completion, doorbell; once. The caller passes and closes them.
+    def take_job_fds(self) -> tuple[int, int, int, int]: ...
+    # Once. Takes the keys over and wipes both arrays.
+    def start(
+        self,
+        *,
+        peer_address: str,
+        connection_id_local: int,
+        connection_id_peer: int,
+        send_key: bytearray,
+        receive_key: bytearray,
+        rate_bits_per_second: int,
+        idle_timeout_ns: int,
+        initiator: bool,
+    ) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+    # ("establishing" | "established" | "closed", reason id); takes the notification back.
+    def state(self) -> tuple[str, str]: ...
+    # Readable when the state has changed since it was last asked.
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class Region:
+    # Shared with the daemon; writable through the buffer protocol.
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Completion:
+    @property
+    def kind(self) -> str: ...  # "send" | "receive"
+    @property
+    def status(self) -> str: ...  # "ok" | "outcome_unknown" | "aborted" | "too_long" | "refused"
+    @property
+    def user_data(self) -> int: ...
+    @property
+    def message(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def immediate(self) -> int | None: ...
+    @property
+    def duration_ns(self) -> int: ...  # sends: first transmission to last acknowledgement
+
+@final
+class JobRing:
+    # The job's side. Takes over the four descriptors.
+    def __new__(
+        cls, region_fd: int, submission_fd: int, completion_fd: int, doorbell_fd: int
+    ) -> Self: ...
+    @property
+    def region(self) -> Region: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
+    def post_send(
+        self,
+        *,
+        offset: int,
+        length: int,
+        user_data: int,
+        k: int = 0,
+        m: int = 0,
+        immediate: int | None = None,
+    ) -> None: ...
+    def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
+    # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
+    def completions(self, limit: int = 64) -> list[Completion]: ...
+    # One byte per chunk of the slot's message, 1 where it has landed. Advisory.
+    def bitmap(self, slot: int) -> bytes: ...
+    def statistics(self) -> dict[str, int]: ...
+    # Readable when there are completions or the session has ended.
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class Emulator:
+    # A link between two loopback ports: what comes to `address` goes on to `forward_to`.
+    def __new__(
+        cls,
+        *,
+        rate_bits_per_second: int,
+        delay_ns: int,
+        buffer_bytes: int,
+        loss_ppb: int,
+        seed: int,
+        forward_to: str,
+    ) -> Self: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    # "forward_…" and "backward_…": offered_packets, offered_bytes, delivered_packets,
+    # delivered_bytes, lost_packets, overflowed_packets, sent_packets, unsent_packets, slip_max_ns.
+    def counters(self) -> dict[str, int]: ...
+    def stop(self) -> None: ...
+
+# Simulation.
+
+class SimulationResult(TypedDict):
+    """What a simulated run showed. Times are nanoseconds of virtual time."""
+
+    completion_nanos: list[int]
+    """By message: first packet sent to last acknowledgement received; -1 if it did not complete."""
+    elapsed_nanos: int
+    trace_hash: str
+    """16 hexadecimal digits, equal for equal arguments."""
+    steps: int
+    """Datagrams sent and received, both ways."""
+    sender: dict[str, int]
+    """Session statistics of the sending end."""
+    receiver: dict[str, int]
+    forward: dict[str, int]
+    """Link counters from sender to receiver."""
+    backward: dict[str, int]
+    violations: list[str]
+    """Rules that the checkers saw broken: empty, or there is a bug."""
+
+def simulate(
+    *,
+    count: int,
+    message_bytes: int,
+    message_bytes_max: int | None = None,
+    seed: int = 0,
+    depth: int = 1,
+    slots: int = 16,
+    erasure_code: tuple[int, int] | None = None,
+    unit_bytes: int = 4096,
+    chunk_units: int = 16,
+    real_payload: bool = False,
+    rate_bits_per_second: int = ...,
+    delay_nanos: int = 12_500_000,
+    buffer_bytes: int = 16_777_216,
+    loss_parts_per_billion: int = 0,
+    backward_loss_parts_per_billion: int = 0,
+    duplicate_parts_per_billion: int = 0,
+    reorder_parts_per_billion: int = 0,
+    reorder_nanos_max: int = 0,
+    corrupt_parts_per_billion: int = 0,
+    blackout_nanos: tuple[int, int] | None = None,
+    idle_timeout_nanos: int = ...,
+    time_nanos_max: int = ...,
+) -> SimulationResult:
+    """Send `count` messages over a simulated path and return what happened.
+
+    Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
+    `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
+    Both ends send at the rate of the link, which is the same both ways, as are its faults but
+    for loss. `real_payload` seals real bytes and compares them; otherwise only lengths travel.
+    Defaults: 400 Gbit/s, 60 s of idle time-out, one day of virtual time at most.
+
+    Raises ValueError for a scenario that cannot be run, naming the value and the range.
+    """
+
+# Storage data path.
 class QueueError(Exception):
     """A queue ended or timed out: arguments (reason id, text)."""
 

@@ -49,3 +49,7 @@ class UnavailableError(Error):
 
 class LeaseError(UnavailableError):
     """No counters can be had, or those at hand are used up: nothing may be sealed."""
+
+
+class SessionError(UnavailableError):
+    """A message of a session did not arrive, or nobody knows: it may have to be sent again."""

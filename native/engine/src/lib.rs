@@ -2,4 +2,8 @@
 //!
 //! Everything that is per sector or per packet runs here, without the interpreter's lock.
 
+pub mod clock;
+pub mod emulator;
+pub mod session;
 pub mod storage;
+pub mod udp;

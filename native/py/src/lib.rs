@@ -6,12 +6,19 @@
 use pyo3::prelude::*;
 
 mod pdu;
+mod session;
+mod simulation;
 mod storage;
 
 /// Native engine.
 #[pymodule]
 mod _native {
     use super::{Bound, PyModule, PyModuleMethods, PyResult, storage};
+
+    #[pymodule_export]
+    use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
+    #[pymodule_export]
+    use crate::simulation::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

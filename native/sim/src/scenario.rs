@@ -1,7 +1,9 @@
 //! What a simulated world is like. A scenario and nothing else decides a run.
 
 use sealane_proto::link::{LOSS_PARTS, LinkConfig, Nanos};
-use sealane_proto::session::{ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Reliability};
+use sealane_proto::session::{
+    BLOCK_UNITS_MAX, ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Reliability,
+};
 
 /// Messages of a run, most: bounds the memory for their outcomes.
 pub const MESSAGES_MAX: u32 = 1_000_000;
@@ -97,6 +99,9 @@ pub enum ScenarioError {
     /// The messages of all slots do not fit into memory.
     #[error("slots × message_bytes_max is {0}: at most {MEMORY_BYTES_MAX} with real payload")]
     Memory(u64),
+    /// The code has no data or no parity units, or too many.
+    #[error("({0}, {1}) is no valid code: both at least 1, {BLOCK_UNITS_MAX} together at most")]
+    Code(u8, u8),
     /// A probability is above one.
     #[error("{0} parts per billion are more than {LOSS_PARTS}")]
     Probability(u32),
@@ -172,6 +177,11 @@ impl Scenario {
         let memory = max * u64::from(self.slots);
         if self.payload == PayloadMode::Real && memory > MEMORY_BYTES_MAX {
             return Err(ScenarioError::Memory(memory));
+        }
+        if let Reliability::ErasureCoded { k, m } = self.reliability
+            && (k == 0 || m == 0 || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX)
+        {
+            return Err(ScenarioError::Code(k, m));
         }
         for path in [&self.forward, &self.backward] {
             let parts = [

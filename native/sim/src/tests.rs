@@ -1,5 +1,7 @@
 //! Worlds that must stay whole, and checkers that must notice when they do not.
 
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
 use sealane_proto::session::Reliability;
 
 use crate::memory::Sabotage;
@@ -14,10 +16,11 @@ const MILLISECOND: u64 = 1_000_000;
 /// Runs and insists on a whole world; a failure says how to run exactly this again.
 fn check(scenario: &Scenario) -> Outcome {
     let outcome = run(scenario).expect("a valid scenario");
+    let seed = scenario.seed;
     assert!(
         outcome.violations.is_empty(),
-        "seed {}: {:#?}\nreplay: sealane_sim::run(&{scenario:?})",
-        scenario.seed,
+        "world {seed}: {:#?}\nreplay: sealane_sim::run(&{scenario:?})\nor, if it is one of the \
+         hostile: SEALANE_SIM_SEED={seed} cargo test -p sealane-sim hostile",
         outcome.violations,
     );
     assert!(outcome.completion_nanos.iter().all(Option::is_some));
@@ -26,25 +29,45 @@ fn check(scenario: &Scenario) -> Outcome {
 
 /// A world in which everything goes wrong, differently for each seed.
 fn hostile(seed: u64) -> Scenario {
-    let small = Scenario::small(seed);
-    let path = |loss: u64| Path {
-        loss_parts_per_billion: PERCENT * (seed * loss % 11) as u32,
-        duplicate_parts_per_billion: PERCENT * (seed % 7) as u32,
-        reorder_parts_per_billion: PERCENT * (seed % 13) as u32,
-        reorder_nanos_max: MILLISECOND * (seed % 40),
-        corrupt_parts_per_billion: PERCENT * (seed % 5) as u32,
-        ..small.forward
+    let mut draws = ChaCha8Rng::seed_from_u64(seed);
+    let mut below = |end: u64| draws.next_u64() % end;
+    let delay_nanos = [20_000, MILLISECOND, 12_500_000, 80 * MILLISECOND][below(4) as usize];
+    let rate_bytes_per_second = [250_000, 25_000_000, 1_250_000_000][below(3) as usize];
+    let reliability = match below(2) {
+        0 => Reliability::SelectiveRepeat,
+        _ => Reliability::ErasureCoded { k: 1 + below(40) as u8, m: 1 + below(12) as u8 },
     };
-    let start = MILLISECOND * (seed * 13 % 300);
+    let path = Path {
+        rate_bits_per_second: rate_bytes_per_second * 8,
+        delay_nanos,
+        buffer_bytes: 1 << 20,
+        loss_parts_per_billion: PERCENT * below(11) as u32,
+        duplicate_parts_per_billion: PERCENT * below(7) as u32,
+        reorder_parts_per_billion: PERCENT * below(13) as u32,
+        reorder_nanos_max: delay_nanos * below(4),
+        corrupt_parts_per_billion: PERCENT * below(5) as u32,
+    };
+    let start = MILLISECOND * below(300);
+    let slots = 1 << below(5);
     Scenario {
-        reliability: BOTH[(seed % 2) as usize],
-        chunk_units: 1 + (seed % 9) as u16,
-        depth: 1 + (seed % 8) as u16,
-        forward: path(1),
-        backward: path(3),
-        blackout: seed.is_multiple_of(4).then_some((start, start + MILLISECOND * 80)),
-        ..small
+        reliability,
+        unit_bytes: [256, 1408, 4096][below(3) as usize],
+        chunk_units: 1 + below(9) as u16,
+        message_bytes_max: 40_000 >> below(8),
+        slots,
+        depth: 1 + below(slots.into()) as u16,
+        rate_bytes_per_second,
+        forward: path,
+        backward: Path { loss_parts_per_billion: PERCENT * below(11) as u32, ..path },
+        blackout: (below(4) == 0).then_some((start, start + MILLISECOND * 80)),
+        ..Scenario::small(seed)
     }
+}
+
+/// A hostile world that has the wanted trait, and enough messages for every fault to strike.
+fn hostile_with(is_wanted: impl Fn(&Scenario) -> bool) -> Scenario {
+    let found = (1000..2000).map(hostile).find(is_wanted).expect("such a world");
+    Scenario { count: 60, message_bytes_max: 40_000, ..found }
 }
 
 #[test]
@@ -79,18 +102,25 @@ fn loss_from_none_to_a_tenth_is_survived() {
     }
 }
 
+/// `SEALANE_SIM_SEED=n` runs world n only; `SEALANE_SIM_WORLDS=n` runs that many.
 #[test]
 fn hundreds_of_hostile_worlds_stay_whole() {
-    for seed in 0..300 {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("SEALANE_SIM_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SEALANE_SIM_WORLDS").unwrap_or(300),
+    };
+    for seed in seeds {
         check(&hostile(seed));
     }
 }
 
 #[test]
 fn the_faults_are_really_there() {
-    let mut scenario = hostile(34);
-    scenario.count = 40;
-    let outcome = check(&scenario);
+    let outcome = check(&hostile_with(|scenario| {
+        let Path { corrupt_parts_per_billion, duplicate_parts_per_billion, .. } = scenario.forward;
+        corrupt_parts_per_billion > 0 && duplicate_parts_per_billion > 0
+    }));
     assert!(outcome.receiver.forged > 0, "{:?}", outcome.receiver);
     assert!(outcome.receiver.replayed > 0, "{:?}", outcome.receiver);
     assert!(outcome.forward.lost_packets > 0);
@@ -172,8 +202,7 @@ fn an_erasure_code_spares_the_time_out() {
 
 #[test]
 fn each_checker_notices_its_fault() {
-    let mut noisy = hostile(24);
-    noisy.count = 40;
+    let noisy = hostile_with(|scenario| scenario.forward.corrupt_parts_per_billion > 0);
     let cases = [
         (WorldSabotage::Memory(Sabotage::FlipBit), Rule::PayloadEqual),
         (WorldSabotage::Memory(Sabotage::WriteTwice), Rule::WrittenOnce),
@@ -212,6 +241,9 @@ fn impossible_scenarios_are_refused() {
     assert_eq!(refusal(range), Err(ScenarioError::MessageBytes(50_000, 40_000)));
     let memory = Scenario { message_bytes_max: 1 << 30, ..small.clone() };
     assert_eq!(refusal(memory), Err(ScenarioError::Memory(8 << 30)));
+    let reliability = Reliability::ErasureCoded { k: 4, m: 0 };
+    let code = Scenario { reliability, ..small.clone() };
+    assert_eq!(refusal(code), Err(ScenarioError::Code(4, 0)));
     let mut likely = small.clone();
     likely.forward.loss_parts_per_billion = 101 * PERCENT;
     assert_eq!(refusal(likely), Err(ScenarioError::Probability(101 * PERCENT)));

@@ -19,6 +19,9 @@ mod rtt;
 mod sender;
 mod types;
 
+#[cfg(test)]
+mod tests;
+
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 

@@ -62,6 +62,8 @@ enum State {
     Landing(Box<Landing>),
     /// Completed here as too long; the peer has not confirmed yet.
     Refused,
+    /// The session ended before the message arrived: never to be acknowledged.
+    Aborted,
     Ended,
 }
 
@@ -173,7 +175,7 @@ impl Receiver {
             let progress = match &incoming.state {
                 State::Landing(landing) => Progress::Partial(&landing.arrived),
                 State::Ended => Progress::Ended,
-                State::Posted | State::Refused => return None,
+                State::Posted | State::Refused | State::Aborted => return None,
             };
             Some((self.base + index as u64, progress))
         })
@@ -224,7 +226,7 @@ impl Receiver {
         let Some(incoming) = self.get_mut(number) else { return Outcome::Unposted };
         let request = incoming.request;
         match &mut incoming.state {
-            State::Ended | State::Refused => return Outcome::Late,
+            State::Ended | State::Refused | State::Aborted => return Outcome::Late,
             State::Posted if unit.length > request.length_max => {
                 self.refuse(number, events);
                 return Outcome::TooLong;
@@ -251,10 +253,9 @@ impl Receiver {
             if matches!(incoming.state, State::Posted | State::Landing(_)) {
                 let message = self.base + index as u64;
                 incoming.complete(message, CompletionStatus::Aborted, events);
+                incoming.state = State::Aborted;
             }
-            incoming.state = State::Ended;
         }
-        self.retire();
     }
 
     fn land(

@@ -288,62 +288,79 @@ pub enum PostError {
     Closed,
 }
 
-/// Counters since the start of the session. Bytes and packets are of UDP datagrams; wire bytes
-/// include IPv4 and UDP headers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SessionStatistics {
-    /// Datagrams sent.
-    pub packets_sent: u64,
-    /// Wire bytes of all of them.
-    pub wire_bytes_sent: u64,
-    /// Datagrams with a data unit, retransmissions included.
-    pub data_packets_sent: u64,
-    /// Datagrams with a parity unit, retransmissions included.
-    pub parity_packets_sent: u64,
-    /// Data or parity units sent again.
-    pub retransmitted_packets: u64,
-    /// Datagrams with control frames.
-    pub control_packets_sent: u64,
-    /// Authentic datagrams received.
-    pub packets_received: u64,
-    /// Wire bytes of those.
-    pub wire_bytes_received: u64,
-    /// Data and parity units accepted.
-    pub units_received: u64,
-    /// Units of a selective-repeat message that had landed before.
-    pub duplicates: u64,
-    /// Units of an erasure-coded block that was whole before they came.
-    pub surplus: u64,
-    /// Units of a message that had completed before they came.
-    pub late: u64,
-    /// Datagrams that failed authentication.
-    pub forged: u64,
-    /// Packet numbers seen before, or older than the replay window.
-    pub replayed: u64,
-    /// Datagrams with a wrong length, version, connection id, epoch, channel or content.
-    pub malformed: u64,
-    /// Units of a message for which no receive was posted.
-    pub unposted: u64,
-    /// Parity units dropped because the private scratch was full.
-    pub scratch_full: u64,
-    /// Data units that were computed from parity.
-    pub decoded_units: u64,
-    /// Erasure-coded messages that needed a retransmission.
-    pub fallbacks: u64,
-    /// Times that sending paused because the peer had gone silent.
-    pub stalls: u64,
-    /// Payload bytes of sends that completed `Ok`.
-    pub payload_bytes_sent: u64,
-    /// Payload bytes of receives that completed `Ok`.
-    pub payload_bytes_received: u64,
-    /// Sends that completed `Ok`.
-    pub sends_completed: u64,
-    /// Receives that completed `Ok`.
-    pub receives_completed: u64,
-    /// Requests that completed otherwise.
-    pub failed: u64,
-    /// Smoothed round trip, in nanoseconds (0 before the first).
-    pub srtt_nanos: u64,
-    /// Retransmission time-out in force, in nanoseconds.
-    pub rto_nanos: u64,
+/// Declares a struct of counters that also lists itself, so that no name is written twice.
+macro_rules! counters {
+    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$field_meta:meta])* pub $field:ident: u64,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct $name { $($(#[$field_meta])* pub $field: u64,)* }
+
+        impl $name {
+            /// Every counter with its name, in the order of declaration.
+            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($field), self.$field)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Counters since the start of the session. Bytes and packets are of UDP datagrams; wire bytes
+    /// include IPv4 and UDP headers.
+    pub struct SessionStatistics {
+        /// Datagrams sent.
+        pub packets_sent: u64,
+        /// Wire bytes of all of them.
+        pub wire_bytes_sent: u64,
+        /// Datagrams with a data unit, retransmissions included.
+        pub data_packets_sent: u64,
+        /// Datagrams with a parity unit, retransmissions included.
+        pub parity_packets_sent: u64,
+        /// Data or parity units sent again.
+        pub retransmitted_packets: u64,
+        /// Datagrams with control frames.
+        pub control_packets_sent: u64,
+        /// Authentic datagrams received.
+        pub packets_received: u64,
+        /// Wire bytes of those.
+        pub wire_bytes_received: u64,
+        /// Data and parity units accepted.
+        pub units_received: u64,
+        /// Units of a selective-repeat message that had landed before.
+        pub duplicates: u64,
+        /// Units of an erasure-coded block that was whole before they came.
+        pub surplus: u64,
+        /// Units of a message that had completed before they came.
+        pub late: u64,
+        /// Datagrams that failed authentication.
+        pub forged: u64,
+        /// Packet numbers seen before, or older than the replay window.
+        pub replayed: u64,
+        /// Datagrams with a wrong length, version, connection id, epoch, channel or content.
+        pub malformed: u64,
+        /// Units of a message for which no receive was posted.
+        pub unposted: u64,
+        /// Parity units dropped because the private scratch was full.
+        pub scratch_full: u64,
+        /// Data units that were computed from parity.
+        pub decoded_units: u64,
+        /// Erasure-coded messages that needed a retransmission.
+        pub fallbacks: u64,
+        /// Times that sending paused because the peer had gone silent.
+        pub stalls: u64,
+        /// Payload bytes of sends that completed `Ok`.
+        pub payload_bytes_sent: u64,
+        /// Payload bytes of receives that completed `Ok`.
+        pub payload_bytes_received: u64,
+        /// Sends that completed `Ok`.
+        pub sends_completed: u64,
+        /// Receives that completed `Ok`.
+        pub receives_completed: u64,
+        /// Requests that completed otherwise.
+        pub failed: u64,
+        /// Smoothed round trip, in nanoseconds (0 before the first).
+        pub srtt_nanos: u64,
+        /// Retransmission time-out in force, in nanoseconds.
+        pub rto_nanos: u64,
+    }
 }

@@ -1,0 +1,271 @@
+"""Connection to the daemon on this machine, over its Unix socket (asyncio).
+
+    async with sealane.client.connect() as client:
+        volume = await client.volumes.create(size_bytes=1 << 30, display_name="checkpoints")
+        volume = await client.volumes.attach(volume.name, host_nqn=my_nqn)
+
+Every failure is a `sealane.errors.Error` with the daemon's reason id.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from sealane.errors import UnavailableError
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import (
+    nodes_pb2,
+    nodes_pb2_grpc,
+    sessions_pb2_grpc,
+    storage_pb2,
+    volumes_pb2,
+    volumes_pb2_grpc,
+)
+
+DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
+_CALL_SECONDS: Final = 60.0
+_PAGE_SIZE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """Where an attached volume's plain namespace is, and what went through it."""
+
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    namespace_id: int
+    host_nqn: str
+    sectors_sealed: int
+    sectors_opened: int
+    counters_used: int
+    counters_leased: int
+    refusals: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """A volume; `state` is "available" or "attached"."""
+
+    name: str
+    display_name: str
+    size_bytes: int
+    target_node: str
+    state: str
+    mode: str
+    freshness: str
+    key_epoch: int
+    attachment: Attachment | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeEvent:
+    """Something that happened to a volume; `reason` is a stable id, `origin` a node."""
+
+    time: dt.datetime
+    volume_id: str
+    kind: str
+    reason: str
+    lba: int
+    detail: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """What the daemon is."""
+
+    node: str
+    version: str
+    roles: tuple[str, ...]
+    evidence_driver: str
+    is_development: bool
+    certificate_expires: dt.datetime | None
+    addresses: Mapping[str, str]
+    started: dt.datetime
+
+
+class Volumes:
+    """Calls about volumes; `name` is always "volumes/<UUID>"."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = volumes_pb2_grpc.VolumesStub(channel)
+
+    async def create(
+        self,
+        *,
+        size_bytes: int,
+        display_name: str = "",
+        target_node: str = "",
+        request_id: str = "",
+    ) -> Volume:
+        """Create a volume of `size_bytes`, a multiple of 4096."""
+        # A request id of our own makes gRPC's transparent retries harmless.
+        request = volumes_pb2.CreateVolumeRequest(
+            request_id=request_id or str(uuid.uuid4()),
+            display_name=display_name,
+            size_bytes=size_bytes,
+            target_node=target_node,
+        )
+        with translated():
+            return _volume(await self._stub.CreateVolume(request, timeout=_CALL_SECONDS))
+
+    async def get(self, name: str) -> Volume:
+        """Return one volume."""
+        request = volumes_pb2.GetVolumeRequest(name=name)
+        with translated():
+            return _volume(await self._stub.GetVolume(request, timeout=_CALL_SECONDS))
+
+    async def list(self) -> list[Volume]:
+        """Return every volume of this tenant."""
+        volumes: list[Volume] = []
+        token = ""
+        with translated():
+            while True:
+                request = volumes_pb2.ListVolumesRequest(page_size=_PAGE_SIZE, page_token=token)
+                page = await self._stub.ListVolumes(request, timeout=_CALL_SECONDS)
+                volumes += [_volume(v) for v in page.volumes]
+                token = page.next_page_token
+                if not token:
+                    return volumes
+
+    async def delete(self, name: str) -> None:
+        """Delete a detached volume and all its data."""
+        request = volumes_pb2.DeleteVolumeRequest(name=name)
+        with translated():
+            await self._stub.DeleteVolume(request, timeout=_CALL_SECONDS)
+
+    async def attach(
+        self, name: str, *, host_nqn: str, via_traddr: str = "", via_trsvcid: int = 0
+    ) -> Volume:
+        """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address."""
+        request = volumes_pb2.AttachVolumeRequest(
+            name=name, host_nqn=host_nqn, via_traddr=via_traddr, via_trsvcid=via_trsvcid
+        )
+        with translated():
+            return _volume(await self._stub.AttachVolume(request, timeout=_CALL_SECONDS))
+
+    async def detach(self, name: str) -> Volume:
+        """Stop the export."""
+        request = volumes_pb2.DetachVolumeRequest(name=name)
+        with translated():
+            return _volume(await self._stub.DetachVolume(request, timeout=_CALL_SECONDS))
+
+    @contextlib.asynccontextmanager
+    async def watch(self, name: str) -> AsyncIterator[AsyncIterator[VolumeEvent]]:
+        """Subscribe to the volume's events; none is missed once the block is entered."""
+        request = volumes_pb2.WatchVolumeRequest(name=name)
+        call = self._stub.WatchVolume(request)
+        try:
+            with translated():
+                await call.initial_metadata()
+                if call.done():
+                    # A refusal also ends the wait for metadata; it is in the status.
+                    await anext(aiter(call), None)
+            yield _events(call)
+        finally:
+            call.cancel()
+
+
+class Client:
+    """An open connection. `sessions` is the stub that `sealane.client.session` builds on."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.volumes = Volumes(channel)
+        self.sessions = sessions_pb2_grpc.SessionsStub(channel)
+        self._nodes = nodes_pb2_grpc.NodesStub(channel)
+
+    async def status(self) -> NodeStatus:
+        """Return what the daemon is."""
+        with translated():
+            node = await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=_CALL_SECONDS)
+        expires = None
+        if node.HasField("certificate_expire_time"):
+            expires = node.certificate_expire_time.ToDatetime(tzinfo=dt.UTC)
+        return NodeStatus(
+            node=node.node,
+            version=node.version,
+            roles=tuple(node.roles),
+            evidence_driver=node.evidence_driver,
+            is_development=node.development,
+            certificate_expires=expires,
+            addresses=dict(node.addresses),
+            started=node.start_time.ToDatetime(tzinfo=dt.UTC),
+        )
+
+
+@contextlib.asynccontextmanager
+async def connect(socket: str = DEFAULT_SOCKET) -> AsyncIterator[Client]:
+    """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
+    try:
+        _, writer = await asyncio.open_unix_connection(socket)
+    except OSError as error:
+        raise UnavailableError(
+            "daemon.unreachable", f"{socket}: no sealaned answers there: {error.strerror}"
+        ) from error
+    writer.close()
+    options = [("grpc.enable_http_proxy", 0)]
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
+        yield Client(channel)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn a failed call inside the block into the Sealane error it stands for."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, peer="sealaned") from error
+
+
+async def _events(call: AsyncIterable[storage_pb2.VolumeEvent]) -> AsyncIterator[VolumeEvent]:
+    with translated():
+        async for message in call:
+            yield _event(message)
+
+
+def _event(message: storage_pb2.VolumeEvent) -> VolumeEvent:
+    return VolumeEvent(
+        time=message.time.ToDatetime(tzinfo=dt.UTC),
+        volume_id=message.volume_id,
+        kind=message.kind,
+        reason=message.reason,
+        lba=message.lba,
+        detail=message.detail,
+        origin=message.origin,
+    )
+
+
+def _volume(message: volumes_pb2.Volume) -> Volume:
+    attachment = None
+    if message.HasField("attachment"):
+        a = message.attachment
+        attachment = Attachment(
+            traddr=a.traddr,
+            trsvcid=a.trsvcid,
+            subsystem_nqn=a.subsystem_nqn,
+            namespace_id=a.namespace_id,
+            host_nqn=a.host_nqn,
+            sectors_sealed=a.sectors_sealed,
+            sectors_opened=a.sectors_opened,
+            counters_used=a.counters_used,
+            counters_leased=a.counters_leased,
+            refusals=a.refusals,
+        )
+    return Volume(
+        name=message.name,
+        display_name=message.display_name,
+        size_bytes=message.size_bytes,
+        target_node=message.target_node,
+        state=volumes_pb2.Volume.State.Name(message.state).lower(),
+        mode=message.mode,
+        freshness=message.freshness,
+        key_epoch=message.key_epoch,
+        attachment=attachment,
+    )

@@ -1,0 +1,268 @@
+"""The broker's certificate authority and what Sealane demands of a certificate.
+
+P-256 throughout (Ed25519 client certificates are not accepted by gRPC's TLS). A leaf lives ten
+minutes and names one role of one node: URI SAN `spiffe://sealane/<role>/<node>` and DNS SAN
+`<node>.<role>.sealane.internal`, because gRPC matches only DNS names. A private extension carries
+the attested KEM key, the node's incarnation and its tenant. docs/attestation.md has the profile.
+"""
+
+import base64
+import binascii
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from sealane.crypto.encoding import canonical_json, parse_canonical_json
+from sealane.errors import UsageError, VerificationError
+
+LIFETIME: Final = dt.timedelta(minutes=10)
+SKEW: Final = dt.timedelta(seconds=30)
+ANCHOR_LIFETIME: Final = dt.timedelta(days=3650)
+ROLES: Final = ("broker", "target", "gateway", "fabric")
+NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+# Under the arc that ITU-T X.667 gives to UUIDs, which needs no registration.
+CLAIMS_OID: Final = x509.ObjectIdentifier("2.25.167129814220873194053215914867334155049")
+_CLAIMS_BYTES_MAX: Final = 1024
+_DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Who a certificate speaks for."""
+
+    node: str
+    role: str
+    tenant: str
+    incarnation: bytes  # 16 bytes, random at each start of the node's process
+    kem_public_key: bytes  # X25519, 32 bytes
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES or NAME_PATTERN.fullmatch(self.node) is None:
+            raise UsageError(
+                "certificate.subject", f"role {self.role!r} of node {self.node!r} can't be named"
+            )
+
+    @property
+    def spiffe_id(self) -> str:
+        """The URI subject alternative name."""
+        return spiffe_id(self.node, self.role)
+
+
+def spiffe_id(node: str, role: str) -> str:
+    """Return the SPIFFE id of one role of one node."""
+    return f"spiffe://sealane/{role}/{node}"
+
+
+def server_name(node: str, role: str) -> str:
+    """Return the DNS name a client expects of that node's server."""
+    return f"{node}.{role}.sealane.internal"
+
+
+class CertificateAuthority:
+    """Signs leaves and volume descriptors with the broker's P-256 key."""
+
+    __slots__ = ("_key", "certificate")
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        if certificate.public_key() != key.public_key():
+            raise VerificationError(
+                "certificate.anchor.mismatch",
+                "the broker's certificate is not for the broker's key",
+            )
+        self._key = key
+        self.certificate = certificate
+
+    @classmethod
+    def create(cls, *, broker: str, now: dt.datetime) -> "CertificateAuthority":
+        """Make a key and its self-signed certificate."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Sealane broker {broker}")])
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - SKEW)
+            .not_valid_after(now + ANCHOR_LIFETIME)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+            .sign(key, hashes.SHA256())
+        )
+        return cls(key, certificate)
+
+    @property
+    def signing_key(self) -> ec.EllipticCurvePrivateKey:
+        """The broker's key; never leaves the broker's process."""
+        return self._key
+
+    @property
+    def anchor_pem(self) -> bytes:
+        """The trust anchor, as nodes are given it."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def private_bytes(self) -> bytearray:
+        """Return the key as PKCS #8, to be wrapped for storage."""
+        return bytearray(
+            self._key.private_bytes(
+                serialization.Encoding.DER,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+
+    def issue(
+        self, subject: Subject, public_key: ec.EllipticCurvePublicKey, *, now: dt.datetime
+    ) -> x509.Certificate:
+        """Issue a ten-minute leaf for `public_key`, which must be the attested one."""
+        claims = canonical_json(
+            {
+                "incarnation": subject.incarnation.hex(),
+                "kem_public_key": base64.b64encode(subject.kem_public_key).decode(),
+                "tenant": subject.tenant,
+            }
+        )
+        names = [
+            x509.UniformResourceIdentifier(subject.spiffe_id),
+            x509.DNSName(server_name(subject.node, subject.role)),
+        ]
+        usage = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(
+                x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{subject.role} on a node")])
+            )
+            .issuer_name(self.certificate.subject)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - SKEW)
+            .not_valid_after(now + LIFETIME)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+            .add_extension(x509.UnrecognizedExtension(CLAIMS_OID, claims), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def sign_descriptor(self, descriptor: bytes) -> bytes:
+        """Sign a serialized VolumeDescriptor."""
+        return self._key.sign(_DESCRIPTOR_DOMAIN + descriptor, ec.ECDSA(hashes.SHA256()))
+
+
+def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
+    """Read a trust anchor; VerificationError names `source` if it is none."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+        is_authority = constraints.value.ca
+    except (ValueError, x509.ExtensionNotFound):
+        is_authority = False
+    if not is_authority or not isinstance(certificate.public_key(), ec.EllipticCurvePublicKey):
+        raise VerificationError(
+            "certificate.anchor.malformed",
+            f"{source}: not a trust anchor; allowed is one PEM certificate of a P-256 authority",
+        )
+    return certificate
+
+
+def anchor_key(anchor: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    """Return the broker's public key."""
+    key = anchor.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise VerificationError("certificate.anchor.malformed", "the trust anchor has no P-256 key")
+    return key
+
+
+def verify_descriptor(anchor: x509.Certificate, *, descriptor: bytes, signature: bytes) -> None:
+    """Raise VerificationError unless the broker signed `descriptor`."""
+    try:
+        anchor_key(anchor).verify(
+            signature, _DESCRIPTOR_DOMAIN + descriptor, ec.ECDSA(hashes.SHA256())
+        )
+    except InvalidSignature as error:
+        raise VerificationError(
+            "volume.descriptor.signature", "the volume descriptor is not signed by the broker"
+        ) from error
+
+
+def verify_leaf(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.datetime) -> Subject:
+    """Check a leaf's signature, time and profile and return its subject.
+
+    Raises VerificationError: `certificate.issuer`, `certificate.expired`, `certificate.profile`.
+    """
+    try:
+        leaf.verify_directly_issued_by(anchor)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise VerificationError(
+            "certificate.issuer", "the certificate was not issued by this broker"
+        ) from error
+    if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
+        raise VerificationError(
+            "certificate.expired",
+            f"the certificate is valid from {leaf.not_valid_before_utc:%H:%M:%S} to "
+            f"{leaf.not_valid_after_utc:%H:%M:%S} UTC, now is {now:%H:%M:%S}",
+        )
+    return _parse_subject(leaf)
+
+
+def _parse_subject(leaf: x509.Certificate) -> Subject:
+    malformed = VerificationError(
+        "certificate.profile", "the certificate does not have the profile of a Sealane node"
+    )
+    try:
+        extensions = leaf.extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        claims = extensions.get_extension_for_oid(CLAIMS_OID).value
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise malformed from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    match = re.fullmatch(r"spiffe://sealane/([a-z]+)/([a-z0-9-]+)", uris[0]) if uris else None
+    if (
+        len(uris) != 1
+        or match is None
+        or constraints.ca
+        or not isinstance(claims, x509.UnrecognizedExtension)
+    ):
+        raise malformed
+    try:
+        values = parse_canonical_json(claims.value, bytes_max=_CLAIMS_BYTES_MAX)
+        return Subject(
+            role=match[1],
+            node=match[2],
+            tenant=str(values["tenant"]),
+            incarnation=bytes.fromhex(str(values["incarnation"])),
+            kem_public_key=base64.b64decode(str(values["kem_public_key"]), validate=True),
+        )
+    except (VerificationError, UsageError, KeyError, ValueError, binascii.Error) as error:
+        raise malformed from error
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,66 @@
+"""Unambiguous byte strings for transcripts, signatures and key derivation.
+
+`fields` prefixes every field with its length, so that two different lists never give the same
+bytes; `canonical_json` is the part of RFC 8785 that needs no number formatting: objects, arrays,
+strings, integers and booleans, keys sorted, ASCII only.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from sealane.errors import VerificationError
+
+JSON: TypeAlias = "Mapping[str, JSON] | Sequence[JSON] | str | int | bool"
+
+
+def fields(label: str, *parts: bytes) -> bytes:
+    """Return `label` and `parts`, each with its length as four bytes, big-endian."""
+    return b"".join(len(p).to_bytes(4, "big") + p for p in (label.encode("ascii"), *parts))
+
+
+def canonical_json(value: Mapping[str, JSON]) -> bytes:
+    """Encode `value`; a float, null or text outside ASCII is a mistake of the caller."""
+    _refuse_unencodable(value)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
+
+def parse_canonical_json(encoded: bytes, *, bytes_max: int) -> dict[str, object]:
+    """Decode and insist that `encoded` is the one encoding of its value.
+
+    Raises VerificationError: too long, not JSON, not an object, or encoded otherwise.
+    """
+    if len(encoded) > bytes_max:
+        raise VerificationError(
+            "attestation.runtime_data.malformed",
+            f"runtime data has {len(encoded)} bytes, allowed are {bytes_max}",
+        )
+    try:
+        value = json.loads(encoded.decode("ascii"))
+        again = canonical_json(value) if isinstance(value, dict) else None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise VerificationError(
+            "attestation.runtime_data.malformed", "runtime data is not canonical JSON"
+        ) from error
+    if again != encoded:
+        raise VerificationError(
+            "attestation.runtime_data.malformed", "runtime data is not an object in canonical JSON"
+        )
+    return dict(value)
+
+
+def _refuse_unencodable(value: object) -> None:
+    """Walk `value` and raise TypeError at what this subset can't say in one way only."""
+    if isinstance(value, str):
+        if not value.isascii() or not value.isprintable():
+            raise TypeError("canonical JSON of Sealane holds printable ASCII only")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_unencodable(key)
+            _refuse_unencodable(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            _refuse_unencodable(item)
+    elif not isinstance(value, int):
+        raise TypeError(f"canonical JSON of Sealane can't hold {type(value).__name__}")

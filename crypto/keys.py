@@ -1,0 +1,78 @@
+"""Key hierarchy of DESIGN §6: tenant key k_s, volume keys k_v, and their wrapping at rest.
+
+`k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets one epoch of one
+volume and can derive no other. `k_s` leaves the broker only wrapped by AES-256-GCM under the key
+encryption key, bound to what it is for.
+"""
+
+import secrets
+import uuid
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from sealane.crypto.encoding import fields
+from sealane.errors import UsageError, VerificationError
+
+KEY_BYTES: Final = 32
+KEY_EPOCH_MAX: Final = (1 << 32) - 1
+_NONCE_BYTES: Final = 12
+
+
+def new_key() -> bytearray:
+    """Return a fresh 256-bit key."""
+    return bytearray(secrets.token_bytes(KEY_BYTES))
+
+
+def derive_volume_key(
+    tenant_key: bytes | bytearray, *, volume_id: uuid.UUID, key_epoch: int
+) -> bytearray:
+    """Derive k_v of one volume and key epoch from the tenant's k_s (32 bytes)."""
+    if len(tenant_key) != KEY_BYTES:
+        raise UsageError("key.size", f"a tenant key has {KEY_BYTES} bytes, not {len(tenant_key)}")
+    if not 1 <= key_epoch <= KEY_EPOCH_MAX:
+        raise UsageError("key.epoch", f"key epoch {key_epoch} is not within 1…{KEY_EPOCH_MAX}")
+    info = fields("sealane volume key v1", volume_id.bytes, key_epoch.to_bytes(4, "big"))
+    return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(tenant_key)))
+
+
+class WrappingKey:
+    """The key encryption key: wraps other keys for storage.
+
+    A wrapped key is nonce (12, random) ‖ AES-256-GCM ciphertext and tag; the associated data is
+    what the key is for, so that one row of a store can't stand in for another. Random nonces are
+    safe here: SP 800-38D allows 2^32 wraps under one key, a broker makes a few per tenant.
+    """
+
+    __slots__ = ("_aead",)
+
+    def __init__(self, key: bytes | bytearray) -> None:
+        if len(key) != KEY_BYTES:
+            raise UsageError(
+                "key.size", f"a key encryption key has {KEY_BYTES} bytes, not {len(key)}"
+            )
+        self._aead = AESGCM(bytes(key))
+
+    def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
+        """Encrypt `secret`, bound to `purpose` and `owner`."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, bytes(secret), _context(purpose, owner))
+
+    def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
+        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        try:
+            return bytearray(self._aead.decrypt(nonce, sealed, _context(purpose, owner)))
+        except (InvalidTag, ValueError) as error:
+            raise VerificationError(
+                "key.wrap.invalid",
+                f"the stored {purpose} of {owner} does not open: wrong key encryption key, "
+                "or the store was changed",
+            ) from error
+
+
+def _context(purpose: str, owner: str) -> bytes:
+    return fields("sealane wrapped key v1", purpose.encode(), owner.encode())

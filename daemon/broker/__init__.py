@@ -1,0 +1,1 @@
+"""The broker role: verifier, key broker, lease authority, volume registry."""

@@ -1,0 +1,164 @@
+"""gRPC faces of the broker: `Attestation` (server TLS only) and `Broker` (mutual TLS)."""
+
+# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
+
+from cryptography.hazmat.primitives import serialization
+from google.protobuf import empty_pb2, timestamp_pb2
+
+from sealane.crypto.attestation import SOFTWARE, Verifier
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.calls import Authorizer, Context
+from sealane.daemon.clock import monotonic_ns, utc_now
+from sealane.daemon.logs import get_logger
+from sealane.protocol.v1 import (
+    attestation_pb2,
+    attestation_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+)
+
+
+class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
+    """Challenges nodes and issues certificates for what they attest."""
+
+    def __init__(self, verifier: Verifier, broker: BrokerService) -> None:
+        self._verifier = verifier
+        self._broker = broker
+
+    async def GetChallenge(
+        self,
+        request: attestation_pb2.GetChallengeRequest,
+        context: Context,
+    ) -> attestation_pb2.Challenge:
+        """Hand out a nonce."""
+        now = monotonic_ns()
+        challenge = self._verifier.challenge(
+            node=request.node,
+            role=request.role,
+            evidence_type=request.evidence_type,
+            peer=(context.peer() or "").rpartition(":")[0],
+            now_ns=now,
+        )
+        expires = timestamp_pb2.Timestamp()
+        seconds = (challenge.expires_ns - now) / 1e9
+        expires.FromSeconds(int(utc_now().timestamp() + seconds))
+        return attestation_pb2.Challenge(
+            session_id=challenge.session_id,
+            nonce=challenge.nonce,
+            audience=self._verifier.audience,
+            expire_time=expires,
+        )
+
+    async def Attest(
+        self,
+        request: attestation_pb2.AttestRequest,
+        context: Context,
+    ) -> attestation_pb2.AttestationResult:
+        """Appraise evidence and issue a certificate."""
+        appraised = self._verifier.attest(
+            session_id=request.session_id,
+            runtime_data=request.runtime_data,
+            evidence=request.evidence,
+            now_ns=monotonic_ns(),
+        )
+        authority = self._broker.authority
+        leaf = authority.issue(appraised.subject, appraised.tls_public_key, now=utc_now())
+        get_logger().info(
+            "node_attested",
+            recipient=appraised.subject.spiffe_id,
+            tenant=appraised.subject.tenant,
+            incarnation=appraised.subject.incarnation.hex(),
+            evidence=appraised.evidence_type,
+            development=appraised.evidence_type == SOFTWARE,
+            serial=f"{leaf.serial_number:x}",
+        )
+        expires = timestamp_pb2.Timestamp()
+        expires.FromDatetime(leaf.not_valid_after_utc)
+        return attestation_pb2.AttestationResult(
+            certificate_pem=leaf.public_bytes(serialization.Encoding.PEM).decode(),
+            trust_anchor_pem=authority.anchor_pem.decode(),
+            expire_time=expires,
+        )
+
+
+class BrokerServicer(broker_pb2_grpc.BrokerServicer):
+    """Volumes, keys and leases, for attested callers."""
+
+    def __init__(self, broker: BrokerService, authorizer: Authorizer) -> None:
+        self._broker = broker
+        self._caller = authorizer.caller
+
+    async def RegisterVolume(
+        self,
+        request: broker_pb2.RegisterVolumeRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Register a volume."""
+        return await self._broker.register_volume(
+            self._caller(context),
+            request_id=request.request_id,
+            display_name=request.display_name,
+            size_bytes=request.size_bytes,
+            target_node=request.target_node,
+        )
+
+    async def GetVolumeDescriptor(
+        self,
+        request: broker_pb2.GetVolumeDescriptorRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Return one descriptor."""
+        return await self._broker.descriptor(self._caller(context), request.volume_id)
+
+    async def ListVolumeDescriptors(
+        self,
+        request: broker_pb2.ListVolumeDescriptorsRequest,
+        context: Context,
+    ) -> broker_pb2.ListVolumeDescriptorsResponse:
+        """Return a page of descriptors."""
+        volumes, token = await self._broker.descriptors(
+            self._caller(context), page_size=request.page_size, page_token=request.page_token
+        )
+        return broker_pb2.ListVolumeDescriptorsResponse(volumes=volumes, next_page_token=token)
+
+    async def UnregisterVolume(
+        self,
+        request: broker_pb2.UnregisterVolumeRequest,
+        context: Context,
+    ) -> empty_pb2.Empty:
+        """Forget a volume."""
+        await self._broker.unregister_volume(self._caller(context), request.volume_id)
+        return empty_pb2.Empty()
+
+    async def GetVolumeKey(
+        self,
+        request: broker_pb2.GetVolumeKeyRequest,
+        context: Context,
+    ) -> broker_pb2.SealedVolumeKey:
+        """Release one key epoch."""
+        secret = await self._broker.release_key(
+            self._caller(context),
+            volume_id=request.volume_id,
+            key_epoch=request.key_epoch,
+            request_id=request.request_id,
+        )
+        return broker_pb2.SealedVolumeKey(sealed=secret.sealed, signature=secret.signature)
+
+    async def GrantLease(
+        self,
+        request: broker_pb2.GrantLeaseRequest,
+        context: Context,
+    ) -> broker_pb2.SealedLease:
+        """Grant counters."""
+        lease = await self._broker.grant_lease(
+            self._caller(context),
+            volume_id=request.volume_id,
+            key_epoch=request.key_epoch,
+            request_id=request.request_id,
+        )
+        return broker_pb2.SealedLease(
+            sealed=lease.secret.sealed,
+            signature=lease.secret.signature,
+            broker_instance=lease.broker_instance,
+            start_epoch=lease.start_epoch,
+        )

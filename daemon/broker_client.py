@@ -1,0 +1,149 @@
+"""The gateway's calls to the broker: descriptors, keys, leases; verifies all it gets."""
+
+import secrets
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from sealane.crypto.exchange import wipe
+from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_signed
+from sealane.crypto.lease import CounterRange
+from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.identity import Identity
+from sealane.daemon.storage_control import open_descriptor
+from sealane.errors import LeaseError, VerificationError
+from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc
+
+_CALL_SECONDS: Final = 10.0
+_PAGE_SIZE: Final = 1000
+
+
+class BrokerClient:
+    """Calls the broker as this node's gateway."""
+
+    def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
+        self._config = config
+        self._identity = identity
+
+    async def register(
+        self, *, request_id: str, display_name: str, size_bytes: int, target_node: str
+    ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.SignedVolumeDescriptor]:
+        """Register a volume; returns its descriptor, verified, and the signed original."""
+        request = broker_pb2.RegisterVolumeRequest(
+            request_id=request_id,
+            display_name=display_name,
+            size_bytes=size_bytes,
+            target_node=target_node,
+        )
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            signed = await stub.RegisterVolume(request, timeout=_CALL_SECONDS)
+        return open_descriptor(self._identity.anchor, signed), signed
+
+    async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return the verified descriptor of exactly `volume_id`."""
+        request = broker_pb2.GetVolumeDescriptorRequest(volume_id=volume_id)
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            signed = await stub.GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
+        descriptor = open_descriptor(self._identity.anchor, signed)
+        if descriptor.volume_id != volume_id:
+            raise VerificationError(
+                "volume.descriptor.mismatch", "the broker described another volume"
+            )
+        return descriptor
+
+    async def descriptors(
+        self, *, page_size: int, page_token: str
+    ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
+        """Return a page of verified descriptors and the next page's token."""
+        request = broker_pb2.ListVolumeDescriptorsRequest(
+            page_size=page_size or _PAGE_SIZE, page_token=page_token
+        )
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            page = await stub.ListVolumeDescriptors(request, timeout=_CALL_SECONDS)
+        anchor = self._identity.anchor
+        return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
+
+    async def unregister(self, volume_id: str) -> None:
+        """Make the broker forget a volume."""
+        request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            await stub.UnregisterVolume(request, timeout=_CALL_SECONDS)
+
+    async def key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
+        """Fetch the volume key of the descriptor's epoch; the caller wipes it."""
+        request = broker_pb2.GetVolumeKeyRequest(
+            volume_id=descriptor.volume_id,
+            key_epoch=descriptor.key_epoch,
+            request_id=secrets.token_bytes(REQUEST_ID_BYTES),
+        )
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            answer = await stub.GetVolumeKey(request, timeout=_CALL_SECONDS)
+        return open_signed(
+            SignedSecret(sealed=answer.sealed, signature=answer.signature),
+            private_key=self._identity.keys.kem,
+            context=self._context("volume key", descriptor, request.request_id),
+            signer=self._identity.broker_key,
+        )
+
+    async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> CounterRange:
+        """Lease counters for the descriptor's key epoch; LeaseError if what comes is unusable."""
+        request = broker_pb2.GrantLeaseRequest(
+            volume_id=descriptor.volume_id,
+            key_epoch=descriptor.key_epoch,
+            request_id=secrets.token_bytes(REQUEST_ID_BYTES),
+        )
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            answer = await stub.GrantLease(request, timeout=_CALL_SECONDS)
+        if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
+            raise LeaseError("lease.malformed", "the lease names no possible arena")
+        arena = (answer.broker_instance, answer.start_epoch)
+        opened = open_signed(
+            SignedSecret(sealed=answer.sealed, signature=answer.signature),
+            private_key=self._identity.keys.kem,
+            context=self._context("lease", descriptor, request.request_id, arena),
+            signer=self._identity.broker_key,
+        )
+        try:
+            lease = broker_pb2.Lease.FromString(bytes(opened))
+        except DecodeError as error:
+            raise LeaseError("lease.malformed", "the lease can't be parsed") from error
+        finally:
+            wipe(opened)
+        named = (lease.volume_id, lease.key_epoch, lease.broker_instance, lease.start_epoch)
+        if named != (descriptor.volume_id, descriptor.key_epoch, *arena) or len(lease.ranges) != 1:
+            raise LeaseError("lease.mismatch", "the lease is not the one that was asked for")
+        return CounterRange(
+            broker_instance=lease.broker_instance,
+            start_epoch=lease.start_epoch,
+            counter_start=lease.ranges[0].counter_start,
+            counter_end=lease.ranges[0].counter_end,
+        )
+
+    def _channel(self) -> AbstractAsyncContextManager[grpc.aio.Channel]:
+        config = self._config
+        return self._identity.channel(config.broker_address, config.broker_node, "broker")
+
+    def _context(
+        self,
+        purpose: str,
+        descriptor: broker_pb2.VolumeDescriptor,
+        request_id: bytes,
+        arena: tuple[int, int] | None = None,
+    ) -> Context:
+        return Context(
+            purpose=purpose,
+            recipient=self._identity.subject.spiffe_id,
+            incarnation=self._identity.keys.incarnation,
+            request_id=request_id,
+            volume_id=descriptor.volume_id,
+            key_epoch=descriptor.key_epoch,
+            arena=arena,
+        )

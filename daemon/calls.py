@@ -1,0 +1,220 @@
+"""What every gRPC call passes: authorization, correlation id, error mapping, metrics.
+
+Authorization is per call, because gRPC checks certificates only at the handshake: TLS 1.3, a leaf
+of this broker that has not expired, and a role that the method's row in `ALLOWED_ROLES` names.
+"""
+
+import functools
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import grpc
+import structlog
+from cryptography import x509
+
+from sealane.crypto.certificates import Subject, verify_leaf
+from sealane.daemon.clock import utc_now
+from sealane.daemon.logs import CORRELATION_KEY, get_logger
+from sealane.daemon.metrics import Metrics
+from sealane.errors import Error, VerificationError
+from sealane.protocol.status import REASON_KEY, status_of
+
+_GATEWAY: Final = frozenset({"gateway"})
+_STORAGE: Final = frozenset({"gateway", "target"})
+
+# A method of the mutual-TLS servers that has no row is refused.
+ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
+    "/sealane.v1.Broker/RegisterVolume": _GATEWAY,
+    "/sealane.v1.Broker/GetVolumeDescriptor": _STORAGE,
+    "/sealane.v1.Broker/ListVolumeDescriptors": _STORAGE,
+    "/sealane.v1.Broker/UnregisterVolume": _GATEWAY,
+    "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
+    "/sealane.v1.Broker/GrantLease": _GATEWAY,
+    "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
+    "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
+    "/sealane.v1.Storage/OpenQueue": _GATEWAY,
+    "/sealane.v1.Storage/GetNamespace": _GATEWAY,
+    "/sealane.v1.Storage/WatchEvents": _GATEWAY,
+    "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
+}
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class Authorizer:
+    """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
+
+    def __init__(self, anchor: x509.Certificate) -> None:
+        self._anchor = anchor
+
+    def authorize(self, method: str, context: Context) -> Subject:
+        """Return the caller; VerificationError if it may not call `method`."""
+        caller = self.caller(context)
+        allowed = ALLOWED_ROLES.get(method, frozenset())
+        if caller.role not in allowed:
+            raise VerificationError(
+                "call.role.refused",
+                f"a {caller.role} may not call {method}; allowed: {', '.join(sorted(allowed))}",
+            )
+        return caller
+
+    def caller(self, context: Context) -> Subject:
+        """Return who calls; VerificationError `call.…unauthenticated` or `certificate.…`."""
+        properties = context.auth_context()
+        version = _property(properties, "ssl_tls_version")
+        if version != b"TLSv1.3":
+            raise VerificationError(
+                "call.tls.unauthenticated", f"TLS version {version!r}; allowed: TLSv1.3"
+            )
+        pem = _property(properties, "x509_pem_cert")
+        if not pem:
+            raise VerificationError(
+                "call.certificate.unauthenticated", "the caller showed no certificate"
+            )
+        return verify_leaf(_parse(pem), anchor=self._anchor, now=utc_now())
+
+
+def _property(properties: Mapping[str, Any], name: str) -> bytes:
+    values = properties.get(name)
+    return bytes(values[0]) if values else b""
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(pem: bytes) -> x509.Certificate:
+    # Parsing is cached; signature, time and role are checked at every call.
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise VerificationError(
+            "certificate.profile", "the caller's certificate can't be parsed"
+        ) from error
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every unary-unary and unary-stream method of a server.
+
+    `authorizer` is None on the Unix socket, whose file mode is the authorization, and on the
+    attestation listener, whose callers have no certificate yet.
+    """
+
+    def __init__(self, metrics: Metrics, authorizer: Authorizer | None) -> None:
+        self._metrics = metrics
+        self._authorizer = authorizer
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Return the method's handler with the checks in front."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            # Unknown methods answer UNIMPLEMENTED; only reflection, which is local, streams in.
+            return handler if self._authorizer is None else None
+        method = handler_call_details.method
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        correlation = metadata.get(CORRELATION_KEY)
+        if not isinstance(correlation, str) or not _is_correlation_id(correlation):
+            correlation = secrets.token_hex(8)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(method, correlation, handler.unary_stream),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method, correlation, handler.unary_unary),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(
+        self, method: str, correlation: str, behavior: Callable[[Any, Context], Awaitable[Any]]
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def answer(request: Any, context: Context) -> Any:
+            started = time.perf_counter()
+            with structlog.contextvars.bound_contextvars(correlation_id=correlation, method=method):
+                try:
+                    if self._authorizer is not None:
+                        self._authorizer.authorize(method, context)
+                    response = await behavior(request, context)
+                except grpc.aio.AbortError:
+                    self._count(method, "ABORTED")
+                    raise
+                except Error as error:
+                    await self._refuse(method, error, context)
+                except Exception as error:  # noqa: BLE001 - the servicer boundary
+                    await self._fail(method, error, context)
+                else:
+                    self._count(method, "OK")
+                    self._metrics.call_seconds.labels(method).observe(time.perf_counter() - started)
+                    return response
+
+        return answer
+
+    def _stream(
+        self, method: str, correlation: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]
+    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
+            log = get_logger().bind(correlation_id=correlation, method=method)
+            try:
+                if self._authorizer is not None:
+                    self._authorizer.authorize(method, context)
+                async for response in behavior(request, context):
+                    yield response
+            except grpc.aio.AbortError:
+                self._count(method, "ABORTED")
+                raise
+            except Error as error:
+                log.info("call_refused", reason=error.reason)
+                await self._refuse(method, error, context)
+            except Exception as error:  # noqa: BLE001 - the servicer boundary
+                await self._fail(method, error, context)
+            else:
+                self._count(method, "OK")
+
+        return answer
+
+    async def _refuse(self, method: str, error: Error, context: Context) -> None:
+        code = status_of(error)
+        self._count(method, code.name)
+        self._metrics.refusals.labels(error.reason).inc()
+        get_logger().warning(
+            "call_refused", method=method, reason=error.reason, message=str(error.args[0])
+        )
+        await context.abort(
+            code, str(error.args[0]), trailing_metadata=((REASON_KEY, error.reason),)
+        )
+
+    async def _fail(self, method: str, error: Exception, context: Context) -> None:
+        self._count(method, "INTERNAL")
+        get_logger().error("call_failed", method=method, exc_info=error)
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            "internal error; the daemon's log has it under this call's correlation id",
+            trailing_metadata=((REASON_KEY, "daemon.internal"),),
+        )
+
+    def _count(self, method: str, code: str) -> None:
+        self._metrics.calls.labels(method, code).inc()
+
+
+def _is_correlation_id(text: str) -> bool:
+    return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
+
+
+class CorrelationInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
+    """Hands the correlation id of the call being served to the daemons it calls."""
+
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        """Add the id to the call's metadata."""
+        correlation = structlog.contextvars.get_contextvars().get("correlation_id")
+        if isinstance(correlation, str):
+            metadata = grpc.aio.Metadata(*(client_call_details.metadata or ()))
+            metadata.add(CORRELATION_KEY, correlation)
+            client_call_details = client_call_details._replace(metadata=metadata)
+        return await continuation(client_call_details, request)

@@ -1,0 +1,347 @@
+"""Composition root: builds the roles of one daemon, starts them in order, drains them in reverse.
+
+Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only those before it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sealane.crypto.attestation import SOFTWARE, Verifier
+from sealane.crypto.certificates import Subject, spiffe_id
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker.policy import load_policy
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
+from sealane.daemon.broker.store import BrokerStore
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.calls import Authorizer
+from sealane.daemon.clock import utc_now
+from sealane.daemon.config import (
+    BrokerConfig,
+    Config,
+    EnrolmentConfig,
+    FabricConfig,
+    GatewayConfig,
+    TargetConfig,
+)
+from sealane.daemon.enrolment import Enrolment, key_digest, read_file
+from sealane.daemon.events import EventLog
+from sealane.daemon.fabric.service import FabricService
+from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
+from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.daemon.nodes import NodesServicer
+from sealane.daemon.notify import Notifier
+from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
+from sealane.daemon.servers import (
+    bind_tcp,
+    bind_unix,
+    join_address,
+    new_server,
+    running,
+    split_address,
+)
+from sealane.daemon.storage.gateway import Gateway
+from sealane.daemon.storage.target import Target
+from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.volumes import VolumeService
+from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import (
+    attestation_pb2_grpc,
+    broker_pb2_grpc,
+    nodes_pb2_grpc,
+    sessions_pb2_grpc,
+    storage_pb2_grpc,
+    volumes_pb2_grpc,
+)
+
+TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
+_STORE_NAME: Final = "broker.sqlite"
+
+
+async def serve(config: Config) -> None:
+    """Run the daemon until cancelled; start-up failures leave as sealane errors in a group."""
+    notifier = Notifier()
+    run_directory = RunDirectory(Path(config.node.run_dir))
+    async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
+        daemon = Daemon(config, tasks, stack)
+        stack.enter_context(run_directory.claimed())
+        await daemon.start(run_directory)
+        daemon.spawn("watchdog", notifier.keep_watchdog())
+        run_directory.write_ready(node=config.node.name, addresses=daemon.addresses)
+        notifier.ready(f"serving as {', '.join(config.roles)}")
+        get_logger().info("ready", roles=config.roles, addresses=daemon.addresses)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            notifier.stopping()
+            run_directory.ready_file.unlink(missing_ok=True)
+            get_logger().info("stopping")
+
+
+class Daemon:
+    """The parts of one daemon; `stack` owns what must be closed, `tasks` what runs."""
+
+    def __init__(
+        self, config: Config, tasks: asyncio.TaskGroup, stack: contextlib.AsyncExitStack
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.addresses: dict[str, str] = {}
+        self.identities: list[Identity] = []
+        self._tasks = tasks
+        self._stack = stack
+        self._started = utc_now()
+        self._services: list[str] = []
+        self._event_logs: list[EventLog] = []
+        self._is_development = False
+        self._local = new_server(self.metrics, None)
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until the daemon stops."""
+        task = self._tasks.create_task(work, name=name)
+        self._stack.callback(task.cancel)
+
+    async def start(self, run_directory: RunDirectory) -> None:
+        """Start every role of the configuration."""
+        config = self.config
+        prepare_directory(Path(config.node.state_dir), key="node.state_dir")
+        if config.metrics is not None:
+            server = MetricsServer(self.metrics, config.metrics.listen)
+            self._stack.callback(server.close)
+            self.addresses["metrics"] = server.address
+        if config.broker is not None:
+            await self._start_broker(config.broker)
+        if config.target is not None:
+            await self._start_target(config.target)
+        if config.gateway is not None:
+            await self._start_gateway(config.gateway)
+        if config.fabric is not None:
+            await self._start_fabric(config.fabric, run_directory)
+        await self._start_local(run_directory)
+
+    async def _start_broker(self, config: BrokerConfig) -> None:
+        state = Path(self.config.node.state_dir)
+        node = self.config.node.name
+        policy = load_policy(Path(config.policy_file))
+        wrapping = WrappingKey(read_file(config.key_file, key="broker.key_file"))
+        broker = BrokerService(
+            BrokerStore(state / _STORE_NAME),
+            wrapping,
+            node=node,
+            instance=config.instance,
+            metrics=self.metrics,
+        )
+        self._stack.callback(broker.close)
+        authority = broker.authority
+        replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
+
+        async def issue(keys: Keys) -> Any:
+            subject = Subject(
+                node=node,
+                role="broker",
+                tenant="",
+                incarnation=keys.incarnation,
+                kem_public_key=keys.kem_public,
+            )
+            return authority.issue(subject, keys.tls.public_key(), now=utc_now())
+
+        identity = Identity(
+            node=node,
+            role="broker",
+            anchor=authority.certificate,
+            obtain=issue,
+            metrics=self.metrics,
+        )
+        await self._keep(identity)
+        if policy.software_allowed:
+            self._is_development = True
+            get_logger().warning(
+                "development_policy",
+                message="software evidence is allowed: nodes prove possession of a key file and "
+                "nothing about their machines; for development only",
+            )
+        verifier = Verifier(
+            policy=policy,
+            audience=spiffe_id(node, "broker"),
+            verifier_key_sha256=key_digest(authority.certificate),
+        )
+        open_server = new_server(self.metrics, None)
+        attestation_pb2_grpc.add_AttestationServicer_to_server(
+            AttestationServicer(verifier, broker), open_server
+        )
+        self.addresses["attestation"] = bind_tcp(
+            open_server,
+            config.attestation_listen,
+            identity.server_credentials(mutual=False),
+            key="broker.attestation_listen",
+        )
+        authorizer = Authorizer(authority.certificate)
+        server = new_server(self.metrics, authorizer)
+        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
+        self.addresses["broker"] = bind_tcp(
+            server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
+        )
+        await self._stack.enter_async_context(running(server))
+        await self._stack.enter_async_context(running(open_server))
+
+    async def _start_target(self, config: TargetConfig) -> None:
+        identity = await self._enrol("target")
+        traddr, trsvcid = split_address(config.listen)
+        directory = Path(self.config.target_directory) if config.store == "file" else None
+        target = Target(
+            traddr=traddr, trsvcid=trsvcid, store_kind=config.store, directory=directory
+        )
+        with _listening("target.listen", config.listen):
+            await target.start()
+        self._stack.push_async_callback(target.stop)
+        self.addresses["target"] = join_address(*target.address)
+        service = StorageService(
+            target, node=self.config.node.name, store=config.store, anchor=identity.anchor
+        )
+        self._event_logs.append(service.events)
+        self.spawn("target-events", service.poll_events())
+        self.metrics.add_volumes("target", service.statistics)
+        authorizer = Authorizer(identity.anchor)
+        server = new_server(self.metrics, authorizer)
+        storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
+        self.addresses["target_control"] = bind_tcp(
+            server,
+            config.control_listen,
+            identity.server_credentials(mutual=True),
+            key="target.control_listen",
+        )
+        await self._stack.enter_async_context(running(server))
+
+    async def _start_gateway(self, config: GatewayConfig) -> None:
+        identity = await self._enrol("gateway")
+        traddr, trsvcid = split_address(config.listen)
+        gateway = Gateway(traddr=traddr, trsvcid=trsvcid)
+        with _listening("gateway.listen", config.listen):
+            await gateway.start()
+        self._stack.push_async_callback(gateway.stop)
+        self.addresses["gateway"] = join_address(*gateway.address)
+        service = VolumeService(
+            config,
+            identity=identity,
+            broker=BrokerClient(self._enrolment, identity),
+            gateway=gateway,
+        )
+        await self._stack.enter_async_context(service.running())
+        self._event_logs.append(service.events)
+        self.metrics.add_volumes("gateway", service.statistics)
+        volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
+        self._services.append("sealane.v1.Volumes")
+
+    async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
+        identity = await self._enrol("fabric")
+
+        def connect_peer(address: str, node: str) -> AbstractAsyncContextManager[grpc.aio.Channel]:
+            return identity.channel(address, node, "fabric")
+
+        service = FabricService(
+            FabricSettings(
+                ring_socket=run_directory.ring_socket,
+                rate_max_bits_per_second=config.rate_max_bits_per_second,
+                region_bytes_max=config.region_bytes_max,
+                sessions_max=config.sessions_max,
+                listen_data=config.data_listen,
+                idle_timeout_seconds=config.idle_timeout_seconds,
+            ),
+            node=self.config.node.name,
+            establish_with=establish_over(connect_peer),
+        )
+        await self._stack.enter_async_context(service.running())
+        self.addresses["ring_socket"] = str(run_directory.ring_socket)
+        authorizer = Authorizer(identity.anchor)
+        server = new_server(self.metrics, authorizer)
+        sessions_pb2_grpc.add_SessionPeerServicer_to_server(
+            SessionPeerServicer(service, peer_node=lambda c: authorizer.caller(c).node), server
+        )
+        self.addresses["fabric_control"] = bind_tcp(
+            server,
+            config.control_listen,
+            identity.server_credentials(mutual=True),
+            key="fabric.control_listen",
+        )
+        await self._stack.enter_async_context(running(server))
+        sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), self._local)
+        self._services.append("sealane.v1.Sessions")
+
+    @property
+    def _enrolment(self) -> EnrolmentConfig:
+        if self.config.enrolment is None:
+            raise UsageError("config.missing", "enrolment: missing")
+        return self.config.enrolment
+
+    async def _enrol(self, role: str) -> Identity:
+        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role)
+        self._is_development = True
+        get_logger().warning(
+            "software_evidence",
+            role=role,
+            evidence=SOFTWARE,
+            message="this node proves possession of a key file only; for development only",
+        )
+        identity = Identity(
+            node=self.config.node.name,
+            role=role,
+            anchor=enrolment.anchor,
+            obtain=enrolment.obtain,
+            metrics=self.metrics,
+        )
+        await self._keep(identity)
+        return identity
+
+    async def _keep(self, identity: Identity) -> None:
+        await identity.renew()
+        self.identities.append(identity)
+        self.spawn(f"renew-{identity.role}", identity.keep_renewed())
+
+    async def _start_local(self, run_directory: RunDirectory) -> None:
+        nodes_pb2_grpc.add_NodesServicer_to_server(
+            NodesServicer(
+                node=self.config.node.name,
+                roles=self.config.roles,
+                identities=self.identities,
+                addresses=self.addresses,
+                evidence=self.config.enrolment.evidence if self.config.enrolment else "",
+                is_development=self._is_development,
+                started=self._started,
+            ),
+            self._local,
+        )
+        self._services.append("sealane.v1.Nodes")
+        healthy = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, self._local)
+        for name in ("", *self._services):
+            await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection(
+            [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._local
+        )
+        bind_unix(self._local, run_directory.socket)
+        self.addresses["socket"] = str(run_directory.socket)
+        await self._stack.enter_async_context(running(self._local))
+        self._stack.push_async_callback(healthy.enter_graceful_shutdown)
+        for log in self._event_logs:
+            self._stack.callback(log.close)
+
+
+@contextlib.contextmanager
+def _listening(key: str, listen: str) -> Iterator[None]:
+    """Name the configuration key of a data-path listener that can't be bound."""
+    try:
+        yield
+    except UsageError as error:
+        raise UnavailableError("listen.refused", f"{key} {listen}: {error.args[0]}") from error

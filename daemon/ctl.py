@@ -1,0 +1,337 @@
+"""`sealanectl NOUN VERB`: command-line client of the daemon on this machine."""
+
+# ruff: noqa: ARG001 - every command has one signature
+
+import argparse
+import asyncio
+import dataclasses
+import datetime as dt
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sealane import __version__
+from sealane.client import Client, Volume, VolumeEvent, connect, translated
+from sealane.client.connection import DEFAULT_SOCKET
+from sealane.crypto.attestation import SoftwareKey
+from sealane.crypto.keys import KEY_BYTES
+from sealane.daemon.arguments import OneLineParser
+from sealane.errors import Error, UsageError
+from sealane.protocol.v1 import sessions_pb2
+
+_CALL_SECONDS: Final = 60.0
+_PLAIN_WIDTH: Final = 240
+_SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+Rows = Sequence[Mapping[str, Any]]
+Command = Callable[[Client, argparse.Namespace, "Output"], Awaitable[None]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `sealanectl`; returns 0 ok, 1 failed, 2 usage, 3 not verified, 4 unavailable."""
+    options = _parser().parse_args(arguments)
+    output = Output(options.output)
+    try:
+        if options.noun == "key":
+            options.run(options, output)
+        else:
+            asyncio.run(_call(options, output))
+    except Error as error:
+        print(f"sealanectl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of our output went away; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+async def _call(options: argparse.Namespace, output: "Output") -> None:
+    async with connect(options.socket) as client:
+        run: Command = options.run
+        await run(client, options, output)
+
+
+class Output:
+    """Prints records as a table or as JSON."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        # What isn't a terminal has no width to fold a table to.
+        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+        self._console = Console(highlight=False, width=width)
+
+    def show(self, rows: Rows, *, single: bool = False) -> None:
+        """Print `rows`; `single` prints the one record itself."""
+        if self.form == "json":
+            print(json.dumps(rows[0] if single else list(rows), indent=2, default=_plain))
+            return
+        if not rows:
+            return
+        if single:
+            grid = Table.grid(padding=(0, 2))
+            for key, value in rows[0].items():
+                grid.add_row(Text(key), Text(_text(value)))
+            self._console.print(grid)
+            return
+        table = Table(box=None, pad_edge=False)
+        for key in rows[0]:
+            table.add_column(key, no_wrap=key == "name", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(_text(v)) for v in row.values()))
+        self._console.print(table)
+
+    def line(self, row: Mapping[str, Any]) -> None:
+        """Print one record of a stream, as one line."""
+        if self.form == "json":
+            print(json.dumps(row, default=_plain), flush=True)
+        else:
+            print("  ".join(_text(v) for v in row.values() if v != ""), flush=True)
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, dt.datetime) else str(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_text(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(v) for v in value)
+    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, dt.datetime) else str(value)
+
+
+async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
+    volume = await client.volumes.create(
+        size_bytes=options.size, display_name=options.display_name, target_node=options.target
+    )
+    output.show([dataclasses.asdict(volume)], single=True)
+
+
+async def _volume_get(client: Client, options: argparse.Namespace, output: Output) -> None:
+    volume = await client.volumes.get(options.name)
+    output.show([dataclasses.asdict(volume)], single=True)
+
+
+async def _volume_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    volumes = await client.volumes.list()
+    if output.form == "json":
+        output.show([dataclasses.asdict(v) for v in volumes])
+        return
+    output.show([_brief(v) for v in volumes])
+
+
+def _brief(volume: Volume) -> Mapping[str, Any]:
+    a = volume.attachment
+    return {
+        "name": volume.name,
+        "display name": volume.display_name,
+        "MiB": f"{volume.size_bytes / (1 << 20):g}",
+        "target": volume.target_node,
+        "state": volume.state,
+        "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
+        "refusals": a.refusals if a is not None else "",
+    }
+
+
+async def _volume_delete(client: Client, options: argparse.Namespace, output: Output) -> None:
+    await client.volumes.delete(options.name)
+
+
+async def _volume_attach(client: Client, options: argparse.Namespace, output: Output) -> None:
+    traddr, _, trsvcid = options.via.rpartition(":") if options.via else ("", "", "0")
+    if options.via and (not traddr or not trsvcid.isdigit()):
+        raise UsageError("volume.via", f"--via {options.via!r}; allowed: host:port")
+    volume = await client.volumes.attach(
+        options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=int(trsvcid)
+    )
+    output.show([dataclasses.asdict(volume)], single=True)
+
+
+async def _volume_detach(client: Client, options: argparse.Namespace, output: Output) -> None:
+    volume = await client.volumes.detach(options.name)
+    output.show([dataclasses.asdict(volume)], single=True)
+
+
+async def _volume_watch(client: Client, options: argparse.Namespace, output: Output) -> None:
+    async with client.volumes.watch(options.name) as events:
+        async for event in events:
+            output.line(_event_row(event))
+
+
+def _event_row(event: VolumeEvent) -> Mapping[str, Any]:
+    return {
+        "time": event.time,
+        "origin": event.origin,
+        "kind": event.kind,
+        "reason": event.reason,
+        "lba": event.lba,
+        "detail": event.detail,
+    }
+
+
+async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    rows: list[Mapping[str, Any]] = []
+    token = ""
+    with translated():
+        while True:
+            request = sessions_pb2.ListSessionsRequest(page_token=token)
+            page = await client.sessions.ListSessions(request, timeout=_CALL_SECONDS)
+            rows += [_session_row(s) for s in page.sessions]
+            token = page.next_page_token
+            if not token:
+                break
+    output.show(rows)
+
+
+async def _session_get(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = sessions_pb2.GetSessionRequest(name=options.name)
+    with translated():
+        session = await client.sessions.GetSession(request, timeout=_CALL_SECONDS)
+    row = MessageToDict(
+        session, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    output.show([row], single=True)
+
+
+async def _session_close(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = sessions_pb2.CloseSessionRequest(name=options.name)
+    with translated():
+        await client.sessions.CloseSession(request, timeout=_CALL_SECONDS)
+
+
+def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
+    return {
+        "name": session.name,
+        "display_name": session.display_name,
+        "state": sessions_pb2.Session.State.Name(session.state).lower(),
+        "peer": session.peer_node,
+        "direction": session.direction,
+        "close_reason": session.close_reason,
+    }
+
+
+async def _status(client: Client, options: argparse.Namespace, output: Output) -> None:
+    output.show([dataclasses.asdict(await client.status())], single=True)
+
+
+def _key_attestation(options: argparse.Namespace, output: Output) -> None:
+    key = SoftwareKey.create()
+    _write_secret(options.path, key.pem())
+    output.show([{"path": str(options.path), "fingerprint": key.fingerprint}], single=True)
+
+
+def _key_encryption(options: argparse.Namespace, output: Output) -> None:
+    _write_secret(options.path, secrets.token_bytes(KEY_BYTES))
+    output.show([{"path": str(options.path)}], single=True)
+
+
+def _key_fingerprint(options: argparse.Namespace, output: Output) -> None:
+    try:
+        pem = options.path.read_bytes()
+    except OSError as error:
+        raise UsageError("key.unreadable", f"{options.path}: {error.strerror}") from error
+    key = SoftwareKey.parse(pem, source=str(options.path))
+    output.show([{"path": str(options.path), "fingerprint": key.fingerprint}], single=True)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read; never replaces one."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UsageError("key.unwritable", f"{path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def parse_size(text: str) -> int:
+    """Return bytes for "4096", "64MiB", "1.5GiB" …; a multiple of 4096 comes out or an error."""
+    digits = text.rstrip("KMGTiB")
+    unit = _SIZE_UNITS.get(text[len(digits) :])
+    try:
+        size = float(digits) * unit if unit is not None else -1.0
+    except ValueError:
+        size = -1.0
+    if not 4096 <= size < 2**63 or size % 4096:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB, MiB, GiB, TiB"
+        )
+    return int(size)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
+    parser.add_argument(
+        "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="default: %(default)s"
+    )
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
+    nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
+
+    verbs = _noun(nouns, "volume", "attested volumes")
+    create = _verb(verbs, "create", _volume_create, "make a volume")
+    create.add_argument("--size", type=parse_size, required=True, help="as in 4096 or 64MiB")
+    create.add_argument("--display-name", default="")
+    create.add_argument("--target", default="", help="target node (default: the gateway's)")
+    _named(verbs, "get", _volume_get, "show a volume")
+    _verb(verbs, "list", _volume_list, "show every volume")
+    _named(verbs, "delete", _volume_delete, "delete a volume and its data")
+    attach = _named(verbs, "attach", _volume_attach, "export a volume to one host")
+    attach.add_argument("--host-nqn", required=True, help="NQN of the host that may connect")
+    attach.add_argument("--via", default="", metavar="HOST:PORT", help="data path to the target")
+    _named(verbs, "detach", _volume_detach, "stop exporting a volume")
+    _named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
+
+    verbs = _noun(nouns, "session", "inter-datacenter sessions")
+    _verb(verbs, "list", _session_list, "show every session")
+    _named(verbs, "get", _session_get, "show a session")
+    _named(verbs, "close", _session_close, "close a session")
+
+    status = nouns.add_parser("status", help="what the daemon is")
+    status.set_defaults(run=_status)
+
+    verbs = _noun(nouns, "key", "key files; needs no daemon")
+    for verb, run, text in (
+        ("attestation", _key_attestation, "make a software attestation key"),
+        ("encryption", _key_encryption, "make a broker's key encryption key"),
+        ("fingerprint", _key_fingerprint, "print how a policy names an attestation key"),
+    ):
+        made = verbs.add_parser(verb, help=text)
+        made.add_argument("path", type=Path, metavar="PATH")
+        made.set_defaults(run=run)
+    return parser
+
+
+def _noun(nouns: Any, name: str, text: str) -> Any:
+    return nouns.add_parser(name, help=text).add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+
+
+def _verb(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _named(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    parser = _verb(verbs, name, run, text)
+    parser.add_argument("name", metavar="NAME", help="resource name, as create prints it")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Five attacks on the demo's volume, each with the refusal it must meet.
+
+Every attack is undone, and the sector must then read as it was written: a refusal that also meets
+honest data would prove nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+import sealane.client
+from sealane.client import Volume, VolumeEvent
+from sealane.daemon.demo.adversary import DiskAdversary, WireAdversary, WireAttack
+from sealane.daemon.demo.results import AttackResult
+from sealane.daemon.demo.storage import (
+    SECTOR_BYTES,
+    Step,
+    VolumeJob,
+    attached,
+    host_queue,
+    store_file,
+)
+from sealane.daemon.storage.initiator import VolumeQueue
+from sealane.errors import Error, VerificationError
+
+REFUSAL_SECONDS: Final = 10.0
+ATTACKS: Final = 5
+BIT_IN_SECTOR: Final = 8 * 100 + 3
+NOTHING: Final = "nothing: the attack went through"
+
+
+async def run_attacks(
+    job: VolumeJob, client: sealane.client.Client, volume: Volume, step: Step
+) -> tuple[AttackResult, ...]:
+    """Attack the stored sectors, then the wire."""
+    attacks = Attacks(job, volume, step)
+    async with client.volumes.watch(volume.name) as events:
+        attacks.events = events
+        async with attached(client, volume) as here, host_queue(here) as queue:
+            await attacks.on_disk(queue)
+        host, _, port = job.cluster.target.addresses["target"].rpartition(":")
+        wire = WireAdversary(host, int(port))
+        async with wire.listening() as via_port:
+            async with attached(client, volume, via_port=via_port) as here:
+                await attacks.replay(here, wire)
+            async with attached(client, volume, via_port=via_port) as here:
+                await attacks.redirect(here, wire)
+    return tuple(attacks.results)
+
+
+class Attacks:
+    """Makes the attacks and notes who refused them."""
+
+    events: AsyncIterator[VolumeEvent]
+
+    def __init__(self, job: VolumeJob, volume: Volume, step: Step) -> None:
+        self._first = job.input_sectors
+        self._disk = DiskAdversary(store_file(job, volume))
+        self._step = step
+        self.results: list[AttackResult] = []
+
+    async def on_disk(self, queue: VolumeQueue) -> None:
+        """Flip a bit, swap two sectors, put an older copy back."""
+        disk, lba = self._disk, self._first
+        for number in range(3):
+            await write(queue, lba + number, version=1)
+        honest = [disk.read_slot(lba + number) for number in range(3)]
+
+        disk.flip_bit(lba, BIT_IN_SECTOR)
+        await self._expect("one bit flipped on disk", "sector.tag", lambda: check(queue, lba, 1))
+        disk.write_slot(lba, honest[0])
+        await check(queue, lba, version=1)
+
+        disk.write_slot(lba, honest[1])
+        disk.write_slot(lba + 1, honest[0])
+        await self._expect(
+            "two sectors swapped on disk", "sector.stale", lambda: check(queue, lba, 1)
+        )
+        disk.write_slot(lba, honest[0])
+        disk.write_slot(lba + 1, honest[1])
+        await check(queue, lba, version=1)
+
+        await write(queue, lba + 2, version=2)
+        newest = disk.read_slot(lba + 2)
+        disk.write_slot(lba + 2, honest[2])
+        await self._expect(
+            "an older copy of a sector put back", "sector.stale", lambda: check(queue, lba + 2, 2)
+        )
+        disk.write_slot(lba + 2, newest)
+        await check(queue, lba + 2, version=2)
+
+    async def replay(self, here: Volume, wire: WireAdversary) -> None:
+        """Let two writes pass, then send the first one's bytes again."""
+        lba = self._first + 3
+
+        async def write_twice_and_read() -> None:
+            async with host_queue(here) as queue:
+                await write(queue, lba, version=1)
+                await write(queue, lba, version=2)
+                await check(queue, lba, version=2)
+
+        wire.arm(WireAttack.REPLAY)
+        await self._expect(
+            "a recorded write replayed on the wire", "command.mac", write_twice_and_read
+        )
+        async with host_queue(here) as queue:
+            await check(queue, lba, version=2)
+
+    async def redirect(self, here: Volume, wire: WireAdversary) -> None:
+        """Change the LBA of a write on its way."""
+        lba = self._first + 5
+        async with host_queue(here) as queue:
+            await write(queue, lba, version=1)
+            await write(queue, lba + 1, version=1)
+
+        async def write_again() -> None:
+            async with host_queue(here) as queue:
+                await write(queue, lba, version=2)
+
+        wire.arm(WireAttack.REDIRECT)
+        await self._expect("a write redirected to another LBA", "command.mac", write_again)
+        async with host_queue(here) as queue:
+            await check(queue, lba, version=1)
+            await check(queue, lba + 1, version=1)
+
+    async def _expect(self, name: str, reason: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Do what a host does, note what it saw and which refusal the daemons report."""
+        host_saw = NOTHING
+        try:
+            await attempt()
+        except Error as error:
+            host_saw = str(error)
+        found, refused_by = NOTHING, "–"
+        try:
+            async with asyncio.timeout(REFUSAL_SECONDS):
+                async for event in self.events:
+                    if event.kind == "refused":
+                        found, refused_by = event.reason, event.origin
+                        break
+        except TimeoutError:
+            # No refusal came: the result says so, and the demo fails by it.
+            host_saw = f"{host_saw} (no refusal in {REFUSAL_SECONDS:.0f} s)"
+        self.results.append(
+            AttackResult(
+                name=name,
+                expected_reason=reason,
+                found_reason=found,
+                refused_by=refused_by,
+                host_saw=host_saw,
+            )
+        )
+        self._step("attacks", "attacks", ATTACKS, len(self.results))
+
+
+def pattern(lba: int, version: int) -> bytes:
+    """Give a sector's contents in a version of it."""
+    return f"sector {lba} version {version} ".encode().ljust(32, b".") * (SECTOR_BYTES // 32)
+
+
+async def write(queue: VolumeQueue, lba: int, version: int) -> None:
+    """Write one sector."""
+    await queue.write(lba, pattern(lba, version))
+
+
+async def check(queue: VolumeQueue, lba: int, version: int) -> None:
+    """Read one sector, which must have the contents of that version."""
+    buffer = bytearray(SECTOR_BYTES)
+    await queue.read(lba, buffer)
+    if buffer != pattern(lba, version):
+        raise VerificationError(
+            "demo.sector.contents", f"sector {lba} does not have the contents it must have"
+        )

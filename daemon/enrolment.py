@@ -1,0 +1,115 @@
+"""Enrolment: challenge, evidence, certificate (docs/attestation.md), the node's side."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from sealane.crypto.attestation import SOFTWARE, RuntimeData, SoftwareKey
+from sealane.crypto.certificates import anchor_key, parse_anchor, spiffe_id
+from sealane.daemon.clock import monotonic_ns
+from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.identity import Keys, open_channel
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
+
+_CALL_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.25
+
+
+class Enrolment:
+    """Gets certificates for one role of this node from the broker's verifier."""
+
+    def __init__(self, config: EnrolmentConfig, *, node: str, role: str) -> None:
+        self._config = config
+        self._node = node
+        self._role = role
+        self.anchor = parse_anchor(
+            read_file(config.trust_anchor, key="enrolment.trust_anchor"), source=config.trust_anchor
+        )
+        self._driver = SoftwareKey.parse(
+            read_file(config.key_file, key="enrolment.key_file"), source=config.key_file
+        )
+
+    async def obtain(self, keys: Keys) -> x509.Certificate:
+        """Enrol once, trying again while the broker can't be reached, up to the time-out."""
+        deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
+        while True:
+            try:
+                return await self._attest(keys)
+            except UnavailableError as error:
+                if monotonic_ns() >= deadline:
+                    raise UnavailableError(
+                        error.reason,
+                        f"enrolment.attestation_address {self._config.attestation_address}: "
+                        f"no answer from the broker within {self._config.timeout_seconds} s "
+                        f"({error.args[0]})",
+                    ) from error
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _attest(self, keys: Keys) -> x509.Certificate:
+        config = self._config
+        audience = spiffe_id(config.broker_node, "broker")
+        credentials = grpc.ssl_channel_credentials(
+            self.anchor.public_bytes(serialization.Encoding.PEM)
+        )
+        async with open_channel(
+            config.attestation_address, config.broker_node, "broker", credentials
+        ) as channel:
+            stub = attestation_pb2_grpc.AttestationStub(channel)
+            challenge = await stub.GetChallenge(
+                attestation_pb2.GetChallengeRequest(
+                    node=self._node, role=self._role, evidence_type=SOFTWARE
+                ),
+                timeout=_CALL_SECONDS,
+            )
+            if challenge.audience != audience:
+                raise VerificationError(
+                    "attestation.audience.mismatch",
+                    f"the verifier is {challenge.audience!r}, expected {audience!r}",
+                )
+            runtime_data = RuntimeData(
+                nonce=challenge.nonce,
+                audience=audience,
+                node=self._node,
+                role=self._role,
+                incarnation=keys.incarnation,
+                tls_public_key=keys.tls_public,
+                kem_public_key=keys.kem_public,
+                verifier_key_sha256=key_digest(self.anchor),
+            )
+            result = await stub.Attest(
+                attestation_pb2.AttestRequest(
+                    session_id=challenge.session_id,
+                    runtime_data=runtime_data.encode(),
+                    evidence=self._driver.evidence(runtime_data),
+                ),
+                timeout=_CALL_SECONDS,
+            )
+        try:
+            return x509.load_pem_x509_certificate(result.certificate_pem.encode())
+        except ValueError as error:
+            raise VerificationError(
+                "certificate.profile", "the broker's answer holds no certificate"
+            ) from error
+
+
+def key_digest(anchor: x509.Certificate) -> bytes:
+    """Return SHA-256 of the broker key's SubjectPublicKeyInfo."""
+    return hashlib.sha256(
+        anchor_key(anchor).public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    ).digest()
+
+
+def read_file(path: str, *, key: str) -> bytes:
+    """Read a file that the configuration names under `key`; UsageError in one line."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error

@@ -1,0 +1,111 @@
+"""Volume events: a bounded history and its subscribers; what `watch` streams.
+
+A subscriber that reads too slowly loses the oldest events and is told how many.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from sealane.daemon.clock import utc_now
+from sealane.daemon.logs import get_logger
+
+_BACKLOG_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something an operator wants to know about a volume; `reason` is a stable id."""
+
+    volume_id: str
+    kind: str
+    reason: str = ""
+    lba: int = 0
+    detail: str = ""
+    origin: str
+    time: dt.datetime = field(default_factory=utc_now)
+
+
+class _Subscriber:
+    def __init__(self, volume_id: str, origin: str) -> None:
+        self.volume_id = volume_id
+        self._origin = origin
+        self._backlog: deque[Event] = deque()
+        self._lost = 0
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+
+    def put(self, event: Event) -> None:
+        if len(self._backlog) == _BACKLOG_MAX:
+            self._backlog.popleft()
+            self._lost += 1
+        self._backlog.append(event)
+        self._wake.set()
+
+    async def events(self) -> AsyncIterator[Event]:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                yield Event(
+                    volume_id=self.volume_id,
+                    kind="lost",
+                    reason="watch.backlog.limit",
+                    detail=f"{lost} events were not delivered",
+                    origin=self._origin,
+                )
+            while self._backlog:
+                yield self._backlog.popleft()
+            if self._closed:
+                return
+
+
+class EventLog:
+    """Publishes events to subscribers and to the log."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self._subscribers: list[_Subscriber] = []
+        self._closed = False
+
+    def close(self) -> None:
+        """End every subscription, also future ones: a watch must not hold up a stop."""
+        self._closed = True
+        for subscriber in self._subscribers:
+            subscriber.close()
+
+    def publish(self, event: Event) -> None:
+        """Log `event` and hand it to whoever watches its volume."""
+        get_logger().info(
+            "volume_event",
+            volume_id=event.volume_id,
+            kind=event.kind,
+            reason=event.reason,
+            lba=event.lba,
+            detail=event.detail,
+            origin=event.origin,
+        )
+        for subscriber in self._subscribers:
+            if subscriber.volume_id == event.volume_id:
+                subscriber.put(event)
+
+    @contextlib.contextmanager
+    def subscribed(self, volume_id: str) -> Iterator[AsyncIterator[Event]]:
+        """Collect the events of `volume_id` from now on."""
+        subscriber = _Subscriber(volume_id, self.origin)
+        self._subscribers.append(subscriber)
+        if self._closed:
+            subscriber.close()
+        try:
+            yield subscriber.events()
+        finally:
+            self._subscribers.remove(subscriber)

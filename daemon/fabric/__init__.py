@@ -1,0 +1,1 @@
+"""The fabric role: sessions between datacenters for the jobs of this machine."""

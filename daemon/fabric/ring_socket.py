@@ -1,0 +1,129 @@
+"""The Unix socket where a job fetches the rings of a session it was granted (docs/ring-abi.md).
+
+The job connects, sends the 16-byte token of its grant and gets four descriptors by SCM_RIGHTS.
+A token works once and for a short time; the peer must run as our own user.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from sealane.errors import UnavailableError, UsageError
+
+TOKEN_BYTES = 16
+GRANTED = b"\x01"
+"""Followed by nothing; the descriptors come with it: region, submission, completion, doorbell."""
+REFUSED = b"\x00"
+
+HELLO_TIMEOUT_SECONDS = 5.0
+"""A job that connects and says nothing holds a descriptor of ours."""
+CONNECTIONS_MAX = 64
+PATH_BYTES_MAX = 107
+_PEER_CREDENTIALS = struct.Struct("iII")
+
+Claim = Callable[[bytes], tuple[int, int, int, int] | None]
+
+
+@contextlib.asynccontextmanager
+async def serve(path: Path, claim: Claim) -> AsyncIterator[None]:
+    """Answer at `path` until the block is left. `claim` redeems a token or returns None.
+
+    Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
+    """
+    listener = _bind(path)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            accepting = tasks.create_task(_accept(listener, claim), name="ring socket")
+            try:
+                yield
+            finally:
+                accepting.cancel()
+    finally:
+        listener.close()
+        _unlink(path)
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise UsageError(
+            "fabric.ring_socket.path",
+            f"{path} has more than {PATH_BYTES_MAX} bytes: choose a shorter run directory",
+        )
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise UnavailableError(
+                    "fabric.ring_socket.in_use", f"{path} is served by a running daemon"
+                )
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        previous = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(previous)
+        listener.listen(CONNECTIONS_MAX)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            "fabric.ring_socket.bind", f"{path} can't be served: {error.strerror}"
+        ) from error
+    return listener
+
+
+async def _accept(listener: socket.socket, claim: Claim) -> None:
+    loop = asyncio.get_running_loop()
+    slots = asyncio.Semaphore(CONNECTIONS_MAX)
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            await slots.acquire()
+            connection, _ = await loop.sock_accept(listener)
+            task = tasks.create_task(_answer(connection, claim), name="ring hand-over")
+            task.add_done_callback(lambda _: slots.release())
+
+
+async def _answer(connection: socket.socket, claim: Claim) -> None:
+    # A job that goes away or stays silent in the middle harms only itself.
+    with connection, contextlib.suppress(OSError, TimeoutError):
+        connection.setblocking(False)
+        if _peer_uid(connection) != os.geteuid():
+            return
+        async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+            token = await _read_token(connection)
+        descriptors = claim(token)
+        if descriptors is None:
+            connection.send(REFUSED, socket.MSG_NOSIGNAL)
+            return
+        try:
+            socket.send_fds(connection, [GRANTED], list(descriptors))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+async def _read_token(connection: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    token = b""
+    while len(token) < TOKEN_BYTES:
+        received = await loop.sock_recv(connection, TOKEN_BYTES - len(token))
+        if not received:
+            raise ConnectionResetError
+        token += received
+    return token
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    uid: int = _PEER_CREDENTIALS.unpack(packed)[1]
+    return uid

@@ -1,0 +1,395 @@
+"""The fabric role's logic: listeners, establishment from both sides, limits, grants, closing.
+
+Knows no wire format: the servicer converts, `establish_with` reaches the peer, the native
+endpoint moves the data.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from sealane._native import SessionEndpoint
+from sealane.crypto.exchange import Exchange
+from sealane.daemon.fabric import ring_socket
+from sealane.daemon.fabric.session import Identity, Session, Start, State
+from sealane.daemon.fabric.settings import FabricSettings
+from sealane.errors import UnavailableError, UsageError
+from sealane.transport.establish import (
+    CONNECTION_ID_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    Transcript,
+    confirm,
+    derive,
+)
+
+CLOSED_SESSIONS_MAX = 64
+"""Closed sessions that can still be looked at."""
+REGION_BYTES_MIN = 4096
+DISPLAY_NAME_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What the initiator proposes, as it crosses the control channel."""
+
+    version: int
+    display_name: str
+    connection_id: bytes
+    public_key: bytes
+    nonce: bytes
+    unit_bytes: int
+    rate_bits_per_second: int
+    data_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the responder adds, with its proof that it derived the same keys."""
+
+    connection_id: bytes
+    public_key: bytes
+    nonce: bytes
+    data_address: str
+    confirmation: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A session and the token that fetches its rings."""
+
+    session: Session
+    ring_socket: str
+    ring_token: bytes
+
+
+EstablishWith = Callable[[str, str, Offer], Awaitable[Answer]]
+"""(address, node, offer) → answer, over an authenticated channel to exactly that node."""
+
+
+class FabricService:
+    """All sessions of one fabric. Use `running()`; outside of it nothing is served."""
+
+    def __init__(
+        self, settings: FabricSettings, *, node: str, establish_with: EstablishWith
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._establish_with = establish_with
+        self._sessions: dict[str, Session] = {}
+        self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
+        self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve the ring socket; on leaving, every session is closed."""
+        async with ring_socket.serve(self._settings.ring_socket, self._claim):
+            try:
+                yield
+            finally:
+                for session in list(self._sessions.values()):
+                    session.close("session.closed.shutdown")
+                for _, timer in self._grants.values():
+                    timer.cancel()
+                self._grants.clear()
+
+    async def listen(self, *, display_name: str, region_bytes: int) -> Grant:
+        """Wait until a peer opens a session of this name; cancel to stop waiting."""
+        self._check_name(display_name)
+        self._check_region(region_bytes)
+        while True:
+            if self._listener(display_name) is not None:
+                raise UsageError(
+                    "session.listener.exists", f"somebody listens for {display_name!r} already"
+                )
+            self._check_room()
+            session = self._register(display_name, region_bytes, is_sender=False)
+            try:
+                await session.wait_begun()
+            except asyncio.CancelledError:
+                session.close("session.closed.cancelled")
+                raise
+            if session.state is State.CLOSED:
+                raise UnavailableError(
+                    "session.listener.closed", f"{session.identity.name} was closed while waiting"
+                )
+            await self._settle(session)
+            if session.state is State.ESTABLISHED:
+                return self._grant(session)
+            # The initiator gave up half-way; the job still waits for a session.
+
+    async def open(
+        self,
+        *,
+        display_name: str,
+        region_bytes: int,
+        peer_node: str,
+        peer_address: str,
+        rate_bits_per_second: int,
+        via_address: str = "",
+    ) -> Grant:
+        """Open a session to a listener of that name at the peer; it carries data towards it.
+
+        Raises UsageError for values out of range, UnavailableError if the peer has no listener
+        or the path is not validated in time, VerificationError if the exchange was tampered with.
+        """
+        self._check_name(display_name)
+        self._check_region(region_bytes)
+        self._check_rate(rate_bits_per_second)
+        if via_address:
+            _check_address(via_address, "session.via_address.malformed")
+        self._check_room()
+        session = self._register(display_name, region_bytes, is_sender=True)
+        with contextlib.ExitStack() as undo:
+            undo.callback(session.close, "session.establish.failed")
+            await self._initiate(
+                session,
+                peer_node=peer_node,
+                peer_address=peer_address,
+                rate_bits_per_second=rate_bits_per_second,
+                via_address=via_address,
+            )
+            undo.pop_all()
+        await self._settle(session)
+        if session.state is not State.ESTABLISHED:
+            raise UnavailableError(
+                "session.establish.timeout",
+                f"the path to {peer_node} was not validated within "
+                f"{self._settings.establish_timeout_seconds:g} s ({session.close_reason})",
+            )
+        return self._grant(session)
+
+    def answer(self, offer: Offer, *, peer_node: str) -> Answer:
+        """Answer a peer's offer for a waiting listener; `peer_node` is from its certificate."""
+        if offer.version != VERSION:
+            raise UsageError(
+                "session.establish.version",
+                f"session version {offer.version} is not supported, only {VERSION}",
+            )
+        self._check_rate(offer.rate_bits_per_second)
+        if offer.unit_bytes != self._settings.unit_bytes:
+            raise UsageError(
+                "session.unit.range",
+                f"unit of {offer.unit_bytes} bytes; allowed: {self._settings.unit_bytes}",
+            )
+        _check_address(offer.data_address, "session.establish.malformed")
+        session = self._listener(offer.display_name)
+        if session is None:
+            raise UnavailableError(
+                "session.listener.absent",
+                f"nobody listens for a session {offer.display_name!r} at {self._node}",
+            )
+        exchange = Exchange()
+        unconfirmed = Answer(
+            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
+            public_key=exchange.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            data_address=session.data_address,
+            confirmation=b"",
+        )
+        transcript = _transcript(offer, unconfirmed, initiator=peer_node, responder=self._node)
+        established = derive(exchange, transcript, is_initiator=False)
+        start = Start(
+            keys=established.keys,
+            peer_address=offer.data_address,
+            connection_id_local=unconfirmed.connection_id,
+            connection_id_peer=offer.connection_id,
+            idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            is_initiator=False,
+        )
+        session.begin(_agreed(session, peer_node, offer.rate_bits_per_second), start)
+        return replace(unconfirmed, confirmation=established.confirmation)
+
+    def get(self, name: str) -> Session:
+        """Return a session by name, also a recently closed one."""
+        session = self._sessions.get(name)
+        if session is None:
+            session = next((old for old in self._closed if old.identity.name == name), None)
+        if session is None:
+            raise UsageError("session.name.not_found", f"there is no session {name!r}")
+        return session
+
+    def sessions(self) -> list[Session]:
+        """Return all sessions, recently closed ones first."""
+        return [*self._closed, *self._sessions.values()]
+
+    def close(self, name: str) -> None:
+        """Close a session; closing a closed one is harmless."""
+        self.get(name).close("session.closed.requested")
+
+    async def _initiate(
+        self,
+        session: Session,
+        *,
+        peer_node: str,
+        peer_address: str,
+        rate_bits_per_second: int,
+        via_address: str,
+    ) -> None:
+        """Exchange keys with the peer and start the worker."""
+        exchange = Exchange()
+        offer = Offer(
+            version=VERSION,
+            display_name=session.identity.display_name,
+            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
+            public_key=exchange.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            unit_bytes=self._settings.unit_bytes,
+            rate_bits_per_second=rate_bits_per_second,
+            data_address=session.data_address,
+        )
+        answer = await self._establish_with(peer_address, peer_node, offer)
+        _check_address(answer.data_address, "session.establish.malformed")
+        transcript = _transcript(offer, answer, initiator=self._node, responder=peer_node)
+        keys = confirm(derive(exchange, transcript, is_initiator=True), answer.confirmation)
+        start = Start(
+            keys=keys,
+            peer_address=via_address or answer.data_address,
+            connection_id_local=offer.connection_id,
+            connection_id_peer=answer.connection_id,
+            idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            is_initiator=True,
+        )
+        session.begin(_agreed(session, peer_node, rate_bits_per_second), start)
+
+    async def _settle(self, session: Session) -> None:
+        try:
+            async with asyncio.timeout(self._settings.establish_timeout_seconds):
+                await session.wait_settled()
+        except TimeoutError:
+            session.close("session.establish.timeout")
+        except asyncio.CancelledError:
+            session.close("session.closed.cancelled")
+            raise
+
+    def _listener(self, display_name: str) -> Session | None:
+        return next(
+            (
+                session
+                for session in self._sessions.values()
+                if session.state is State.LISTENING
+                and not session.identity.is_sender
+                and session.identity.display_name == display_name
+            ),
+            None,
+        )
+
+    def _register(self, display_name: str, region_bytes: int, *, is_sender: bool) -> Session:
+        address = ipaddress.ip_address(self._settings.listen_data)
+        host = f"[{address}]" if address.version == 6 else str(address)
+        try:
+            endpoint = SessionEndpoint(
+                f"{host}:0",
+                region_bytes,
+                self._settings.ring_entries,
+                unit_bytes=self._settings.unit_bytes,
+                chunk_units=self._settings.chunk_units,
+                slots=self._settings.slots,
+            )
+        except OSError as error:
+            raise UnavailableError(
+                "session.endpoint.resources",
+                f"no socket or shared memory for a session: {error.strerror or error}",
+            ) from error
+        identity = Identity(
+            name=f"sessions/{secrets.token_hex(8)}",
+            display_name=display_name,
+            is_sender=is_sender,
+            unit_bytes=self._settings.unit_bytes,
+        )
+        session = Session(identity, endpoint, on_closed=self._retire)
+        self._sessions[identity.name] = session
+        return session
+
+    def _retire(self, session: Session) -> None:
+        del self._sessions[session.identity.name]
+        self._closed.append(session)
+
+    def _grant(self, session: Session) -> Grant:
+        token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
+        timer = asyncio.get_running_loop().call_later(
+            self._settings.grant_timeout_seconds, self._expire, token
+        )
+        self._grants[token] = (session, timer)
+        return Grant(session=session, ring_socket=str(self._settings.ring_socket), ring_token=token)
+
+    def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:
+        granted = self._grants.pop(token, None)
+        if granted is None:
+            return None
+        session, timer = granted
+        timer.cancel()
+        return session.take_job_descriptors()
+
+    def _expire(self, token: bytes) -> None:
+        session, _ = self._grants.pop(token)
+        session.close("session.grant.expired")
+
+    def _check_room(self) -> None:
+        if len(self._sessions) >= self._settings.sessions_max:
+            raise UnavailableError(
+                "session.count.limit",
+                f"{self._settings.sessions_max} sessions are open or awaited: close one, or "
+                "raise fabric.sessions_max",
+            )
+
+    def _check_name(self, display_name: str) -> None:
+        if not 1 <= len(display_name) <= DISPLAY_NAME_MAX:
+            raise UsageError(
+                "session.display_name.length",
+                f"display name of {len(display_name)} characters; allowed: 1 to {DISPLAY_NAME_MAX}",
+            )
+
+    def _check_region(self, region_bytes: int) -> None:
+        if not REGION_BYTES_MIN <= region_bytes <= self._settings.region_bytes_max:
+            raise UsageError(
+                "session.region.range",
+                f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
+                f"{self._settings.region_bytes_max} (fabric.region_bytes_max)",
+            )
+
+    def _check_rate(self, rate_bits_per_second: int) -> None:
+        if not 8 <= rate_bits_per_second <= self._settings.rate_max_bits_per_second:
+            raise UsageError(
+                "session.rate.range",
+                f"rate of {rate_bits_per_second} bit/s; allowed: 8 to "
+                f"{self._settings.rate_max_bits_per_second} (fabric.rate_max_bits_per_second)",
+            )
+
+
+def _check_address(address: str, reason: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+        if 1 <= int(port) <= 65_535:
+            return
+    except ValueError:
+        pass
+    raise UsageError(reason, f"{address!r} is not a numeric address with a port")
+
+
+def _agreed(session: Session, peer_node: str, rate_bits_per_second: int) -> Identity:
+    return replace(session.identity, peer_node=peer_node, rate_bits_per_second=rate_bits_per_second)
+
+
+def _transcript(offer: Offer, answer: Answer, *, initiator: str, responder: str) -> Transcript:
+    return Transcript(
+        version=offer.version,
+        display_name=offer.display_name,
+        initiator_node=initiator,
+        responder_node=responder,
+        initiator_connection_id=offer.connection_id,
+        responder_connection_id=answer.connection_id,
+        initiator_public_key=offer.public_key,
+        responder_public_key=answer.public_key,
+        initiator_nonce=offer.nonce,
+        responder_nonce=answer.nonce,
+        unit_bytes=offer.unit_bytes,
+        rate_bits_per_second=offer.rate_bits_per_second,
+        initiator_address=offer.data_address,
+        responder_address=answer.data_address,
+    )

@@ -1,0 +1,179 @@
+"""gRPC faces of the fabric: `Sessions` for local jobs, `SessionPeer` for other fabrics."""
+
+# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+from google.protobuf import empty_pb2
+
+from sealane.daemon.fabric.service import Answer, EstablishWith, FabricService, Grant, Offer
+from sealane.daemon.fabric.session import Session, State
+from sealane.errors import UsageError
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
+
+ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[grpc.aio.Channel]]
+"""(address, node) → a channel on which the peer has proved to be that node's fabric."""
+PeerNode = Callable[[Any], str]
+"""The node named by the verified certificate of a call's sender."""
+
+ESTABLISH_TIMEOUT_SECONDS = 10.0
+PAGE_SIZE_DEFAULT = 50
+PAGE_SIZE_MAX = 1000
+
+_STATES = {
+    State.LISTENING: sessions_pb2.Session.LISTENING,
+    State.ESTABLISHING: sessions_pb2.Session.STATE_UNSPECIFIED,
+    State.ESTABLISHED: sessions_pb2.Session.ESTABLISHED,
+    State.CLOSED: sessions_pb2.Session.CLOSED,
+}
+
+
+def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
+    """Return how the service reaches a peer: one `Establish` call on a channel of its own."""
+
+    async def establish(address: str, node: str, offer: Offer) -> Answer:
+        request = sessions_pb2.EstablishRequest(
+            version=offer.version,
+            display_name=offer.display_name,
+            connection_id=offer.connection_id,
+            public_key=offer.public_key,
+            nonce=offer.nonce,
+            unit_bytes=offer.unit_bytes,
+            rate_bits_per_second=offer.rate_bits_per_second,
+            data_address=offer.data_address,
+        )
+        async with connect_peer(address, node) as channel:
+            stub = sessions_pb2_grpc.SessionPeerStub(channel)
+            try:
+                response = await stub.Establish(request, timeout=ESTABLISH_TIMEOUT_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error, peer=f"fabric {node} at {address}") from error
+        return Answer(
+            connection_id=response.connection_id,
+            public_key=response.public_key,
+            nonce=response.nonce,
+            data_address=response.data_address,
+            confirmation=response.confirmation,
+        )
+
+    return establish
+
+
+class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
+    """Sessions as a job sees them; served on the Unix socket."""
+
+    def __init__(self, service: FabricService) -> None:
+        self._service = service
+
+    async def ListenSession(
+        self, request: sessions_pb2.ListenSessionRequest, context: Any
+    ) -> sessions_pb2.SessionGrant:
+        """Wait for a peer to open a session of this name."""
+        return _grant(
+            await self._service.listen(
+                display_name=request.display_name, region_bytes=request.region_bytes
+            )
+        )
+
+    async def OpenSession(
+        self, request: sessions_pb2.OpenSessionRequest, context: Any
+    ) -> sessions_pb2.SessionGrant:
+        """Open a session towards a peer that listens."""
+        return _grant(
+            await self._service.open(
+                display_name=request.display_name,
+                region_bytes=request.region_bytes,
+                peer_node=request.peer_node,
+                peer_address=request.peer_address,
+                rate_bits_per_second=request.rate_bits_per_second,
+                via_address=request.via_address,
+            )
+        )
+
+    async def GetSession(
+        self, request: sessions_pb2.GetSessionRequest, context: Any
+    ) -> sessions_pb2.Session:
+        """Return one session with its statistics."""
+        return _session(self._service.get(request.name))
+
+    async def ListSessions(
+        self, request: sessions_pb2.ListSessionsRequest, context: Any
+    ) -> sessions_pb2.ListSessionsResponse:
+        """Return a page of sessions, ordered by name."""
+        size = min(request.page_size or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
+        if size < 0:
+            raise UsageError("page.size.range", f"page size {size}; allowed: 0 and up")
+        sessions = sorted(self._service.sessions(), key=lambda session: session.identity.name)
+        rest = [session for session in sessions if session.identity.name > request.page_token]
+        page = rest[:size]
+        more = len(rest) > len(page)
+        return sessions_pb2.ListSessionsResponse(
+            sessions=[_session(session) for session in page],
+            next_page_token=page[-1].identity.name if page and more else "",
+        )
+
+    async def CloseSession(
+        self, request: sessions_pb2.CloseSessionRequest, context: Any
+    ) -> empty_pb2.Empty:
+        """Close a session at this end; the peer's end hears of it."""
+        self._service.close(request.name)
+        return empty_pb2.Empty()
+
+
+class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
+    """Establishment, for other fabrics over mutual TLS."""
+
+    def __init__(self, service: FabricService, *, peer_node: PeerNode) -> None:
+        self._service = service
+        self._peer_node = peer_node
+
+    async def Establish(
+        self, request: sessions_pb2.EstablishRequest, context: Any
+    ) -> sessions_pb2.EstablishResponse:
+        """Answer a peer's offer."""
+        offer = Offer(
+            version=request.version,
+            display_name=request.display_name,
+            connection_id=request.connection_id,
+            public_key=request.public_key,
+            nonce=request.nonce,
+            unit_bytes=request.unit_bytes,
+            rate_bits_per_second=request.rate_bits_per_second,
+            data_address=request.data_address,
+        )
+        answer = self._service.answer(offer, peer_node=self._peer_node(context))
+        return sessions_pb2.EstablishResponse(
+            connection_id=answer.connection_id,
+            public_key=answer.public_key,
+            nonce=answer.nonce,
+            data_address=answer.data_address,
+            confirmation=answer.confirmation,
+        )
+
+
+def _grant(grant: Grant) -> sessions_pb2.SessionGrant:
+    return sessions_pb2.SessionGrant(
+        session=_session(grant.session),
+        ring_socket=grant.ring_socket,
+        ring_token=grant.ring_token,
+    )
+
+
+def _session(session: Session) -> sessions_pb2.Session:
+    identity = session.identity
+    return sessions_pb2.Session(
+        name=identity.name,
+        display_name=identity.display_name,
+        state=_STATES[session.state],
+        peer_node=identity.peer_node,
+        direction="send" if identity.is_sender else "receive",
+        unit_bytes=identity.unit_bytes,
+        rate_bits_per_second=identity.rate_bits_per_second,
+        statistics=session.statistics(),
+        close_reason=session.close_reason,
+        data_address=session.data_address,
+    )

@@ -1,0 +1,143 @@
+"""One session as the fabric sees it: identity, state, and the native endpoint behind it."""
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sealane._native import SessionEndpoint
+from sealane.errors import UnavailableError
+from sealane.transport.establish import SessionKeys
+
+
+class State(enum.Enum):
+    """Where a session stands."""
+
+    LISTENING = "listening"
+    ESTABLISHING = "establishing"
+    ESTABLISHED = "established"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What does not change while a session lives."""
+
+    name: str
+    """`sessions/{id}`, unique at this fabric."""
+    display_name: str
+    is_sender: bool
+    unit_bytes: int
+    peer_node: str = ""
+    """Empty while listening; then from the peer's certificate."""
+    rate_bits_per_second: int = 0
+    """Wire bits of either end; 0 while listening."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What establishment gives the worker."""
+
+    keys: SessionKeys
+    peer_address: str
+    connection_id_local: bytes
+    connection_id_peer: bytes
+    idle_timeout_seconds: float
+    is_initiator: bool
+
+
+class Session:
+    """A session with its endpoint; watches the worker through the event loop."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        endpoint: SessionEndpoint,
+        *,
+        on_closed: "Callable[[Session], None]",
+    ) -> None:
+        self.identity = identity
+        self.state = State.ESTABLISHING if identity.is_sender else State.LISTENING
+        self.close_reason = ""
+        self.data_address: str = endpoint.local_address
+        """host:port where its data packets arrive."""
+        self._endpoint: SessionEndpoint | None = endpoint
+        self._on_closed = on_closed
+        self._last_statistics: dict[str, int] = {}
+        self._begun = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._closed = asyncio.Event()
+        asyncio.get_running_loop().add_reader(endpoint.fileno(), self._observe)
+
+    def begin(self, identity: Identity, start: Start) -> None:
+        """Start the worker towards a peer; the keys are taken over."""
+        if self._endpoint is None or self._begun.is_set():
+            start.keys.wipe()
+            raise UnavailableError(
+                "session.begin.state", f"{self.identity.name} is {self.state.value}, not waiting"
+            )
+        self._endpoint.start(
+            peer_address=start.peer_address,
+            connection_id_local=int.from_bytes(start.connection_id_local, "big"),
+            connection_id_peer=int.from_bytes(start.connection_id_peer, "big"),
+            send_key=start.keys.send,
+            receive_key=start.keys.receive,
+            rate_bits_per_second=identity.rate_bits_per_second,
+            idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
+            initiator=start.is_initiator,
+        )
+        self.identity = identity
+        self.state = State.ESTABLISHING
+        self._begun.set()
+
+    def statistics(self) -> dict[str, int]:
+        """Return the counters, the last ones if the session is closed."""
+        if self._endpoint is not None:
+            self._last_statistics = self._endpoint.statistics()
+        return self._last_statistics
+
+    def take_job_descriptors(self) -> tuple[int, int, int, int] | None:
+        """Give the four descriptors away, once; the caller closes them. None if closed."""
+        return None if self._endpoint is None else self._endpoint.take_job_fds()
+
+    async def wait_begun(self) -> None:
+        """Wait until a peer has opened the session, or it is closed."""
+        await self._begun.wait()
+
+    async def wait_settled(self) -> None:
+        """Wait until the session is established or closed."""
+        await self._settled.wait()
+
+    async def wait_closed(self) -> None:
+        """Wait until the session is closed."""
+        await self._closed.wait()
+
+    def close(self, reason: str) -> None:
+        """End the session; waits a turn of the worker's loop, no more."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._finish(reason)
+
+    def _observe(self) -> None:
+        if self._endpoint is None:
+            return
+        state, reason = self._endpoint.state()
+        if state == "closed":
+            self._finish(reason)
+        elif state == "established":
+            self.state = State.ESTABLISHED
+            self._settled.set()
+
+    def _finish(self, reason: str) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is None:
+            return
+        asyncio.get_running_loop().remove_reader(endpoint.fileno())
+        self._last_statistics = endpoint.statistics()
+        endpoint.close()
+        self.state = State.CLOSED
+        self.close_reason = reason
+        self._begun.set()
+        self._settled.set()
+        self._closed.set()
+        self._on_closed(self)

@@ -1,0 +1,33 @@
+"""What the operator allows sessions of this fabric to use."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+UNIT_BYTES = 1408
+"""Payload of a packet that fits an MTU of 1500 with every header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricSettings:
+    """Limits and addresses; the rest of a session's parameters come from its two ends."""
+
+    ring_socket: Path
+    """Unix socket where jobs fetch their rings."""
+    rate_max_bits_per_second: int
+    """Of one session, in wire bits, headers and retransmissions included."""
+    region_bytes_max: int
+    """Shared memory of one session."""
+    sessions_max: int
+    """Sessions and waiting listeners together."""
+    listen_data: str = "127.0.0.1"
+    """Numeric address that data sockets bind to, each on a free port."""
+    idle_timeout_seconds: float = 60.0
+    """Silence of the peer after which a session ends."""
+    establish_timeout_seconds: float = 10.0
+    """From Open until the path is validated."""
+    grant_timeout_seconds: float = 30.0
+    """From a grant until the job has fetched its rings."""
+    unit_bytes: int = UNIT_BYTES
+    chunk_units: int = 16
+    slots: int = 64
+    ring_entries: int = 256

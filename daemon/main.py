@@ -1,0 +1,94 @@
+"""`sealaned`: command line and process of the daemon."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from sealane import __version__
+from sealane.daemon.arguments import OneLineParser
+from sealane.daemon.broker.policy import load_policy
+from sealane.daemon.compose import serve
+from sealane.daemon.config import Config, load_config
+from sealane.daemon.logs import get_logger, set_up_logs
+from sealane.errors import Error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run `sealaned`; returns the exit code (0 ok, 1 failed, 2 usage, 3 unverified, 4 down)."""
+    options = _parser().parse_args(arguments)
+    try:
+        config = load_config(options.config)
+        if options.print_config:
+            print(config.to_json())
+            return 0
+        if options.check:
+            if config.broker is not None:
+                load_policy(Path(config.broker.policy_file))
+            return 0
+        return run(config)
+    except* (Error, OSError) as group:
+        error = first_error(group)
+    print(f"sealaned: {error}", file=sys.stderr)
+    return error.exit_code if isinstance(error, Error) else 1
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT; returns 0 after a clean stop."""
+    os.umask(0o077)
+    set_up_logs(config.node.log_level, node=config.node.name)
+    try:
+        asyncio.run(_serve_until_signal(config))
+    except asyncio.CancelledError:
+        get_logger().info("stopped")
+    return 0
+
+
+async def _serve_until_signal(config: Config) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        # A second signal must not cut the drain that the first one began.
+        if task is not None and not stopping:
+            stopping = True
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await serve(config)
+
+
+def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:
+    """Return the first error of a (nested) group."""
+    first = group.exceptions[0]
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="sealaned", description="Sealane's daemon: attested volumes and sessions."
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=Path("/etc/sealane/sealaned.toml"),
+        metavar="FILE",
+        help="configuration (default: %(default)s)",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="check the configuration and end")
+    what.add_argument(
+        "--print-config", action="store_true", help="print every setting as JSON and end"
+    )
+    parser.add_argument("--version", action="version", version=f"sealaned {__version__}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

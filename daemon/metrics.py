@@ -1,0 +1,111 @@
+"""Prometheus metrics, in a registry of our own; names and meanings: docs/metrics.md (stable)."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sealane import __version__
+from sealane.errors import UnavailableError
+
+# Control calls take from a tenth of a millisecond (local) to seconds (a drain).
+_CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+
+
+class _HTTPServer(Protocol):
+    server_port: int
+
+    def shutdown(self) -> None: ...
+    def server_close(self) -> None: ...
+
+
+class Metrics:
+    """Every metric of a daemon."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        Gauge("sealane_build_info", "Version.", ["version"], registry=r).labels(__version__).set(1)
+        self.calls = Counter(
+            "sealane_grpc_calls", "Calls answered.", ["method", "code"], registry=r
+        )
+        self.call_seconds = Histogram(
+            "sealane_grpc_call_seconds",
+            "Duration of unary calls.",
+            ["method"],
+            buckets=_CALL_SECONDS,
+            registry=r,
+        )
+        self.refusals = Counter(
+            "sealane_refusals", "Calls refused, by reason id.", ["reason"], registry=r
+        )
+        self.certificate_expiry = Gauge(
+            "sealane_certificate_expiry_timestamp_seconds",
+            "When the node's certificate ends.",
+            ["role"],
+            registry=r,
+        )
+        self.enrolments = Counter(
+            "sealane_enrolments", "Enrolments of this node, by result.", ["result"], registry=r
+        )
+        self.leases_granted = Counter(
+            "sealane_broker_leases_granted", "Counter leases granted.", registry=r
+        )
+        self.keys_released = Counter(
+            "sealane_broker_keys_released", "Volume keys released.", registry=r
+        )
+
+    def add_volumes(self, role: str, read: Callable[[], dict[str, dict[str, int]]]) -> None:
+        """Export `sealane_volume_<name>{role, volume}` from `read()` at every scrape."""
+        self.registry.register(_VolumeCollector(role, read))
+
+
+class _VolumeCollector(Collector):
+    def __init__(self, role: str, read: Callable[[], dict[str, dict[str, int]]]) -> None:
+        self._role = role
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for volume, statistics in sorted(self._read().items()):
+            for name, value in statistics.items():
+                family = families.setdefault(
+                    name,
+                    GaugeMetricFamily(
+                        f"sealane_{self._role}_volume_{name}",
+                        f"Native statistic {name} of a volume.",
+                        labels=["volume"],
+                    ),
+                )
+                family.add_metric([volume], value)
+        yield from families.values()
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+
+class MetricsServer:
+    """The HTTP endpoint, on a thread of its own; `address` is where it listens."""
+
+    def __init__(self, metrics: Metrics, listen: str) -> None:
+        host, _, port = listen.rpartition(":")
+        try:
+            server, thread = start_http_server(
+                int(port), addr=host.strip("[]"), registry=metrics.registry
+            )
+        except OSError as error:
+            raise UnavailableError(
+                "listen.refused", f"metrics.listen {listen}: {error.strerror}"
+            ) from error
+        self._server: _HTTPServer = server
+        self._thread: threading.Thread = thread
+        self.address = f"{host}:{server.server_port}"
+
+    def close(self) -> None:
+        """Stop and wait for the thread."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

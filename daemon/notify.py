@@ -1,0 +1,53 @@
+"""Readiness and watchdog messages to systemd (sd_notify(3)): one datagram each, no library."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+_MESSAGE_BYTES_MAX: Final = 4096
+
+
+class Notifier:
+    """Sends to the socket that systemd named; does nothing when there is none."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        name = environment.get("NOTIFY_SOCKET", "")
+        # A leading @ stands for the zero byte of the abstract name space.
+        self._address = "\0" + name[1:] if name.startswith("@") else name
+        self._watchdog_seconds = _watchdog_seconds(environment)
+
+    def ready(self, status: str) -> None:
+        """Say that start-up is complete."""
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def stopping(self) -> None:
+        """Say that the daemon drains and ends."""
+        self._send("STOPPING=1")
+
+    async def keep_watchdog(self) -> None:
+        """Feed the watchdog at half its period, from the event loop it is to watch."""
+        while self._watchdog_seconds is not None:
+            self._send("WATCHDOG=1")
+            await asyncio.sleep(self._watchdog_seconds / 2)
+
+    def _send(self, message: str) -> None:
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            try:
+                sender.sendto(message.encode()[:_MESSAGE_BYTES_MAX], self._address)
+            except OSError:
+                # A manager that went away must not take the daemon with it.
+                return
+
+
+def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
+    microseconds = environment.get("WATCHDOG_USEC", "")
+    pid = environment.get("WATCHDOG_PID", "")
+    if not microseconds.isdigit() or int(microseconds) == 0:
+        return None
+    if pid and pid != str(os.getpid()):
+        return None
+    return int(microseconds) / 1e6

@@ -1,0 +1,152 @@
+"""What the control plane needs of the data path; `sealane.daemon.storage` provides it."""
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sealane.crypto.lease import CounterRange
+
+
+class NativeEvent(Protocol):
+    """An event as the engine reports it."""
+
+    @property
+    def kind(self) -> str:
+        """Past participle, like "refused"."""
+
+    @property
+    def reason(self) -> str:
+        """Stable reason id."""
+
+    @property
+    def lba(self) -> int:
+        """Sector it is about."""
+
+    @property
+    def detail(self) -> str:
+        """Free text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeKey:
+    """What a gateway needs to seal and open a volume's sectors."""
+
+    volume_id: uuid.UUID
+    generation: int
+    sector_count: int
+    key_epoch: int
+    key: bytearray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueGrant:
+    """A secure back-end queue the target admits once."""
+
+    ticket: bytes
+    secret: bytearray
+    association_epoch: int
+    target_incarnation: int
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    host_nqn: str
+
+
+OpenQueue = Callable[[int], Awaitable[QueueGrant]]
+
+
+class Export(Protocol):
+    """Where the plain namespace of an attached volume is."""
+
+    @property
+    def traddr(self) -> str:
+        """Address of the front end."""
+
+    @property
+    def trsvcid(self) -> int:
+        """Port of the front end."""
+
+    @property
+    def subsystem_nqn(self) -> str:
+        """Plain subsystem."""
+
+    @property
+    def namespace_id(self) -> int:
+        """Namespace in it."""
+
+
+class AttachedPort(Protocol):
+    """An attached volume of the gateway's data path."""
+
+    @property
+    def export(self) -> Export:
+        """Where hosts connect."""
+
+    def add_counters(self, granted: CounterRange) -> None:
+        """Give the volume another lease."""
+
+    def counters_remaining(self) -> int:
+        """Counters not yet handed to a queue."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of the engine."""
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        """Events since the last call."""
+
+    async def detach(self) -> None:
+        """Stop the export and its queues."""
+
+
+class GatewayPort(Protocol):
+    """The gateway's data path."""
+
+    async def attach(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: CounterRange,
+        host_nqn: str,
+        open_queue: OpenQueue,
+    ) -> AttachedPort:
+        """Export `volume` to `host_nqn`; wipes the key."""
+
+
+class TargetPort(Protocol):
+    """The target's data path."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the NVMe/TCP listener is."""
+
+    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Make the sector store of a volume."""
+
+    async def delete_volume(self, volume_id: uuid.UUID) -> None:
+        """Close its queues and remove its store."""
+
+    def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
+        """Name of the volume's secure subsystem."""
+
+    def admit_queue(
+        self,
+        ticket: bytes,
+        *,
+        volume_id: uuid.UUID,
+        host_nqn: str,
+        queue_id: int,
+        secret: bytearray,
+        association_epoch: int,
+        incarnation: int,
+    ) -> None:
+        """Admit one Connect with `ticket` within 30 s; wipes the secret."""
+
+    def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
+        """Stop and drain every queue of an older association epoch."""
+
+    def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
+        """Counters of the engine."""
+
+    def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
+        """Events since the last call."""

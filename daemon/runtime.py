@@ -1,0 +1,89 @@
+"""The daemon's directories: state and run directory, the lock of one start, the ready file."""
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from sealane.errors import UnavailableError, UsageError
+
+SOCKET_NAME: Final = "sealaned.sock"
+RING_SOCKET_NAME: Final = "ring.sock"
+READY_NAME: Final = "ready.json"
+_LOCK_NAME: Final = "sealaned.lock"
+
+
+def prepare_directory(path: Path, *, key: str) -> None:
+    """Make `path` with mode 0700, or insist that it is ours and closed to others."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise UsageError("directory.unusable", f"{key} {path}: {error.strerror}") from error
+    if status.st_uid != os.geteuid():
+        raise UsageError(
+            "directory.owner", f"{key} {path}: owner {status.st_uid}; allowed: {os.geteuid()}"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise UsageError("directory.mode", f"{key} {path}: mode {mode:04o}; allowed: 0700")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError("directory.unusable", f"{key} {path}: not writable")
+
+
+class RunDirectory:
+    """One start's claim on a run directory: socket path and ready file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.socket = path / SOCKET_NAME
+        self.ring_socket = path / RING_SOCKET_NAME
+        self.ready_file = path / READY_NAME
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the directory; UnavailableError `daemon.running` if another daemon does.
+
+        The lock dies with its process, so what a killed daemon left is removed without doubt.
+        """
+        prepare_directory(self._path, key="node.run_dir")
+        descriptor = os.open(
+            self._path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o600
+        )
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UnavailableError(
+                    "daemon.running",
+                    f"{self.socket}: in use by a running sealaned; give this one another "
+                    "node.run_dir",
+                ) from error
+            self._remove_leftovers()
+            try:
+                yield
+            finally:
+                self._remove_leftovers()
+        finally:
+            os.close(descriptor)
+
+    def write_ready(self, *, node: str, addresses: Mapping[str, str]) -> None:
+        """Write the ready file in one step: pid, node, and where everything listens."""
+        content = {"pid": os.getpid(), "node": node, "addresses": dict(addresses)}
+        replace_file(self.ready_file, (json.dumps(content, indent=2) + "\n").encode())
+
+    def _remove_leftovers(self) -> None:
+        self.ready_file.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
+        self.ring_socket.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that readers see whole or not at all."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(content)
+    draft.replace(path)

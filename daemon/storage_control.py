@@ -1,0 +1,271 @@
+"""Control side of a target: namespaces, queue admission, events (`Storage`, mutual TLS).
+
+The target believes nothing about a volume but its descriptor, signed by the broker.
+"""
+
+# ruff: noqa: N802 - names and arguments are those of the generated base classes
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+from typing import Final
+
+from cryptography import x509
+from google.protobuf import empty_pb2
+from google.protobuf.message import DecodeError
+
+from sealane.crypto.certificates import Subject, verify_descriptor
+from sealane.crypto.exchange import Exchange
+from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.daemon.calls import Authorizer, Context
+from sealane.daemon.events import Event, EventLog
+from sealane.daemon.ports import TargetPort
+from sealane.errors import UsageError, VerificationError
+from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+
+FRESHNESS: Final = "flat-table"
+EVENT_POLL_SECONDS: Final = 0.1
+_HOST_NQN_BYTES_MAX: Final = 223
+_QUEUE_ID_MAX: Final = 65534
+
+
+class StorageService:
+    """The namespaces of one target process."""
+
+    def __init__(
+        self, target: TargetPort, *, node: str, store: str, anchor: x509.Certificate
+    ) -> None:
+        self._target = target
+        self._node = node
+        self._store = store
+        self._anchor = anchor
+        self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
+        self._epochs: dict[str, int] = {}
+        self._changing = asyncio.Lock()
+        self.events = EventLog(node)
+        # Never zero, and another one after every start: that is all an incarnation has to be.
+        self.incarnation = secrets.randbits(63) + 1
+
+    async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
+        """Make the namespace a descriptor describes; again is harmless."""
+        descriptor = open_descriptor(self._anchor, signed)
+        if descriptor.target_node != self._node:
+            raise UsageError(
+                "namespace.target",
+                f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
+                f"this is {self._node!r}",
+            )
+        _check_tenant(caller, descriptor)
+        async with self._changing:
+            known = self._descriptors.get(descriptor.volume_id)
+            if known is None:
+                await self._target.create_volume(
+                    uuid.UUID(descriptor.volume_id), sector_count=descriptor.sector_count
+                )
+                self._descriptors[descriptor.volume_id] = descriptor
+                self._publish(descriptor.volume_id, "created")
+            elif known != descriptor:
+                raise UsageError(
+                    "namespace.exists",
+                    f"volume {descriptor.volume_id} exists with other properties",
+                )
+
+    async def delete(self, caller: Subject, volume_id: str) -> None:
+        """Close the namespace's queues and remove its store."""
+        async with self._changing:
+            self._descriptor(caller, volume_id)
+            await self._target.delete_volume(uuid.UUID(volume_id))
+            del self._descriptors[volume_id]
+            self._epochs.pop(volume_id, None)
+            self._publish(volume_id, "deleted")
+
+    def open_queue(
+        self, caller: Subject, request: storage_pb2.OpenQueueRequest
+    ) -> storage_pb2.OpenQueueResponse:
+        """Derive the queue's secret and admit one Connect with a fresh ticket."""
+        descriptor = self._descriptor(caller, request.volume_id)
+        volume_id = uuid.UUID(descriptor.volume_id)
+        if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
+            raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
+        if not 1 <= len(request.host_nqn.encode()) <= _HOST_NQN_BYTES_MAX:
+            raise UsageError("queue.host_nqn", "the host NQN has no or too many bytes")
+        newest = self._epochs.get(descriptor.volume_id, 0)
+        if request.association_epoch < max(newest, 1):
+            raise VerificationError(
+                "queue.association.stale",
+                f"association epoch {request.association_epoch}; allowed: {max(newest, 1)} and up",
+            )
+        own = Exchange()
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        secret = derive_queue_secret(
+            own,
+            peer_key=request.public_key,
+            transcript=QueueTranscript(
+                volume_id=volume_id,
+                host_nqn=request.host_nqn,
+                target_node=self._node,
+                gateway_node=caller.node,
+                queue_id=request.queue_id,
+                association_epoch=request.association_epoch,
+                target_incarnation=self.incarnation,
+                gateway_nonce=request.nonce,
+                target_nonce=nonce,
+                gateway_key=request.public_key,
+                target_key=own.public_key,
+            ),
+        )
+        if request.association_epoch > newest:
+            self._target.close_older_queues(volume_id, request.association_epoch)
+            self._epochs[descriptor.volume_id] = request.association_epoch
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._target.admit_queue(
+            ticket,
+            volume_id=volume_id,
+            host_nqn=request.host_nqn,
+            queue_id=request.queue_id,
+            secret=secret,
+            association_epoch=request.association_epoch,
+            incarnation=self.incarnation,
+        )
+        traddr, trsvcid = self._target.address
+        return storage_pb2.OpenQueueResponse(
+            ticket=ticket,
+            public_key=own.public_key,
+            nonce=nonce,
+            target_incarnation=self.incarnation,
+            traddr=traddr,
+            trsvcid=trsvcid,
+            subsystem_nqn=self._target.subsystem_nqn(volume_id),
+        )
+
+    def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
+        """Describe a namespace and count what its queues did."""
+        descriptor = self._descriptor(caller, volume_id)
+        statistics = self._target.statistics(uuid.UUID(volume_id))
+        return storage_pb2.Namespace(
+            volume_id=volume_id,
+            sector_count=descriptor.sector_count,
+            sectors_written=statistics.get("sectors_written", 0),
+            reads=statistics.get("reads", 0),
+            writes=statistics.get("writes", 0),
+            refusals=statistics.get("refusals", 0),
+            freshness=FRESHNESS,
+            store=self._store,
+        )
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return the engine's statistics of every volume, for the metrics."""
+        return {v: dict(self._target.statistics(uuid.UUID(v))) for v in self._descriptors}
+
+    def check_watch(self, caller: Subject, volume_id: str) -> None:
+        """Raise unless the caller may watch the volume."""
+        self._descriptor(caller, volume_id)
+
+    async def poll_events(self) -> None:
+        """Publish what the engine reports, until cancelled."""
+        while True:
+            for volume_id in [*self._descriptors]:
+                for event in self._target.take_events(uuid.UUID(volume_id)):
+                    self.events.publish(
+                        Event(
+                            volume_id=volume_id,
+                            kind=event.kind,
+                            reason=event.reason,
+                            lba=event.lba,
+                            detail=event.detail,
+                            origin=self._node,
+                        )
+                    )
+            await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    def _descriptor(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is None:
+            raise UsageError(
+                "namespace.not_found", f"target {self._node} has no volume {volume_id}"
+            )
+        _check_tenant(caller, descriptor)
+        return descriptor
+
+    def _publish(self, volume_id: str, kind: str) -> None:
+        self.events.publish(Event(volume_id=volume_id, kind=kind, origin=self._node))
+
+
+def open_descriptor(
+    anchor: x509.Certificate, signed: broker_pb2.SignedVolumeDescriptor
+) -> broker_pb2.VolumeDescriptor:
+    """Verify and parse a descriptor; VerificationError `volume.descriptor.…`."""
+    verify_descriptor(anchor, descriptor=signed.descriptor, signature=signed.signature)
+    try:
+        return broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+    except DecodeError as error:
+        raise VerificationError(
+            "volume.descriptor.malformed", "the volume descriptor can't be parsed"
+        ) from error
+
+
+def _check_tenant(caller: Subject, descriptor: broker_pb2.VolumeDescriptor) -> None:
+    if caller.tenant != descriptor.tenant:
+        raise VerificationError(
+            "namespace.tenant.refused", "the volume belongs to another tenant than the caller"
+        )
+
+
+class StorageServicer(storage_pb2_grpc.StorageServicer):
+    """gRPC face of `StorageService`."""
+
+    def __init__(self, service: StorageService, authorizer: Authorizer) -> None:
+        self._service = service
+        self._caller = authorizer.caller
+
+    async def CreateNamespace(
+        self, request: storage_pb2.CreateNamespaceRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """Make a namespace."""
+        await self._service.create(self._caller(context), request.descriptor)
+        return empty_pb2.Empty()
+
+    async def DeleteNamespace(
+        self, request: storage_pb2.DeleteNamespaceRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """Remove a namespace."""
+        await self._service.delete(self._caller(context), request.volume_id)
+        return empty_pb2.Empty()
+
+    async def OpenQueue(
+        self, request: storage_pb2.OpenQueueRequest, context: Context
+    ) -> storage_pb2.OpenQueueResponse:
+        """Admit a queue."""
+        return self._service.open_queue(self._caller(context), request)
+
+    async def GetNamespace(
+        self, request: storage_pb2.GetNamespaceRequest, context: Context
+    ) -> storage_pb2.Namespace:
+        """Describe a namespace."""
+        return self._service.namespace(self._caller(context), request.volume_id)
+
+    async def WatchEvents(
+        self, request: storage_pb2.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[storage_pb2.VolumeEvent]:
+        """Stream events from now on."""
+        self._service.check_watch(self._caller(context), request.volume_id)
+        with self._service.events.subscribed(request.volume_id) as events:
+            # Tells the caller that nothing from here on is missed.
+            await context.send_initial_metadata(())
+            async for event in events:
+                yield event_message(event)
+
+
+def event_message(event: Event) -> storage_pb2.VolumeEvent:
+    """Convert for the wire."""
+    message = storage_pb2.VolumeEvent(
+        volume_id=event.volume_id,
+        kind=event.kind,
+        reason=event.reason,
+        lba=event.lba,
+        detail=event.detail,
+        origin=event.origin,
+    )
+    message.time.FromDatetime(event.time)
+    return message

@@ -1,0 +1,392 @@
+"""The gateway's volumes: create, attach, leases, events (DESIGN §6); gRPC face in volumes_servicer.
+
+The broker knows which volumes there are, the target stores them, this process attaches them: it
+alone holds their keys, and only while they are attached.
+"""
+
+import asyncio
+import contextlib
+import datetime as dt
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from sealane.crypto.exchange import Exchange, wipe
+from sealane.crypto.lease import LeaseHolder
+from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.config import GatewayConfig
+from sealane.daemon.events import Event, EventLog
+from sealane.daemon.identity import Identity
+from sealane.daemon.logs import get_logger
+from sealane.daemon.ports import AttachedPort, Export, GatewayPort, QueueGrant, VolumeKey
+from sealane.daemon.storage_control import EVENT_POLL_SECONDS
+from sealane.errors import Error, ProtocolError, UsageError
+from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+
+_CALL_SECONDS: Final = 10.0
+_REFILL_POLL_SECONDS: Final = 1.0
+_FOLLOW_RETRY_SECONDS: Final = 1.0
+_NQN_BYTES_MAX: Final = 223
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """One attached volume."""
+
+    descriptor: broker_pb2.VolumeDescriptor
+    port: AttachedPort
+    leases: LeaseHolder
+    host_nqn: str
+
+    @property
+    def export(self) -> Export:
+        """Where its host connects."""
+        return self.port.export
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Via:
+    """Data-path address to use instead of the one the target announces; empty: none."""
+
+    traddr: str = ""
+    trsvcid: int = 0
+
+
+class VolumeService:
+    """Everything a job asks of the gateway. `run` must run while it serves."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        identity: Identity,
+        broker: BrokerClient,
+        gateway: GatewayPort,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._broker = broker
+        self._gateway = gateway
+        self._attached: dict[str, Attached] = {}
+        self._changing: set[str] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self.events = EventLog(identity.node)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Poll events, refill leases; on the way out detach every volume."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            loops = [
+                tasks.create_task(self._poll_events(), name="volume-events"),
+                tasks.create_task(self._refill(), name="volume-leases"),
+            ]
+            try:
+                yield
+            finally:
+                for volume_id in [*self._attached]:
+                    with contextlib.suppress(Error):
+                        await self.detach(volume_id)
+                for task in loops:
+                    task.cancel()
+                self._tasks = None
+
+    async def create(
+        self, *, request_id: str, display_name: str, size_bytes: int, target_node: str
+    ) -> broker_pb2.VolumeDescriptor:
+        """Register a volume and make its namespace at the target."""
+        target = target_node or self._config.target_node
+        if target != self._config.target_node:
+            raise UsageError(
+                "volume.target",
+                f"target {target!r}; allowed: this gateway's target {self._config.target_node!r}",
+            )
+        descriptor, signed = await self._broker.register(
+            request_id=request_id or str(uuid.uuid4()),
+            display_name=display_name,
+            size_bytes=size_bytes,
+            target_node=target,
+        )
+        try:
+            async with self._target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
+                    storage_pb2.CreateNamespaceRequest(descriptor=signed), timeout=_CALL_SECONDS
+                )
+        except Error:
+            # Nothing half-made stays: a retry registers it anew.
+            with contextlib.suppress(Error):
+                await self._broker.unregister(descriptor.volume_id)
+            raise
+        return descriptor
+
+    async def get(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return a volume's descriptor."""
+        return await self._broker.descriptor(volume_id)
+
+    async def list(
+        self, *, page_size: int, page_token: str
+    ) -> tuple[list[broker_pb2.VolumeDescriptor], str]:
+        """Return a page of the tenant's volumes."""
+        return await self._broker.descriptors(page_size=page_size, page_token=page_token)
+
+    async def delete(self, volume_id: str) -> None:
+        """Delete a detached volume, its sectors and its key."""
+        with self._change(volume_id):
+            if volume_id in self._attached:
+                raise UsageError(
+                    "volume.attached.state", f"volume {volume_id} is attached: detach it"
+                )
+            await self._broker.descriptor(volume_id)
+            try:
+                async with self._target_channel() as channel:
+                    await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
+                        storage_pb2.DeleteNamespaceRequest(volume_id=volume_id),
+                        timeout=_CALL_SECONDS,
+                    )
+            except UsageError as error:
+                # The target may have lost it already; the broker's record goes in any case.
+                if error.reason != "namespace.not_found":
+                    raise
+            await self._broker.unregister(volume_id)
+
+    def attached(self, volume_id: str) -> Attached | None:
+        """Return the attachment of a volume, if there is one here."""
+        return self._attached.get(volume_id)
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return the engine's statistics of every attached volume, for the metrics."""
+        return {v: dict(a.port.statistics()) for v, a in self._attached.items()}
+
+    async def attach(
+        self, volume_id: str, *, host_nqn: str, via: Via
+    ) -> broker_pb2.VolumeDescriptor:
+        """Fetch key and lease and export the volume to `host_nqn`."""
+        if not host_nqn.startswith("nqn.") or len(host_nqn.encode()) > _NQN_BYTES_MAX:
+            raise UsageError(
+                "volume.host_nqn",
+                f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {_NQN_BYTES_MAX} bytes",
+            )
+        with self._change(volume_id):
+            known = self._attached.get(volume_id)
+            if known is not None:
+                raise UsageError(
+                    "volume.attached.state",
+                    f"volume {volume_id} is already attached to {known.host_nqn}",
+                )
+            descriptor = await self._broker.descriptor(volume_id)
+            leases = LeaseHolder()
+            first = await self._broker.lease(descriptor)
+            leases.add(first)
+            key = await self._broker.key(descriptor)
+            # Grows with every attach, over restarts too: the target refuses older ones.
+            queues = _QueueOpener(self, descriptor, via, association_epoch=time.time_ns())
+            try:
+                port = await self._gateway.attach(
+                    VolumeKey(
+                        volume_id=uuid.UUID(descriptor.volume_id),
+                        generation=descriptor.generation,
+                        sector_count=descriptor.sector_count,
+                        key_epoch=descriptor.key_epoch,
+                        key=key,
+                    ),
+                    counters=first,
+                    host_nqn=host_nqn,
+                    open_queue=queues.open,
+                )
+            finally:
+                wipe(key)
+            self._attached[volume_id] = Attached(
+                descriptor=descriptor, port=port, leases=leases, host_nqn=host_nqn
+            )
+            if self._tasks is not None:
+                self._followers[volume_id] = self._tasks.create_task(
+                    self._follow_target(volume_id), name=f"follow-{volume_id}"
+                )
+            self._publish(volume_id, "attached", detail=host_nqn)
+        return descriptor
+
+    async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Stop the export; the volume's key and its counters are gone with it."""
+        with self._change(volume_id):
+            attached = self._attached.pop(volume_id, None)
+            if attached is None:
+                raise UsageError(
+                    "volume.detached.state", f"volume {volume_id} is not attached here"
+                )
+            await attached.port.detach()
+            self._drain_events(volume_id, attached)
+            follower = self._followers.pop(volume_id, None)
+            if follower is not None:
+                follower.cancel()
+            self._publish(volume_id, "detached")
+        return attached.descriptor
+
+    async def open_queue(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        *,
+        queue_id: int,
+        association_epoch: int,
+        via: Via,
+    ) -> QueueGrant:
+        """Exchange keys with the target for one secure queue."""
+        own = Exchange()
+        host_nqn = f"nqn.2026-11.dev.sealane:gateway:{self._identity.node}"
+        request = storage_pb2.OpenQueueRequest(
+            volume_id=descriptor.volume_id,
+            host_nqn=host_nqn,
+            queue_id=queue_id,
+            public_key=own.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            association_epoch=association_epoch,
+        )
+        async with self._target_channel() as channel:
+            answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(
+                request, timeout=_CALL_SECONDS
+            )
+        if len(answer.ticket) != TICKET_BYTES:
+            raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")
+        secret = derive_queue_secret(
+            own,
+            peer_key=answer.public_key,
+            transcript=QueueTranscript(
+                volume_id=uuid.UUID(descriptor.volume_id),
+                host_nqn=host_nqn,
+                target_node=descriptor.target_node,
+                gateway_node=self._identity.node,
+                queue_id=queue_id,
+                association_epoch=association_epoch,
+                target_incarnation=answer.target_incarnation,
+                gateway_nonce=request.nonce,
+                target_nonce=answer.nonce,
+                gateway_key=own.public_key,
+                target_key=answer.public_key,
+            ),
+        )
+        return QueueGrant(
+            ticket=answer.ticket,
+            secret=secret,
+            association_epoch=association_epoch,
+            target_incarnation=answer.target_incarnation,
+            traddr=via.traddr or answer.traddr,
+            trsvcid=via.trsvcid or answer.trsvcid,
+            subsystem_nqn=answer.subsystem_nqn,
+            host_nqn=host_nqn,
+        )
+
+    @contextlib.contextmanager
+    def _change(self, volume_id: str) -> Iterator[None]:
+        """Let one caller at a time change a volume; a second one is refused, not queued."""
+        if volume_id in self._changing:
+            raise UsageError("volume.busy.state", f"volume {volume_id} is being changed: try again")
+        self._changing.add(volume_id)
+        try:
+            yield
+        finally:
+            self._changing.discard(volume_id)
+
+    def _target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
+        config = self._config
+        return self._identity.channel(config.target_address, config.target_node, "target")
+
+    async def _poll_events(self) -> None:
+        while True:
+            for volume_id, attached in [*self._attached.items()]:
+                self._drain_events(volume_id, attached)
+            await asyncio.sleep(EVENT_POLL_SECONDS)
+
+    def _drain_events(self, volume_id: str, attached: Attached) -> None:
+        for event in attached.port.take_events():
+            self.events.publish(
+                Event(
+                    volume_id=volume_id,
+                    kind=event.kind,
+                    reason=event.reason,
+                    lba=event.lba,
+                    detail=event.detail,
+                    origin=self._identity.node,
+                )
+            )
+
+    async def _refill(self) -> None:
+        """Fetch the next lease of a volume before its counters end."""
+        while True:
+            await asyncio.sleep(_REFILL_POLL_SECONDS)
+            for volume_id, attached in [*self._attached.items()]:
+                if not attached.leases.needs_refill(attached.port.counters_remaining()):
+                    continue
+                try:
+                    granted = await self._broker.lease(attached.descriptor)
+                    attached.leases.add(granted)
+                except Error as error:
+                    self._publish(volume_id, "lease_failed", reason=error.reason)
+                    continue
+                if volume_id in self._attached:
+                    attached.port.add_counters(granted)
+
+    async def _follow_target(self, volume_id: str) -> None:
+        """Publish the target's events here while the volume is attached."""
+        request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
+        while True:
+            try:
+                async with self._target_channel() as channel:
+                    stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
+                    async for message in stream:
+                        self.events.publish(
+                            Event(
+                                volume_id=volume_id,
+                                kind=message.kind,
+                                reason=message.reason,
+                                lba=message.lba,
+                                detail=message.detail,
+                                origin=message.origin,
+                                time=message.time.ToDatetime(tzinfo=dt.UTC),
+                            )
+                        )
+            except Error as error:
+                get_logger().info("target_events_interrupted", reason=error.reason)
+            await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
+
+    def _publish(self, volume_id: str, kind: str, *, reason: str = "", detail: str = "") -> None:
+        self.events.publish(
+            Event(
+                volume_id=volume_id,
+                kind=kind,
+                reason=reason,
+                detail=detail,
+                origin=self._identity.node,
+            )
+        )
+
+
+class _QueueOpener:
+    """Opens back-end queues for one attachment: same volume, epoch and path for all of them."""
+
+    def __init__(
+        self,
+        service: VolumeService,
+        descriptor: broker_pb2.VolumeDescriptor,
+        via: Via,
+        *,
+        association_epoch: int,
+    ) -> None:
+        self._service = service
+        self._descriptor = descriptor
+        self._via = via
+        self._association_epoch = association_epoch
+
+    async def open(self, queue_id: int) -> QueueGrant:
+        """Open queue `queue_id`."""
+        return await self._service.open_queue(
+            self._descriptor,
+            queue_id=queue_id,
+            association_epoch=self._association_epoch,
+            via=self._via,
+        )

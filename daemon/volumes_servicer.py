@@ -1,0 +1,142 @@
+"""gRPC face of the gateway's volumes (`Volumes`, Unix socket)."""
+
+# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Final
+
+from google.protobuf import empty_pb2
+
+from sealane.daemon.calls import Context
+from sealane.daemon.storage_control import FRESHNESS, event_message
+from sealane.daemon.volumes import Attached, Via, VolumeService
+from sealane.errors import UsageError
+from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
+
+SECTOR_BYTES: Final = 4096
+MODE: Final = "remote"
+
+
+class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
+    """Converts, calls `VolumeService`, converts."""
+
+    def __init__(self, service: VolumeService) -> None:
+        self._service = service
+
+    async def CreateVolume(
+        self, request: volumes_pb2.CreateVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Create a volume."""
+        descriptor = await self._service.create(
+            request_id=request.request_id,
+            display_name=request.display_name,
+            size_bytes=request.size_bytes,
+            target_node=request.target_node,
+        )
+        return self._volume(descriptor)
+
+    async def GetVolume(
+        self, request: volumes_pb2.GetVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Return a volume."""
+        return self._volume(await self._service.get(volume_id_of(request.name)))
+
+    async def ListVolumes(
+        self, request: volumes_pb2.ListVolumesRequest, context: Context
+    ) -> volumes_pb2.ListVolumesResponse:
+        """Return a page of volumes."""
+        if request.page_size < 0:
+            raise UsageError("page.size", f"page size {request.page_size}; allowed: 0 and up")
+        descriptors, token = await self._service.list(
+            page_size=request.page_size, page_token=request.page_token
+        )
+        return volumes_pb2.ListVolumesResponse(
+            volumes=[self._volume(d) for d in descriptors], next_page_token=token
+        )
+
+    async def DeleteVolume(
+        self, request: volumes_pb2.DeleteVolumeRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """Delete a volume."""
+        await self._service.delete(volume_id_of(request.name))
+        return empty_pb2.Empty()
+
+    async def AttachVolume(
+        self, request: volumes_pb2.AttachVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Attach a volume."""
+        if request.via_trsvcid > 65535:
+            raise UsageError(
+                "volume.via", f"via port {request.via_trsvcid}; allowed: 0 (none) to 65535"
+            )
+        descriptor = await self._service.attach(
+            volume_id_of(request.name),
+            host_nqn=request.host_nqn,
+            via=Via(traddr=request.via_traddr, trsvcid=request.via_trsvcid),
+        )
+        return self._volume(descriptor)
+
+    async def DetachVolume(
+        self, request: volumes_pb2.DetachVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Detach a volume."""
+        return self._volume(await self._service.detach(volume_id_of(request.name)))
+
+    async def WatchVolume(
+        self, request: volumes_pb2.WatchVolumeRequest, context: Context
+    ) -> AsyncIterator[storage_pb2.VolumeEvent]:
+        """Stream the volume's events, the gateway's and the target's."""
+        volume_id = volume_id_of(request.name)
+        await self._service.get(volume_id)
+        with self._service.events.subscribed(volume_id) as events:
+            # Tells the caller that nothing from here on is missed.
+            await context.send_initial_metadata(())
+            async for event in events:
+                yield event_message(event)
+
+    def _volume(self, descriptor: broker_pb2.VolumeDescriptor) -> volumes_pb2.Volume:
+        attached = self._service.attached(descriptor.volume_id)
+        volume = volumes_pb2.Volume(
+            name=f"volumes/{descriptor.volume_id}",
+            display_name=descriptor.display_name,
+            size_bytes=descriptor.sector_count * SECTOR_BYTES,
+            target_node=descriptor.target_node,
+            state=volumes_pb2.Volume.AVAILABLE,
+            mode=MODE,
+            freshness=FRESHNESS,
+            key_epoch=descriptor.key_epoch,
+        )
+        if attached is not None:
+            volume.state = volumes_pb2.Volume.ATTACHED
+            volume.attachment.CopyFrom(_attachment(attached))
+        return volume
+
+
+def volume_id_of(name: str) -> str:
+    """Return the id in a resource name `volumes/{uuid}`; UsageError at anything else."""
+    prefix, _, text = name.partition("/")
+    try:
+        parsed = str(uuid.UUID(text)) if prefix == "volumes" else ""
+    except ValueError:
+        parsed = ""
+    if not parsed or parsed != text:
+        raise UsageError("volume.name", f"volume name {name[:80]!r}; allowed: volumes/<UUID>")
+    return parsed
+
+
+def _attachment(attached: Attached) -> volumes_pb2.Attachment:
+    statistics = attached.port.statistics()
+    export = attached.export
+    return volumes_pb2.Attachment(
+        traddr=export.traddr,
+        trsvcid=export.trsvcid,
+        subsystem_nqn=export.subsystem_nqn,
+        namespace_id=export.namespace_id,
+        host_nqn=attached.host_nqn,
+        sectors_sealed=statistics.get("sectors_sealed", 0),
+        sectors_opened=statistics.get("sectors_opened", 0),
+        counters_used=statistics.get("counters_used", 0),
+        counters_leased=attached.leases.leased,
+        refusals=statistics.get("refusals", 0),
+    )

@@ -1,0 +1,118 @@
+//! The job's side of a session: its rings, its region and the doorbell. Runs in the job's process.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::layout::Layout;
+use super::region::{JobAccess, SharedMemory};
+use super::ring::{Completion, JobRing, PostRefused, Submission};
+
+/// A session as its job holds it.
+#[derive(Debug)]
+pub struct Job {
+    ring: JobRing,
+    region: Arc<SharedMemory>,
+    doorbell: OwnedFd,
+}
+
+impl Job {
+    /// Attaches to the four descriptors that the daemon passed.
+    ///
+    /// Fails with `InvalidInput` if they are not of this version of the ring ABI.
+    pub fn attach(
+        region: OwnedFd,
+        submission: OwnedFd,
+        completion: OwnedFd,
+        doorbell: OwnedFd,
+    ) -> io::Result<Self> {
+        let region = SharedMemory::attach(region, JobAccess::Writes)?;
+        let submission = SharedMemory::attach(submission, JobAccess::Writes)?;
+        let completion = SharedMemory::attach(completion, JobAccess::Reads)?;
+        let ring = JobRing::new(submission, completion)
+            .filter(|ring| ring.layout().region_bytes == region.len() as u64)
+            .ok_or_else(|| invalid("the rings are not of ABI version 1"))?;
+        Ok(Self { ring, region: Arc::new(region), doorbell })
+    }
+
+    /// The sizes that the daemon chose.
+    pub fn layout(&self) -> Layout {
+        self.ring.layout()
+    }
+
+    /// The region, for reading and writing.
+    pub fn region(&self) -> &Arc<SharedMemory> {
+        &self.region
+    }
+
+    /// Readable when there are completions, or when the daemon has ended the session.
+    pub fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    /// State of the session (`layout::STATE_*`).
+    pub fn state(&self) -> u64 {
+        self.ring.state()
+    }
+
+    /// The statistics, in the order of `statistics::NAMES`.
+    pub fn statistics(&self) -> Vec<u64> {
+        self.ring.statistics()
+    }
+
+    /// The bitmap bytes of a slot.
+    pub fn bitmap(&self, slot: u16) -> Vec<u8> {
+        self.ring.bitmap(slot)
+    }
+
+    /// Posts one operation and wakes the daemon.
+    pub fn post(&mut self, submission: &Submission) -> Result<(), PostRefused> {
+        self.ring.post(submission)?;
+        self.wake_daemon();
+        Ok(())
+    }
+
+    /// Takes up to `limit` completions without waiting, and clears the doorbell.
+    ///
+    /// Fails with `BrokenPipe` when the daemon has ended the session and nothing is left.
+    pub fn completions(&mut self, limit: usize) -> io::Result<Vec<Completion>> {
+        let is_gone = self.clear_doorbell();
+        let completions = self
+            .ring
+            .completions(limit)
+            .ok_or_else(|| invalid("the completion queue makes no sense"))?;
+        if completions.is_empty() {
+            if is_gone {
+                return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the session has ended"));
+            }
+        } else {
+            // The places that are free now may be what the daemon waits for.
+            self.wake_daemon();
+        }
+        Ok(completions)
+    }
+
+    fn wake_daemon(&self) {
+        // A full doorbell is a wake-up under way; a broken one shows at the next `completions`.
+        let _ = rustix::net::send(&self.doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// True if the daemon closed its end.
+    fn clear_doorbell(&self) -> bool {
+        let mut rings = [0; 256];
+        loop {
+            match rustix::net::recv(&self.doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}

@@ -1,0 +1,135 @@
+//! Ring ABI version 1: where everything lies in the shared memories (docs/ring-abi.md).
+//!
+//! All numbers are little-endian. The submission memory is written by the job, the completion
+//! memory only by the daemon; what describes the layout lies in the second, so a job can't
+//! change what the daemon believes.
+
+use super::region::SharedMemory;
+
+#[cfg(target_endian = "big")]
+compile_error!("the ring ABI is little-endian and read in place");
+
+/// First eight bytes of the completion memory.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"SEALRING");
+/// Version of this layout.
+pub const VERSION: u64 = 1;
+/// Bytes of one submission or completion entry.
+pub const ENTRY_BYTES: usize = 64;
+/// Most entries of a ring: 256 KiB of shared memory per queue.
+pub const ENTRIES_MAX: u32 = 4096;
+
+/// Submission memory: index of the next entry that the job will write.
+pub const SUBMISSION_PRODUCER: u64 = 0;
+/// Submission memory: index of the next completion that the job will read.
+pub const COMPLETION_CONSUMER: u64 = 64;
+/// Submission memory: first entry.
+pub const SUBMISSION_ENTRIES: u64 = 128;
+
+const HEADER_MAGIC: u64 = 0;
+const HEADER_VERSION: u64 = 8;
+const HEADER_ENTRIES: u64 = 16;
+const HEADER_REGION_BYTES: u64 = 24;
+const HEADER_SLOTS: u64 = 32;
+const HEADER_CHUNKS_PER_SLOT: u64 = 40;
+const HEADER_CHUNK_BYTES: u64 = 48;
+/// Completion memory: state of the session (`STATE_*`).
+pub const STATE: u64 = 56;
+/// Completion memory: index of the next submission that the daemon will read.
+pub const SUBMISSION_CONSUMER: u64 = 64;
+/// Completion memory: index of the next completion that the daemon will write.
+pub const COMPLETION_PRODUCER: u64 = 128;
+/// Completion memory: the statistics, `STATISTICS_COUNT` numbers.
+pub const STATISTICS: u64 = 192;
+/// Numbers in the statistics area.
+pub const STATISTICS_COUNT: usize = 40;
+/// Completion memory: first entry.
+pub const COMPLETION_ENTRIES: u64 = STATISTICS + 8 * STATISTICS_COUNT as u64;
+
+/// The session is not yet established.
+pub const STATE_ESTABLISHING: u64 = 0;
+/// Messages may be posted.
+pub const STATE_ESTABLISHED: u64 = 1;
+/// Nothing will complete any more.
+pub const STATE_CLOSED: u64 = 2;
+
+/// The sizes that a session's memories are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Entries of either queue, a power of two.
+    pub entries: u32,
+    /// Bytes of the region.
+    pub region_bytes: u64,
+    /// Messages in flight, a power of two.
+    pub slots: u16,
+    /// Bytes of one bitmap chunk.
+    pub chunk_bytes: u32,
+}
+
+impl Layout {
+    /// Bitmap bytes of one slot: one per chunk of the longest message that fits the region.
+    pub fn chunks_per_slot(&self) -> u64 {
+        self.region_bytes.div_ceil(u64::from(self.chunk_bytes.max(1)))
+    }
+
+    /// True if the sizes are ones that this version can describe.
+    pub fn is_valid(&self) -> bool {
+        self.entries.is_power_of_two()
+            && self.entries <= ENTRIES_MAX
+            && self.region_bytes > 0
+            && self.slots.is_power_of_two()
+            && self.chunk_bytes > 0
+    }
+
+    /// Bytes of the submission memory.
+    pub fn submission_bytes(&self) -> usize {
+        SUBMISSION_ENTRIES as usize + self.entries as usize * ENTRY_BYTES
+    }
+
+    /// Offset of the bitmap bytes in the completion memory.
+    pub fn bitmap(&self) -> u64 {
+        COMPLETION_ENTRIES + u64::from(self.entries) * ENTRY_BYTES as u64
+    }
+
+    /// Bytes of the completion memory.
+    pub fn completion_bytes(&self) -> usize {
+        (self.bitmap() + u64::from(self.slots) * self.chunks_per_slot()) as usize
+    }
+
+    /// Writes the header of a new completion memory.
+    pub fn describe(&self, completion: &SharedMemory) {
+        let fields = [
+            (HEADER_VERSION, VERSION),
+            (HEADER_ENTRIES, u64::from(self.entries)),
+            (HEADER_REGION_BYTES, self.region_bytes),
+            (HEADER_SLOTS, u64::from(self.slots)),
+            (HEADER_CHUNKS_PER_SLOT, self.chunks_per_slot()),
+            (HEADER_CHUNK_BYTES, u64::from(self.chunk_bytes)),
+            (HEADER_MAGIC, MAGIC),
+        ];
+        for (offset, value) in fields {
+            completion.copy_in(offset, &value.to_le_bytes());
+        }
+    }
+
+    /// Reads the header on the job's side. `None` if it is not of this version.
+    pub fn read(completion: &SharedMemory) -> Option<Self> {
+        let field = |offset| {
+            let mut bytes = [0; 8];
+            completion.copy_out(offset, &mut bytes);
+            u64::from_le_bytes(bytes)
+        };
+        if !completion.contains(0, COMPLETION_ENTRIES)
+            || field(HEADER_MAGIC) != MAGIC
+            || field(HEADER_VERSION) != VERSION
+        {
+            return None;
+        }
+        let layout = Self {
+            entries: field(HEADER_ENTRIES).try_into().ok()?,
+            region_bytes: field(HEADER_REGION_BYTES),
+            slots: field(HEADER_SLOTS).try_into().ok()?,
+            chunk_bytes: field(HEADER_CHUNK_BYTES).try_into().ok()?,
+        };
+        (layout.is_valid() && layout.completion_bytes() == completion.len()).then_some(layout)
+    }
+}

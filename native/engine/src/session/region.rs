@@ -1,0 +1,187 @@
+//! Memory shared with a job: memfds that the daemon creates, sizes, seals and maps.
+//!
+//! The other side is hostile. It can change any byte it may write at any instant, so everything
+//! here goes through raw pointers or atomics, never through a Rust reference to plain bytes.
+//! Seals keep it from shrinking a file under our mapping (SIGBUS) and from writing to what it
+//! may only read (memfd_create(2), fcntl(2) `F_ADD_SEALS`).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate};
+
+/// What the job may do with a memory that the daemon shares with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobAccess {
+    /// The job reads and writes.
+    Writes,
+    /// The job only reads; the kernel refuses it a writable mapping.
+    Reads,
+}
+
+/// One shared mapping and the file behind it.
+#[derive(Debug)]
+pub struct SharedMemory {
+    map: MmapRaw,
+    file: OwnedFd,
+}
+
+impl SharedMemory {
+    /// Creates, sizes, maps and seals a memory of `size_bytes` for a job.
+    pub fn create(name: &str, size_bytes: usize, access: JobAccess) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(name, flags)?;
+        ftruncate(&file, size_bytes as u64)?;
+        let map = MmapOptions::new().len(size_bytes).map_raw(&file)?;
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        if access == JobAccess::Reads {
+            // Our own writable mapping exists already; the seal forbids every later one.
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        fcntl_add_seals(&file, seals)?;
+        Ok(Self { map, file })
+    }
+
+    /// Maps a memory that the daemon made, on the job's side.
+    ///
+    /// Refuses (`InvalidInput`) a file that can still shrink, and `Reads` of a writable one.
+    pub fn attach(file: OwnedFd, access: JobAccess) -> io::Result<Self> {
+        let seals = fcntl_get_seals(&file)?;
+        let mut needed = SealFlags::SHRINK | SealFlags::GROW;
+        if access == JobAccess::Reads {
+            needed |= SealFlags::FUTURE_WRITE;
+        }
+        if !seals.contains(needed) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "shared memory is not sealed"));
+        }
+        let options = MmapOptions::new();
+        let map = match access {
+            JobAccess::Writes => options.map_raw(&file)?,
+            JobAccess::Reads => options.map_raw_read_only(&file)?,
+        };
+        Ok(Self { map, file })
+    }
+
+    /// Size of the memory.
+    #[allow(clippy::len_without_is_empty)] // a mapping is never empty
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Start of the mapping, for who exports it (the job's own view of its region).
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    /// The file, to be passed to the job.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// True if `offset..offset + length` lies inside.
+    pub fn contains(&self, offset: u64, length: u64) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.len() as u64)
+    }
+
+    /// Copies bytes out into private memory.
+    ///
+    /// # Panics
+    /// If the range is not inside: ranges are validated when they are accepted.
+    pub fn copy_out(&self, offset: u64, into: &mut [u8]) {
+        assert!(self.contains(offset, into.len() as u64), "range was validated at submission");
+        // SAFETY: the range lies inside the mapping (asserted), which lives as long as `self`;
+        // `into` is private memory and can't overlap it. The job may write at the same time: any
+        // mixture of bytes is acceptable, and only this private copy is looked at.
+        unsafe {
+            let from = self.map.as_ptr().add(offset as usize);
+            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
+        }
+    }
+
+    /// Copies private bytes in.
+    ///
+    /// # Panics
+    /// If the range is not inside: ranges are validated when they are accepted.
+    pub fn copy_in(&self, offset: u64, from: &[u8]) {
+        assert!(self.contains(offset, from.len() as u64), "range was validated at submission");
+        // SAFETY: as in `copy_out`, the other way round; callers hold a writable mapping.
+        unsafe {
+            let into = self.map.as_mut_ptr().add(offset as usize);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len());
+        }
+    }
+
+    /// A 64-bit index or counter at `offset` (a multiple of 8).
+    ///
+    /// # Panics
+    /// If it is not inside or not aligned: offsets come from the layout, never from the job.
+    pub fn word(&self, offset: u64) -> &AtomicU64 {
+        assert!(self.contains(offset, 8) && offset.is_multiple_of(8), "offset is of the layout");
+        // SAFETY: inside the mapping and aligned (asserted; mappings are page-aligned). Both
+        // sides access this word through atomics only; atomic loads work on read-only mappings.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset as usize).cast()) }
+    }
+
+    /// A byte that is published atomically.
+    ///
+    /// # Panics
+    /// If it is not inside: offsets come from the layout, never from the job.
+    pub fn byte(&self, offset: u64) -> &AtomicU8 {
+        assert!(self.contains(offset, 1), "offset is of the layout");
+        // SAFETY: inside the mapping (asserted); accessed through atomics only.
+        unsafe { AtomicU8::from_ptr(self.map.as_mut_ptr().add(offset as usize)) }
+    }
+}
+
+impl AsRawFd for SharedMemory {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_may_not_map_for_writing_what_it_may_only_read() {
+        let memory = SharedMemory::create("test", 4096, JobAccess::Reads).unwrap();
+        let job = memory.file().try_clone_to_owned().unwrap();
+        assert!(MmapOptions::new().map_raw(&job).is_err());
+        assert!(rustix::io::write(&job, b"x").is_err());
+        let view = SharedMemory::attach(job, JobAccess::Reads).unwrap();
+        memory.copy_in(7, b"seen");
+        let mut seen = [0; 4];
+        view.copy_out(7, &mut seen);
+        assert_eq!(&seen, b"seen");
+    }
+
+    #[test]
+    fn job_may_not_resize_or_unseal() {
+        let memory = SharedMemory::create("test", 8192, JobAccess::Writes).unwrap();
+        let job = memory.file().try_clone_to_owned().unwrap();
+        assert!(ftruncate(&job, 4096).is_err());
+        assert!(ftruncate(&job, 16384).is_err());
+        assert!(fcntl_add_seals(&job, SealFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn unsealed_memory_is_not_attached() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("test", flags).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        assert!(SharedMemory::attach(file, JobAccess::Writes).is_err());
+        let writable = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
+        let file = writable.file().try_clone_to_owned().unwrap();
+        assert!(SharedMemory::attach(file, JobAccess::Reads).is_err());
+    }
+
+    #[test]
+    fn ranges_near_the_end_of_the_number_space_are_outside() {
+        let memory = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
+        assert!(memory.contains(4096, 0) && memory.contains(0, 4096));
+        assert!(!memory.contains(4096, 1) && !memory.contains(u64::MAX, 2));
+    }
+}

@@ -1,0 +1,380 @@
+//! The two queues between a job and its session, both ends.
+//!
+//! Indexes run freely and wrap at 2^64 (never, in practice); an entry's place is its index modulo
+//! the number of entries. The daemon keeps its own indexes in private memory and only publishes
+//! them. It copies each submission once, then looks at the copy alone.
+//!
+//! A completion always has a place: a submission is taken only while operations in flight plus
+//! completions that the job has not consumed are fewer than the entries. So a job that stops
+//! reading completions stops its own submissions, and with them the credit its peer gets.
+
+use std::sync::atomic::Ordering;
+
+pub use super::entry::{Completion, Operation, RingFault, Status, Submission};
+use super::layout::{
+    COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER, ENTRY_BYTES, Layout, STATE,
+    STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
+};
+use super::region::SharedMemory;
+
+/// The daemon's end of both queues.
+#[derive(Debug)]
+pub struct DaemonRing {
+    layout: Layout,
+    submission: SharedMemory,
+    completion: SharedMemory,
+    submissions_taken: u64,
+    completions_written: u64,
+    completions_consumed: u64,
+    in_flight: u64,
+}
+
+impl DaemonRing {
+    /// Takes over new memories of this layout.
+    pub fn new(layout: Layout, submission: SharedMemory, completion: SharedMemory) -> Self {
+        layout.describe(&completion);
+        Self {
+            layout,
+            submission,
+            completion,
+            submissions_taken: 0,
+            completions_written: 0,
+            completions_consumed: 0,
+            in_flight: 0,
+        }
+    }
+
+    /// Takes the next submission, if there is one and its completion will have a place.
+    ///
+    /// The operation counts as in flight from now until `complete`.
+    pub fn take(&mut self) -> Result<Option<Submission>, RingFault> {
+        let entries = u64::from(self.layout.entries);
+        let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
+        match produced.checked_sub(self.submissions_taken) {
+            None => return Err(RingFault::IndexJump),
+            Some(0) => return Ok(None),
+            Some(waiting) if waiting > entries => return Err(RingFault::IndexJump),
+            Some(_) => {}
+        }
+        if self.in_flight + self.unconsumed()? >= entries {
+            return Ok(None);
+        }
+        let mut entry = [0; ENTRY_BYTES];
+        let place = (self.submissions_taken & (entries - 1)) * ENTRY_BYTES as u64;
+        self.submission.copy_out(SUBMISSION_ENTRIES + place, &mut entry);
+        self.submissions_taken += 1;
+        self.completion.word(SUBMISSION_CONSUMER).store(self.submissions_taken, Ordering::Release);
+        let submission = Submission::parse(&entry, self.layout.region_bytes)?;
+        self.in_flight += 1;
+        Ok(Some(submission))
+    }
+
+    /// Publishes the end of an operation that was taken.
+    ///
+    /// # Panics
+    /// Without an operation in flight: the session would have invented a completion.
+    pub fn complete(&mut self, completion: &Completion) {
+        assert!(self.in_flight > 0, "every completion belongs to a submission");
+        let entries = u64::from(self.layout.entries);
+        let place = (self.completions_written & (entries - 1)) * ENTRY_BYTES as u64;
+        self.completion.copy_in(COMPLETION_ENTRIES + place, &completion.encode());
+        self.in_flight -= 1;
+        self.completions_written += 1;
+        self.completion
+            .word(COMPLETION_PRODUCER)
+            .store(self.completions_written, Ordering::Release);
+    }
+
+    /// Publishes the state of the session (`layout::STATE_*`).
+    pub fn publish_state(&self, state: u64) {
+        self.completion.word(STATE).store(state, Ordering::Release);
+    }
+
+    /// Publishes the statistics, in their documented order.
+    pub fn publish_statistics(&self, values: &[u64]) {
+        for (index, value) in values.iter().take(STATISTICS_COUNT).enumerate() {
+            self.completion.word(STATISTICS + 8 * index as u64).store(*value, Ordering::Relaxed);
+        }
+    }
+
+    /// Publishes that a chunk of the message in `slot` has landed, after its bytes.
+    pub fn chunk_landed(&self, slot: u16, chunk: u32) {
+        if let Some(offset) = self.bitmap_offset(slot, chunk) {
+            self.completion.byte(offset).store(1, Ordering::Release);
+        }
+    }
+
+    /// Clears the first `chunk_count` bitmap bytes of a slot.
+    pub fn chunks_cleared(&self, slot: u16, chunk_count: u32) {
+        for chunk in 0..chunk_count {
+            if let Some(offset) = self.bitmap_offset(slot, chunk) {
+                self.completion.byte(offset).store(0, Ordering::Release);
+            }
+        }
+    }
+
+    fn bitmap_offset(&self, slot: u16, chunk: u32) -> Option<u64> {
+        let per_slot = self.layout.chunks_per_slot();
+        (slot < self.layout.slots && u64::from(chunk) < per_slot)
+            .then(|| self.layout.bitmap() + u64::from(slot) * per_slot + u64::from(chunk))
+    }
+
+    /// Completions that the job has not consumed. Its index is a claim: it may only move
+    /// forward, and not past what was written.
+    fn unconsumed(&mut self) -> Result<u64, RingFault> {
+        let consumed = self.submission.word(COMPLETION_CONSUMER).load(Ordering::Acquire);
+        if consumed < self.completions_consumed || consumed > self.completions_written {
+            return Err(RingFault::IndexJump);
+        }
+        self.completions_consumed = consumed;
+        Ok(self.completions_written - consumed)
+    }
+}
+
+/// The job's end of both queues. The daemon is trusted; its own index is still checked, so that a
+/// version mistake is an error and not a wild read.
+#[derive(Debug)]
+pub struct JobRing {
+    layout: Layout,
+    submission: SharedMemory,
+    completion: SharedMemory,
+    submissions_posted: u64,
+    completions_taken: u64,
+}
+
+/// A submission that was not put on the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PostRefused {
+    /// The queue is full: consume completions and try again.
+    #[error("the submission queue is full")]
+    Retry,
+    /// The daemon would end the session for it.
+    #[error("{0}")]
+    Invalid(RingFault),
+}
+
+impl JobRing {
+    /// Attaches to memories that the daemon made. `None` if they are not of this version.
+    pub fn new(submission: SharedMemory, completion: SharedMemory) -> Option<Self> {
+        let layout = Layout::read(&completion)?;
+        (submission.len() == layout.submission_bytes()).then_some(Self {
+            layout,
+            submission,
+            completion,
+            submissions_posted: 0,
+            completions_taken: 0,
+        })
+    }
+
+    /// The sizes that the daemon chose.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Puts a submission on the ring; the caller rings the doorbell.
+    pub fn post(&mut self, submission: &Submission) -> Result<(), PostRefused> {
+        let entry = submission.encode();
+        Submission::parse(&entry, self.layout.region_bytes).map_err(PostRefused::Invalid)?;
+        let entries = u64::from(self.layout.entries);
+        let taken = self.completion.word(SUBMISSION_CONSUMER).load(Ordering::Acquire);
+        if self.submissions_posted.saturating_sub(taken) >= entries {
+            return Err(PostRefused::Retry);
+        }
+        let place = (self.submissions_posted & (entries - 1)) * ENTRY_BYTES as u64;
+        self.submission.copy_in(SUBMISSION_ENTRIES + place, &entry);
+        self.submissions_posted += 1;
+        self.submission.word(SUBMISSION_PRODUCER).store(self.submissions_posted, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes up to `limit` completions, oldest first. `None` if the ring makes no sense.
+    pub fn completions(&mut self, limit: usize) -> Option<Vec<Completion>> {
+        let entries = u64::from(self.layout.entries);
+        let written = self.completion.word(COMPLETION_PRODUCER).load(Ordering::Acquire);
+        let waiting = written.checked_sub(self.completions_taken)?;
+        if waiting > entries {
+            return None;
+        }
+        let count = waiting.min(limit as u64);
+        let mut completions = Vec::with_capacity(count as usize);
+        for index in self.completions_taken..self.completions_taken + count {
+            let mut entry = [0; ENTRY_BYTES];
+            let place = (index & (entries - 1)) * ENTRY_BYTES as u64;
+            self.completion.copy_out(COMPLETION_ENTRIES + place, &mut entry);
+            completions.push(Completion::parse(&entry)?);
+        }
+        self.completions_taken += count;
+        self.submission.word(COMPLETION_CONSUMER).store(self.completions_taken, Ordering::Release);
+        Some(completions)
+    }
+
+    /// State of the session (`layout::STATE_*`).
+    pub fn state(&self) -> u64 {
+        self.completion.word(STATE).load(Ordering::Acquire)
+    }
+
+    /// The statistics, in their documented order. Advisory: each is read on its own.
+    pub fn statistics(&self) -> Vec<u64> {
+        (0..STATISTICS_COUNT as u64)
+            .map(|index| self.completion.word(STATISTICS + 8 * index).load(Ordering::Relaxed))
+            .collect()
+    }
+
+    /// The bitmap bytes of a slot: 1 where a whole chunk has landed. Advisory.
+    pub fn bitmap(&self, slot: u16) -> Vec<u8> {
+        let per_slot = self.layout.chunks_per_slot();
+        let start = self.layout.bitmap() + u64::from(slot % self.layout.slots) * per_slot;
+        (start..start + per_slot)
+            .map(|offset| self.completion.byte(offset).load(Ordering::Acquire))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::region::JobAccess;
+    use super::*;
+
+    const REGION_BYTES: u64 = 1 << 20;
+
+    /// Both ends, and what a hostile job has: the submission memory, writable.
+    fn rings(entries: u32) -> (DaemonRing, JobRing, SharedMemory) {
+        let layout = Layout { entries, region_bytes: REGION_BYTES, slots: 4, chunk_bytes: 4096 };
+        let submission =
+            SharedMemory::create("s", layout.submission_bytes(), JobAccess::Writes).unwrap();
+        let completion =
+            SharedMemory::create("c", layout.completion_bytes(), JobAccess::Reads).unwrap();
+        let attach = |memory: &SharedMemory, access| {
+            SharedMemory::attach(memory.file().try_clone_to_owned().unwrap(), access).unwrap()
+        };
+        let hostile = attach(&submission, JobAccess::Writes);
+        let job_submission = attach(&submission, JobAccess::Writes);
+        let job_completion = attach(&completion, JobAccess::Reads);
+        let daemon = DaemonRing::new(layout, submission, completion);
+        (daemon, JobRing::new(job_submission, job_completion).unwrap(), hostile)
+    }
+
+    fn send(user_data: u64) -> Submission {
+        let kind = Operation::Send { k: 0, m: 0, immediate: None };
+        Submission { kind, offset: 0, length: 10, user_data }
+    }
+
+    fn done(user_data: u64) -> Completion {
+        Completion {
+            is_send: true,
+            status: Status::Ok,
+            user_data,
+            message: user_data,
+            length: 10,
+            immediate: None,
+            duration_nanos: 1,
+        }
+    }
+
+    #[test]
+    fn order_is_kept_through_many_wraps() {
+        let (mut daemon, mut job, _) = rings(4);
+        for number in 0..1000 {
+            job.post(&send(number)).unwrap();
+            assert_eq!(daemon.take().unwrap(), Some(send(number)));
+            assert_eq!(daemon.take().unwrap(), None);
+            daemon.complete(&done(number));
+            assert_eq!(job.completions(8).unwrap(), vec![done(number)]);
+        }
+    }
+
+    #[test]
+    fn full_submission_queue_asks_for_a_retry() {
+        let (mut daemon, mut job, _) = rings(2);
+        job.post(&send(0)).unwrap();
+        job.post(&send(1)).unwrap();
+        assert_eq!(job.post(&send(2)), Err(PostRefused::Retry));
+        daemon.take().unwrap();
+        job.post(&send(2)).unwrap();
+    }
+
+    #[test]
+    fn unread_completions_stop_submissions_and_none_is_dropped() {
+        let (mut daemon, mut job, _) = rings(4);
+        for number in 0..4 {
+            job.post(&send(number)).unwrap();
+            daemon.take().unwrap().unwrap();
+            daemon.complete(&done(number));
+        }
+        job.post(&send(4)).unwrap();
+        assert_eq!(daemon.take().unwrap(), None);
+        assert_eq!(job.completions(1).unwrap(), vec![done(0)]);
+        assert_eq!(daemon.take().unwrap(), Some(send(4)));
+        job.post(&send(5)).unwrap();
+        assert_eq!(daemon.take().unwrap(), None);
+        daemon.complete(&done(4));
+        assert_eq!(job.completions(8).unwrap(), (1..5).map(done).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn index_jumps_are_faults() {
+        for jump in [5, u64::MAX, 1 << 63] {
+            let (mut daemon, _job, hostile) = rings(4);
+            hostile.word(SUBMISSION_PRODUCER).store(jump, Ordering::Release);
+            assert_eq!(daemon.take(), Err(RingFault::IndexJump));
+        }
+        let (mut daemon, mut job, hostile) = rings(4);
+        job.post(&send(0)).unwrap();
+        daemon.take().unwrap();
+        hostile.word(SUBMISSION_PRODUCER).store(0, Ordering::Release);
+        assert_eq!(daemon.take(), Err(RingFault::IndexJump), "an index that moves back");
+    }
+
+    #[test]
+    fn consumer_index_can_neither_pass_what_was_written_nor_move_back() {
+        let (mut daemon, mut job, hostile) = rings(4);
+        job.post(&send(0)).unwrap();
+        hostile.word(COMPLETION_CONSUMER).store(1, Ordering::Release);
+        assert_eq!(daemon.take(), Err(RingFault::IndexJump));
+        hostile.word(COMPLETION_CONSUMER).store(0, Ordering::Release);
+        daemon.take().unwrap();
+        daemon.complete(&done(0));
+        job.completions(1).unwrap();
+        job.post(&send(1)).unwrap();
+        daemon.take().unwrap();
+        hostile.word(COMPLETION_CONSUMER).store(0, Ordering::Release);
+        job.post(&send(2)).unwrap();
+        assert_eq!(daemon.take(), Err(RingFault::IndexJump));
+    }
+
+    #[test]
+    fn bitmap_and_state_reach_the_job() {
+        let (daemon, job, _) = rings(4);
+        daemon.chunk_landed(1, 3);
+        daemon.chunk_landed(9, 3);
+        daemon.chunk_landed(1, u32::MAX);
+        daemon.publish_state(2);
+        assert_eq!(job.state(), 2);
+        let landed: Vec<usize> = (0..256).filter(|chunk| job.bitmap(1)[*chunk] == 1).collect();
+        assert_eq!(landed, [3]);
+        assert!(job.bitmap(0).iter().chain(&job.bitmap(2)).all(|byte| *byte == 0));
+        daemon.chunks_cleared(1, 4);
+        assert!(job.bitmap(1).iter().all(|byte| *byte == 0));
+    }
+
+    proptest! {
+        /// A job that scribbles over its whole submission memory never panics the daemon, and
+        /// nothing that is taken reaches outside.
+        #[test]
+        fn scribbled_memory_ends_in_a_fault_or_in_valid_submissions(
+            writes in prop::collection::vec((0_u64..384, any::<u64>()), 1..40)
+        ) {
+            let (mut daemon, _job, hostile) = rings(4);
+            for (offset, value) in writes {
+                hostile.word(offset / 8 * 8).store(value % 7, Ordering::Release);
+                match daemon.take() {
+                    Err(_) => break,
+                    Ok(Some(taken)) => prop_assert!(taken.offset + taken.length <= REGION_BYTES),
+                    Ok(None) => {}
+                }
+            }
+        }
+    }
+}

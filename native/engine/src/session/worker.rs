@@ -1,0 +1,445 @@
+//! The pump around one session machine: socket, rings and clock in; datagrams and completions out.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags};
+use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
+use sealane_proto::session::{
+    CloseReason, CompletionStatus, Event, Memory, PostError, ReceiveRequest, Reliability,
+    SendRequest, Session, SessionConfig,
+};
+
+use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
+use super::outbound::Outbound;
+use super::region::SharedMemory;
+use super::ring::{Completion, DaemonRing, Operation, RingFault, Status, Submission};
+use super::statistics::{WorkerStatistics, values};
+use crate::clock::{now, sharpen_timers, timespec};
+use crate::udp::Udp;
+
+/// Receive calls, and submissions, per turn: so that neither starves the other.
+const RECEIVES_PER_TURN: usize = 4;
+const SUBMISSIONS_PER_TURN: usize = 64;
+const DATAGRAMS_PER_TURN: usize = 256;
+/// A paced sender wakes up for this many packets at once: half of the machine's burst, so that a
+/// late timer does not cost rate …
+const PACKETS_PER_WAKE: u64 = 4;
+/// … and for no longer than this: control frames wait as long.
+const COALESCE_NANOS_MAX: Nanos = 250_000;
+/// Age of the published statistics, at most.
+const STATISTICS_NANOS: Nanos = 1_000_000;
+
+/// Why a session ended: the job's process is gone.
+pub const REASON_JOB_GONE: &str = "session.job.gone";
+
+/// Where a session stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// The path is being validated, the keys confirmed.
+    Establishing,
+    /// Messages move.
+    Established,
+    /// Over.
+    Closed {
+        /// Stable id of the reason.
+        reason: String,
+    },
+}
+
+/// What the worker tells the endpoint.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) state: Mutex<State>,
+    pub(super) statistics: Mutex<Vec<u64>>,
+    /// Readable after a change of state.
+    pub(super) changed: OwnedFd,
+    pub(super) settled: Condvar,
+}
+
+impl Report {
+    pub(super) fn set(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.settled.notify_all();
+        // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
+        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The job's region and the bitmap that says what has landed in it.
+#[derive(Debug)]
+pub(super) struct JobMemory {
+    pub(super) region: SharedMemory,
+    pub(super) ring: DaemonRing,
+}
+
+impl Memory for JobMemory {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.region.copy_out(offset, into);
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        self.region.copy_in(offset, from);
+    }
+
+    fn chunk_landed(&mut self, slot: u16, chunk: u32) {
+        self.ring.chunk_landed(slot, chunk);
+    }
+
+    fn chunks_cleared(&mut self, slot: u16, chunk_count: u32) {
+        self.ring.chunks_cleared(slot, chunk_count);
+    }
+}
+
+/// Everything that one session's thread owns.
+pub(super) struct Worker {
+    pub(super) session: Session,
+    pub(super) udp: Udp,
+    pub(super) peer: SocketAddr,
+    /// The peer may be behind a relay: answer to where its newest authentic packet came from.
+    pub(super) follows_peer: bool,
+    /// Least time to sleep, so that several paced packets leave in one call.
+    pub(super) coalesce: Nanos,
+    pub(super) layout: Layout,
+    pub(super) memory: JobMemory,
+    /// None once the session is over: the job sees the end of the stream.
+    pub(super) doorbell: Option<OwnedFd>,
+    pub(super) stop: OwnedFd,
+    pub(super) report: Arc<Report>,
+    pub(super) progress: Progress,
+}
+
+/// What the worker remembers from turn to turn.
+#[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // independent of each other
+pub(super) struct Progress {
+    /// Taken from the ring, but the machine's slots are all in use.
+    held: Option<Submission>,
+    /// Lengths of the sends in flight, by message number.
+    lengths: BTreeMap<u64, u64>,
+    outbound: Outbound,
+    counters: WorkerStatistics,
+    /// Why this side ended the session, if it did.
+    reason: Option<String>,
+    /// When the statistics were published last.
+    published: Nanos,
+    is_stale: bool,
+    must_ring: bool,
+    has_more: bool,
+    has_datagrams: bool,
+    is_over: bool,
+}
+
+/// The time in which a session earns the packets of one wake-up.
+pub(super) fn coalesce_nanos(config: &SessionConfig) -> Nanos {
+    let bytes = PACKETS_PER_WAKE * config.datagram_bytes_max() as u64;
+    let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
+    nanos.min(COALESCE_NANOS_MAX)
+}
+
+impl Worker {
+    /// Runs until the session is over and the peer has been told.
+    pub(super) fn run(mut self) {
+        sharpen_timers();
+        loop {
+            if self.progress.has_datagrams {
+                self.receive();
+            }
+            if self.session.next_timeout().is_some_and(|at| at <= now()) {
+                self.session.handle_timeout(now());
+            }
+            if !self.progress.is_over {
+                self.submit();
+            }
+            self.transmit();
+            self.drain_events();
+            self.publish();
+            if self.progress.is_over && self.session.is_closed() {
+                return;
+            }
+            self.wait();
+        }
+    }
+
+    fn receive(&mut self) {
+        let Self { session, udp, peer, follows_peer, memory, progress, .. } = self;
+        for _ in 0..RECEIVES_PER_TURN {
+            let time = now();
+            let received = udp.receive(|datagram, from| {
+                if from == *peer {
+                    session.receive(datagram, memory, time);
+                } else if *follows_peer {
+                    let before = session.statistics().packets_received;
+                    session.receive(datagram, memory, time);
+                    if session.statistics().packets_received > before {
+                        *peer = from;
+                    } else {
+                        progress.counters.foreign_packets += 1;
+                    }
+                } else {
+                    progress.counters.foreign_packets += 1;
+                }
+            });
+            // An error is the network's late answer to an earlier packet: that one is lost.
+            if received.unwrap_or(0) == 0 {
+                progress.has_datagrams = false;
+                return;
+            }
+        }
+        progress.has_more = true;
+    }
+
+    fn submit(&mut self) {
+        for _ in 0..SUBMISSIONS_PER_TURN {
+            let submission = match self.progress.held.take() {
+                Some(held) => held,
+                None => match self.memory.ring.take() {
+                    Ok(Some(submission)) => submission,
+                    Ok(None) => return,
+                    Err(fault) => return self.end_for(fault),
+                },
+            };
+            match self.post(&submission) {
+                Ok(()) => {}
+                Err(PostError::Retry) => {
+                    self.progress.held = Some(submission);
+                    return;
+                }
+                Err(PostError::Closed) => self.refuse(&submission, Status::Aborted),
+                Err(PostError::InvalidLength { .. } | PostError::InvalidCode { .. }) => {
+                    self.refuse(&submission, Status::Refused);
+                }
+            }
+        }
+        self.progress.has_more = true;
+    }
+
+    fn post(&mut self, submission: &Submission) -> Result<(), PostError> {
+        let Submission { offset, length, user_data, kind } = *submission;
+        match kind {
+            Operation::Send { k, m, immediate } => {
+                let reliability = if k == 0 {
+                    Reliability::SelectiveRepeat
+                } else {
+                    Reliability::ErasureCoded { k, m }
+                };
+                let request = SendRequest { offset, length, reliability, immediate, user_data };
+                let message = self.session.post_send(request, now())?;
+                self.progress.lengths.insert(message, length);
+            }
+            Operation::Receive => {
+                let request = ReceiveRequest { offset, length_max: length, user_data };
+                let message = self.session.post_receive(request, now())?;
+                let slot = (message % u64::from(self.layout.slots)) as u16;
+                let chunks = length.div_ceil(u64::from(self.layout.chunk_bytes));
+                self.memory.ring.chunks_cleared(slot, chunks as u32);
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, submission: &Submission, status: Status) {
+        self.complete(&Completion {
+            is_send: matches!(submission.kind, Operation::Send { .. }),
+            status,
+            user_data: submission.user_data,
+            message: 0,
+            length: 0,
+            immediate: None,
+            duration_nanos: 0,
+        });
+    }
+
+    fn complete(&mut self, completion: &Completion) {
+        self.memory.ring.complete(completion);
+        self.progress.must_ring = true;
+    }
+
+    fn end_for(&mut self, fault: RingFault) {
+        self.end(fault.reason());
+    }
+
+    fn end(&mut self, reason: String) {
+        self.progress.reason.get_or_insert(reason);
+        self.session.close(CloseReason::Requested, now());
+    }
+
+    fn transmit(&mut self) {
+        let Self { session, udp, peer, memory, progress, .. } = self;
+        let outbound = &mut progress.outbound;
+        // What the kernel would not take last time goes first; a refusal is a lost packet.
+        if outbound.flush(udp, *peer).is_err() {
+            progress.counters.send_errors += 1;
+        }
+        for _ in 0..DATAGRAMS_PER_TURN {
+            if outbound.is_blocked() {
+                return;
+            }
+            let pushed =
+                outbound.push(udp, *peer, |bytes| session.next_transmit(&*memory, now(), bytes));
+            match pushed {
+                Ok(true) => {}
+                Ok(false) => {
+                    if !outbound.is_blocked() && outbound.flush(udp, *peer).is_err() {
+                        progress.counters.send_errors += 1;
+                    }
+                    return;
+                }
+                Err(_) => progress.counters.send_errors += 1,
+            }
+        }
+        progress.has_more = true;
+    }
+
+    fn drain_events(&mut self) {
+        while let Some(event) = self.session.next_event() {
+            match event {
+                Event::Established { .. } => {
+                    self.memory.ring.publish_state(STATE_ESTABLISHED);
+                    self.report.set(State::Established);
+                }
+                Event::SendCompleted { user_data, message, status, started, completed } => {
+                    let length = self.progress.lengths.remove(&message).unwrap_or(0);
+                    self.complete(&Completion {
+                        is_send: true,
+                        status: status_of(status),
+                        user_data,
+                        message,
+                        length,
+                        immediate: None,
+                        duration_nanos: completed.saturating_sub(started),
+                    });
+                }
+                Event::ReceiveCompleted { user_data, message, length, immediate, status } => {
+                    self.complete(&Completion {
+                        is_send: false,
+                        status: status_of(status),
+                        user_data,
+                        message,
+                        length,
+                        immediate,
+                        duration_nanos: 0,
+                    });
+                }
+                Event::Closed { reason, by_peer } => self.over(reason, by_peer),
+            }
+        }
+    }
+
+    fn over(&mut self, reason: CloseReason, by_peer: bool) {
+        if let Some(held) = self.progress.held.take() {
+            self.refuse(&held, Status::Aborted);
+        }
+        let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
+        self.progress.is_over = true;
+        self.publish();
+        self.doorbell = None;
+        self.memory.ring.publish_state(STATE_CLOSED);
+        self.report.set(State::Closed { reason });
+    }
+
+    fn publish(&mut self) {
+        let time = now();
+        let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
+        self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
+        if !self.progress.is_stale {
+            self.progress.published = time;
+            let values = values(&self.session.statistics(), &self.progress.counters);
+            self.memory.ring.publish_statistics(&values);
+            *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
+        }
+        if std::mem::take(&mut self.progress.must_ring) {
+            // A full doorbell is one that the job has not looked at: it will wake all the same.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
+        }
+    }
+
+    fn wait(&mut self) {
+        let timeout = self.timeout();
+        self.progress.has_more = false;
+        let mut wanted = PollFlags::IN;
+        if self.progress.outbound.is_blocked() {
+            wanted |= PollFlags::OUT;
+        }
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.udp.as_fd(), wanted),
+        ];
+        if let Some(doorbell) = &self.doorbell {
+            fds.push(PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN));
+        }
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return; // EINTR: the loop looks at everything again
+        }
+        let stop = fds.first().is_some_and(|fd| !fd.revents().is_empty());
+        self.progress.has_datagrams |=
+            fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
+        let rung = fds.get(2).is_some_and(|fd| !fd.revents().is_empty());
+        if stop {
+            let mut count = [0; 8];
+            // Readable a moment ago, and only read here.
+            let _ = rustix::io::read(&self.stop, &mut count);
+            self.end("session.closed.requested".into());
+        }
+        if rung {
+            self.answer_doorbell();
+        }
+    }
+
+    /// How long nothing needs to be done unless something arrives.
+    fn timeout(&self) -> Option<Timespec> {
+        if self.progress.has_more {
+            return Some(timespec(0));
+        }
+        let time = now();
+        let at = self.session.next_timeout()?.max(time.saturating_add(self.coalesce));
+        let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
+        let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
+        Some(timespec(at.saturating_sub(time)))
+    }
+
+    /// One bounded read: a job that floods the doorbell only wakes its own session.
+    fn answer_doorbell(&mut self) {
+        let Some(doorbell) = &self.doorbell else { return };
+        let mut rings = [0; 256];
+        match rustix::net::recv(doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => self.end(REASON_JOB_GONE.into()),
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+impl Drop for Worker {
+    /// Also after a panic: nobody may wait for a session whose thread is gone.
+    fn drop(&mut self) {
+        if !self.progress.is_over {
+            self.memory.ring.publish_state(STATE_CLOSED);
+            self.report.set(State::Closed { reason: "session.worker.failed".into() });
+        }
+    }
+}
+
+fn status_of(status: CompletionStatus) -> Status {
+    match status {
+        CompletionStatus::Ok => Status::Ok,
+        CompletionStatus::OutcomeUnknown => Status::OutcomeUnknown,
+        CompletionStatus::Aborted => Status::Aborted,
+        CompletionStatus::TooLong => Status::TooLong,
+    }
+}
+
+fn reason_of(reason: CloseReason, by_peer: bool) -> String {
+    let name = match reason {
+        CloseReason::Requested => "requested",
+        CloseReason::IdleTimeout => "idle_timeout",
+        CloseReason::PacketLimit => "packet_limit",
+        CloseReason::ForgeryLimit => "forgery_limit",
+        CloseReason::Revoked => "revoked",
+        CloseReason::Other(_) => "unknown",
+    };
+    format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })
+}

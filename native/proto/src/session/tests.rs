@@ -1,0 +1,176 @@
+//! What an authentic but faulty peer may say, and what must not come of it. The tests through the
+//! doors of the machine cannot say these things: an honest machine never does.
+
+use super::events::Events;
+use super::frame::ENDED;
+use super::receiver::{Outcome, Receiver, SCRATCH_BYTES_MAX, Unit};
+use super::sender::Sender;
+use super::types::{Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest};
+
+/// A memory that must not be touched.
+struct Untouched;
+
+impl Memory for Untouched {
+    fn read(&self, _: u64, _: &mut [u8]) {
+        panic!("read");
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) {
+        panic!("written");
+    }
+
+    fn chunk_landed(&mut self, _: u16, _: u32) {
+        panic!("landed");
+    }
+
+    fn chunks_cleared(&mut self, _: u16, _: u32) {
+        panic!("cleared");
+    }
+}
+
+/// A memory that forgets.
+struct Sink;
+
+impl Memory for Sink {
+    fn read(&self, _: u64, into: &mut [u8]) {
+        into.fill(0);
+    }
+
+    fn write(&mut self, _: u64, _: &[u8]) {}
+
+    fn chunk_landed(&mut self, _: u16, _: u32) {}
+
+    fn chunks_cleared(&mut self, _: u16, _: u32) {}
+}
+
+const GOOD: Unit = Unit { message: 0, coded: 1, length: 1000, k: 0, m: 0, immediate: Some(7) };
+
+fn receiver() -> Receiver {
+    let mut receiver = Receiver::new(256, 4, 4, PayloadMode::Real);
+    receiver.post(ReceiveRequest { offset: 0, length_max: 1000, user_data: 0 }).unwrap();
+    receiver
+}
+
+#[test]
+fn a_unit_that_contradicts_itself_touches_nothing() {
+    let mut events = Events::default();
+    let bytes = [0; 257];
+    let cases = [
+        (Unit { message: 1, ..GOOD }, 256, Outcome::Unposted),
+        (Unit { coded: 4, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { coded: 4, ..GOOD }, 0, Outcome::Malformed),
+        (Unit { coded: u32::MAX, k: 2, m: 1, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { coded: 3, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { k: 1, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { m: 1, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { k: 200, m: 56, ..GOOD }, 256, Outcome::Malformed),
+        (GOOD, 255, Outcome::Malformed),
+        (GOOD, 257, Outcome::Malformed),
+        (Unit { length: 1001, ..GOOD }, 256, Outcome::TooLong),
+    ];
+    for (unit, payload_bytes, expected) in cases {
+        let mut receiver = receiver();
+        let payload = &bytes[..payload_bytes];
+        let outcome = receiver.unit_received(unit, payload, &mut Untouched, &mut events);
+        assert_eq!(outcome, expected, "{unit:?}");
+    }
+}
+
+#[test]
+fn a_unit_that_contradicts_the_first_of_its_message_touches_nothing() {
+    let mut events = Events::default();
+    let mut receiver = receiver();
+    let payload = [0; 256];
+    let first = receiver.unit_received(GOOD, &payload, &mut Sink, &mut events);
+    assert_eq!(first, Outcome::Landed);
+    let others = [
+        Unit { coded: 0, length: 999, ..GOOD },
+        Unit { coded: 0, immediate: None, ..GOOD },
+        Unit { coded: 0, k: 2, m: 1, ..GOOD },
+    ];
+    for unit in others {
+        let outcome = receiver.unit_received(unit, &payload, &mut Untouched, &mut events);
+        assert_eq!(outcome, Outcome::Malformed, "{unit:?}");
+    }
+    let again = receiver.unit_received(GOOD, &payload, &mut Untouched, &mut events);
+    assert_eq!(again, Outcome::Duplicate);
+}
+
+#[test]
+fn parity_beyond_the_scratch_is_dropped_unclaimed() {
+    let mut events = Events::default();
+    let unit_bytes = 64_000;
+    let mut receiver = Receiver::new(unit_bytes, 4, 1, PayloadMode::Real);
+    let length = u64::from(unit_bytes) * 2 * 400;
+    receiver.post(ReceiveRequest { offset: 0, length_max: length, user_data: 0 }).unwrap();
+    let payload = vec![0; usize::from(unit_bytes)];
+    let mut parity = |block: u32| {
+        let unit = Unit { message: 0, coded: block * 3 + 2, length, k: 2, m: 1, immediate: None };
+        receiver.unit_received(unit, &payload, &mut Sink, &mut events)
+    };
+    let room = (SCRATCH_BYTES_MAX / usize::from(unit_bytes)) as u32;
+    assert!((0..room).all(|block| parity(block) == Outcome::Landed));
+    assert_eq!(parity(room), Outcome::ScratchFull);
+    assert_eq!(parity(room), Outcome::ScratchFull, "it may come again");
+    // A block that becomes whole makes room.
+    let unit = Unit { message: 0, coded: 0, length, k: 2, m: 1, immediate: None };
+    receiver.unit_received(unit, &payload, &mut Sink, &mut events);
+    let unit = Unit { message: 0, coded: room * 3 + 2, length, k: 2, m: 1, immediate: None };
+    assert_eq!(receiver.unit_received(unit, &payload, &mut Sink, &mut events), Outcome::Landed);
+}
+
+fn sender() -> Sender {
+    let mut sender = Sender::new(256, 4);
+    let reliability = Reliability::SelectiveRepeat;
+    let request =
+        SendRequest { offset: 0, length: 1000, reliability, immediate: None, user_data: 0 };
+    sender.post(request).unwrap();
+    sender.post(request).unwrap();
+    sender
+}
+
+#[test]
+fn what_was_never_sent_cannot_be_confirmed() {
+    let mut events = Events::default();
+    let mut sender = sender();
+    sender.completed_end_received(u64::MAX, 0, &mut events);
+    sender.slice_received(0, (ENDED, 0, &[]), 0, &mut events);
+    sender.slice_received(1, (2, 0, &[0xff]), 0, &mut events);
+    sender.slice_received(u64::MAX, (ENDED, 0, &[]), 0, &mut events);
+    assert_eq!(events.pop(), None);
+    sender.credit_received(0, [1000, 1000].into_iter());
+    sender.advance(0, &mut events);
+    for coded in [0, 1, 2, 3] {
+        let pick = sender.pick(0, 1).unwrap();
+        assert_eq!((pick.message, pick.coded), (0, coded));
+        sender.sent(pick, 0, &mut events);
+    }
+    sender.completed_end_received(2, 5, &mut events);
+    assert!(events.pop().is_some());
+    assert_eq!(events.pop(), None, "only the first message was sent");
+}
+
+#[test]
+fn credit_is_contiguous_and_bounded() {
+    let mut sender = sender();
+    sender.credit_received(1, [1000].into_iter());
+    assert_eq!(sender.credit_end(), 0, "a gap");
+    sender.credit_received(0, [1000, 1000].into_iter());
+    sender.credit_received(0, [1].into_iter());
+    assert_eq!(sender.credit_end(), 2);
+    sender.credit_received(1, [7; 1000].into_iter());
+    assert_eq!(sender.credit_end(), 4, "as many as there are slots");
+}
+
+#[test]
+fn slices_of_any_content_are_harmless() {
+    let mut events = Events::default();
+    let mut sender = sender();
+    sender.credit_received(0, [1000].into_iter());
+    sender.advance(0, &mut events);
+    let pick = sender.pick(0, 1).unwrap();
+    sender.sent(pick, 0, &mut events);
+    sender.slice_received(0, (0, u32::MAX - 7, &[0xff; 9]), 0, &mut events);
+    sender.slice_received(0, (3, 0, &[0xff; 99]), 0, &mut events);
+    assert_eq!(events.pop(), None, "only the cumulative count ends a message");
+}

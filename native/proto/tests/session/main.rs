@@ -1,0 +1,388 @@
+//! The session machine through its doors: two ends, and a network that does what a test wants.
+
+mod pair;
+mod property;
+
+use pair::{DELAY, MILLISECOND, Pair, UNIT, end, receive, send};
+use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
+use sealane_proto::session::{
+    CloseReason, CompletionStatus, Event, MESSAGE_BYTES_MAX, PostError, Reliability, SendRequest,
+};
+
+fn is_unit(datagram: &[u8]) -> bool {
+    matches!(Header::decode(datagram), Ok((Header { kind: Kind::Unit { .. }, .. }, _)))
+}
+
+fn unit_of(datagram: &[u8]) -> Option<u32> {
+    match Header::decode(datagram) {
+        Ok((Header { kind: Kind::Unit { unit, .. }, .. }, _)) => Some(unit),
+        _ => None,
+    }
+}
+
+fn statuses(events: &[Event]) -> Vec<(u64, CompletionStatus)> {
+    let status = |event: &Event| match *event {
+        Event::SendCompleted { message, status, .. }
+        | Event::ReceiveCompleted { message, status, .. } => Some((message, status)),
+        Event::Established { .. } | Event::Closed { .. } => None,
+    };
+    events.iter().filter_map(status).collect()
+}
+
+#[test]
+fn every_length_arrives_with_its_immediate_and_its_chunks() {
+    let mut pair = Pair::established(16);
+    let lengths = [0, 1, UNIT - 1, UNIT, UNIT + 1, 2 * UNIT, 2 * UNIT + 1, 5 * UNIT];
+    for (index, length) in lengths.into_iter().enumerate() {
+        let offset = index as u64 * 4096;
+        pair.ends[1].post_receive(receive(offset, 4096), pair.now).unwrap();
+        let immediate = (index % 2 == 0).then_some(index as u32);
+        let request = SendRequest { immediate, ..send(offset, length) };
+        pair.ends[0].post_send(request, pair.now).unwrap();
+    }
+    pair.run(1000 * MILLISECOND);
+    for (index, length) in lengths.into_iter().enumerate() {
+        let offset = index * 4096;
+        let message = index as u64;
+        let event = Event::ReceiveCompleted {
+            user_data: offset as u64,
+            message,
+            length,
+            immediate: (index % 2 == 0).then_some(index as u32),
+            status: CompletionStatus::Ok,
+        };
+        assert!(pair.events[1].contains(&event), "{event:?} not in {:?}", pair.events[1]);
+        let end = offset + length as usize;
+        assert_eq!(pair.memory[1].bytes[offset..end], pair.memory[0].bytes[offset..end]);
+        assert!(pair.memory[1].bytes[end..offset + 4096].iter().all(|byte| *byte == 0xa5));
+        let chunk_count = length.div_ceil(UNIT).max(1).div_ceil(2);
+        let landed = pair.memory[1].chunks.iter().filter(|(slot, _)| *slot == message as u16);
+        assert_eq!(landed.count() as u64, chunk_count);
+    }
+    assert_eq!(statuses(&pair.events[0]).len(), lengths.len());
+    assert_eq!(pair.ends[0].statistics().retransmitted_packets, 0);
+}
+
+#[test]
+fn no_unit_leaves_before_the_path_is_validated_at_full_size() {
+    let mut pair = Pair::new(4);
+    pair.ends[1].post_receive(receive(0, 1000), 0).unwrap();
+    pair.ends[0].post_send(send(0, 1000), 0).unwrap();
+    // A path that loses what is larger than a small packet never gets established. The way back
+    // is whole, so credit does arrive.
+    pair.run_filtered(2000 * MILLISECOND, |index, datagram| {
+        assert!(!is_unit(datagram));
+        assert!(datagram.len() <= DATA_OVERHEAD_BYTES_MAX + UNIT as usize);
+        index == 0 || datagram.len() < 256
+    });
+    assert!(!pair.ends[0].is_established());
+    assert!(pair.ends[1].is_established());
+    assert_eq!(pair.ends[0].credit_end(), 1);
+    pair.run(1000 * MILLISECOND);
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+}
+
+#[test]
+fn nothing_is_sent_without_credit() {
+    let mut pair = Pair::established(4);
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    pair.run_filtered(1000 * MILLISECOND, |_, datagram| {
+        assert!(!is_unit(datagram));
+        true
+    });
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    let mut lost = 3;
+    pair.run_filtered(2000 * MILLISECOND, |index, _| {
+        // The first credits are lost; they are repeated.
+        lost -= i32::from(index == 0 && lost > 0);
+        index == 1 || lost == 0
+    });
+    assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)]);
+}
+
+#[test]
+fn a_message_longer_than_its_receive_ends_at_both_ends_and_stops_nothing_else() {
+    let mut pair = Pair::established(4);
+    for (index, length_max) in [1000, 999, 1000].into_iter().enumerate() {
+        pair.ends[1].post_receive(receive(index as u64 * 4096, length_max), pair.now).unwrap();
+        pair.ends[0].post_send(send(index as u64 * 4096, 1000), pair.now).unwrap();
+    }
+    let before = pair.memory[1].bytes[4096..8192].to_vec();
+    pair.run_filtered(1000 * MILLISECOND, |_, datagram| {
+        let header = Header::decode(datagram).map(|(header, _)| header.kind);
+        assert!(!matches!(header, Ok(Kind::Unit { message: 1, .. })), "credit says no");
+        true
+    });
+    let too_long = (1, CompletionStatus::TooLong);
+    for events in &pair.events {
+        let mut found = statuses(events);
+        found.sort_by_key(|(message, _)| *message);
+        assert_eq!(found, [(0, CompletionStatus::Ok), too_long, (2, CompletionStatus::Ok)]);
+    }
+    assert_eq!(pair.memory[1].bytes[4096..8192], before);
+    // The slots are free again at both ends.
+    for _ in 0..4 {
+        pair.ends[1].post_receive(receive(0, 10), pair.now).unwrap();
+        pair.ends[0].post_send(send(0, 10), pair.now).unwrap();
+    }
+}
+
+#[test]
+fn a_receiver_refuses_what_a_sender_should_not_have_sent() {
+    let mut pair = Pair::established(4);
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    pair.run_filtered(20 * MILLISECOND, |_, datagram| !is_unit(datagram));
+    // The receiving end is exchanged for one that has the same keys and a smaller buffer.
+    pair.ends[1] = end(1, 4, pair.now);
+    pair.ends[1].post_receive(receive(0, 999), pair.now).unwrap();
+    let before = pair.memory[1].clone();
+    pair.run(2000 * MILLISECOND);
+    assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::TooLong)]);
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::TooLong)]);
+    assert_eq!(pair.memory[1], before);
+}
+
+#[test]
+fn a_packet_held_back_until_its_slot_has_a_new_buffer_changes_nothing() {
+    let mut pair = Pair::established(1);
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    let mut held = None;
+    pair.run_filtered(1000 * MILLISECOND, |_, datagram| {
+        let is_first = held.is_none() && unit_of(datagram) == Some(2);
+        if is_first {
+            held = Some(datagram.to_vec());
+        }
+        !is_first
+    });
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    pair.memory[1].bytes.fill(0xa5);
+    let before = pair.memory[1].clone();
+    let late = pair.ends[1].statistics().late;
+    pair.deliver(1, held.expect("a unit was held back"));
+    assert_eq!(pair.memory[1], before);
+    assert_eq!(pair.ends[1].statistics().late, late + 1);
+}
+
+#[test]
+fn forged_and_replayed_datagrams_change_nothing_and_spoil_nothing() {
+    let mut pair = Pair::established(1);
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    let mut originals = Vec::new();
+    pair.run_filtered(20 * MILLISECOND, |_, datagram| {
+        originals.extend(is_unit(datagram).then(|| datagram.to_vec()));
+        !is_unit(datagram)
+    });
+    assert_eq!(originals.len(), 4);
+    let before = pair.memory[1].clone();
+    for original in &originals {
+        for at in 0..original.len() {
+            let mut forged = original.clone();
+            forged[at] ^= 0x10;
+            pair.deliver(1, forged);
+        }
+    }
+    assert_eq!(pair.memory[1], before);
+    let statistics = pair.ends[1].statistics();
+    assert!(statistics.forged > 0 && statistics.malformed > 0 && statistics.units_received == 0);
+    for original in &originals {
+        pair.deliver(1, original.clone());
+    }
+    pair.pump();
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+    let landed = pair.memory[1].clone();
+    let replayed = pair.ends[1].statistics().replayed;
+    for original in &originals {
+        pair.deliver(1, original.clone());
+    }
+    assert_eq!(pair.memory[1], landed);
+    assert_eq!(pair.ends[1].statistics().replayed, replayed + 4);
+}
+
+#[test]
+fn a_coded_message_completes_early_and_what_comes_later_changes_nothing() {
+    let mut pair = Pair::established(2);
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2 };
+    pair.ends[1].post_receive(receive(0, 4096), pair.now).unwrap();
+    let length = 7 * UNIT + 10;
+    pair.ends[0].post_send(SendRequest { reliability, ..send(0, length) }, pair.now).unwrap();
+    let mut held = Vec::new();
+    pair.run_filtered(500 * MILLISECOND, |_, datagram| {
+        // Two data units of each block, the short one too; parity mends them.
+        let is_held = matches!(unit_of(datagram), Some(0 | 2 | 8 | 9));
+        if is_held {
+            held.push(datagram.to_vec());
+        }
+        !is_held
+    });
+    assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)]);
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+    assert_eq!(pair.ends[1].statistics().decoded_units, 4);
+    assert_eq!(pair.ends[0].statistics().retransmitted_packets, 0);
+    let end = length as usize;
+    assert_eq!(pair.memory[1].bytes[..end], pair.memory[0].bytes[..end]);
+    let before = pair.memory[1].clone();
+    for datagram in held {
+        pair.deliver(1, datagram);
+    }
+    assert_eq!(pair.memory[1], before);
+    assert_eq!(pair.ends[1].statistics().late, 4);
+}
+
+#[test]
+fn an_undecodable_block_gets_only_what_it_lacks() {
+    let mut pair = Pair::established(2);
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2 };
+    pair.ends[1].post_receive(receive(0, 4096), pair.now).unwrap();
+    pair.ends[0].post_send(SendRequest { reliability, ..send(0, 8 * UNIT) }, pair.now).unwrap();
+    let mut lost = 0;
+    pair.run_filtered(500 * MILLISECOND, |_, datagram| {
+        // Three of the first block are one more than its parity can mend.
+        let is_lost = lost < 3 && matches!(unit_of(datagram), Some(0..3));
+        lost += u32::from(is_lost);
+        !is_lost
+    });
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+    assert_eq!(pair.ends[0].statistics().retransmitted_packets, 1);
+    assert_eq!(pair.ends[0].statistics().fallbacks, 1);
+    assert_eq!(pair.memory[1].bytes[..2048], pair.memory[0].bytes[..2048]);
+}
+
+#[test]
+fn a_lost_unit_is_sent_again_after_one_time_out_and_only_it() {
+    let mut pair = Pair::established(2);
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    let mut is_lost = false;
+    pair.run_filtered(500 * MILLISECOND, |_, datagram| {
+        let loses = !is_lost && unit_of(datagram) == Some(1);
+        is_lost |= loses;
+        !loses
+    });
+    let Some(Event::SendCompleted { started, completed, .. }) = pair.events[0].first() else {
+        panic!("{:?}", pair.events[0]);
+    };
+    // Sent, time-out of three round trips, and one more to arrive and be acknowledged.
+    assert!((8 * DELAY..9 * DELAY).contains(&(completed - started)), "{}", completed - started);
+    assert_eq!(pair.ends[0].statistics().retransmitted_packets, 1);
+}
+
+#[test]
+fn silence_ends_the_session_with_what_is_known() {
+    let mut pair = Pair::established(4);
+    pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
+    pair.run_filtered(20_000 * MILLISECOND, |index, datagram| index == 0 && !is_unit(datagram));
+    let closed = Event::Closed { reason: CloseReason::IdleTimeout, by_peer: false };
+    let unknown = (0, CompletionStatus::OutcomeUnknown);
+    assert_eq!(statuses(&pair.events[0]), [unknown, (1, CompletionStatus::Aborted)]);
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Aborted)]);
+    assert_eq!(pair.events[1].last(), Some(&closed));
+    assert!(pair.ends.iter().all(sealane_proto::session::Session::is_closed));
+    assert_eq!(pair.ends[0].post_send(send(0, 1), pair.now), Err(PostError::Closed));
+    assert_eq!(pair.ends[0].next_timeout(), None);
+}
+
+#[test]
+fn units_are_held_back_while_the_peer_is_silent() {
+    let mut pair = Pair::established(4);
+    pair.ends[1].post_receive(receive(0, 60_000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 60_000), pair.now).unwrap();
+    pair.run(3 * DELAY);
+    pair.run_filtered(500 * MILLISECOND, |_, _| false);
+    assert_eq!(pair.ends[0].statistics().stalls, 1);
+    pair.run_filtered(5000 * MILLISECOND, |_, datagram| {
+        assert!(!is_unit(datagram));
+        false
+    });
+    pair.run(2000 * MILLISECOND);
+    assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)]);
+    assert_eq!(pair.ends[0].statistics().stalls, 1);
+}
+
+#[test]
+fn an_idle_session_stays() {
+    let mut pair = Pair::established(4);
+    pair.run(60_000 * MILLISECOND);
+    assert!(pair.ends.iter().all(sealane_proto::session::Session::is_established));
+    let statistics = pair.ends[0].statistics();
+    assert!(statistics.packets_sent < 200, "{}", statistics.packets_sent);
+    assert_eq!(statistics.stalls, 0);
+    // And the first message after the pause does not wait.
+    pair.ends[1].post_receive(receive(0, 100), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 100), pair.now).unwrap();
+    pair.run(5 * DELAY);
+    assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)]);
+}
+
+#[test]
+fn closing_tells_the_peer_what_has_arrived_and_what_has_not() {
+    let mut pair = Pair::established(4);
+    for offset in [0, 4096, 8192] {
+        pair.ends[1].post_receive(receive(offset, 1000), pair.now).unwrap();
+        pair.ends[0].post_send(send(offset, 1000), pair.now).unwrap();
+    }
+    // Messages 0 and 2 arrive, 1 only in part; nothing of this is acknowledged before the CLOSE.
+    let mut units = 0;
+    pair.run_filtered(4 * DELAY, |index, datagram| {
+        let is_lost = is_unit(datagram) && units == 5;
+        units += u32::from(is_unit(datagram));
+        !is_lost && (index == 1 || units == 0)
+    });
+    let ok = |message| (message, CompletionStatus::Ok);
+    assert_eq!(statuses(&pair.events[1]), [ok(0), ok(2)]);
+    assert_eq!(statuses(&pair.events[0]), []);
+    pair.ends[1].close(CloseReason::Revoked, pair.now);
+    pair.run(100 * MILLISECOND);
+    assert_eq!(statuses(&pair.events[1]), [ok(0), ok(2), (1, CompletionStatus::Aborted)]);
+    let unknown = (1, CompletionStatus::OutcomeUnknown);
+    assert_eq!(statuses(&pair.events[0]), [ok(0), ok(2), unknown]);
+    let closed = |by_peer| Event::Closed { reason: CloseReason::Revoked, by_peer };
+    assert_eq!(pair.events[1].last(), Some(&closed(false)));
+    assert_eq!(pair.events[0].last(), Some(&closed(true)));
+    assert!(pair.ends.iter().all(sealane_proto::session::Session::is_closed));
+}
+
+#[test]
+fn posts_are_bounded_and_checked() {
+    let mut pair = Pair::established(2);
+    let [a, b] = &mut pair.ends;
+    let too_long = MESSAGE_BYTES_MAX + 1;
+    let invalid = |offset, length| Err(PostError::InvalidLength { offset, length });
+    assert_eq!(a.post_send(send(0, too_long), 0), invalid(0, too_long));
+    assert_eq!(a.post_send(send(u64::MAX, 1), 0), invalid(u64::MAX, 1));
+    assert_eq!(b.post_receive(receive(u64::MAX, 1), 0), invalid(u64::MAX, 1));
+    for (k, m) in [(0, 1), (1, 0), (200, 56)] {
+        let reliability = Reliability::ErasureCoded { k, m };
+        let request = SendRequest { reliability, ..send(0, 1) };
+        assert_eq!(a.post_send(request, 0), Err(PostError::InvalidCode { k, m }));
+    }
+    for number in 0..2 {
+        assert_eq!(a.post_send(send(0, 1), 0), Ok(number));
+        assert_eq!(b.post_receive(receive(0, 1), 0), Ok(number));
+    }
+    assert_eq!(a.post_send(send(0, 1), 0), Err(PostError::Retry));
+    assert_eq!(b.post_receive(receive(0, 1), 0), Err(PostError::Retry));
+    pair.run(100 * MILLISECOND);
+    assert_eq!(pair.ends[0].post_send(send(0, 1), pair.now), Ok(2));
+    assert_eq!(pair.ends[1].post_receive(receive(0, 1), pair.now), Ok(2));
+}
+
+#[test]
+fn both_ends_may_send() {
+    let mut pair = Pair::established(4);
+    pair.memory[1].bytes[..5000].fill(0x11);
+    for (from, to) in [(0, 1), (1, 0)] {
+        pair.ends[to].post_receive(receive(8192, 5000), pair.now).unwrap();
+        pair.ends[from].post_send(send(0, 5000), pair.now).unwrap();
+    }
+    pair.run(200 * MILLISECOND);
+    let [first, second] = &pair.memory;
+    assert_eq!(second.bytes[8192..8192 + 5000], first.bytes[..5000]);
+    assert_eq!(first.bytes[8192..8192 + 5000], second.bytes[..5000]);
+    assert_eq!(statuses(&pair.events[0]).len(), 2);
+}

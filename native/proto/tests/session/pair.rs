@@ -1,0 +1,159 @@
+//! Two sessions and the datagrams between them, in the hands of a test.
+
+use sealane_proto::aead::Secret;
+use sealane_proto::link::Nanos;
+use sealane_proto::session::{
+    Event, Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
+    SessionKeys,
+};
+
+pub const MILLISECOND: Nanos = 1_000_000;
+/// One way.
+pub const DELAY: Nanos = 5 * MILLISECOND;
+pub const UNIT: u64 = 256;
+
+/// Plain bytes and the chunks published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bytes {
+    pub bytes: Vec<u8>,
+    pub chunks: Vec<(u16, u32)>,
+}
+
+impl Memory for Bytes {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.bytes[start..start + into.len()]);
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        let start = offset as usize;
+        self.bytes[start..start + from.len()].copy_from_slice(from);
+    }
+
+    fn chunk_landed(&mut self, slot: u16, chunk: u32) {
+        self.chunks.push((slot, chunk));
+    }
+
+    fn chunks_cleared(&mut self, slot: u16, _chunk_count: u32) {
+        self.chunks.retain(|(landed, _)| *landed != slot);
+    }
+}
+
+/// End 0 and end 1. `under_way[i]` are the datagrams to end i.
+pub struct Pair {
+    pub now: Nanos,
+    pub ends: [Session; 2],
+    pub memory: [Bytes; 2],
+    pub under_way: [Vec<Vec<u8>>; 2],
+    pub events: [Vec<Event>; 2],
+}
+
+pub fn end(index: u64, slots: u16, now: Nanos) -> Session {
+    let config = SessionConfig {
+        connection_id_local: 100 + index,
+        connection_id_peer: 101 - index,
+        unit_bytes: UNIT as u16,
+        chunk_units: 2,
+        slots,
+        rate_bytes_per_second: 12_500_000,
+        idle_timeout: 10_000 * MILLISECOND,
+        payload: PayloadMode::Real,
+    };
+    let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
+    Session::new(config, &SessionKeys { send: secret(index), receive: secret(1 - index) }, now)
+}
+
+pub fn send(offset: u64, length: u64) -> SendRequest {
+    SendRequest {
+        offset,
+        length,
+        reliability: Reliability::SelectiveRepeat,
+        immediate: None,
+        user_data: offset,
+    }
+}
+
+pub fn receive(offset: u64, length_max: u64) -> ReceiveRequest {
+    ReceiveRequest { offset, length_max, user_data: offset }
+}
+
+impl Pair {
+    pub fn new(slots: u16) -> Self {
+        let pattern = |at: usize| ((at * 131) >> 3) as u8 ^ at as u8;
+        let source = Bytes { bytes: (0..1 << 16).map(pattern).collect(), chunks: Vec::new() };
+        let sink = Bytes { bytes: vec![0xa5; 1 << 16], chunks: Vec::new() };
+        Self {
+            now: 0,
+            ends: [end(0, slots, 0), end(1, slots, 0)],
+            memory: [source, sink],
+            under_way: [Vec::new(), Vec::new()],
+            events: [Vec::new(), Vec::new()],
+        }
+    }
+
+    /// A pair that has validated its path and whose first events are taken.
+    pub fn established(slots: u16) -> Self {
+        let mut pair = Self::new(slots);
+        pair.run(100 * MILLISECOND);
+        assert!(pair.ends.iter().all(Session::is_established));
+        for events in &mut pair.events {
+            assert!(matches!(events[..], [Event::Established { rtt }] if rtt == 2 * DELAY));
+            events.clear();
+        }
+        pair
+    }
+
+    /// Lets both ends send what they may and collects their events.
+    pub fn pump(&mut self) {
+        for index in 0..2 {
+            self.ends[index].handle_timeout(self.now);
+            let mut datagram = Vec::new();
+            while self.ends[index].next_transmit(&self.memory[index], self.now, &mut datagram) {
+                self.under_way[1 - index].push(std::mem::take(&mut datagram));
+            }
+            assert!(datagram.is_empty());
+            while let Some(event) = self.ends[index].next_event() {
+                self.events[index].push(event);
+            }
+        }
+    }
+
+    /// Delivers one datagram that is under way to an end.
+    pub fn deliver(&mut self, index: usize, mut datagram: Vec<u8>) {
+        self.ends[index].receive(&mut datagram, &mut self.memory[index], self.now);
+    }
+
+    /// Runs for a time; every datagram arrives after [`DELAY`], if `keeps` keeps it.
+    pub fn run_filtered(&mut self, time: Nanos, mut keeps: impl FnMut(usize, &[u8]) -> bool) {
+        let until = self.now + time;
+        loop {
+            self.pump();
+            if self.under_way.iter().all(Vec::is_empty) {
+                let timers = self.ends.iter().filter_map(Session::next_timeout);
+                let next = timers.min().unwrap_or(u64::MAX);
+                assert!(next > self.now, "nothing to send, and yet a timer that is due");
+                self.now = next.min(until);
+                if next > until {
+                    return;
+                }
+                continue;
+            }
+            if self.now + DELAY > until {
+                self.now = until;
+                return;
+            }
+            self.now += DELAY;
+            for index in 0..2 {
+                for datagram in std::mem::take(&mut self.under_way[index]) {
+                    if keeps(index, &datagram) {
+                        self.deliver(index, datagram);
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn run(&mut self, time: Nanos) {
+        self.run_filtered(time, |_, _| true);
+    }
+}

@@ -1,0 +1,373 @@
+//! Bindings: session endpoints for the daemon, rings for the job, the link emulator.
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+use sealane_engine::emulator::{DirectionCounters, Emulator as Relay};
+use sealane_engine::session::endpoint::{
+    Endpoint, EndpointConfig, EndpointError, StartConfig, State,
+};
+use sealane_engine::session::job::Job;
+use sealane_engine::session::region::SharedMemory;
+use sealane_engine::session::ring::{Operation, PostRefused, Submission};
+use sealane_engine::session::statistics::NAMES;
+use sealane_proto::aead::{KEY_BYTES, Secret};
+use sealane_proto::link::LinkConfig;
+use sealane_proto::session::SessionKeys;
+
+fn parse_address(address: &str) -> PyResult<SocketAddr> {
+    address.parse().map_err(|_| {
+        PyValueError::new_err(format!("{address:?} is not a numeric address with a port"))
+    })
+}
+
+fn endpoint_error(error: EndpointError) -> PyErr {
+    match error {
+        EndpointError::Invalid(message) => PyValueError::new_err(message),
+        EndpointError::Started => PyRuntimeError::new_err(error.to_string()),
+        EndpointError::System(error) => PyErr::from(error),
+    }
+}
+
+/// Takes a key out of the caller's bytearray and wipes it there.
+fn take_key(bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
+    let mut key: [u8; KEY_BYTES] = bytes
+        .to_vec()
+        .try_into()
+        .map_err(|_| PyValueError::new_err(format!("a key has {KEY_BYTES} bytes")))?;
+    for index in 0..KEY_BYTES {
+        bytes.set_item(index, 0)?;
+    }
+    Ok(Secret::take(&mut key))
+}
+
+fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (index, name) in NAMES.iter().enumerate() {
+        dict.set_item(name, values.get(index).copied().unwrap_or(0))?;
+    }
+    Ok(dict)
+}
+
+/// One session's socket, memories and worker, in the daemon.
+#[pyclass(module = "sealane._native")]
+pub struct SessionEndpoint {
+    endpoint: Endpoint,
+}
+
+#[pymethods]
+impl SessionEndpoint {
+    #[new]
+    #[pyo3(signature = (bind_address, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64))]
+    fn new(
+        py: Python<'_>,
+        bind_address: &str,
+        region_bytes: u64,
+        ring_entries: u32,
+        unit_bytes: u16,
+        chunk_units: u16,
+        slots: u16,
+    ) -> PyResult<Self> {
+        let config = EndpointConfig {
+            bind_address: parse_address(bind_address)?,
+            region_bytes,
+            ring_entries,
+            unit_bytes,
+            chunk_units,
+            slots,
+        };
+        let endpoint = py.detach(|| Endpoint::new(config)).map_err(endpoint_error)?;
+        Ok(Self { endpoint })
+    }
+
+    #[getter]
+    fn local_address(&self) -> String {
+        self.endpoint.local_address().to_string()
+    }
+
+    fn take_job_fds(&mut self) -> PyResult<(RawFd, RawFd, RawFd, RawFd)> {
+        let job = self.endpoint.take_job_descriptors().ok_or_else(|| {
+            PyRuntimeError::new_err("the job's descriptors have been taken already")
+        })?;
+        Ok((
+            job.region.into_raw_fd(),
+            job.submission.into_raw_fd(),
+            job.completion.into_raw_fd(),
+            job.doorbell.into_raw_fd(),
+        ))
+    }
+
+    #[pyo3(signature = (*, peer_address, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator))]
+    #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
+    fn start(
+        &mut self,
+        peer_address: &str,
+        connection_id_local: u64,
+        connection_id_peer: u64,
+        send_key: &Bound<'_, PyByteArray>,
+        receive_key: &Bound<'_, PyByteArray>,
+        rate_bits_per_second: u64,
+        idle_timeout_ns: u64,
+        initiator: bool,
+    ) -> PyResult<()> {
+        let keys = SessionKeys { send: take_key(send_key)?, receive: take_key(receive_key)? };
+        let start = StartConfig {
+            peer_address: parse_address(peer_address)?,
+            connection_id_local,
+            connection_id_peer,
+            rate_bits_per_second,
+            idle_timeout_nanos: idle_timeout_ns,
+            is_initiator: initiator,
+        };
+        self.endpoint.start(&start, &keys).map_err(endpoint_error)
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        statistics_dict(py, &self.endpoint.statistics())
+    }
+
+    fn state(&self) -> (&'static str, String) {
+        match self.endpoint.state() {
+            State::Establishing => ("establishing", String::new()),
+            State::Established => ("established", String::new()),
+            State::Closed { reason } => ("closed", reason),
+        }
+    }
+
+    fn fileno(&self) -> RawFd {
+        self.endpoint.notification().as_raw_fd()
+    }
+
+    fn close(&mut self, py: Python<'_>) {
+        py.detach(|| self.endpoint.close());
+    }
+}
+
+/// The job's region: bytes shared with the daemon, through the buffer protocol.
+#[pyclass(module = "sealane._native", frozen)]
+pub struct Region {
+    memory: Arc<SharedMemory>,
+}
+
+#[pymethods]
+impl Region {
+    fn __len__(&self) -> usize {
+        self.memory.len()
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // the protocol hands it over by value
+    /// Exports the mapping, writable; it lives as long as any view of it.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let memory = &slf.get().memory;
+        let start = memory.as_mut_ptr().cast::<c_void>();
+        // SAFETY: `view` is the interpreter's, to be filled. The mapping is `memory.len()` bytes
+        // long and is unmapped only when this object goes, which the view keeps alive.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, memory.len().cast_signed(), 0, flags)
+        };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// One finished operation.
+#[pyclass(module = "sealane._native", frozen, get_all)]
+pub struct Completion {
+    kind: &'static str,
+    status: &'static str,
+    user_data: u64,
+    message: u64,
+    length: u64,
+    immediate: Option<u32>,
+    duration_ns: u64,
+}
+
+/// The rings of a session, in the job's process.
+#[pyclass(module = "sealane._native")]
+pub struct JobRing {
+    job: Option<Job>,
+}
+
+impl JobRing {
+    fn job(&mut self) -> PyResult<&mut Job> {
+        self.job.as_mut().ok_or_else(|| PyValueError::new_err("the ring is closed"))
+    }
+
+    fn post(&mut self, submission: Submission) -> PyResult<()> {
+        self.job()?.post(&submission).map_err(|refused| match refused {
+            PostRefused::Retry => PyBlockingIOError::new_err(refused.to_string()),
+            PostRefused::Invalid(_) => PyValueError::new_err(refused.to_string()),
+        })
+    }
+}
+
+#[pymethods]
+impl JobRing {
+    #[new]
+    fn new(
+        region_fd: RawFd,
+        submission_fd: RawFd,
+        completion_fd: RawFd,
+        doorbell_fd: RawFd,
+    ) -> PyResult<Self> {
+        let raw = [region_fd, submission_fd, completion_fd, doorbell_fd];
+        if raw.iter().any(|fd| *fd < 0) {
+            return Err(PyValueError::new_err("a descriptor is negative"));
+        }
+        // SAFETY: the caller hands over open descriptors, as the stub's contract says, and uses
+        // them no more; none of them is -1.
+        let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+        let [region, submission, completion, doorbell] = raw.map(own);
+        let job = Job::attach(region, submission, completion, doorbell)?;
+        Ok(Self { job: Some(job) })
+    }
+
+    #[getter]
+    fn region(&mut self) -> PyResult<Region> {
+        Ok(Region { memory: Arc::clone(self.job()?.region()) })
+    }
+
+    #[getter]
+    fn entries(&mut self) -> PyResult<u32> {
+        Ok(self.job()?.layout().entries)
+    }
+
+    #[getter]
+    fn slots(&mut self) -> PyResult<u16> {
+        Ok(self.job()?.layout().slots)
+    }
+
+    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, immediate=None))]
+    fn post_send(
+        &mut self,
+        offset: u64,
+        length: u64,
+        user_data: u64,
+        k: u8,
+        m: u8,
+        immediate: Option<u32>,
+    ) -> PyResult<()> {
+        let kind = Operation::Send { k, m, immediate };
+        self.post(Submission { kind, offset, length, user_data })
+    }
+
+    #[pyo3(signature = (*, offset, length, user_data))]
+    fn post_receive(&mut self, offset: u64, length: u64, user_data: u64) -> PyResult<()> {
+        self.post(Submission { kind: Operation::Receive, offset, length, user_data })
+    }
+
+    #[pyo3(signature = (limit=64))]
+    fn completions(&mut self, limit: usize) -> PyResult<Vec<Completion>> {
+        let completions = self.job()?.completions(limit)?;
+        Ok(completions
+            .iter()
+            .map(|completion| Completion {
+                kind: if completion.is_send { "send" } else { "receive" },
+                status: completion.status.name(),
+                user_data: completion.user_data,
+                message: completion.message,
+                length: completion.length,
+                immediate: completion.immediate,
+                duration_ns: completion.duration_nanos,
+            })
+            .collect())
+    }
+
+    fn bitmap(&mut self, slot: u16) -> PyResult<Vec<u8>> {
+        Ok(self.job()?.bitmap(slot))
+    }
+
+    fn statistics<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        statistics_dict(py, &self.job()?.statistics())
+    }
+
+    fn fileno(&mut self) -> PyResult<RawFd> {
+        Ok(self.job()?.doorbell().as_raw_fd())
+    }
+
+    fn close(&mut self) {
+        self.job = None;
+    }
+}
+
+/// A long-haul link between two loopback ports.
+#[pyclass(module = "sealane._native")]
+pub struct Emulator {
+    relay: Relay,
+}
+
+#[pymethods]
+impl Emulator {
+    #[new]
+    #[pyo3(signature = (*, rate_bits_per_second, delay_ns, buffer_bytes, loss_ppb, seed, forward_to))]
+    fn new(
+        rate_bits_per_second: u64,
+        delay_ns: u64,
+        buffer_bytes: u64,
+        loss_ppb: u32,
+        seed: u64,
+        forward_to: &str,
+    ) -> PyResult<Self> {
+        let config = LinkConfig {
+            rate_bits_per_second,
+            delay_nanos: delay_ns,
+            buffer_bytes,
+            loss_parts_per_billion: loss_ppb,
+            seed,
+        };
+        Ok(Self { relay: Relay::start(config, parse_address(forward_to)?)? })
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.relay.address().port()
+    }
+
+    #[getter]
+    fn address(&self) -> String {
+        self.relay.address().to_string()
+    }
+
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.relay.counters();
+        let dict = PyDict::new(py);
+        add_direction(&dict, "forward", &counters.forward)?;
+        add_direction(&dict, "backward", &counters.backward)?;
+        Ok(dict)
+    }
+
+    fn stop(&mut self, py: Python<'_>) {
+        py.detach(|| self.relay.stop());
+    }
+}
+
+fn add_direction(
+    dict: &Bound<'_, PyDict>,
+    name: &str,
+    direction: &DirectionCounters,
+) -> PyResult<()> {
+    let link = &direction.link;
+    for (field, value) in [
+        ("offered_packets", link.offered_packets),
+        ("offered_bytes", link.offered_bytes),
+        ("delivered_packets", link.delivered_packets),
+        ("delivered_bytes", link.delivered_bytes),
+        ("lost_packets", link.lost_packets),
+        ("overflowed_packets", link.overflowed_packets),
+        ("sent_packets", direction.sent_packets),
+        ("unsent_packets", direction.unsent_packets),
+        ("slip_max_ns", direction.slip_max_nanos),
+    ] {
+        dict.set_item(format!("{name}_{field}"), value)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+"""How Sealane's errors travel over gRPC: status code, text, and the reason id in the trailers.
+
+One table for both directions, used by every servicer (daemon) and every caller (daemon, client).
+The reason id is in the trailing metadata `sealane-reason`; the text never holds a secret.
+"""
+
+import re
+from typing import Final
+
+import grpc
+
+from sealane.errors import (
+    Error,
+    LeaseError,
+    ProtocolError,
+    UnavailableError,
+    UsageError,
+    VerificationError,
+)
+
+REASON_KEY: Final = "sealane-reason"
+_REASON: Final = re.compile(r"[a-z0-9_]{1,32}(\.[a-z0-9_]{1,32}){1,3}")
+
+_CODE_OF_FAMILY: Final[tuple[tuple[type[Error], grpc.StatusCode], ...]] = (
+    (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (VerificationError, grpc.StatusCode.PERMISSION_DENIED),
+    (ProtocolError, grpc.StatusCode.ABORTED),
+    (LeaseError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (UnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (Error, grpc.StatusCode.INTERNAL),
+)
+
+# Where AIP-193 asks for a finer code than the family's, by the last word of the reason id.
+_CODE_OF_FAULT: Final = {
+    "not_found": grpc.StatusCode.NOT_FOUND,
+    "exists": grpc.StatusCode.ALREADY_EXISTS,
+    "state": grpc.StatusCode.FAILED_PRECONDITION,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+_FAMILY_OF_CODE: Final[dict[grpc.StatusCode, type[Error]]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: UsageError,
+    grpc.StatusCode.OUT_OF_RANGE: UsageError,
+    grpc.StatusCode.NOT_FOUND: UsageError,
+    grpc.StatusCode.ALREADY_EXISTS: UsageError,
+    grpc.StatusCode.FAILED_PRECONDITION: UsageError,
+    grpc.StatusCode.UNIMPLEMENTED: UsageError,
+    grpc.StatusCode.PERMISSION_DENIED: VerificationError,
+    grpc.StatusCode.UNAUTHENTICATED: VerificationError,
+    grpc.StatusCode.DATA_LOSS: VerificationError,
+    grpc.StatusCode.ABORTED: ProtocolError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+}
+
+
+def status_of(error: Error) -> grpc.StatusCode:
+    """Return the status code a servicer answers `error` with."""
+    if isinstance(error, UsageError | UnavailableError | VerificationError):
+        code = _CODE_OF_FAULT.get(error.reason.rpartition(".")[2])
+        if code is not None:
+            return code
+    return next(code for family, code in _CODE_OF_FAMILY if isinstance(error, family))
+
+
+def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
+    """Return what a failed call to `peer` means here, with the peer's reason id if it gave one."""
+    reason = None
+    for key, value in error.trailing_metadata() or ():
+        # Reasons become labels of metrics: a peer must not invent what doesn't look like one.
+        if key == REASON_KEY and isinstance(value, str) and _REASON.fullmatch(value):
+            reason = value
+    code = error.code()
+    if reason is None:
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return UnavailableError(
+                "peer.unreachable", f"{peer} can't be reached: {_first_line(error.details())}"
+            )
+        reason = f"peer.{code.name.lower()}"
+    family = _FAMILY_OF_CODE.get(code, Error)
+    if reason.startswith("lease."):
+        family = LeaseError
+    return family(reason, _first_line(error.details()) or f"{peer} answered {code.name}")
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").partition("\n")[0]

@@ -1,0 +1,187 @@
+"""Configurations, and daemons as real processes, for the tests of the control plane."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sealane.crypto.attestation import SoftwareKey
+
+START_SECONDS = 30.0
+
+
+@dataclass
+class Site:
+    """A directory with keys, a policy and the configurations of some daemons."""
+
+    root: Path
+    tenant: str = "t"
+    keys: dict[str, SoftwareKey] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (self.root / "kek").write_bytes(bytes(range(32)))
+
+    def key(self, name: str) -> SoftwareKey:
+        """Make (once) the attestation key file of a node."""
+        if name not in self.keys:
+            self.keys[name] = SoftwareKey.create()
+            (self.root / f"{name}.pem").write_bytes(self.keys[name].pem())
+        return self.keys[name]
+
+    def write_policy(self, nodes: dict[str, list[str]], *, allowed: bool = True) -> Path:
+        """Allow each node its roles."""
+        lines = ["[software]", f"allowed = {str(allowed).lower()}"]
+        for node, roles in nodes.items():
+            lines += [
+                "[[software.key]]",
+                f'fingerprint = "{self.key(node).fingerprint}"',
+                f'nodes = ["{node}"]',
+                f"roles = {json.dumps(roles)}",
+                f'tenant = "{self.tenant}"',
+            ]
+        path = self.root / "policy.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def write_config(self, name: str, text: str) -> Path:
+        """Write a configuration whose state and run directories are under the root."""
+        path = self.root / f"{name}.toml"
+        path.write_text(
+            f'[node]\nname = "{name}"\nstate_dir = "{self.root / name}"\n'
+            f'run_dir = "{self.root / (name + "-run")}"\n{text}'
+        )
+        return path
+
+    def broker_config(self, *, listen: str = "127.0.0.1:0") -> Path:
+        """Write the configuration of node `broker`."""
+        return self.write_config(
+            "broker",
+            f'[broker]\nlisten = "{listen}"\nattestation_listen = "127.0.0.1:0"\n'
+            f'policy_file = "{self.root / "policy.toml"}"\nkey_file = "{self.root / "kek"}"\n',
+        )
+
+    def enrolment(self, name: str, broker: "Daemon", *, timeout_seconds: int = 20) -> str:
+        """Return an [enrolment] section."""
+        self.key(name)
+        return (
+            f'[enrolment]\nbroker_address = "{broker.addresses["broker"]}"\n'
+            f'attestation_address = "{broker.addresses["attestation"]}"\n'
+            f'trust_anchor = "{self.root / "broker" / "trust-anchor.pem"}"\n'
+            f'evidence = "software"\nkey_file = "{self.root / (name + ".pem")}"\n'
+            f"timeout_seconds = {timeout_seconds}\n"
+        )
+
+
+@dataclass
+class Daemon:
+    """A running sealaned."""
+
+    process: subprocess.Popen[bytes]
+    run_dir: Path
+    log: Path
+    addresses: dict[str, str]
+
+    @property
+    def socket(self) -> str:
+        """The Unix socket."""
+        return self.addresses["socket"]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal the daemon and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(START_SECONDS)
+
+    def log_lines(self) -> list[dict[str, object]]:
+        """Return what it logged so far."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """Give a directory whose path is short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="sl-") as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def start(config: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start sealaned; at the end of the block it is gone in any case."""
+    with config.with_suffix(".log").open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sealane.daemon.main", "--config", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def daemon(config: Path, *, exit_code: int = 0) -> Iterator[Daemon]:
+    """Run sealaned until the end of the block; it must then end with `exit_code`."""
+    run_dir = config.with_name(f"{config.stem}-run")
+    log = config.with_suffix(".log")
+    with start(config) as process:
+        addresses = _wait_ready(process, run_dir / "ready.json", log)
+        running = Daemon(process, run_dir, log, addresses)
+        yield running
+        assert running.stop() == exit_code, log.read_text()
+
+
+def wait_for_log(process: subprocess.Popen[bytes], config: Path, event: str) -> None:
+    """Wait until the daemon has logged `event`."""
+    log = config.with_suffix(".log")
+    # Another process writes the file: looking again is the only way to hear of it.
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if f'"event": "{event}"' in log.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"sealaned did not log {event}:\n{log.read_text()}")
+
+
+def sealaned(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+    """Run sealaned to its end."""
+    return _run("sealane.daemon.main", *arguments)
+
+
+def sealanectl(*arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+    """Run sealanectl to its end."""
+    return _run("sealane.daemon.ctl", *arguments)
+
+
+def _run(module: str, *arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, str]:
+    # Another process makes the file: looking again is the only way to hear of it.
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if ready.exists():
+            content = json.loads(ready.read_text())
+            # A killed daemon leaves its file; the next one replaces it.
+            if content["pid"] == process.pid:
+                addresses: dict[str, str] = content["addresses"]
+                return addresses
+        time.sleep(0.02)
+    raise AssertionError(f"sealaned did not get ready:\n{log.read_text()}")

@@ -1,0 +1,285 @@
+"""The verifier: each check refuses with its reason; what passes is what was attested."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sealane.crypto import attestation
+from sealane.crypto.attestation import (
+    CHALLENGE_SECONDS,
+    CHALLENGES_PER_PEER_MAX,
+    AllowedKey,
+    Policy,
+    RuntimeData,
+    SoftwareKey,
+    Verifier,
+)
+from sealane.errors import UnavailableError, UsageError, VerificationError
+
+AUDIENCE = "spiffe://sealane/broker/b"
+VERIFIER_KEY = bytes(32)
+DRIVER = SoftwareKey.create()
+TLS_KEY = ec.generate_private_key(ec.SECP256R1()).public_key()
+TLS_BYTES = TLS_KEY.public_bytes(
+    serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+)
+
+
+def _policy(*, allowed: bool = True, fingerprint: str | None = None) -> Policy:
+    key = AllowedKey(
+        fingerprint=fingerprint or DRIVER.fingerprint,
+        nodes=["g1"],
+        roles=["gateway"],
+        tenant="t",
+    )
+    return Policy(software_allowed=allowed, keys=[key])
+
+
+def _verifier(policy: Policy | None = None) -> Verifier:
+    return Verifier(policy=policy or _policy(), audience=AUDIENCE, verifier_key_sha256=VERIFIER_KEY)
+
+
+def _challenge(
+    verifier: Verifier, *, node: str = "g1", role: str = "gateway", now_ns: int = 0
+) -> attestation.Challenge:
+    return verifier.challenge(
+        node=node, role=role, evidence_type="software", peer="p", now_ns=now_ns
+    )
+
+
+def _data(challenge: attestation.Challenge) -> RuntimeData:
+    return RuntimeData(
+        nonce=challenge.nonce,
+        audience=AUDIENCE,
+        node=challenge.node,
+        role=challenge.role,
+        incarnation=bytes(range(16)),
+        tls_public_key=TLS_BYTES,
+        kem_public_key=bytes(range(32)),
+        verifier_key_sha256=VERIFIER_KEY,
+    )
+
+
+def _attest(
+    verifier: Verifier,
+    challenge: attestation.Challenge,
+    data: RuntimeData,
+    *,
+    driver: SoftwareKey = DRIVER,
+    now_ns: int = 1,
+) -> attestation.Appraised:
+    return verifier.attest(
+        session_id=challenge.session_id,
+        runtime_data=data.encode(),
+        evidence=driver.evidence(data),
+        now_ns=now_ns,
+    )
+
+
+def test_honest_node_is_appraised_as_what_it_attested() -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    appraised = _attest(verifier, challenge, _data(challenge))
+    assert appraised.subject.spiffe_id == "spiffe://sealane/gateway/g1"
+    assert appraised.subject.tenant == "t"
+    assert appraised.subject.kem_public_key == bytes(range(32))
+    assert appraised.tls_public_key == TLS_KEY
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"nonce": b"\1" * 32}, "attestation.nonce.mismatch"),
+        ({"audience": "spiffe://sealane/broker/other"}, "attestation.audience.mismatch"),
+        ({"verifier_key_sha256": b"\1" * 32}, "attestation.verifier.mismatch"),
+        ({"node": "g2"}, "attestation.subject.mismatch"),
+        ({"role": "target"}, "attestation.subject.mismatch"),
+        ({"tls_public_key": b"\1"}, "attestation.tls_key.malformed"),
+        ({"kem_public_key": bytes(31)}, "attestation.runtime_data.malformed"),
+        ({"incarnation": bytes(15)}, "attestation.runtime_data.malformed"),
+    ],
+)
+def test_each_field_of_runtime_data_is_checked(change: dict[str, object], reason: str) -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    data = dataclasses.replace(_data(challenge), **change)  # type: ignore[arg-type]
+    with pytest.raises(VerificationError) as caught:
+        _attest(verifier, challenge, data)
+    assert caught.value.reason == reason
+
+
+def test_nonce_is_used_once_even_by_a_failed_attempt() -> None:
+    for driver in (DRIVER, SoftwareKey.create()):
+        verifier = _verifier()
+        challenge = _challenge(verifier)
+        data = _data(challenge)
+        if driver is DRIVER:
+            _attest(verifier, challenge, data)
+        else:
+            with pytest.raises(VerificationError):
+                _attest(verifier, challenge, data, driver=driver)
+        with pytest.raises(VerificationError) as caught:
+            _attest(verifier, challenge, data)
+        assert caught.value.reason == "attestation.nonce.stale"
+
+
+@pytest.mark.parametrize("age_ns", [CHALLENGE_SECONDS * 10**9, 1 << 62])
+def test_expired_challenge_is_refused(age_ns: int) -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    with pytest.raises(VerificationError) as caught:
+        _attest(verifier, challenge, _data(challenge), now_ns=age_ns)
+    assert caught.value.reason == "attestation.nonce.stale"
+
+
+def test_software_driver_is_refused_unless_allowed() -> None:
+    for policy in (_policy(allowed=False), Policy()):
+        with pytest.raises(VerificationError) as caught:
+            _challenge(_verifier(policy))
+        assert caught.value.reason == "attestation.policy.driver_refused"
+
+
+def test_unknown_driver_is_refused() -> None:
+    with pytest.raises(VerificationError) as caught:
+        _verifier().challenge(node="g1", role="gateway", evidence_type="tpm2", peer="p", now_ns=0)
+    assert caught.value.reason == "attestation.policy.driver_refused"
+
+
+def test_key_outside_the_policy_is_refused() -> None:
+    verifier = _verifier(_policy(fingerprint="sha256:" + "0" * 64))
+    challenge = _challenge(verifier)
+    with pytest.raises(VerificationError) as caught:
+        _attest(verifier, challenge, _data(challenge))
+    assert caught.value.reason == "attestation.key.unknown"
+
+
+@pytest.mark.parametrize(
+    ("node", "role", "reason"),
+    [
+        ("g2", "gateway", "attestation.policy.node_refused"),
+        ("g1", "target", "attestation.policy.role_refused"),
+    ],
+)
+def test_node_and_role_outside_the_policy_are_refused(node: str, role: str, reason: str) -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier, node=node, role=role)
+    with pytest.raises(VerificationError) as caught:
+        _attest(verifier, challenge, _data(challenge))
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("node", ["", "A", "a/b", "a" * 64, "x" * (1 << 20)])
+def test_node_that_cannot_be_named_gets_no_challenge(node: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _challenge(_verifier(), node=node)
+    assert caught.value.reason == "attestation.node.malformed"
+    assert len(str(caught.value)) < 200
+
+
+def test_nobody_enrols_as_broker() -> None:
+    with pytest.raises(UsageError) as caught:
+        _challenge(_verifier(), role="broker")
+    assert caught.value.reason == "attestation.role.unknown"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda e: e[:-1], "attestation.evidence.malformed"),
+        (lambda _: b"", "attestation.evidence.malformed"),
+        (lambda e: e[:40] + bytes([e[40] ^ 1]) + e[41:], "attestation.evidence.signature"),
+        (lambda e: bytes([e[0] ^ 1]) + e[1:], "attestation.key.unknown"),
+    ],
+)
+def test_spoiled_evidence_is_refused(spoil: Callable[[bytes], bytes], reason: str) -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    data = _data(challenge)
+    with pytest.raises(VerificationError) as caught:
+        verifier.attest(
+            session_id=challenge.session_id,
+            runtime_data=data.encode(),
+            evidence=spoil(DRIVER.evidence(data)),
+            now_ns=1,
+        )
+    assert caught.value.reason == reason
+
+
+def test_evidence_over_other_runtime_data_is_refused() -> None:
+    verifier = _verifier()
+    challenge = _challenge(verifier)
+    data = _data(challenge)
+    other = dataclasses.replace(data, incarnation=bytes(16))
+    with pytest.raises(VerificationError) as caught:
+        verifier.attest(
+            session_id=challenge.session_id,
+            runtime_data=data.encode(),
+            evidence=DRIVER.evidence(other),
+            now_ns=1,
+        )
+    assert caught.value.reason == "attestation.evidence.signature"
+
+
+def test_one_address_cannot_take_every_challenge() -> None:
+    verifier = _verifier()
+    for _ in range(CHALLENGES_PER_PEER_MAX):
+        _challenge(verifier)
+    with pytest.raises(UnavailableError) as caught:
+        _challenge(verifier)
+    assert caught.value.reason == "attestation.challenge.limit"
+    verifier.challenge(node="g1", role="gateway", evidence_type="software", peer="q", now_ns=0)
+    _challenge(verifier, now_ns=CHALLENGE_SECONDS * 10**9)
+
+
+def test_runtime_data_has_one_encoding() -> None:
+    encoded = _data(_challenge(_verifier())).encode()
+    assert RuntimeData.decode(encoded).encode() == encoded
+    value = json.loads(encoded)
+    for other in (
+        json.dumps(value).encode(),
+        encoded + b" ",
+        json.dumps({**value, "more": "x"}, sort_keys=True, separators=(",", ":")).encode(),
+        json.dumps({k: v for k, v in value.items() if k != "role"}).encode(),
+        json.dumps({**value, "nonce": 7}, sort_keys=True, separators=(",", ":")).encode(),
+        encoded.replace(b'"nonce":"', b'"nonce":"A', 1),
+        b"[]",
+        b"\xff",
+        b"[" * 4000,
+        b"x" * 5000,
+    ):
+        with pytest.raises(VerificationError) as caught:
+            RuntimeData.decode(other)
+        assert caught.value.reason == "attestation.runtime_data.malformed"
+
+
+def test_every_byte_flip_of_runtime_data_is_refused() -> None:
+    verifier = _verifier()
+    encoded = _data(_challenge(verifier)).encode()
+    evidence = DRIVER.evidence(RuntimeData.decode(encoded))
+    for position in range(0, len(encoded), 3):
+        challenge = _challenge(verifier, now_ns=position * 10**12)
+        changed = bytearray(encoded)
+        changed[position] ^= 1
+        with pytest.raises(VerificationError):
+            verifier.attest(
+                session_id=challenge.session_id,
+                runtime_data=bytes(changed),
+                evidence=evidence,
+                now_ns=position * 10**12,
+            )
+
+
+def test_key_file_that_is_no_ed25519_key_is_refused() -> None:
+    rsa_like = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    assert SoftwareKey.parse(DRIVER.pem(), source="k").fingerprint == DRIVER.fingerprint
+    for pem in (b"", b"nonsense", rsa_like):
+        with pytest.raises(UsageError, match=r"k\.pem: "):
+            SoftwareKey.parse(pem, source="k.pem")

@@ -1,0 +1,141 @@
+"""Authorization and error mapping: each check refuses by itself; the tables are complete."""
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealane import errors
+from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject
+from sealane.daemon.calls import ALLOWED_ROLES, Authorizer
+from sealane.daemon.clock import utc_now
+from sealane.errors import Error, VerificationError
+from sealane.protocol.status import REASON_KEY, error_of, status_of
+from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2
+
+AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
+METHOD = "/sealane.v1.Storage/OpenQueue"
+
+
+class Context:
+    """A call's context with the properties of its connection."""
+
+    def __init__(self, properties: Mapping[str, list[bytes]]) -> None:
+        self._properties = properties
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        return self._properties
+
+
+def _leaf(
+    role: str = "gateway",
+    *,
+    now: dt.datetime | None = None,
+    authority: CertificateAuthority = AUTHORITY,
+) -> bytes:
+    subject = Subject(
+        node="n", role=role, tenant="t", incarnation=bytes(16), kem_public_key=bytes(32)
+    )
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    return authority.issue(subject, key, now=now or utc_now()).public_bytes(Encoding.PEM)
+
+
+def _authorize(properties: Mapping[str, list[bytes]], method: str = METHOD) -> Subject:
+    context: Any = Context(properties)
+    return Authorizer(AUTHORITY.certificate).authorize(method, context)
+
+
+def _good() -> dict[str, list[bytes]]:
+    return {"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [_leaf()]}
+
+
+def test_good_caller_is_known() -> None:
+    assert _authorize(_good()).spiffe_id == "spiffe://sealane/gateway/n"
+
+
+def test_each_check_refuses_alone() -> None:
+    stranger = CertificateAuthority.create(broker="b", now=utc_now())
+    for change, reason in (
+        ({"ssl_tls_version": [b"TLSv1.2"]}, "call.tls.unauthenticated"),
+        ({"ssl_tls_version": []}, "call.tls.unauthenticated"),
+        ({"x509_pem_cert": []}, "call.certificate.unauthenticated"),
+        ({"x509_pem_cert": [b"nonsense"]}, "certificate.profile"),
+        ({"x509_pem_cert": [_leaf(authority=stranger)]}, "certificate.issuer"),
+        ({"x509_pem_cert": [_leaf(now=utc_now() - LIFETIME)]}, "certificate.expired"),
+        ({"x509_pem_cert": [_leaf("fabric")]}, "call.role.refused"),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            _authorize({**_good(), **change})
+        assert caught.value.reason == reason
+
+
+def test_method_without_a_row_is_refused() -> None:
+    with pytest.raises(VerificationError) as caught:
+        _authorize(_good(), "/sealane.v1.Storage/Format")
+    assert caught.value.reason == "call.role.refused"
+
+
+def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
+    services = [
+        broker_pb2.DESCRIPTOR.services_by_name["Broker"],
+        storage_pb2.DESCRIPTOR.services_by_name["Storage"],
+        sessions_pb2.DESCRIPTOR.services_by_name["SessionPeer"],
+    ]
+    methods = {f"/{s.full_name}/{m.name}" for s in services for m in s.methods}
+    assert set(ALLOWED_ROLES) == methods
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageError("a.b", "x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (errors.UsageError("a.not_found", "x"), grpc.StatusCode.NOT_FOUND),
+        (errors.UsageError("a.exists", "x"), grpc.StatusCode.ALREADY_EXISTS),
+        (errors.UsageError("a.state", "x"), grpc.StatusCode.FAILED_PRECONDITION),
+        (errors.VerificationError("a.b", "x"), grpc.StatusCode.PERMISSION_DENIED),
+        (errors.VerificationError("a.unauthenticated", "x"), grpc.StatusCode.UNAUTHENTICATED),
+        (errors.ProtocolError("a.b", "x"), grpc.StatusCode.ABORTED),
+        (errors.LeaseError("lease.b", "x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.UnavailableError("a.b", "x"), grpc.StatusCode.UNAVAILABLE),
+        (errors.UnavailableError("a.limit", "x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Error("a.b", "x"), grpc.StatusCode.INTERNAL),
+    ],
+)
+def test_error_crosses_the_wire_as_itself(error: Error, code: grpc.StatusCode) -> None:
+    assert status_of(error) is code
+    sent = grpc.aio.AioRpcError(
+        code,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata((REASON_KEY, error.reason)),
+        details=str(error.args[0]),
+    )
+    received = error_of(sent, peer="p")
+    assert type(received) is type(error)
+    assert (received.reason, received.args) == (error.reason, error.args)
+
+
+def test_silent_peer_is_named_in_one_line() -> None:
+    sent = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        details="connection refused\nmore",
+    )
+    received = error_of(sent, peer="target s at h:1")
+    assert str(received) == (
+        "target s at h:1 can't be reached: connection refused [peer.unreachable]"
+    )
+
+
+def test_reason_that_looks_like_none_is_not_taken_over() -> None:
+    sent = grpc.aio.AioRpcError(
+        grpc.StatusCode.ABORTED,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata((REASON_KEY, "x" * 500 + ".y")),
+        details="d",
+    )
+    assert error_of(sent, peer="p").reason == "peer.aborted"

@@ -1,0 +1,200 @@
+"""Configuration: every kind of mistake gives one exact line."""
+
+from pathlib import Path
+
+import pytest
+
+from control_plane import sealaned
+from sealane.daemon.broker.policy import load_policy
+from sealane.daemon.config import load_config
+from sealane.errors import UsageError
+
+NODE = '[node]\nname = "n"\n'
+BROKER = '[broker]\npolicy_file = "/p"\nkey_file = "/k"\n'
+ENROLMENT = (
+    '[enrolment]\nbroker_address = "h:1"\nattestation_address = "h:2"\n'
+    'trust_anchor = "/t"\nevidence = "software"\nkey_file = "/k"\n'
+)
+
+MISTAKES = {
+    "unknown key": (
+        NODE + BROKER + 'listne = "127.0.0.1:1"\n',
+        (
+            "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
+            "instance, key_file, listen, policy_file [config.key.unknown]"
+        ),
+    ),
+    "unknown section": (
+        NODE + BROKER + "[gatway]\n",
+        (
+            "gatway: unknown key; did you mean 'gateway'? allowed: broker, enrolment, fabric, "
+            "gateway, metrics, node, target [config.key.unknown]"
+        ),
+    ),
+    "unknown key without likeness": (
+        NODE + "zzz = 1\n" + BROKER,
+        "node.zzz: unknown key; allowed: log_level, name, run_dir, state_dir [config.key.unknown]",
+    ),
+    "string for integer": (
+        NODE + BROKER + 'instance = "1"\n',
+        'broker.instance: found "1"; allowed: an integer [config.type]',
+    ),
+    "boolean for integer": (
+        NODE + BROKER + "instance = true\n",
+        "broker.instance: found true; allowed: an integer [config.type]",
+    ),
+    "integer for string": (
+        "[node]\nname = 7\n" + BROKER,
+        "node.name: found 7; allowed: a string [config.type]",
+    ),
+    "value for section": (
+        "broker = 1\n" + NODE,
+        "broker: found 1; allowed: a section [config.type]",
+    ),
+    "too small": (
+        NODE + BROKER + "instance = 0\n",
+        "broker.instance: found 0; allowed: 1…65535 [config.range]",
+    ),
+    "too large": (
+        NODE + BROKER + "instance = 65536\n",
+        "broker.instance: found 65536; allowed: 1…65535 [config.range]",
+    ),
+    "not one of": (
+        '[node]\nname = "n"\nlog_level = "loud"\n' + BROKER,
+        (
+            "node.log_level: found \"loud\"; allowed: 'debug', 'info', 'warning' or 'error' "
+            "[config.value]"
+        ),
+    ),
+    "no address": (
+        NODE + BROKER + 'listen = "7440"\n',
+        'broker.listen: found "7440"; allowed: host:port, port 0…65535 [config.value]',
+    ),
+    "port too large": (
+        NODE + BROKER + 'listen = "127.0.0.1:65536"\n',
+        'broker.listen: found "127.0.0.1:65536"; allowed: host:port, port 0…65535 [config.value]',
+    ),
+    "listen on a name": (
+        NODE + BROKER + 'listen = "host:1"\n',
+        (
+            'broker.listen: found "host:1"; allowed: address:port to listen on, an IP address and '
+            "a port 0…65535 [config.value]"
+        ),
+    ),
+    "relative path": (
+        NODE + '[broker]\npolicy_file = "p"\nkey_file = "/k"\n',
+        'broker.policy_file: found "p"; allowed: an absolute path [config.value]',
+    ),
+    "bad node name": (
+        '[node]\nname = "N 1"\n' + BROKER,
+        (
+            'node.name: found "N 1"; allowed: 1…63 of a to z, 0 to 9 and '
+            "'-', no '-' at either end "
+            "[config.value]"
+        ),
+    ),
+    "missing key": (
+        NODE + '[broker]\npolicy_file = "/p"\n',
+        "broker.key_file: missing; it has no default [config.missing]",
+    ),
+    "missing section": (BROKER, "node: missing; it has no default [config.missing]"),
+    "no role": (
+        NODE,
+        (
+            "no role; allowed is one or more of the sections [broker], [target], "
+            "[gateway], [fabric] "
+            "[config.role]"
+        ),
+    ),
+    "role without enrolment": (
+        NODE + "[target]\n",
+        "enrolment: missing; the target role needs the section [enrolment] [config.missing]",
+    ),
+    "bad data address": (
+        NODE + ENROLMENT + '[fabric]\nrate_max_bits_per_second = 1000000\ndata_listen = "x"\n',
+        'fabric.data_listen: found "x"; allowed: an IP address [config.value]',
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_gives_one_exact_line(mistake: str, tmp_path: Path) -> None:
+    text, line = MISTAKES[mistake]
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}: {line}"
+
+
+def test_command_prints_the_line_and_exits_2(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(NODE + BROKER + "instance = 0\n")
+    ended = sealaned("--config", path, "--check")
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"sealaned: {path}: broker.instance: found 0; allowed: 1…65535 [config.range]\n"
+    )
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("content", [None, b"[node", b"\xff", b"x" * (1 << 20) + b"y"])
+def test_unreadable_file_is_one_line(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_configuration_is_frozen_and_has_the_roles_of_its_sections(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(NODE + BROKER + ENROLMENT + "[target]\n")
+    config = load_config(path)
+    assert config.roles == ("broker", "target")
+    assert config.target_directory == "/var/lib/sealane/volumes"
+    with pytest.raises(ValueError, match="frozen"):
+        config.node.name = "other"  # type: ignore[misc]
+
+
+def test_shipped_example_is_valid() -> None:
+    example = Path(__file__).parents[2] / "systemd" / "sealaned.toml"
+    assert load_config(example).roles == ("broker", "target", "gateway", "fabric")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "software: missing"),
+        ("[software]\nalowed = true\n", "software.alowed: unknown key; did you mean 'allowed'?"),
+        ("[software]\n[[software.key]]\n", "software.key.0.fingerprint: missing"),
+        (
+            (
+                '[software]\n[[software.key]]\nfingerprint="x"\nnodes=["a"]\nroles=["gateway"]\n'
+                'tenant="t"\n'
+            ),
+            "software.key.0.fingerprint: found",
+        ),
+        (
+            (
+                f'[software]\n[[software.key]]\nfingerprint="sha256:{"0" * 64}"\nnodes=["a"]\n'
+                'roles=["broker"]\ntenant="t"\n'
+            ),
+            "software.key.0.roles.0: found \"broker\"; allowed: 'target', 'gateway' or 'fabric'",
+        ),
+    ],
+)
+def test_policy_mistakes_are_refused(text: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_policy(path)
+    assert str(caught.value).startswith(f"{path}: {expected}")
+
+
+def test_policy_allows_software_only_if_it_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("[software]\n")
+    assert not load_policy(path).software_allowed

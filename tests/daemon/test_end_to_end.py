@@ -1,0 +1,233 @@
+"""Broker, target and gateway as processes on loopback: a volume's whole life, on real bytes."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from sealane.client import Volume, connect
+from sealane.daemon.storage.initiator import HostController, NvmeStatusError
+from sealane.errors import UsageError
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
+MIB = 1 << 20
+
+
+@dataclass
+class Cluster:
+    site: Site
+    broker: Daemon
+    target: Daemon
+    gateway: Daemon
+
+
+@contextlib.contextmanager
+def _cluster(*, store: str) -> Iterator[Cluster]:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        site.write_policy({"s": ["target"], "g": ["gateway"]})
+        broker = stack.enter_context(daemon(site.broker_config()))
+        target = stack.enter_context(
+            daemon(
+                site.write_config(
+                    "s",
+                    site.enrolment("s", broker)
+                    + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
+                    + f'store = "{store}"\n',
+                )
+            )
+        )
+        gateway = stack.enter_context(
+            daemon(
+                site.write_config(
+                    "g",
+                    site.enrolment("g", broker)
+                    + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
+                    + f'target_address = "{target.addresses["target_control"]}"\n'
+                    + '[metrics]\nlisten = "127.0.0.1:0"\n',
+                )
+            )
+        )
+        yield Cluster(site, broker, target, gateway)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with _cluster(store="file") as made:
+        yield made
+
+
+def _host(volume: Volume, *, host_nqn: str = HOST) -> HostController:
+    assert volume.attachment is not None
+    return HostController(
+        traddr=volume.attachment.traddr,
+        trsvcid=volume.attachment.trsvcid,
+        subsystem_nqn=volume.attachment.subsystem_nqn,
+        host_nqn=host_nqn,
+    )
+
+
+async def test_bytes_written_through_the_gateway_come_back(cluster: Cluster) -> None:
+    data = secrets.token_bytes(2 * MIB)
+    async with connect(cluster.gateway.socket) as client:
+        created = await client.volumes.create(size_bytes=8 * MIB, display_name="checkpoints")
+        assert (created.state, created.size_bytes) == ("available", 8 * MIB)
+        volume = await client.volumes.attach(created.name, host_nqn=HOST)
+        assert volume.state == "attached"
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            await queue.write(16, data)
+            await queue.flush()
+            back = bytearray(len(data))
+            await queue.read(16, back)
+            zeros = bytearray(4096)
+            zeros[:] = b"x" * 4096
+            await queue.read(0, zeros)
+            await queue.close()
+        assert back == data
+        assert not any(zeros)
+        seen = await client.volumes.get(volume.name)
+        assert seen.attachment is not None
+        assert seen.attachment.sectors_sealed == 512
+        assert seen.attachment.sectors_opened >= 512
+        assert seen.attachment.counters_used >= 512 * 256
+        assert seen.attachment.counters_leased == 1 << 36
+        assert seen.attachment.refusals == 0
+        stored = b"".join(
+            p.read_bytes() for p in (cluster.site.root / "s" / "volumes").glob("*.sectors")
+        )
+        assert data[4096:4112] not in stored
+        await client.volumes.detach(volume.name)
+        await client.volumes.delete(volume.name)
+        assert all(v.name != volume.name for v in await client.volumes.list())
+
+
+async def test_volume_reads_back_after_detach_and_attach(cluster: Cluster) -> None:
+    data = secrets.token_bytes(64 << 10)
+    async with connect(cluster.gateway.socket) as client:
+        volume = await client.volumes.create(size_bytes=MIB)
+        back = bytearray(len(data))
+        for turn in range(2):
+            volume = await client.volumes.attach(volume.name, host_nqn=HOST)
+            async with _host(volume) as host:
+                await host.request_queues(1)
+                queue = await host.open_queue(1)
+                if turn == 0:
+                    await queue.write(0, data)
+                else:
+                    await queue.read(0, back)
+                await queue.close()
+            await client.volumes.detach(volume.name)
+        assert back == data
+
+
+async def test_flipped_bit_on_the_disk_is_refused_and_watched(cluster: Cluster) -> None:
+    async with connect(cluster.gateway.socket) as client:
+        volume = await client.volumes.create(size_bytes=MIB)
+        volume = await client.volumes.attach(volume.name, host_nqn=HOST)
+        async with client.volumes.watch(volume.name) as events, _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            await queue.write(0, secrets.token_bytes(4096))
+            store = cluster.site.root / "s" / "volumes" / f"{volume.name[8:]}.sectors"
+            with store.open("r+b") as file:
+                byte = file.read(1)[0]
+                file.seek(0)
+                file.write(bytes([byte ^ 1]))
+            with pytest.raises(NvmeStatusError) as caught:
+                await queue.read(0, bytearray(4096))
+            assert caught.value.is_verification_failure
+            async with asyncio.timeout(20):
+                async for event in events:
+                    if event.kind == "refused":
+                        break
+            assert event.reason
+        await client.volumes.detach(volume.name)
+
+
+async def test_unknown_volume_and_bad_name_are_named(cluster: Cluster) -> None:
+    async with connect(cluster.gateway.socket) as client:
+        with pytest.raises(UsageError) as caught:
+            await client.volumes.get("volumes/00000000-0000-4000-8000-000000000000")
+        assert caught.value.reason == "volume.not_found"
+        for name in ("", "volumes/", "volumes/1", "x/00000000-0000-4000-8000-000000000000"):
+            with pytest.raises(UsageError) as caught:
+                await client.volumes.get(name)
+            assert caught.value.reason == "volume.name"
+        with pytest.raises(UsageError) as caught:
+            async with client.volumes.watch("volumes/00000000-0000-4000-8000-000000000000"):
+                pass
+        assert caught.value.reason == "volume.not_found"
+
+
+def test_command_line_lives_a_volumes_life(cluster: Cluster) -> None:
+    def run(*arguments: str) -> str:
+        ended = sealanectl("--socket", cluster.gateway.socket, "--output", "json", *arguments)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    name = json.loads(run("volume", "create", "--size", "4MiB", "--display-name", "v"))["name"]
+    attached = json.loads(run("volume", "attach", name, "--host-nqn", HOST))
+    assert attached["attachment"]["host_nqn"] == HOST
+    assert name in [v["name"] for v in json.loads(run("volume", "list"))]
+    refused = sealanectl("--socket", cluster.gateway.socket, "volume", "delete", name)
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("is attached: detach it [volume.attached.state]\n")
+    table = sealanectl("--socket", cluster.gateway.socket, "volume", "list").stdout
+    assert name in table
+    run("volume", "detach", name)
+    run("volume", "delete", name)
+    size = sealanectl("--socket", cluster.gateway.socket, "volume", "create", "--size", "5000")
+    assert size.returncode == 2
+
+
+async def test_attached_volume_does_not_hold_up_a_stop() -> None:
+    with _cluster(store="memory") as made:
+        async with connect(made.gateway.socket) as client:
+            volume = await client.volumes.create(size_bytes=MIB)
+            await client.volumes.attach(volume.name, host_nqn=HOST)
+            async with client.volumes.watch(volume.name):
+                assert await asyncio.to_thread(made.gateway.stop, signal.SIGTERM) == 0
+
+
+async def test_gateway_that_starts_again_attaches_again(cluster: Cluster) -> None:
+    data = secrets.token_bytes(4096)
+    with short_directory():
+        config = cluster.site.write_config(
+            "g2",
+            cluster.site.enrolment("g", cluster.broker)
+            + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
+            + f'target_address = "{cluster.target.addresses["target_control"]}"\n',
+        )
+        config.write_text(config.read_text().replace('name = "g2"', 'name = "g"'))
+        names: list[str] = []
+        for turn in range(2):
+            with daemon(config) as gateway:
+                async with connect(gateway.socket) as client:
+                    if turn == 0:
+                        names.append((await client.volumes.create(size_bytes=MIB)).name)
+                    volume = await client.volumes.attach(names[0], host_nqn=HOST)
+                    async with _host(volume) as host:
+                        await host.request_queues(1)
+                        queue = await host.open_queue(1)
+                        back = bytearray(4096)
+                        if turn == 0:
+                            await queue.write(3, data)
+                        await queue.read(3, back)
+                        await queue.close()
+                    assert back == data
+
+
+def test_metrics_count_what_the_volumes_did(cluster: Cluster) -> None:
+    address = cluster.gateway.addresses["metrics"]
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        text = answer.read().decode()
+    assert 'sealane_enrolments_total{result="succeeded"} 1.0' in text

@@ -1,0 +1,106 @@
+"""Two fabric daemons as processes: a session between them over real mutual TLS and UDP."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from control_plane import Daemon, Site, daemon, short_directory
+from sealane.client import connect
+from sealane.client.session import SelectiveRepeat, listen_session, open_session
+from sealane.errors import Error
+
+if TYPE_CHECKING:
+    from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
+
+FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
+REGION = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def fabrics() -> Iterator[tuple[Daemon, Daemon]]:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        site.write_policy({"a": ["fabric"], "b": ["fabric"]})
+        broker = stack.enter_context(daemon(site.broker_config()))
+        near, far = (
+            stack.enter_context(
+                daemon(site.write_config(name, site.enrolment(name, broker) + FABRIC))
+            )
+            for name in ("a", "b")
+        )
+        yield near, far
+
+
+async def test_message_crosses_between_two_daemons(fabrics: tuple[Daemon, Daemon]) -> None:
+    near, far = fabrics
+    data = secrets.token_bytes(1 << 20)
+    async with connect(near.socket) as sender, connect(far.socket) as receiver:
+
+        async def receive() -> bytes:
+            async with listen_session(
+                receiver.sessions, "gradients", region_bytes=REGION
+            ) as session:
+                got = await session.receive(offset=0, length=len(data))
+                return bytes(session.region[: got.length])
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(receive())
+            await _open_and_send(sender.sessions, far, data)
+        assert receiving.result() == data
+
+
+async def _open_and_send(sessions: "SessionsAsyncStub", far: Daemon, data: bytes) -> None:
+    # The listener starts in the other task; until it waits there the peer has none.
+    while True:
+        try:
+            async with open_session(
+                sessions,
+                "gradients",
+                region_bytes=REGION,
+                peer_node="b",
+                peer_address=far.addresses["fabric_control"],
+                rate_bits_per_second=500_000_000,
+            ) as session:
+                session.region[: len(data)] = data
+                await session.send(offset=0, length=len(data), reliability=SelectiveRepeat())
+                return
+        except Error as error:
+            if error.reason != "session.listener.absent":
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def test_peer_of_another_name_is_not_reached(fabrics: tuple[Daemon, Daemon]) -> None:
+    near, far = fabrics
+    async with connect(near.socket) as client:
+        with pytest.raises(Error) as caught:
+            async with open_session(
+                client.sessions,
+                "x",
+                region_bytes=REGION,
+                peer_node="c",
+                peer_address=far.addresses["fabric_control"],
+                rate_bits_per_second=1_000_000,
+            ):
+                pass
+        assert caught.value.reason == "peer.unreachable"
+
+
+async def test_rate_above_the_operators_is_refused(fabrics: tuple[Daemon, Daemon]) -> None:
+    near, far = fabrics
+    async with connect(near.socket) as client:
+        with pytest.raises(Error) as caught:
+            async with open_session(
+                client.sessions,
+                "x",
+                region_bytes=REGION,
+                peer_node="b",
+                peer_address=far.addresses["fabric_control"],
+                rate_bits_per_second=2_000_000_000,
+            ):
+                pass
+        assert caught.value.exit_code == 2

@@ -1,0 +1,584 @@
+"""Volumes over real mutual TLS: broker, target and gateway control planes in one process.
+
+The data path is recorded here; `test_end_to_end.py` has the real one.
+"""
+
+# ruff: noqa: ARG002 - recorders have the signatures of what they stand for
+
+import asyncio
+import contextlib
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+
+from sealane.crypto.certificates import Subject
+from sealane.crypto.keys import WrappingKey
+from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.servicer import BrokerServicer
+from sealane.daemon.broker.store import BrokerStore
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.calls import Authorizer
+from sealane.daemon.clock import utc_now
+from sealane.daemon.config import EnrolmentConfig, GatewayConfig
+from sealane.daemon.events import Event
+from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import NativeEvent, OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.storage.gateway import Export
+from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.volumes import Via, VolumeService
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, storage_pb2, storage_pb2_grpc
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
+
+
+@dataclass
+class RecordedEvent:
+    kind: str
+    reason: str
+    lba: int
+    detail: str
+
+
+@dataclass
+class RecordingTarget:
+    volumes: dict[uuid.UUID, int] = field(default_factory=dict)
+    admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
+    events: list[NativeEvent] = field(default_factory=list)
+    address: tuple[str, int] = ("127.0.0.1", 4420)
+
+    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        self.volumes[volume_id] = sector_count
+
+    async def delete_volume(self, volume_id: uuid.UUID) -> None:
+        del self.volumes[volume_id]
+
+    def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
+        return f"nqn.2026-11.dev.sealane:volume:{volume_id}"
+
+    def admit_queue(self, ticket: bytes, **values: object) -> None:
+        self.admitted[ticket] = values
+
+    def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
+        self.closed.append(association_epoch)
+
+    def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
+        return {"reads": 1}
+
+    def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
+        taken, self.events = self.events, []
+        return taken
+
+
+@dataclass
+class RecordedAttachment:
+    key: bytes
+    open_queue: OpenQueue
+    ranges: list[CounterRange]
+    remaining: int = LEASE_COUNTERS
+    detached: bool = False
+    export: Export = field(
+        default_factory=lambda: Export(
+            traddr="127.0.0.1", trsvcid=1, subsystem_nqn="nqn.x", namespace_id=1
+        )
+    )
+
+    def add_counters(self, granted: CounterRange) -> None:
+        self.ranges.append(granted)
+        self.remaining += granted.count
+
+    def counters_remaining(self) -> int:
+        return self.remaining
+
+    def statistics(self) -> Mapping[str, int]:
+        return {}
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        return []
+
+    async def detach(self) -> None:
+        self.detached = True
+
+
+@dataclass
+class RecordingGateway:
+    attached: list[RecordedAttachment] = field(default_factory=list)
+    failure: Error | None = None
+
+    async def attach(
+        self, volume: VolumeKey, *, counters: CounterRange, host_nqn: str, open_queue: OpenQueue
+    ) -> RecordedAttachment:
+        if self.failure is not None:
+            raise self.failure
+        made = RecordedAttachment(bytes(volume.key), open_queue, [counters])
+        self.attached.append(made)
+        return made
+
+
+@dataclass
+class World:
+    broker: BrokerService
+    storage: StorageService
+    volumes: VolumeService
+    target: RecordingTarget
+    gateway: RecordingGateway
+    identities: dict[str, Identity]
+    addresses: dict[str, str]
+
+    async def namespace(
+        self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
+    ) -> storage_pb2.Namespace:
+        """Ask the target for a namespace, as `identity`, expecting `role` of `node` there."""
+        request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
+        async with identity.channel(self.addresses["target"], node, role) as channel:
+            return await storage_pb2_grpc.StorageStub(channel).GetNamespace(request, timeout=5)
+
+
+async def _identity(
+    broker: BrokerService, role: str, node: str, tenant: str = "t", metrics: Metrics | None = None
+) -> Identity:
+    async def issue(keys: Keys) -> x509.Certificate:
+        subject = Subject(
+            node=node,
+            role=role,
+            tenant=tenant,
+            incarnation=keys.incarnation,
+            kem_public_key=keys.kem_public,
+        )
+        return broker.authority.issue(subject, keys.tls.public_key(), now=utc_now())
+
+    identity = Identity(
+        node=node,
+        role=role,
+        anchor=broker.authority.certificate,
+        obtain=issue,
+        metrics=metrics or Metrics(),
+    )
+    await identity.renew()
+    return identity
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    metrics = Metrics()
+    async with contextlib.AsyncExitStack() as stack:
+        broker = BrokerService(
+            BrokerStore(tmp_path / "b.sqlite"),
+            WrappingKey(bytes(32)),
+            node="b",
+            instance=1,
+            metrics=metrics,
+        )
+        stack.callback(broker.close)
+        nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
+        identities = {role: await _identity(broker, role, node) for role, node in nodes.items()}
+        identities["stranger"] = await _identity(broker, "gateway", "x", tenant="other")
+        authorizer = Authorizer(broker.authority.certificate)
+        target = RecordingTarget()
+        storage = StorageService(
+            target, node="s", store="memory", anchor=broker.authority.certificate
+        )
+        broker_server = new_server(metrics, authorizer)
+        broker_pb2_grpc.add_BrokerServicer_to_server(
+            BrokerServicer(broker, authorizer), broker_server
+        )
+        storage_server = new_server(metrics, authorizer)
+        storage_pb2_grpc.add_StorageServicer_to_server(
+            StorageServicer(storage, authorizer), storage_server
+        )
+        addresses = {}
+        for name, server in (("broker", broker_server), ("target", storage_server)):
+            credentials = identities[name].server_credentials(mutual=True)
+            addresses[name] = bind_tcp(server, "127.0.0.1:0", credentials, key=name)
+            await stack.enter_async_context(running(server))
+        gateway = RecordingGateway()
+        volumes = VolumeService(
+            GatewayConfig(target_node="s", target_address=addresses["target"]),
+            identity=identities["gateway"],
+            broker=BrokerClient(
+                EnrolmentConfig(
+                    broker_node="b",
+                    broker_address=addresses["broker"],
+                    attestation_address="unused:1",
+                    trust_anchor="/unused",
+                    evidence="software",
+                    key_file="/unused",
+                ),
+                identities["gateway"],
+            ),
+            gateway=gateway,
+        )
+        await stack.enter_async_context(volumes.running())
+        yield World(broker, storage, volumes, target, gateway, identities, addresses)
+
+
+async def _create(world: World) -> str:
+    descriptor = await world.volumes.create(
+        request_id="", display_name="d", size_bytes=1 << 20, target_node=""
+    )
+    return descriptor.volume_id
+
+
+async def test_created_volume_is_at_broker_and_target(world: World) -> None:
+    volume_id = await _create(world)
+    assert world.target.volumes == {uuid.UUID(volume_id): 256}
+    listed, token = await world.volumes.list(page_size=0, page_token="")
+    assert [d.volume_id for d in listed] == [volume_id]
+    assert token == ""
+    assert (await world.volumes.get(volume_id)).display_name == "d"
+
+
+async def test_attach_releases_key_and_lease_and_both_ends_derive_one_secret(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    assert len(made.key) == 32
+    assert any(made.key)
+    assert [r.count for r in made.ranges] == [LEASE_COUNTERS]
+    first: QueueGrant = await made.open_queue(1)
+    admitted = world.target.admitted[first.ticket]
+    assert admitted["secret"] == first.secret
+    assert admitted["host_nqn"] == first.host_nqn
+    assert (first.traddr, first.trsvcid) == ("127.0.0.1", 4420)
+    second = await made.open_queue(2)
+    assert second.secret != first.secret
+    assert second.association_epoch == first.association_epoch
+    assert second.target_incarnation == world.storage.incarnation
+
+
+async def test_attach_again_gives_the_same_key_and_other_counters(world: World) -> None:
+    volume_id = await _create(world)
+    for _ in range(2):
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+        await world.volumes.detach(volume_id)
+    first, second = world.gateway.attached
+    assert first.detached
+    assert first.key == second.key
+    assert not first.ranges[0].overlaps(second.ranges[0])
+
+
+async def test_data_path_address_can_be_replaced(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via(traddr="192.0.2.1", trsvcid=7))
+    grant = await world.gateway.attached[0].open_queue(1)
+    assert (grant.traddr, grant.trsvcid) == ("192.0.2.1", 7)
+
+
+async def test_older_association_is_refused_and_its_queues_closed(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    old = world.gateway.attached[0]
+    await old.open_queue(1)
+    await world.volumes.detach(volume_id)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    grant = await world.gateway.attached[1].open_queue(1)
+    assert world.target.closed[-1] == grant.association_epoch
+    with pytest.raises(VerificationError) as caught:
+        await old.open_queue(2)
+    assert caught.value.reason == "queue.association.stale"
+
+
+async def test_attached_volume_is_neither_attached_twice_nor_deleted(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    for call in (
+        world.volumes.attach(volume_id, host_nqn=HOST, via=Via()),
+        world.volumes.delete(volume_id),
+    ):
+        with pytest.raises(UsageError) as caught:
+            await call
+        assert caught.value.reason == "volume.attached.state"
+    await world.volumes.detach(volume_id)
+    await world.volumes.delete(volume_id)
+    assert world.target.volumes == {}
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.get(volume_id)
+    assert caught.value.reason == "volume.not_found"
+
+
+async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
+    volume_id = await _create(world)
+    world.gateway.failure = UnavailableError("data.path", "no")
+    with pytest.raises(UnavailableError):
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert world.volumes.attached(volume_id) is None
+    world.gateway.failure = None
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+
+
+async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
+    async def fail(volume_id: uuid.UUID, *, sector_count: int) -> None:
+        raise UnavailableError("store.full", "no room")
+
+    world.target.create_volume = fail  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError) as caught:
+        await _create(world)
+    assert caught.value.reason == "store.full"
+    assert await world.volumes.list(page_size=0, page_token="") == ([], "")
+
+
+@pytest.mark.parametrize("host_nqn", ["", "x", "nqn." + "a" * 220])
+async def test_impossible_host_is_refused(world: World, host_nqn: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.attach(str(uuid.uuid4()), host_nqn=host_nqn, via=Via())
+    assert caught.value.reason == "volume.host_nqn"
+
+
+async def test_low_counters_fetch_the_next_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.volumes._REFILL_POLL_SECONDS", 0.01)
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    made = world.gateway.attached[0]
+    refilled = asyncio.Event()
+    add = made.add_counters
+
+    def record(granted: CounterRange) -> None:
+        add(granted)
+        refilled.set()
+
+    made.add_counters = record  # type: ignore[method-assign]
+    made.remaining = LEASE_COUNTERS // 2 - 1
+    async with asyncio.timeout(10):
+        await refilled.wait()
+    assert not made.ranges[0].overlaps(made.ranges[1])
+
+
+async def test_target_events_reach_who_watches_at_the_gateway(world: World) -> None:
+    volume_id = await _create(world)
+    with world.volumes.events.subscribed(volume_id) as events:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            polling = tasks.create_task(world.storage.poll_events())
+            heard: list[Event] = []
+            # The gateway's own watch of the target starts in the background: until it is there
+            # an event may pass unheard, so the target reports until one arrives.
+            reporting = tasks.create_task(_report(world))
+            async for event in events:
+                heard.append(event)
+                if event.kind == "refused":
+                    break
+            polling.cancel()
+            reporting.cancel()
+    assert heard[0].kind == "attached"
+    assert (heard[-1].reason, heard[-1].lba, heard[-1].origin) == ("sector.mac", 7, "s")
+
+
+async def _report(world: World) -> None:
+    while True:
+        world.target.events.append(RecordedEvent("refused", "sector.mac", 7, ""))
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("role", ["target", "fabric", "broker"])
+async def test_only_gateways_may_call_the_target(world: World, role: str) -> None:
+    with pytest.raises(VerificationError) as caught:
+        await world.namespace(world.identities[role], "")
+    assert caught.value.reason == "call.role.refused"
+
+
+async def test_only_gateways_get_keys_and_leases(world: World) -> None:
+    volume_id = await _create(world)
+    async with world.identities["target"].channel(world.addresses["broker"], "b", "broker") as c:
+        stub = broker_pb2_grpc.BrokerStub(c)
+        listed = await stub.ListVolumeDescriptors(
+            broker_pb2.ListVolumeDescriptorsRequest(), timeout=5
+        )
+        assert len(listed.volumes) == 1
+    for method, request in (
+        ("GetVolumeKey", broker_pb2.GetVolumeKeyRequest(volume_id=volume_id)),
+        ("GrantLease", broker_pb2.GrantLeaseRequest(volume_id=volume_id)),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            async with world.identities["target"].channel(
+                world.addresses["broker"], "b", "broker"
+            ) as c:
+                await getattr(broker_pb2_grpc.BrokerStub(c), method)(request, timeout=5)
+        assert caught.value.reason == "call.role.refused"
+
+
+async def test_other_tenants_gateway_is_refused_by_the_target(world: World) -> None:
+    volume_id = await _create(world)
+    stranger = world.identities["stranger"]
+    with pytest.raises(VerificationError) as caught:
+        await world.namespace(stranger, volume_id)
+    assert caught.value.reason == "namespace.tenant.refused"
+
+
+async def test_forged_descriptor_makes_no_namespace(world: World) -> None:
+    signed = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="s",
+    )
+    descriptor = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+    descriptor.sector_count = 1 << 30
+    signed.descriptor = descriptor.SerializeToString()
+    with pytest.raises(VerificationError) as caught:
+        await world.storage.create(world.identities["gateway"].subject, signed)
+    assert caught.value.reason == "volume.descriptor.signature"
+    assert world.target.volumes == {}
+
+
+async def test_descriptor_of_another_target_is_refused(world: World) -> None:
+    signed = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="elsewhere",
+    )
+    with pytest.raises(UsageError) as caught:
+        await world.storage.create(world.identities["gateway"].subject, signed)
+    assert caught.value.reason == "namespace.target"
+
+
+async def test_server_of_another_node_or_role_is_not_reached(world: World) -> None:
+    gateway = world.identities["gateway"]
+    for node, role in (("other", "target"), ("s", "broker")):
+        with pytest.raises(UnavailableError):
+            await world.namespace(gateway, "", node=node, role=role)
+
+
+async def test_certificate_that_expires_on_a_live_connection_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = await _create(world)
+    request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
+    gateway = world.identities["gateway"]
+    async with gateway.channel(world.addresses["target"], "s", "target") as channel:
+        stub = storage_pb2_grpc.StorageStub(channel)
+        await stub.GetNamespace(request, timeout=5)
+        late = gateway.certificate.not_valid_after_utc
+        monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: late)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetNamespace(request, timeout=5)
+    error = error_of(caught.value, peer="target")
+    assert isinstance(error, VerificationError)
+    assert error.reason == "certificate.expired"
+
+
+async def test_caller_without_a_certificate_is_not_served(world: World) -> None:
+    anchor = world.broker.authority.anchor_pem
+    credentials = grpc.ssl_channel_credentials(anchor)
+    options = [("grpc.ssl_target_name_override", "s.target.sealane.internal")]
+    async with grpc.aio.secure_channel(
+        world.addresses["target"], credentials, options=options
+    ) as c:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await storage_pb2_grpc.StorageStub(c).GetNamespace(
+                storage_pb2.GetNamespaceRequest(), timeout=5
+            )
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_identity_refuses_a_certificate_for_another_key(world: World) -> None:
+    async def issue(keys: Keys) -> x509.Certificate:
+        return world.identities["gateway"].certificate
+
+    identity = Identity(
+        node="g",
+        role="gateway",
+        anchor=world.broker.authority.certificate,
+        obtain=issue,
+        metrics=Metrics(),
+    )
+    with pytest.raises(VerificationError) as caught:
+        await identity.renew()
+    assert caught.value.reason == "certificate.key.mismatch"
+
+
+@pytest.mark.parametrize("change", [{"node": "h"}, {"role": "target"}, {"incarnation": bytes(16)}])
+async def test_identity_refuses_a_certificate_for_another_subject(
+    world: World, change: dict[str, object]
+) -> None:
+    async def issue(keys: Keys) -> x509.Certificate:
+        subject = Subject(
+            node="g",
+            role="gateway",
+            tenant="t",
+            incarnation=keys.incarnation,
+            kem_public_key=keys.kem_public,
+        )
+        return world.broker.authority.issue(
+            replace(subject, **change),  # type: ignore[arg-type]
+            keys.tls.public_key(),
+            now=utc_now(),
+        )
+
+    identity = Identity(
+        node="g",
+        role="gateway",
+        anchor=world.broker.authority.certificate,
+        obtain=issue,
+        metrics=Metrics(),
+    )
+    with pytest.raises(VerificationError) as caught:
+        await identity.renew()
+    assert caught.value.reason == "certificate.subject.mismatch"
+
+
+async def test_renewed_certificate_is_shown_at_the_next_handshake(world: World) -> None:
+    target = world.identities["target"]
+    before = await _shown(world.addresses["target"])
+    assert before == target.certificate
+    await target.renew()
+    after = await _shown(world.addresses["target"])
+    assert after == target.certificate
+    assert after.serial_number != before.serial_number
+    assert after.public_key() == before.public_key()
+
+
+async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.identity._RENEW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("sealane.daemon.identity._RETRY_SECONDS", 0.0)
+    gateway = world.identities["gateway"]
+    first = gateway.certificate
+    failures = 3
+    renewed = asyncio.Event()
+
+    async def issue(keys: Keys) -> x509.Certificate:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise UnavailableError("peer.unreachable", "no broker")
+        leaf = world.broker.authority.issue(gateway.subject, keys.tls.public_key(), now=utc_now())
+        renewed.set()
+        return leaf
+
+    monkeypatch.setattr(gateway, "_obtain", issue)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        renewing = tasks.create_task(gateway.keep_renewed())
+        await renewed.wait()
+        await asyncio.sleep(0)
+        renewing.cancel()
+    assert failures == 0
+    assert gateway.certificate.serial_number != first.serial_number
+
+
+async def _shown(address: str) -> x509.Certificate:
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return x509.load_der_x509_certificate(der)

@@ -1,0 +1,118 @@
+"""Two fabrics in one process, over real gRPC on loopback; the peer names itself in metadata."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from sealane.daemon.calls import CallInterceptor
+from sealane.daemon.fabric.service import Answer, EstablishWith, FabricService, Offer
+from sealane.daemon.fabric.servicer import (
+    SessionPeerServicer,
+    SessionsServicer,
+    establish_over,
+)
+from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.metrics import Metrics
+from sealane.protocol.v1.sessions_pb2_grpc import (
+    SessionsStub,
+    add_SessionPeerServicer_to_server,
+    add_SessionsServicer_to_server,
+)
+
+RATE_MAX = 400_000_000
+REGION_MAX = 8 << 20
+
+
+@dataclass
+class Fabric:
+    name: str
+    service: FabricService
+    sessions: Any
+    address: str
+
+
+def settings(directory: Path, name: str) -> FabricSettings:
+    return FabricSettings(
+        ring_socket=directory / f"{name}.sock",
+        rate_max_bits_per_second=RATE_MAX,
+        region_bytes_max=REGION_MAX,
+        sessions_max=4,
+        establish_timeout_seconds=5,
+    )
+
+
+def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManager[Any]]:
+    """What part of the control plane does by certificate, done by metadata in these tests."""
+
+    class Name(grpc.aio.UnaryUnaryClientInterceptor):
+        async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            metadata = grpc.aio.Metadata(("node", name))
+            return await continuation(details._replace(metadata=metadata), request)
+
+    @contextlib.asynccontextmanager
+    async def connect(address: str, node: str) -> AsyncIterator[grpc.aio.Channel]:
+        async with grpc.aio.insecure_channel(address, interceptors=[Name()]) as channel:
+            yield channel
+
+    return connect
+
+
+def peer_node(context: Any) -> str:
+    return str(dict(context.invocation_metadata())["node"])
+
+
+Change = Callable[[Offer], Offer]
+ChangeAnswer = Callable[[Answer], Answer]
+
+
+@contextlib.asynccontextmanager
+async def fabric(
+    config: FabricSettings,
+    name: str,
+    *,
+    change_offer: Change = lambda offer: offer,
+    change_answer: ChangeAnswer = lambda answer: answer,
+) -> AsyncIterator[Fabric]:
+    """Run one fabric; its exchange may be tampered with on the way out or back."""
+    honest: EstablishWith = establish_over(named_peer(name))
+
+    async def establish(address: str, node: str, offer: Offer) -> Answer:
+        return change_answer(await honest(address, node, change_offer(offer)))
+
+    service = FabricService(config, node=name, establish_with=establish)
+    server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
+    add_SessionsServicer_to_server(SessionsServicer(service), server)
+    add_SessionPeerServicer_to_server(SessionPeerServicer(service, peer_node=peer_node), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    async with service.running():
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(address) as channel:
+                yield Fabric(name, service, SessionsStub(channel), address)
+        finally:
+            await server.stop(0)
+
+
+@pytest.fixture
+async def fabrics(tmp_path: Path) -> AsyncIterator[tuple[Fabric, Fabric]]:
+    async with (
+        fabric(settings(tmp_path, "a"), "fabric-a") as left,
+        fabric(settings(tmp_path, "b"), "fabric-b") as right,
+    ):
+        yield left, right
+
+
+@pytest.fixture
+def make_fabric(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Fabric]]:
+    def make(name: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Fabric]:
+        changes = {
+            key: options.pop(key) for key in ("change_offer", "change_answer") if key in options
+        }
+        return fabric(replace(settings(tmp_path, name), **options), name, **changes)
+
+    return make

@@ -1,0 +1,447 @@
+"""The fabric role end to end: gRPC, establishment, ring hand-over, transfer, limits, closing."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import random
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealane._native import Emulator
+from sealane.client.session import (
+    ErasureCoded,
+    ReceiveSession,
+    Reliability,
+    SelectiveRepeat,
+    SendSession,
+    fetch_ring,
+    listen_session,
+    open_session,
+)
+from sealane.daemon.fabric import ring_socket
+from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
+from sealane.protocol.v1 import sessions_pb2
+
+REGION = 2 << 20
+RATE = 200_000_000
+MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
+
+
+async def wait_listening(fabric: Any, name: str = "data") -> str:
+    """Give the data address of the listener, once there is one."""
+    async with asyncio.timeout(5):
+        while True:
+            page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
+            for session in page.sessions:
+                is_listening = session.state == sessions_pb2.Session.LISTENING
+                if is_listening and session.display_name == name:
+                    return str(session.data_address)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    left: Any, right: Any, *, via: Callable[[str], str] = lambda _: "", name: str = "data"
+) -> AsyncIterator[tuple[SendSession, ReceiveSession]]:
+    """Open a session from left to right, both jobs in this process."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(
+                stack.enter_async_context(listen_session(right.sessions, name, region_bytes=REGION))
+            )
+            via_address = via(await wait_listening(right, name))
+            opening = tasks.create_task(
+                stack.enter_async_context(
+                    open_session(
+                        left.sessions,
+                        name,
+                        region_bytes=REGION,
+                        peer_node=right.name,
+                        peer_address=right.address,
+                        rate_bits_per_second=RATE,
+                        via_address=via_address,
+                    )
+                )
+            )
+        yield opening.result(), listening.result()
+
+
+async def transfer(
+    sender: SendSession, receiver: ReceiveSession, reliability: Reliability | None = None
+) -> None:
+    content = random.Random(9).randbytes(700_001)
+    sender.region[: len(content)] = content
+    async with asyncio.TaskGroup() as tasks:
+        receiving = tasks.create_task(receiver.receive(offset=4096, length=1 << 20))
+        sending = tasks.create_task(
+            sender.send(
+                offset=0, length=len(content), reliability=reliability, immediate=0xABCDEF01
+            )
+        )
+    received, sent = receiving.result(), sending.result()
+    landed = receiver.region[received.offset : received.offset + received.length]
+    assert hashlib.sha256(landed).digest() == hashlib.sha256(content).digest()
+    assert received.immediate == 0xABCDEF01
+    assert (sent.length, sent.message) == (len(content), received.message)
+    assert sent.duration_seconds > len(content) * 8 / RATE
+
+
+@pytest.mark.parametrize("reliability", [SelectiveRepeat(), ErasureCoded(k=32, m=8)])
+async def test_job_sends_to_job(fabrics: tuple[Any, Any], reliability: Reliability) -> None:
+    async with connected(*fabrics) as (sender, receiver):
+        await transfer(sender, receiver, reliability)
+
+        assert sender.session.direction == "send"
+        assert receiver.session.direction == "receive"
+        assert receiver.session.peer_node == "fabric-a"
+
+
+@pytest.mark.parametrize("reliability", [SelectiveRepeat(), ErasureCoded(k=16, m=8)])
+async def test_session_runs_through_an_emulated_link(
+    fabrics: tuple[Any, Any], reliability: Reliability
+) -> None:
+    left, right = fabrics
+    links: list[Emulator] = []
+
+    def lay_link(data_address: str) -> str:
+        links.append(
+            Emulator(
+                rate_bits_per_second=RATE,
+                delay_ns=5_000_000,
+                buffer_bytes=1 << 24,
+                loss_ppb=10_000_000,
+                seed=3,
+                forward_to=data_address,
+            )
+        )
+        return links[0].address
+
+    try:
+        async with connected(left, right, via=lay_link) as (sender, receiver):
+            await transfer(sender, receiver, reliability)
+    finally:
+        for link in links:
+            link.stop()
+
+    assert links[0].counters()["forward_lost_packets"] > 0
+    assert links[0].counters()["backward_sent_packets"] > 0
+
+
+async def test_many_messages_are_matched_in_order(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (sender, receiver), asyncio.TaskGroup() as tasks:
+        for number in range(300):
+            sender.region[number * 8 : number * 8 + 8] = number.to_bytes(8, "little")
+        receiving = [
+            tasks.create_task(receiver.receive(offset=number * 8, length=8))
+            for number in range(300)
+        ]
+        for number in range(300):
+            tasks.create_task(sender.send(offset=number * 8, length=8, immediate=number))
+        for number, task in enumerate(receiving):
+            received = await task
+            landed = receiver.region[received.offset : received.offset + 8]
+            assert int.from_bytes(landed, "little") == number == received.immediate
+
+
+async def test_too_long_message_is_an_error_at_both_ends(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (sender, receiver):
+        receiving = asyncio.ensure_future(receiver.receive(offset=0, length=10))
+        with pytest.raises(SessionError) as send_refused:
+            await sender.send(offset=0, length=11)
+        with pytest.raises(SessionError) as receive_refused:
+            await receiving
+
+        assert send_refused.value.reason == "session.message.too_long"
+        assert receive_refused.value.reason == "session.message.too_long"
+        await transfer(sender, receiver)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(REGION, 1), (0, REGION + 1), (-1, 1), (2**64 - 1, 2)]
+)
+async def test_range_outside_the_region_is_refused_at_the_job(
+    fabrics: tuple[Any, Any], offset: int, length: int
+) -> None:
+    async with connected(*fabrics) as (sender, receiver):
+        with pytest.raises(UsageError):
+            await sender.send(offset=offset, length=length)
+        await transfer(sender, receiver)
+
+
+async def test_closing_by_the_job_reaches_the_peer_and_the_list(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with connected(left, right) as (sender, receiver):
+        receiving = asyncio.ensure_future(receiver.receive(offset=0, length=10))
+        sender.close()
+        with pytest.raises(SessionError):
+            await receiving
+        with pytest.raises(SessionError):
+            await sender.send(offset=0, length=1)
+        name = sender.session.name
+        async with asyncio.timeout(5):
+            await left.service.get(name).wait_closed()
+        found = await get(left, name)
+
+    assert found.state == sessions_pb2.Session.CLOSED
+    assert found.close_reason == "session.job.gone"
+    listed = await right.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
+    assert [one.close_reason for one in listed.sessions] == ["session.peer_closed.requested"]
+
+
+async def test_operator_closes_a_session(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with connected(left, right) as (sender, receiver):
+        sending = asyncio.ensure_future(sender.send(offset=0, length=10))
+        await left.sessions.CloseSession(sessions_pb2.CloseSessionRequest(name=sender.session.name))
+        with pytest.raises(SessionError):
+            await sending
+        with pytest.raises(SessionError):
+            await receiver.receive(offset=0, length=10)
+    found = await get(left, sender.session.name)
+    assert found.state == sessions_pb2.Session.CLOSED
+    assert found.statistics["packets_sent"] > 0
+
+
+async def get(fabric: Any, name: str) -> sessions_pb2.Session:
+    found: sessions_pb2.Session = await fabric.sessions.GetSession(
+        sessions_pb2.GetSessionRequest(name=name)
+    )
+    return found
+
+
+async def refused(action: Any) -> Error:
+    with pytest.raises(Error) as caught:
+        await action
+    return caught.value
+
+
+async def open_directly(left: Any, right: Any, **changes: Any) -> Any:
+    arguments = {
+        "display_name": "data",
+        "region_bytes": REGION,
+        "peer_node": right.name,
+        "peer_address": right.address,
+        "rate_bits_per_second": RATE,
+    }
+    return await left.service.open(**{**arguments, **changes})
+
+
+async def test_without_a_listener_nothing_opens(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+
+    error = await refused(open_directly(left, right))
+
+    assert (type(error), error.reason) == (UnavailableError, "session.listener.absent")
+    assert [session.close_reason for session in left.service.sessions()] == [
+        "session.establish.failed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rate_bits_per_second": 400_000_001}, "session.rate.range"),
+        ({"rate_bits_per_second": 0}, "session.rate.range"),
+        ({"region_bytes": (8 << 20) + 1}, "session.region.range"),
+        ({"region_bytes": 0}, "session.region.range"),
+        ({"display_name": ""}, "session.display_name.length"),
+        ({"via_address": "far.away:1"}, "session.via_address.malformed"),
+    ],
+)
+async def test_values_out_of_range_are_refused(
+    fabrics: tuple[Any, Any], changes: dict[str, Any], reason: str
+) -> None:
+    error = await refused(open_directly(*fabrics, **changes))
+
+    assert (type(error), error.reason) == (UsageError, reason)
+
+
+async def test_responder_holds_the_peer_to_its_own_rate(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("fabric-a") as left,
+        make_fabric("fabric-b", rate_max_bits_per_second=RATE - 1) as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert error.reason == "session.rate.range"
+
+
+@contextlib.asynccontextmanager
+async def listening(fabric: Any) -> AsyncIterator["asyncio.Task[Any]"]:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(fabric.service.listen(display_name="data", region_bytes=REGION))
+        await wait_listening(fabric)
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+
+CHANGES: list[Any] = [
+    pytest.param({"connection_id": bytes(8)}, id="connection id"),
+    pytest.param({"nonce": bytes(32)}, id="nonce"),
+    pytest.param({"rate_bits_per_second": RATE - 8}, id="rate"),
+    pytest.param({"data_address": "127.0.0.1:9"}, id="address"),
+    pytest.param({"public_key": (9).to_bytes(32, "little")}, id="public key"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_changed_offer_is_noticed(make_fabric: MakeFabric, change: dict[str, Any]) -> None:
+    async with (
+        make_fabric("fabric-a", change_offer=lambda offer: replace(offer, **change)) as left,
+        make_fabric("fabric-b", establish_timeout_seconds=0.2) as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert (type(error), error.reason) == (
+        VerificationError,
+        "session.establish.confirmation",
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change for change in CHANGES if "rate" not in change.id]
+    + [pytest.param({"confirmation": bytes(32)}, id="confirmation")],
+)
+async def test_changed_answer_is_noticed(make_fabric: MakeFabric, change: dict[str, Any]) -> None:
+    async with (
+        make_fabric("fabric-a", change_answer=lambda answer: replace(answer, **change)) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert error.reason == "session.establish.confirmation"
+
+
+async def test_answer_of_another_node_is_noticed(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("fabric-a") as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right, peer_node="fabric-c"))
+
+    assert error.reason == "session.establish.confirmation"
+
+
+async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("fabric-m", change_offer=lambda offer: replace(offer, nonce=bytes(32))) as bad,
+        make_fabric("fabric-a") as left,
+        make_fabric("fabric-b", establish_timeout_seconds=1) as right,
+        listening(right) as task,
+    ):
+        await refused(open_directly(bad, right))
+        await wait_listening(right)
+        grant = await open_directly(left, right)
+        answer = await task
+
+        assert grant.session.identity.peer_node == "fabric-b"
+        assert answer.session.identity.peer_node == "fabric-a"
+
+
+async def test_name_is_listened_to_once_and_free_after_a_cancel(fabrics: tuple[Any, Any]) -> None:
+    _, right = fabrics
+    async with listening(right):
+        again = right.service.listen(display_name="data", region_bytes=REGION)
+        error = await refused(again)
+    async with listening(right):
+        pass
+
+    assert error.reason == "session.listener.exists"
+
+
+async def test_number_of_sessions_is_bounded(make_fabric: MakeFabric) -> None:
+    async with make_fabric("fabric-b", sessions_max=1) as right, listening(right):
+        error = await refused(right.service.listen(display_name="more", region_bytes=REGION))
+
+    assert error.reason == "session.count.limit"
+
+
+async def test_ring_token_works_once(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with listening(right):
+        grant = await open_directly(left, right)
+        wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)
+        ring = await fetch_ring(wire)
+        second = await refused(fetch_ring(wire))
+        wire.ring_token = bytes(16)
+        guessed = await refused(fetch_ring(wire))
+        ring.close()
+
+    assert second.reason == guessed.reason == "session.ring.refused"
+
+
+async def test_grant_that_nobody_fetches_expires(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("fabric-a", grant_timeout_seconds=0.05) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        grant = await open_directly(left, right)
+        async with asyncio.timeout(5):
+            await grant.session.wait_closed()
+
+    assert grant.session.close_reason == "session.grant.expired"
+
+
+async def test_ring_socket_is_private_and_survives_rude_jobs(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    path = left.service._settings.ring_socket
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    for hello in (b"", b"short"):
+        with socket.socket(socket.AF_UNIX) as rude:
+            rude.connect(str(path))
+            rude.sendall(hello)
+    async with connected(left, right) as (sender, receiver):
+        await transfer(sender, receiver)
+
+
+async def test_job_of_another_user_gets_nothing(
+    fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = fabrics
+    monkeypatch.setattr(ring_socket, "_peer_uid", lambda _: os.geteuid() + 1)
+    async with listening(right):
+        grant = await open_directly(left, right)
+        wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)
+        error = await refused(fetch_ring(wire))
+
+    assert error.reason in ("session.ring.refused", "session.ring.unreachable")
+
+
+async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "ring.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    async with ring_socket.serve(path, lambda _: None):
+        with pytest.raises(UnavailableError) as in_use:
+            async with ring_socket.serve(path, lambda _: None):
+                pass
+
+    assert in_use.value.reason == "fabric.ring_socket.in_use"
+    assert not path.exists()
+
+
+async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) -> None:
+    async with make_fabric("fabric-b") as right:
+        async with make_fabric("fabric-a") as left, listening(right) as task:
+            grant = await open_directly(left, right)
+            answer = await task
+        assert grant.session.close_reason == "session.closed.shutdown"
+        async with asyncio.timeout(5):
+            await answer.session.wait_closed()
+
+    assert answer.session.close_reason == "session.peer_closed.requested"

@@ -1,0 +1,100 @@
+"""The simulator through its Python face."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealane import _native
+
+MEBIBYTE = 1 << 20
+PERCENT = 10_000_000
+
+
+def test_equal_arguments_give_equal_results_and_seeds_differ() -> None:
+    def run(seed: int) -> _native.SimulationResult:
+        return _native.simulate(
+            count=20, message_bytes=MEBIBYTE, seed=seed, loss_parts_per_billion=PERCENT
+        )
+
+    assert run(1) == run(1)
+    assert run(1)["trace_hash"] != run(2)["trace_hash"]
+
+
+def test_parity_keeps_the_completion_time_of_a_lossless_path() -> None:
+    result = _native.simulate(
+        count=50,
+        message_bytes=8 * MEBIBYTE,
+        erasure_code=(32, 8),
+        loss_parts_per_billion=PERCENT // 10,
+    )
+    assert result["violations"] == []
+    times = np.asarray(result["completion_nanos"])
+    assert times.shape == (50,)
+    assert times.max() < 1.02 * times.min()
+    assert result["receiver"]["decoded_units"] > 0
+    assert result["sender"]["retransmitted_packets"] == 0
+    assert result["forward"]["lost_packets"] > 0
+
+
+def test_real_payload_survives_every_fault_at_once() -> None:
+    result = _native.simulate(
+        count=20,
+        message_bytes=0,
+        message_bytes_max=60_000,
+        depth=8,
+        unit_bytes=1408,
+        real_payload=True,
+        rate_bits_per_second=200_000_000,
+        loss_parts_per_billion=5 * PERCENT,
+        backward_loss_parts_per_billion=5 * PERCENT,
+        duplicate_parts_per_billion=5 * PERCENT,
+        reorder_parts_per_billion=5 * PERCENT,
+        reorder_nanos_max=20_000_000,
+        corrupt_parts_per_billion=5 * PERCENT,
+        blackout_nanos=(50_000_000, 150_000_000),
+    )
+    assert result["violations"] == []
+    assert result["receiver"]["receives_completed"] == 20
+    assert result["receiver"]["forged"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": 0}, "count is 0"),
+        ({"depth": 17}, "depth is 17"),
+        ({"unit_bytes": 1407}, "unit_bytes is 1407"),
+        ({"erasure_code": (4, 0)}, r"\(4, 0\) is no valid code"),
+        ({"corrupt_parts_per_billion": 1}, "corruption needs real payload"),
+    ],
+)
+def test_impossible_scenarios_name_the_value(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"count": 1, "message_bytes": 1} | change
+    with pytest.raises(ValueError, match=message):
+        _native.simulate(**arguments)
+
+
+def test_other_threads_run_meanwhile() -> None:
+    stop = threading.Event()
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=tick, name="ticker")
+    thread.start()
+    try:
+        before = ticks
+        _native.simulate(count=20, message_bytes=8 * MEBIBYTE)
+        assert ticks > before
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,417 @@
+"""Pairs of native endpoints over loopback, jobs driving their rings by hand."""
+
+import contextlib
+import hashlib
+import mmap
+import os
+import random
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from sealane._native import Completion, Emulator, JobRing, SessionEndpoint
+
+REGION = 4 << 20
+PATIENCE_MS = 20_000
+
+
+@dataclass
+class End:
+    endpoint: SessionEndpoint
+    ring: JobRing
+    submission: int
+    """A second descriptor of the submission memory, as a hostile job would keep."""
+
+    def wait_state(self, wanted: str) -> str:
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        poller = select.poll()
+        poller.register(self.endpoint.fileno(), select.POLLIN)
+        while (state := self.endpoint.state())[0] != wanted:
+            assert time.monotonic() < deadline, f"{state}, not {wanted}: {self.statistics()}"
+            assert state[0] != "closed", state
+            poller.poll(1000)
+        return state[1]
+
+    def statistics(self) -> dict[str, int]:
+        return self.endpoint.statistics()
+
+    def completions(self, count: int) -> list[Completion]:
+        poller = select.poll()
+        poller.register(self.ring.fileno(), select.POLLIN)
+        found: list[Completion] = []
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while len(found) < count:
+            found += self.ring.completions()
+            if len(found) < count:
+                assert time.monotonic() < deadline, self.statistics()
+                poller.poll(1000)
+        return found
+
+    def scribble(self, offset: int, content: bytes) -> None:
+        with mmap.mmap(self.submission, 0) as memory:
+            memory[offset : offset + len(content)] = content
+
+
+def attach(endpoint: SessionEndpoint) -> End:
+    region, submission, completion, doorbell = endpoint.take_job_fds()
+    kept = os.dup(submission)
+    return End(endpoint, JobRing(region, submission, completion, doorbell), kept)
+
+
+@contextlib.contextmanager
+def pair(
+    *,
+    relay: Callable[[str], contextlib.AbstractContextManager[str]] | None = None,
+    same_keys: bool = True,
+    rate: int = 400_000_000,
+    ring_entries: int = 256,
+    establish: bool = True,
+) -> Iterator[tuple[End, End]]:
+    """Two endpoints that share keys; the first opened the session, perhaps through a relay."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for _ in range(2):
+            endpoint = SessionEndpoint("127.0.0.1:0", REGION, ring_entries)
+            stack.callback(endpoint.close)
+            end = attach(endpoint)
+            stack.callback(os.close, end.submission)
+            stack.callback(end.ring.close)
+            ends.append(end)
+        left, right = ends
+        forward, backward = secrets.token_bytes(32), secrets.token_bytes(32)
+        via = right.endpoint.local_address
+        if relay is not None:
+            via = stack.enter_context(relay(via))
+        start(left, via, (1, 2), (forward, backward), rate=rate, initiator=True)
+        if not same_keys:
+            forward = bytes(32)
+        back = left.endpoint.local_address
+        start(right, back, (2, 1), (backward, forward), rate=rate, initiator=False)
+        if establish:
+            left.wait_state("established")
+            right.wait_state("established")
+        yield left, right
+
+
+def start(
+    end: End,
+    peer: str,
+    connection_ids: tuple[int, int],
+    keys: tuple[bytes, bytes],
+    *,
+    rate: int,
+    initiator: bool,
+) -> None:
+    send_key, receive_key = bytearray(keys[0]), bytearray(keys[1])
+    end.endpoint.start(
+        peer_address=peer,
+        connection_id_local=connection_ids[0],
+        connection_id_peer=connection_ids[1],
+        send_key=send_key,
+        receive_key=receive_key,
+        rate_bits_per_second=rate,
+        idle_timeout_ns=30 * 10**9,
+        initiator=initiator,
+    )
+    assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
+
+
+@contextlib.contextmanager
+def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
+    link = Emulator(
+        rate_bits_per_second=400_000_000,
+        delay_ns=3_000_000,
+        buffer_bytes=1 << 24,
+        loss_ppb=loss_ppb,
+        seed=5,
+        forward_to=to,
+    )
+    try:
+        yield link.address
+    finally:
+        link.stop()
+
+
+@contextlib.contextmanager
+def forger(to: str) -> Iterator[str]:
+    """A relay that also sends a forged copy before, and a replay after, each packet it relays.
+
+    Towards the responder they come from an address of their own: it must not answer there.
+    """
+    host, port = to.rsplit(":", 1)
+    generator = random.Random(11)
+    near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    wake, stop = socket.socketpair()
+    with near, far, stranger, wake, stop:
+        near.bind(("127.0.0.1", 0))
+        far.connect((host, int(port)))
+        stranger.connect((host, int(port)))
+
+        def run() -> None:
+            client = None
+            while True:
+                ready, _, _ = select.select([near, far, wake], [], [])
+                if wake in ready:
+                    return
+                for end in ready:
+                    packet, sender = end.recvfrom(65_536)
+                    forged = bytearray(packet)
+                    forged[generator.randrange(len(forged))] ^= 1 << generator.randrange(8)
+                    if end is near:
+                        client = sender
+                        stranger.send(forged)
+                        far.send(packet)
+                        stranger.send(packet)
+                    elif client is not None:
+                        for copy in (forged, packet, packet):
+                            near.sendto(copy, client)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{near.getsockname()[1]}"
+        finally:
+            stop.send(b"x")
+            thread.join()
+
+
+def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0) -> None:
+    """Send messages of these sizes, all in flight together, and compare every byte."""
+    source, sink = memoryview(left.ring.region), memoryview(right.ring.region)
+    content = random.Random(3).randbytes(sum(sizes))
+    source[: len(content)] = content
+    sink[:] = bytes(len(sink))
+    offset = 0
+    for number, size in enumerate(sizes):
+        right.ring.post_receive(offset=offset, length=size, user_data=number)
+        left.ring.post_send(
+            offset=offset, length=size, user_data=number, k=k, m=m, immediate=number
+        )
+        offset += size
+    received = right.completions(len(sizes))
+    sent = left.completions(len(sizes))
+    for completions in (received, sent):
+        assert sorted(done.user_data for done in completions) == list(range(len(sizes)))
+        assert {done.status for done in completions} == {"ok"}
+        assert all(done.length == sizes[done.user_data] for done in completions)
+    assert all(done.immediate == done.user_data for done in received)
+    assert all(done.duration_ns > 0 for done in sent)
+    landed = hashlib.sha256(sink[: len(content)]).digest()
+    assert landed == hashlib.sha256(content).digest()
+    assert bytes(sink[len(content) :]) == bytes(len(sink) - len(content)), "nothing else changed"
+
+
+SIZES = [1, 1407, 1408, 1409, 100_000, 22_528, 1_000_000]
+CODES = [pytest.param(0, 0, id="selective repeat"), pytest.param(32, 8, id="erasure coded")]
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_messages_arrive_whole_over_loopback(k: int, m: int) -> None:
+    with pair() as (left, right):
+        transfer(left, right, sizes=SIZES, k=k, m=m)
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_messages_arrive_whole_over_a_lossy_link(k: int, m: int) -> None:
+    with pair(relay=emulator) as (left, right):
+        transfer(left, right, sizes=SIZES, k=k, m=m)
+
+        statistics = right.statistics() if k else left.statistics()
+        assert statistics["decoded_units" if k else "retransmitted_packets"] > 0
+
+
+def test_bitmap_shows_the_chunks_of_the_message_in_its_slot() -> None:
+    with pair() as (left, right):
+        right.ring.post_receive(offset=0, length=200_000, user_data=1)
+        left.ring.post_send(offset=0, length=100_000, user_data=1)
+        right.completions(1)
+
+        chunks = -(-100_000 // (16 * 1408))
+        bitmap = right.ring.bitmap(0)
+        assert bitmap == b"\x01" * chunks + bytes(len(bitmap) - chunks)
+        right.ring.post_receive(offset=0, length=200_000, user_data=2)
+        assert right.ring.statistics()["payload_bytes_received"] == 100_000
+
+
+def test_both_directions_carry_data() -> None:
+    with pair() as (left, right):
+        transfer(left, right, sizes=[50_000])
+        transfer(right, left, sizes=[60_000])
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_forged_and_replayed_packets_change_nothing(k: int, m: int) -> None:
+    with pair(relay=forger, rate=40_000_000) as (left, right):
+        transfer(left, right, sizes=[300_000, 5], k=k, m=m)
+
+        statistics = right.statistics()
+        assert statistics["forged"] > 100
+        assert statistics["replayed"] > 100
+
+
+def test_other_keys_never_establish() -> None:
+    with pair(same_keys=False, establish=False) as (left, right):
+        poller = select.poll()
+        poller.register(left.endpoint.fileno(), select.POLLIN)
+        poller.register(right.endpoint.fileno(), select.POLLIN)
+        while right.statistics().get("forged", 0) < 2:
+            assert poller.poll(1) == []
+
+        assert left.endpoint.state()[0] == "establishing"
+        assert right.endpoint.state()[0] == "establishing"
+
+
+def test_packets_from_elsewhere_are_not_opened_by_the_initiator() -> None:
+    with pair() as (left, right):
+        host, port = left.endpoint.local_address.rsplit(":", 1)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(b"hello", (host, int(port)))
+            while left.statistics()["foreign_packets"] == 0:
+                left.endpoint.state()
+
+        transfer(left, right, sizes=[1000])
+
+
+def test_death_of_the_job_ends_the_session_at_both_ends() -> None:
+    with pair() as (left, right):
+        left.ring.close()
+
+        assert left.wait_state("closed") == "session.job.gone"
+        assert right.wait_state("closed") == "session.peer_closed.requested"
+        with pytest.raises(BrokenPipeError):
+            right.ring.completions()
+
+
+def test_operations_in_flight_complete_when_the_session_ends() -> None:
+    with pair() as (left, right):
+        left.ring.post_send(offset=0, length=100, user_data=7)
+        right.ring.post_send(offset=0, length=100, user_data=8)
+        right.ring.post_receive(offset=0, length=10, user_data=9)
+        (too_long,) = right.completions(1)
+        left.endpoint.close()
+        right.wait_state("closed")
+        left_done, right_done = left.completions(1), right.completions(1)
+
+    assert (too_long.user_data, too_long.status) == (9, "too_long")
+    assert [(done.user_data, done.status) for done in left_done] == [(7, "too_long")]
+    assert right_done[0].user_data == 8
+    assert right_done[0].status in ("aborted", "outcome_unknown")
+
+
+BAD_ENTRIES = [
+    pytest.param(struct.pack("<BBBBIQQQ", 9, 0, 0, 0, 0, 0, 1, 0), "opcode", id="opcode"),
+    pytest.param(struct.pack("<BBBBIQQQ", 1, 8, 0, 0, 0, 0, 1, 0), "flags", id="flags"),
+    pytest.param(struct.pack("<BBBBIQQQ", 1, 0, 4, 0, 0, 0, 1, 0), "reliability", id="code"),
+    pytest.param(struct.pack("<BBBBIQQQ", 1, 0, 0, 0, 0, REGION, 1, 0), "range", id="offset"),
+    pytest.param(struct.pack("<BBBBIQQQ", 2, 0, 0, 0, 0, 2**64 - 1, 2, 0), "range", id="overflow"),
+    pytest.param(struct.pack("<BBBBIQQQ", 2, 0, 0, 0, 0, 0, 1 << 50, 0), "length", id="length"),
+    pytest.param(struct.pack("<BBBBIQQQQ", 2, 0, 0, 0, 0, 0, 1, 0, 1), "reserved", id="reserved"),
+]
+
+
+@pytest.mark.parametrize(("entry", "fault"), BAD_ENTRIES)
+def test_bad_entry_ends_only_the_session_of_its_job(entry: bytes, fault: str) -> None:
+    with pair() as (left, right), pair() as others:
+        left.scribble(128, entry)
+        poke(left, struct.pack("<Q", 1))
+
+        assert left.wait_state("closed") == f"ring.entry.{fault}"
+        assert right.wait_state("closed") == "session.peer_closed.requested"
+        transfer(*others, sizes=[1000])
+
+
+@pytest.mark.parametrize("index", [257, 2**63, 2**64 - 1])
+def test_index_jump_ends_the_session(index: int) -> None:
+    with pair() as (left, _):
+        poke(left, struct.pack("<Q", index))
+
+        assert left.wait_state("closed") == "ring.index.jump"
+
+
+def poke(end: End, producer: bytes) -> None:
+    """Set the producer index and ring the doorbell, as only a hostile job would."""
+    end.scribble(0, producer)
+    # The bell may be full, or the session ended for the scribbling already.
+    with (
+        socket.socket(fileno=os.dup(end.ring.fileno())) as doorbell,
+        contextlib.suppress(BrokenPipeError, BlockingIOError),
+    ):
+        doorbell.send(b"x")
+
+
+def test_flooded_doorbell_and_scribbled_memory_harm_nobody_else() -> None:
+    with pair() as (left, _), pair() as others:
+        with socket.socket(fileno=os.dup(left.ring.fileno())) as doorbell:
+            doorbell.setblocking(False)
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                for _ in range(1000):
+                    doorbell.send(bytes(10_000))
+        left.scribble(0, random.Random(1).randbytes(128 + 64 * 256))
+        poke(left, struct.pack("<Q", 5))
+
+        assert left.wait_state("closed").startswith("ring.")
+        transfer(*others, sizes=[10_000])
+
+
+def test_job_can_not_write_what_it_may_only_read() -> None:
+    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    descriptors = endpoint.take_job_fds()
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(descriptors[2], 0, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        for descriptor in descriptors[:3]:
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, 0)
+        with pytest.raises(RuntimeError):
+            endpoint.take_job_fds()
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        endpoint.close()
+
+
+def try_send(end: End, number: int) -> bool:
+    try:
+        end.ring.post_send(offset=0, length=10, user_data=number)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
+    with pair(ring_entries=4) as (left, right):
+        posted = 0
+        with contextlib.suppress(BlockingIOError):
+            while posted < 100:
+                right.ring.post_receive(offset=0, length=10, user_data=posted)
+                posted += 1
+        for number in range(posted):
+            while not try_send(left, number):
+                left.completions(1)
+
+        assert 4 <= posted <= 8
+        assert [done.user_data for done in right.completions(posted)] == list(range(posted))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"region_bytes": 0},
+        {"region_bytes": REGION, "ring_entries": 3},
+        {"region_bytes": REGION, "ring_entries": 1 << 20},
+        {"region_bytes": REGION, "slots": 5},
+        {"region_bytes": REGION, "unit_bytes": 0},
+    ],
+)
+def test_impossible_sizes_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        SessionEndpoint("127.0.0.1:0", **arguments)
