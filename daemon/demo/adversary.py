@@ -59,21 +59,26 @@ class WireAdversary:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine always runs in a task
         self._tasks.add(task)
-        try:
-            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
-            with contextlib.closing(upstream_writer), contextlib.closing(writer):
-                pumps = [
-                    asyncio.ensure_future(self._pump_commands(reader, upstream_writer)),
-                    asyncio.ensure_future(pump_bytes(upstream_reader, writer)),
-                ]
-                try:
-                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for pump in pumps:
-                        pump.cancel()
-                    await asyncio.gather(*pumps, return_exceptions=True)
-        finally:
-            self._tasks.discard(task)
+        # The end of either side, also in the middle of a PDU, is the end of the relay.
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await self._relay_both_ways(reader, writer)
+        self._tasks.discard(task)
+
+    async def _relay_both_ways(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
+        with contextlib.closing(upstream_writer), contextlib.closing(writer):
+            pumps = [
+                asyncio.ensure_future(self._pump_commands(reader, upstream_writer)),
+                asyncio.ensure_future(pump_bytes(upstream_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump_commands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

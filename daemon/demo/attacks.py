@@ -5,7 +5,9 @@ honest data would prove nothing.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 import sealane.client
@@ -48,6 +50,15 @@ async def run_attacks(
     return tuple(attacks.results)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Who refused what, and why."""
+
+    reason: str
+    origin: str
+    lba: int
+
+
 class Attacks:
     """Makes the attacks and notes who refused them."""
 
@@ -67,14 +78,20 @@ class Attacks:
         honest = [disk.read_slot(lba + number) for number in range(3)]
 
         disk.flip_bit(lba, BIT_IN_SECTOR)
-        await self._expect("one bit flipped on disk", "sector.tag", lambda: check(queue, lba, 1))
+        await self._expect(
+            "one bit flipped on disk",
+            Refusal(reason="sector.tag", origin="gateway", lba=lba),
+            lambda: check(queue, lba, version=1),
+        )
         disk.write_slot(lba, honest[0])
         await check(queue, lba, version=1)
 
         disk.write_slot(lba, honest[1])
         disk.write_slot(lba + 1, honest[0])
         await self._expect(
-            "two sectors swapped on disk", "sector.stale", lambda: check(queue, lba, 1)
+            "two sectors swapped on disk",
+            Refusal(reason="sector.stale", origin="target", lba=lba),
+            lambda: check(queue, lba, version=1),
         )
         disk.write_slot(lba, honest[0])
         disk.write_slot(lba + 1, honest[1])
@@ -84,7 +101,9 @@ class Attacks:
         newest = disk.read_slot(lba + 2)
         disk.write_slot(lba + 2, honest[2])
         await self._expect(
-            "an older copy of a sector put back", "sector.stale", lambda: check(queue, lba + 2, 2)
+            "an older copy of a sector put back",
+            Refusal(reason="sector.stale", origin="target", lba=lba + 2),
+            lambda: check(queue, lba + 2, version=2),
         )
         disk.write_slot(lba + 2, newest)
         await check(queue, lba + 2, version=2)
@@ -101,7 +120,9 @@ class Attacks:
 
         wire.arm(WireAttack.REPLAY)
         await self._expect(
-            "a recorded write replayed on the wire", "command.mac", write_twice_and_read
+            "a recorded write replayed on the wire",
+            Refusal(reason="command.mac", origin="target", lba=lba),
+            write_twice_and_read,
         )
         async with host_queue(here) as queue:
             await check(queue, lba, version=2)
@@ -118,34 +139,44 @@ class Attacks:
                 await write(queue, lba, version=2)
 
         wire.arm(WireAttack.REDIRECT)
-        await self._expect("a write redirected to another LBA", "command.mac", write_again)
+        await self._expect(
+            "a write redirected to another LBA",
+            # The target names the LBA that the command asks for, which is the adversary's.
+            Refusal(reason="command.mac", origin="target", lba=lba + 1),
+            write_again,
+        )
         async with host_queue(here) as queue:
             await check(queue, lba, version=1)
             await check(queue, lba + 1, version=1)
 
-    async def _expect(self, name: str, reason: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Do what a host does, note what it saw and which refusal the daemons report."""
+    async def _expect(
+        self, name: str, expected: Refusal, attempt: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Do what a host does, note what it saw, and wait for the refusal that must be reported.
+
+        Gateway and target both report; other refusals are passed over, but the last one is shown
+        if the right one does not come.
+        """
         host_saw = NOTHING
         try:
             await attempt()
         except Error as error:
             host_saw = str(error)
-        found, refused_by = NOTHING, "–"
-        try:
+        found: Refusal | None = None
+        # A time-out leaves another refusal or none: the result says so, and the demo fails by it.
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSAL_SECONDS):
-                async for event in self.events:
+                while found != expected:
+                    event = await anext(self.events)
                     if event.kind == "refused":
-                        found, refused_by = event.reason, event.origin
-                        break
-        except TimeoutError:
-            # No refusal came: the result says so, and the demo fails by it.
-            host_saw = f"{host_saw} (no refusal in {REFUSAL_SECONDS:.0f} s)"
+                        found = Refusal(reason=event.reason, origin=event.origin, lba=event.lba)
         self.results.append(
             AttackResult(
                 name=name,
-                expected_reason=reason,
-                found_reason=found,
-                refused_by=refused_by,
+                expected_reason=expected.reason,
+                found_reason=found.reason if found else "none",
+                refused_by=found.origin if found else "nobody",
+                refused=found == expected,
                 host_saw=host_saw,
             )
         )

@@ -42,11 +42,8 @@ class AttackResult:
     found_reason: str
     refused_by: str
     host_saw: str
-
-    @property
-    def refused(self) -> bool:
-        """Whether the attack was refused for the reason it should be."""
-        return self.found_reason == self.expected_reason
+    refused: bool
+    """By the one who must, for the reason it must."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,7 +184,7 @@ async def read_input(queue: VolumeQueue, source: Source, step: Step) -> str:
 
 def count_pieces(path: Path, pieces: list[bytes]) -> int:
     """Count the pieces that occur anywhere in a file."""
-    return len({piece for piece, _ in find_pieces(path, pieces)})
+    return len(find_pieces(path, pieces))
 
 
 def store_file(job: VolumeJob, volume: Volume) -> Path:
