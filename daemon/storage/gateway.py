@@ -270,10 +270,13 @@ class AttachedVolume:
 
     async def association_closed(self, association_id: int) -> None:
         """Stop the association's queues and leave the target."""
-        await asyncio.to_thread(self.native.close_queues, association_id)
         back_end = self._back_ends.pop(association_id, None)
-        if back_end is not None and back_end.host is not None:
-            await back_end.host.close()
+        try:
+            await asyncio.to_thread(self.native.close_queues, association_id)
+        finally:
+            # Also when a second cancellation comes while the queues drain.
+            if back_end is not None and back_end.host is not None:
+                await back_end.host.close()
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""

@@ -147,14 +147,18 @@ class HostController:
 
     async def close(self) -> None:
         """Shut the controller down, if it still listens, and close."""
-        await self._tasks.close()
-        if self._stream is None:
-            return
-        with contextlib.suppress(Error, TimeoutError):
-            async with asyncio.timeout(1):
-                await self._set_configuration(_SHUTDOWN)
-        self._stream.socket.close()
-        self._stream = None
+        stream = self._stream
+        try:
+            await self._tasks.close()
+            if stream is not None:
+                with contextlib.suppress(Error, TimeoutError):
+                    async with asyncio.timeout(1):
+                        await self._set_configuration(_SHUTDOWN)
+        finally:
+            # Also when the farewell is cancelled.
+            self._stream = None
+            if stream is not None:
+                stream.socket.close()
 
     async def request_queues(self, count: int) -> int:
         """Ask for I/O queues; returns how many are granted."""

@@ -146,7 +146,8 @@ class Listener:
     def end_association(self, association_id: int) -> None:
         """Close an association; its queues are drained in its own task."""
         for association in self._associations.values():
-            if association.association_id == association_id and association.task is not None:
+            mine = association.association_id == association_id
+            if mine and association.task is not None and not association.is_closed:
                 association.task.cancel()
 
     async def end_export(self, exported: Exported) -> None:
