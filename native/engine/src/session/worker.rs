@@ -25,8 +25,8 @@ use crate::udp::Udp;
 const RECEIVES_PER_TURN: usize = 4;
 const SUBMISSIONS_PER_TURN: usize = 64;
 const DATAGRAMS_PER_TURN: usize = 256;
-/// A paced sender wakes up for this many packets at once: half of the machine's burst, so that a
-/// late timer does not cost rate …
+/// A paced sender wakes up for this many packets at once: far below the machine's burst, which is
+/// what makes up for a late timer …
 const PACKETS_PER_WAKE: u64 = 4;
 /// … and for no longer than this: control frames wait as long.
 const COALESCE_NANOS_MAX: Nanos = 250_000;

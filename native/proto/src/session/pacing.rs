@@ -2,9 +2,10 @@
 
 use crate::link::{NANOS_PER_SECOND, Nanos};
 
-/// Packets of the largest size that may leave back to back after a pause: enough for one batched
-/// system call, little enough for the shallowest buffer on the path.
-pub const BURST_PACKETS: u64 = 8;
+/// Packets of the largest size that may leave back to back after a pause: one batched system call
+/// (segmentation offload takes 64), a tenth of a shallow switch buffer. A worker that a busy
+/// machine wakes 3.8 ms late still keeps 200 Mbit/s; with 8 packets it lost 13 % of its rate.
+pub const BURST_PACKETS: u64 = 64;
 
 /// The pace of one sending end.
 #[derive(Debug)]
