@@ -12,7 +12,7 @@ import sealane
 from sealane.daemon.demo.run import DemoOptions, run_demo
 from sealane.errors import Error, UsageError
 
-MESSAGES_DEFAULT = 40
+MESSAGES_DEFAULT = 150
 MESSAGES_MAX = 1000
 VOLUME_BYTES_MAX = 1 << 40
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -93,11 +93,11 @@ def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
     ]
     rows += [
         (f"completion {name}", [milliseconds(run.quantiles()[name]) for run in runs])
-        for name in ("p50", "p95", "max")
+        for name in ("mean", "p50", "p95", "max")
     ]
     rows += [
         (f"model {name}", [milliseconds(run.model_quantiles()[name]) for run in runs])
-        for name in ("p50", "p95")
+        for name in ("mean", "p50", "p95")
     ]
     rows += [
         ("packets sent", [f"{run.packets_sent:,}" for run in runs]),

@@ -64,13 +64,15 @@ mod tests {
         let mut pacer = Pacer::new(1_000_000, 1000, 0);
         let mut now = 0;
         let mut sent_at = Vec::new();
-        for _ in 0..12 {
+        let packets = BURST_PACKETS + 4;
+        for _ in 0..packets {
             now = pacer.next_at().max(now);
             sent_at.push(now);
             pacer.sent(1000, now);
         }
         let millisecond = 1_000_000;
-        let expected: Vec<u64> = (0..12_u64).map(|i| i.saturating_sub(7) * millisecond).collect();
+        let earned = |index: u64| index.saturating_sub(BURST_PACKETS - 1) * millisecond;
+        let expected: Vec<u64> = (0..packets).map(earned).collect();
         assert_eq!(sent_at, expected);
     }
 
