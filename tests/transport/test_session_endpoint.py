@@ -143,7 +143,7 @@ def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
 def forger(to: str) -> Iterator[str]:
     """A relay that also sends a forged copy before, and a replay after, each packet it relays.
 
-    Towards the responder they come from an address of their own: it must not answer there.
+    Towards the responder they come from an address of their own, too: it must not answer there.
     """
     host, port = to.rsplit(":", 1)
     generator = random.Random(11)
@@ -168,9 +168,14 @@ def forger(to: str) -> Iterator[str]:
                     forged[generator.randrange(len(forged))] ^= 1 << generator.randrange(8)
                     if end is near:
                         client = sender
-                        stranger.send(forged)
-                        far.send(packet)
-                        stranger.send(packet)
+                        for way, copy in (
+                            (stranger, forged),
+                            (far, forged),
+                            (far, packet),
+                            (far, packet),
+                            (stranger, packet),
+                        ):
+                            way.send(copy)
                     elif client is not None:
                         for copy in (forged, packet, packet):
                             near.sendto(copy, client)
@@ -210,7 +215,7 @@ def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0)
     assert bytes(sink[len(content) :]) == bytes(len(sink) - len(content)), "nothing else changed"
 
 
-SIZES = [1, 1407, 1408, 1409, 100_000, 22_528, 1_000_000]
+SIZES = [0, 1, 1407, 1408, 1409, 100_000, 16 * 1408, 0, 32 * 1408, 1_000_000]
 CODES = [pytest.param(0, 0, id="selective repeat"), pytest.param(32, 8, id="erasure coded")]
 
 
@@ -256,6 +261,7 @@ def test_forged_and_replayed_packets_change_nothing(k: int, m: int) -> None:
         statistics = right.statistics()
         assert statistics["forged"] > 100
         assert statistics["replayed"] > 100
+        assert statistics["foreign_packets"] > 100
 
 
 def test_other_keys_never_establish() -> None:
