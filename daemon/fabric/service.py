@@ -67,8 +67,18 @@ class Grant:
     ring_token: bytes
 
 
-EstablishWith = Callable[[str, str, Offer], Awaitable[Answer]]
-"""(address, node, offer) → answer, over an authenticated channel to exactly that node."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who made the offer, as mutual TLS proved it."""
+
+    node: str
+    certificate_digest: bytes
+    """SHA-256 (DER) of the leaf it showed."""
+
+
+EstablishWith = Callable[[str, str, Offer], Awaitable[tuple[Answer, bytes]]]
+"""(address, node, offer) → answer, over an authenticated channel to exactly that node, and the
+SHA-256 of the leaf that was shown there."""
 
 
 class FabricService:
@@ -163,8 +173,8 @@ class FabricService:
             )
         return self._grant(session)
 
-    def answer(self, offer: Offer, *, peer_node: str) -> Answer:
-        """Answer a peer's offer for a waiting listener; `peer_node` is from its certificate."""
+    def answer(self, offer: Offer, *, peer: Peer) -> Answer:
+        """Answer a peer's offer for a waiting listener."""
         if offer.version != VERSION:
             raise UsageError(
                 "session.establish.version",
@@ -191,7 +201,7 @@ class FabricService:
             data_address=session.data_address,
             confirmation=b"",
         )
-        transcript = _transcript(offer, unconfirmed, initiator=peer_node, responder=self._node)
+        transcript = _transcript(offer, unconfirmed, initiator=peer, responder=self._node)
         established = derive(exchange, transcript, is_initiator=False)
         start = Start(
             keys=established.keys,
@@ -201,7 +211,7 @@ class FabricService:
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=False,
         )
-        session.begin(_agreed(session, peer_node, offer.rate_bits_per_second), start)
+        session.begin(_agreed(session, peer.node, offer.rate_bits_per_second), start)
         return replace(unconfirmed, confirmation=established.confirmation)
 
     def get(self, name: str) -> Session:
@@ -242,9 +252,10 @@ class FabricService:
             rate_bits_per_second=rate_bits_per_second,
             data_address=session.data_address,
         )
-        answer = await self._establish_with(peer_address, peer_node, offer)
+        answer, digest = await self._establish_with(peer_address, peer_node, offer)
         _check_address(answer.data_address, "session.establish.malformed")
-        transcript = _transcript(offer, answer, initiator=self._node, responder=peer_node)
+        we = Peer(node=self._node, certificate_digest=digest)
+        transcript = _transcript(offer, answer, initiator=we, responder=peer_node)
         keys = confirm(derive(exchange, transcript, is_initiator=True), answer.confirmation)
         start = Start(
             keys=keys,
@@ -362,13 +373,14 @@ class FabricService:
 
 
 def _check_address(address: str, reason: str) -> None:
+    # What passes is what the engine can parse: a peer's text must not become an internal error.
     host, _, port = address.rpartition(":")
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-        if 1 <= int(port) <= 65_535:
+    with contextlib.suppress(ValueError):
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        found = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
+        is_plain = "%" not in host and port.isascii() and port.isdigit()
+        if is_plain and is_bracketed == (found.version == 6) and 1 <= int(port) <= 65_535:
             return
-    except ValueError:
-        pass
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
@@ -376,12 +388,13 @@ def _agreed(session: Session, peer_node: str, rate_bits_per_second: int) -> Iden
     return replace(session.identity, peer_node=peer_node, rate_bits_per_second=rate_bits_per_second)
 
 
-def _transcript(offer: Offer, answer: Answer, *, initiator: str, responder: str) -> Transcript:
+def _transcript(offer: Offer, answer: Answer, *, initiator: Peer, responder: str) -> Transcript:
     return Transcript(
         version=offer.version,
         display_name=offer.display_name,
-        initiator_node=initiator,
+        initiator_node=initiator.node,
         responder_node=responder,
+        initiator_certificate=initiator.certificate_digest,
         initiator_connection_id=offer.connection_id,
         responder_connection_id=answer.connection_id,
         initiator_public_key=offer.public_key,

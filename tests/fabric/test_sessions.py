@@ -31,6 +31,8 @@ from sealane.protocol.v1 import sessions_pb2
 
 REGION = 2 << 20
 RATE = 200_000_000
+BURST = 64 * 1500
+"""Bytes that may leave at once, before the rate holds."""
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 
 
@@ -89,7 +91,7 @@ async def transfer(
     assert hashlib.sha256(landed).digest() == hashlib.sha256(content).digest()
     assert received.immediate == 0xABCDEF01
     assert (sent.length, sent.message) == (len(content), received.message)
-    assert sent.duration_seconds > len(content) * 8 / RATE
+    assert sent.duration_seconds > (len(content) - BURST) * 8 / RATE
 
 
 @pytest.mark.parametrize("reliability", [SelectiveRepeat(), ErasureCoded(k=32, m=8)])
@@ -333,6 +335,35 @@ async def test_answer_of_another_node_is_noticed(make_fabric: MakeFabric) -> Non
         error = await refused(open_directly(left, right, peer_node="fabric-c"))
 
     assert error.reason == "session.establish.confirmation"
+
+
+async def test_certificate_of_another_channel_is_noticed(make_fabric: MakeFabric) -> None:
+    async with (
+        make_fabric("fabric-a", change_digest=lambda _: bytes(32)) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert error.reason == "session.establish.confirmation"
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:8_0", "127.0.0.1: 80", "::1:80", "[127.0.0.1]:80", "[fe80::1%0]:80", "x"]
+)
+async def test_address_that_the_engine_can_not_parse_is_malformed(
+    make_fabric: MakeFabric, address: str
+) -> None:
+    async with (
+        make_fabric(
+            "fabric-a", change_offer=lambda offer: replace(offer, data_address=address)
+        ) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert error.reason == "session.establish.malformed"
 
 
 async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFabric) -> None:
