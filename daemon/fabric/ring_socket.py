@@ -23,6 +23,7 @@ REFUSED = b"\x00"
 HELLO_TIMEOUT_SECONDS = 5.0
 """A job that connects and says nothing holds a descriptor of ours."""
 CONNECTIONS_MAX = 64
+ACCEPT_PAUSE_SECONDS = 0.1
 PATH_BYTES_MAX = 107
 _PEER_CREDENTIALS = struct.Struct("iII")
 
@@ -88,7 +89,13 @@ async def _accept(listener: socket.socket, claim: Claim) -> None:
     async with asyncio.TaskGroup() as tasks:
         while True:
             await slots.acquire()
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                # Out of descriptors, or the job is gone already: neither may end the fabric.
+                slots.release()
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
             task = tasks.create_task(_answer(connection, claim), name="ring hand-over")
             task.add_done_callback(lambda _: slots.release())
 
