@@ -34,7 +34,7 @@ PAGE_SIZE_MAX = 1000
 
 _STATES = {
     State.LISTENING: sessions_pb2.Session.LISTENING,
-    State.ESTABLISHING: sessions_pb2.Session.STATE_UNSPECIFIED,
+    State.ESTABLISHING: sessions_pb2.Session.ESTABLISHING,
     State.ESTABLISHED: sessions_pb2.Session.ESTABLISHED,
     State.CLOSED: sessions_pb2.Session.CLOSED,
 }
