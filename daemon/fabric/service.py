@@ -17,6 +17,7 @@ from sealane.crypto.exchange import Exchange
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.establish import (
     CONNECTION_ID_BYTES,
@@ -29,6 +30,16 @@ from sealane.transport.establish import (
 
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be looked at."""
+QUIET_REASONS = frozenset(
+    {
+        "session.closed.cancelled",
+        "session.closed.requested",
+        "session.closed.shutdown",
+        "session.job.gone",
+        "session.peer_closed.requested",
+    }
+)
+"""Ends of a session that are no fault; others are logged as warnings."""
 REGION_BYTES_MIN = 4096
 DISPLAY_NAME_MAX = 200
 
@@ -319,8 +330,28 @@ class FabricService:
     def _retire(self, session: Session) -> None:
         del self._sessions[session.identity.name]
         self._closed.append(session)
+        reason = session.close_reason
+        # The job, the peer or the operator closed it: as it should be. The rest wants a look.
+        is_quiet = reason in QUIET_REASONS
+        log = get_logger().info if is_quiet else get_logger().warning
+        log(
+            "session_closed",
+            session=session.identity.name,
+            display_name=session.identity.display_name,
+            peer=session.identity.peer_node,
+            reason=reason,
+            statistics=session.statistics(),
+        )
 
     def _grant(self, session: Session) -> Grant:
+        get_logger().info(
+            "session_established",
+            session=session.identity.name,
+            display_name=session.identity.display_name,
+            peer=session.identity.peer_node,
+            direction="send" if session.identity.is_sender else "receive",
+            rate_bits_per_second=session.identity.rate_bits_per_second,
+        )
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(
             self._settings.grant_timeout_seconds, self._expire, token

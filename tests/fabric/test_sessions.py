@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from sealane._native import Emulator
 from sealane.client.session import (
@@ -208,6 +209,26 @@ async def test_operator_closes_a_session(fabrics: tuple[Any, Any]) -> None:
     found = await get(left, sender.session.name)
     assert found.state == sessions_pb2.Session.CLOSED
     assert found.statistics["packets_sent"] > 0
+
+
+async def test_operator_reads_of_every_end_in_the_log(make_fabric: MakeFabric) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with (
+            make_fabric("fabric-a", grant_timeout_seconds=0.05) as left,
+            make_fabric("fabric-b") as right,
+            listening(right),
+        ):
+            grant = await open_directly(left, right)
+            async with asyncio.timeout(5):
+                await grant.session.wait_closed()
+
+    name = grant.session.identity.name
+    ours = [line for line in logs if line.get("session") == name]
+    assert [(line["event"], line["log_level"]) for line in ours] == [
+        ("session_established", "info"),
+        ("session_closed", "warning"),
+    ]
+    assert (ours[1]["peer"], ours[1]["reason"]) == ("fabric-b", "session.grant.expired")
 
 
 async def get(fabric: Any, name: str) -> sessions_pb2.Session:
