@@ -1,6 +1,8 @@
 """Pairs of native endpoints over loopback, jobs driving their rings by hand."""
 
 import contextlib
+import ctypes
+import fcntl
 import hashlib
 import mmap
 import os
@@ -379,6 +381,63 @@ def test_job_can_not_write_what_it_may_only_read() -> None:
                 os.ftruncate(descriptor, 0)
         with pytest.raises(RuntimeError):
             endpoint.take_job_fds()
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        endpoint.close()
+
+
+PUNCH_HOLE_KEEP_SIZE = 3
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def protect_writable(descriptor: int) -> None:
+    """Map for reading, then ask for more, as only C can."""
+    LIBC.mmap.restype = ctypes.c_void_p
+    length = ctypes.c_size_t(mmap.PAGESIZE)
+    view = LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
+    address = ctypes.c_void_p(view)
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    refused = LIBC.mprotect(address, length, both) != 0
+    error = ctypes.get_errno()
+    LIBC.munmap(address, length)
+    if refused:
+        raise PermissionError(error, "mprotect")
+
+
+def punch_hole(descriptor: int) -> None:
+    where, length = ctypes.c_long(0), ctypes.c_long(mmap.PAGESIZE)
+    if LIBC.fallocate(descriptor, PUNCH_HOLE_KEEP_SIZE, where, length) != 0:
+        raise PermissionError(ctypes.get_errno(), "fallocate")
+
+
+def map_reopened(descriptor: int) -> None:
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    try:
+        mmap.mmap(again, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
+    finally:
+        os.close(again)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        protect_writable,
+        punch_hole,
+        map_reopened,
+        lambda descriptor: os.pwrite(descriptor, b"x", 64),
+        lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+        lambda descriptor: os.ftruncate(descriptor, 1 << 30),
+    ],
+)
+def test_job_finds_no_other_way_to_write_completions(attack: Callable[[int], None]) -> None:
+    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    descriptors = endpoint.take_job_fds()
+    try:
+        before = os.pread(descriptors[2], 4096, 0)
+        with pytest.raises(PermissionError):
+            attack(descriptors[2])
+        assert os.pread(descriptors[2], 4096, 0) == before
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
