@@ -331,8 +331,9 @@ impl Worker {
         let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
         self.progress.is_over = true;
         self.publish();
-        self.doorbell = None;
+        // In this order: the end of the stream without the state is a fabric that died.
         self.memory.ring.publish_state(STATE_CLOSED);
+        self.doorbell = None;
         self.report.set(State::Closed { reason });
     }
 
