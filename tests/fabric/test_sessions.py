@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -150,6 +151,17 @@ async def test_many_messages_are_matched_in_order(fabrics: tuple[Any, Any]) -> N
             received = await task
             landed = receiver.region[received.offset : received.offset + 8]
             assert int.from_bytes(landed, "little") == number == received.immediate
+
+
+async def test_sessions_side_by_side_do_not_mix(fabrics: tuple[Any, Any]) -> None:
+    left, right = fabrics
+    async with (
+        connected(left, right, name="one") as one,
+        connected(left, right, name="two") as two,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(transfer(*one))
+        tasks.create_task(transfer(*two, ErasureCoded(k=16, m=4)))
 
 
 async def test_too_long_message_is_an_error_at_both_ends(fabrics: tuple[Any, Any]) -> None:
@@ -459,6 +471,28 @@ async def test_ring_socket_is_private_and_survives_rude_jobs(fabrics: tuple[Any,
             rude.sendall(hello)
     async with connected(left, right) as (sender, receiver):
         await transfer(sender, receiver)
+
+
+async def test_failed_accept_does_not_end_the_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    failures = [OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "gone")]
+
+    async def fail_first(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", fail_first)
+    monkeypatch.setattr(ring_socket, "ACCEPT_PAUSE_SECONDS", 0)
+    path = tmp_path / "ring.sock"
+    async with ring_socket.serve(path, lambda _: None):
+        grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=bytes(16))
+        error = await refused(fetch_ring(grant))
+
+    assert (error.reason, failures) == ("session.ring.refused", [])
 
 
 async def test_job_of_another_user_gets_nothing(

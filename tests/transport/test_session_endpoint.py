@@ -11,14 +11,14 @@ import secrets
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from sealane._native import Completion, Emulator, JobRing, SessionEndpoint
+from relays import emulator, forger, switch
+from sealane._native import Completion, JobRing, SessionEndpoint
 
 REGION = 4 << 20
 PATIENCE_MS = 20_000
@@ -125,72 +125,6 @@ def start(
     assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
 
 
-@contextlib.contextmanager
-def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
-    link = Emulator(
-        rate_bits_per_second=400_000_000,
-        delay_ns=3_000_000,
-        buffer_bytes=1 << 24,
-        loss_ppb=loss_ppb,
-        seed=5,
-        forward_to=to,
-    )
-    try:
-        yield link.address
-    finally:
-        link.stop()
-
-
-@contextlib.contextmanager
-def forger(to: str) -> Iterator[str]:
-    """A relay that also sends a forged copy before, and a replay after, each packet it relays.
-
-    Towards the responder they come from an address of their own, too: it must not answer there.
-    """
-    host, port = to.rsplit(":", 1)
-    generator = random.Random(11)
-    near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    wake, stop = socket.socketpair()
-    with near, far, stranger, wake, stop:
-        near.bind(("127.0.0.1", 0))
-        far.connect((host, int(port)))
-        stranger.connect((host, int(port)))
-
-        def run() -> None:
-            client = None
-            while True:
-                ready, _, _ = select.select([near, far, wake], [], [])
-                if wake in ready:
-                    return
-                for end in ready:
-                    packet, sender = end.recvfrom(65_536)
-                    forged = bytearray(packet)
-                    forged[generator.randrange(len(forged))] ^= 1 << generator.randrange(8)
-                    if end is near:
-                        client = sender
-                        for way, copy in (
-                            (stranger, forged),
-                            (far, forged),
-                            (far, packet),
-                            (far, packet),
-                            (stranger, packet),
-                        ):
-                            way.send(copy)
-                    elif client is not None:
-                        for copy in (forged, packet, packet):
-                            near.sendto(copy, client)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{near.getsockname()[1]}"
-        finally:
-            stop.send(b"x")
-            thread.join()
-
-
 def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0) -> None:
     """Send messages of these sizes, all in flight together, and compare every byte."""
     source, sink = memoryview(left.ring.region), memoryview(right.ring.region)
@@ -234,6 +168,12 @@ def test_messages_arrive_whole_over_a_lossy_link(k: int, m: int) -> None:
 
         statistics = right.statistics() if k else left.statistics()
         assert statistics["decoded_units" if k else "retransmitted_packets"] > 0
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_message_as_long_as_the_region_arrives(k: int, m: int) -> None:
+    with pair() as (left, right):
+        transfer(left, right, sizes=[REGION], k=k, m=m)
 
 
 def test_bitmap_shows_the_chunks_of_the_message_in_its_slot() -> None:
@@ -287,6 +227,23 @@ def test_packets_from_elsewhere_are_not_opened_by_the_initiator() -> None:
                 left.endpoint.state()
 
         transfer(left, right, sizes=[1000])
+
+
+def test_running_session_is_not_turned_away_by_authentic_packets_from_elsewhere() -> None:
+    with switch() as (lay, turn), pair(relay=lay) as (left, right):
+        transfer(left, right, sizes=[1000])
+        turn()
+        right.ring.post_receive(offset=0, length=10, user_data=1)
+        left.ring.post_send(offset=0, length=10, user_data=1)
+        before = right.statistics()["foreign_packets"]
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while right.statistics()["foreign_packets"] == before:
+            assert time.monotonic() < deadline, right.statistics()
+            assert right.endpoint.state()[0] == "established"
+        assert right.ring.completions() == []
+        turn()
+        assert right.completions(1)[0].status == "ok"
+        assert left.completions(1)[0].status == "ok"
 
 
 def test_death_of_the_job_ends_the_session_at_both_ends() -> None:
