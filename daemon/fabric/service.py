@@ -108,6 +108,7 @@ class FabricService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the ring socket; on leaving, every session is closed."""
+        ring_socket.forbid_inspection()
         async with ring_socket.serve(self._settings.ring_socket, self._claim):
             try:
                 yield

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import os
 import random
@@ -10,7 +9,6 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -473,28 +471,6 @@ async def test_ring_socket_is_private_and_survives_rude_jobs(fabrics: tuple[Any,
         await transfer(sender, receiver)
 
 
-async def test_failed_accept_does_not_end_the_fabric(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-    accept = loop.sock_accept
-    failures = [OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "gone")]
-
-    async def fail_first(listener: socket.socket) -> Any:
-        if failures:
-            raise failures.pop()
-        return await accept(listener)
-
-    monkeypatch.setattr(loop, "sock_accept", fail_first)
-    monkeypatch.setattr(ring_socket, "ACCEPT_PAUSE_SECONDS", 0)
-    path = tmp_path / "ring.sock"
-    async with ring_socket.serve(path, lambda _: None):
-        grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=bytes(16))
-        error = await refused(fetch_ring(grant))
-
-    assert (error.reason, failures) == ("session.ring.refused", [])
-
-
 async def test_job_of_another_user_gets_nothing(
     fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,19 +482,6 @@ async def test_job_of_another_user_gets_nothing(
         error = await refused(fetch_ring(wire))
 
     assert error.reason in ("session.ring.refused", "session.ring.unreachable")
-
-
-async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "ring.sock"
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(path))
-    async with ring_socket.serve(path, lambda _: None):
-        with pytest.raises(UnavailableError) as in_use:
-            async with ring_socket.serve(path, lambda _: None):
-                pass
-
-    assert in_use.value.reason == "fabric.ring_socket.in_use"
-    assert not path.exists()
 
 
 async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) -> None:
