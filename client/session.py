@@ -167,8 +167,12 @@ class _RingSession:
         for future in self._waiting.values():
             if not future.done():
                 # What the fabric had completed was taken before: of the rest nobody knows.
-                unknown = SessionError("session.message.outcome_unknown", str(error))
-                future.set_exception(unknown)
+                future.set_exception(
+                    SessionError(
+                        "session.message.outcome_unknown",
+                        f"{error}: whether this message arrived is not known",
+                    )
+                )
         self._waiting.clear()
         self._room.set()
 
