@@ -6,6 +6,7 @@ The target believes nothing about a volume but its descriptor, signed by the bro
 # ruff: noqa: N802 - names and arguments are those of the generated base classes
 
 import asyncio
+import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
@@ -75,9 +76,10 @@ class StorageService:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
             self._descriptor(caller, volume_id)
-            await self._target.delete_volume(uuid.UUID(volume_id))
+            # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
             del self._descriptors[volume_id]
             self._epochs.pop(volume_id, None)
+            await self._target.delete_volume(uuid.UUID(volume_id))
             self._publish(volume_id, "deleted")
 
     def open_queue(
@@ -156,7 +158,12 @@ class StorageService:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return the engine's statistics of every volume, for the metrics."""
-        return {v: dict(self._target.statistics(uuid.UUID(v))) for v in self._descriptors}
+        # Called from the metrics' thread: a copy, and a volume may go meanwhile.
+        found = {}
+        for volume_id in [*self._descriptors]:
+            with contextlib.suppress(UsageError):
+                found[volume_id] = dict(self._target.statistics(uuid.UUID(volume_id)))
+        return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
         """Raise unless the caller may watch the volume."""
@@ -183,7 +190,9 @@ class StorageService:
         descriptor = self._descriptors.get(volume_id)
         if descriptor is None:
             raise UsageError(
-                "namespace.not_found", f"target {self._node} has no volume {volume_id}"
+                "namespace.not_found",
+                f"target {self._node} has no volume {volume_id[:80]}: it was deleted, or the "
+                "target restarted and lost it",
             )
         _check_tenant(caller, descriptor)
         return descriptor

@@ -130,8 +130,8 @@ class BrokerStore:
             ).fetchone()
         return bytes(row[0])
 
-    def register(self, record: VolumeRecord, *, request_id: str) -> VolumeRecord:
-        """Store `record`, or return what the same request stored before."""
+    def register(self, record: VolumeRecord, *, request_id: str) -> tuple[VolumeRecord, bool]:
+        """Store `record`, or return what the same request stored before; True: it is new."""
         with self._transaction() as db:
             row = db.execute(
                 f"SELECT {_COLUMNS} FROM volumes WHERE tenant = ? AND request_id = ?",
@@ -151,7 +151,7 @@ class BrokerStore:
                         request_id,
                     ),
                 )
-                return record
+                return record, True
         before = _record(row)
         if (before.display_name, before.sector_count, before.target_node) != (
             record.display_name,
@@ -162,7 +162,7 @@ class BrokerStore:
                 "volume.request.exists",
                 "this request id was used for another volume: use a new one",
             )
-        return before
+        return before, False
 
     def volume(self, volume_id: uuid.UUID) -> VolumeRecord:
         """Return a volume; UsageError `volume.not_found`."""

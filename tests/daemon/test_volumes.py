@@ -223,9 +223,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(broker, storage, volumes, target, gateway, identities, addresses)
 
 
-async def _create(world: World) -> str:
+async def _create(world: World, request_id: str = "") -> str:
     descriptor = await world.volumes.create(
-        request_id="", display_name="d", size_bytes=1 << 20, target_node=""
+        request_id=request_id, display_name="d", size_bytes=1 << 20, target_node=""
     )
     return descriptor.volume_id
 
@@ -328,6 +328,65 @@ async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
     assert await world.volumes.list(page_size=0, page_token="") == ([], "")
 
 
+async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: World) -> None:
+    request_id = str(uuid.uuid4())
+    made = await _create(world, request_id)
+    world.storage.create = _refuse  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await _create(world, request_id)
+    assert (await world.volumes.get(made)).volume_id == made
+
+
+async def _refuse(caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
+    raise UnavailableError("store.full", "no room")
+
+
+async def test_volume_the_target_lost_is_refused_at_attach(world: World) -> None:
+    volume_id = await _create(world)
+    caller = world.identities["gateway"].subject
+    await world.storage.delete(caller, volume_id)
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert caught.value.reason == "namespace.not_found"
+    assert "restarted" in str(caught.value)
+    assert world.volumes.attached(volume_id) is None
+
+
+async def test_volume_the_target_loses_while_attached_is_told_once(world: World) -> None:
+    volume_id = await _create(world)
+    with world.volumes.events.subscribed(volume_id) as events:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+        await world.storage.delete(world.identities["gateway"].subject, volume_id)
+        # What the target does at its end: the gateway then asks again and hears of the loss.
+        world.storage.events.close()
+        async with asyncio.timeout(10):
+            async for event in events:
+                if event.kind == "lost_by_target":
+                    break
+    assert (event.reason, event.origin) == ("namespace.not_found", "g")
+
+
+async def test_polls_during_a_delete_find_nothing_to_ask(world: World) -> None:
+    volume_id = await _create(world)
+    asked: list[uuid.UUID] = []
+
+    async def delete_volume(deleted: uuid.UUID) -> None:
+        def take_events(volume: uuid.UUID) -> Sequence[NativeEvent]:
+            asked.append(volume)
+            raise UsageError("volume.unknown", "gone")
+
+        world.target.take_events = take_events  # type: ignore[method-assign]
+        # The poller has had its turn when this task runs again.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await world.storage.poll_events()
+        assert world.storage.statistics() == {}
+
+    world.target.delete_volume = delete_volume  # type: ignore[method-assign]
+    await world.storage.delete(world.identities["gateway"].subject, volume_id)
+    assert asked == []
+
+
 @pytest.mark.parametrize("host_nqn", ["", "x", "nqn." + "a" * 220])
 async def test_impossible_host_is_refused(world: World, host_nqn: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -418,13 +477,14 @@ async def test_other_tenants_gateway_is_refused_by_the_target(world: World) -> N
 
 
 async def test_forged_descriptor_makes_no_namespace(world: World) -> None:
-    signed = await world.broker.register_volume(
+    answer = await world.broker.register_volume(
         world.identities["gateway"].subject,
         request_id=str(uuid.uuid4()),
         display_name="",
         size_bytes=4096,
         target_node="s",
     )
+    signed = answer.volume
     descriptor = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
     descriptor.sector_count = 1 << 30
     signed.descriptor = descriptor.SerializeToString()
@@ -435,13 +495,14 @@ async def test_forged_descriptor_makes_no_namespace(world: World) -> None:
 
 
 async def test_descriptor_of_another_target_is_refused(world: World) -> None:
-    signed = await world.broker.register_volume(
+    answer = await world.broker.register_volume(
         world.identities["gateway"].subject,
         request_id=str(uuid.uuid4()),
         display_name="",
         size_bytes=4096,
         target_node="elsewhere",
     )
+    signed = answer.volume
     with pytest.raises(UsageError) as caught:
         await world.storage.create(world.identities["gateway"].subject, signed)
     assert caught.value.reason == "namespace.target"
