@@ -92,6 +92,20 @@ def test_start_epoch_survives_the_loss_of_the_process(tmp_path: Path) -> None:
     copy.close()
 
 
+@pytest.mark.xfail(strict=True, reason="no anchor yet: docs/threat-model.md, C2 and C6")
+def test_rolled_back_store_does_not_repeat_a_start_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "b.sqlite"
+    BrokerStore(path).close()
+    backup = path.read_bytes()
+    served = []
+    for _ in range(2):
+        path.write_bytes(backup)
+        store = BrokerStore(path)
+        served.append(store.next_start_epoch())
+        store.close()
+    assert served[0] != served[1]
+
+
 def test_start_epochs_run_out_loudly(tmp_path: Path) -> None:
     path = tmp_path / "b.sqlite"
     BrokerStore(path).close()
@@ -276,6 +290,20 @@ async def test_target_that_cannot_be_named_is_refused(broker: BrokerService, tar
         )
     assert caught.value.reason == "volume.target"
     assert len(str(caught.value)) < 200
+
+
+async def test_number_of_a_tenants_volumes_is_bounded(
+    broker: BrokerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.broker.store.VOLUMES_PER_TENANT_MAX", 2)
+    first = await _register(broker)
+    await _register(broker)
+    with pytest.raises(UnavailableError) as caught:
+        await _register(broker)
+    assert caught.value.reason == "volume.limit"
+    await _register(broker, _subject(tenant="other"))
+    await broker.unregister_volume(GATEWAY, first)
+    await _register(broker)
 
 
 async def test_pages_list_each_volume_once(broker: BrokerService) -> None:
