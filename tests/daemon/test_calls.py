@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane import errors
 from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject
-from sealane.daemon.calls import ALLOWED_ROLES, Authorizer
+from sealane.daemon.calls import ALLOWED_ROLES, Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
 from sealane.errors import Error, VerificationError
-from sealane.protocol.status import REASON_KEY, error_of, status_of
+from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
 from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
@@ -71,6 +71,21 @@ def test_each_check_refuses_alone() -> None:
         with pytest.raises(VerificationError) as caught:
             _authorize({**_good(), **change})
         assert caught.value.reason == reason
+
+
+def test_enrolment_takes_tls_1_3_only() -> None:
+    for version in ([b"TLSv1.2"], []):
+        refused: Any = Context({"ssl_tls_version": version})
+        with pytest.raises(VerificationError) as caught:
+            TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", refused)
+        assert caught.value.reason == "call.tls.unauthenticated"
+    allowed: Any = Context({"ssl_tls_version": [b"TLSv1.3"]})
+    TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", allowed)
+
+
+def test_text_that_travels_is_one_bounded_line() -> None:
+    assert one_line(errors.UsageError("a.b", "first\nsecond")) == "first"
+    assert len(one_line(errors.UsageError("a.b", "x" * 100_000))) == 1000
 
 
 def test_method_without_a_row_is_refused() -> None:
