@@ -22,10 +22,11 @@ from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, der
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.ports import TargetPort
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 FRESHNESS: Final = "flat-table"
+NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
 _HOST_NQN_BYTES_MAX: Final = 223
 _QUEUE_ID_MAX: Final = 65534
@@ -61,6 +62,11 @@ class StorageService:
         async with self._changing:
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
+                if len(self._descriptors) >= NAMESPACES_MAX:
+                    raise UnavailableError(
+                        "namespace.limit",
+                        f"target {self._node} has {NAMESPACES_MAX} volumes, which is all it takes",
+                    )
                 await self._target.create_volume(
                     uuid.UUID(descriptor.volume_id), sector_count=descriptor.sector_count
                 )

@@ -6,6 +6,7 @@ The data path is recorded here; `test_end_to_end.py` has the real one.
 # ruff: noqa: ARG002 - recorders have the signatures of what they stand for
 
 import asyncio
+import base64
 import contextlib
 import ssl
 import uuid
@@ -31,7 +32,13 @@ from sealane.daemon.events import Event
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import NativeEvent, OpenQueue, QueueGrant, VolumeKey
-from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.servers import (
+    MESSAGE_BYTES_MAX,
+    METADATA_BYTES_MAX,
+    bind_tcp,
+    new_server,
+    running,
+)
 from sealane.daemon.storage.gateway import Export
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
@@ -275,6 +282,53 @@ async def test_data_path_address_can_be_replaced(world: World) -> None:
     assert (grant.traddr, grant.trsvcid) == ("192.0.2.1", 7)
 
 
+async def test_no_log_line_holds_a_key(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    grant = await world.gateway.attached[0].open_queue(1)
+    with pytest.raises(UsageError):
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    logged = "".join(capfd.readouterr())
+    assert "key_released" in logged
+    for secret in (world.gateway.attached[0].key, bytes(grant.secret), grant.ticket):
+        for form in (secret.hex(), base64.b64encode(secret).decode(), repr(secret)[2:-1]):
+            assert form not in logged
+
+
+async def test_oversized_calls_are_refused(world: World) -> None:
+    gateway = world.identities["gateway"]
+    with pytest.raises(UnavailableError) as caught:
+        await world.namespace(gateway, "v" * (MESSAGE_BYTES_MAX + 1))
+    assert caught.value.reason == "peer.resource_exhausted"
+    async with gateway.channel(world.addresses["target"], "s", "target") as channel:
+        stub = storage_pb2_grpc.StorageStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetNamespace(
+                storage_pb2.GetNamespaceRequest(volume_id="v"),
+                metadata=(("x-long", "x" * (2 * METADATA_BYTES_MAX)),),
+                timeout=5,
+            )
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_text_of_a_caller_comes_back_shortened(world: World) -> None:
+    with pytest.raises(UsageError) as caught:
+        await world.namespace(world.identities["gateway"], "v" * 100_000)
+    assert caught.value.reason == "namespace.not_found"
+    assert len(str(caught.value)) < 300
+
+
+async def test_number_of_namespaces_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.storage_control.NAMESPACES_MAX", 1)
+    await _create(world)
+    with pytest.raises(UnavailableError) as caught:
+        await _create(world)
+    assert caught.value.reason == "namespace.limit"
+    assert len(world.target.volumes) == 1
+
+
 async def test_older_association_is_refused_and_its_queues_closed(world: World) -> None:
     volume_id = await _create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
@@ -511,8 +565,9 @@ async def test_descriptor_of_another_target_is_refused(world: World) -> None:
 async def test_server_of_another_node_or_role_is_not_reached(world: World) -> None:
     gateway = world.identities["gateway"]
     for node, role in (("other", "target"), ("s", "broker")):
-        with pytest.raises(UnavailableError):
+        with pytest.raises(VerificationError) as caught:
             await world.namespace(gateway, "", node=node, role=role)
+        assert caught.value.reason == "peer.certificate"
 
 
 async def test_certificate_that_expires_on_a_live_connection_is_refused(
