@@ -59,6 +59,10 @@ class StorageService:
                 f"this is {self._node!r}",
             )
         _check_tenant(caller, descriptor)
+        # A caller that gives up must not leave a store that nobody knows of.
+        await asyncio.shield(self._create(descriptor))
+
+    async def _create(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
         async with self._changing:
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:

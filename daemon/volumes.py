@@ -120,10 +120,12 @@ class VolumeService:
                     storage_pb2.CreateNamespaceRequest(descriptor=registered.volume),
                     timeout=_CALL_SECONDS,
                 )
-        except Error:
+        except (Error, asyncio.CancelledError):
             # Nothing half-made stays: a retry registers it anew. But what an earlier call with
             # this request id made may hold data by now.
             if registered.is_new:
+                with contextlib.suppress(Error):
+                    await self._delete_namespace(descriptor.volume_id)
                 with contextlib.suppress(Error):
                     await self._broker.unregister(descriptor.volume_id)
             raise
@@ -147,17 +149,20 @@ class VolumeService:
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
             await self._broker.descriptor(volume_id)
-            try:
-                async with self._target_channel() as channel:
-                    await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
-                        storage_pb2.DeleteNamespaceRequest(volume_id=volume_id),
-                        timeout=_CALL_SECONDS,
-                    )
-            except UsageError as error:
-                # The target may have lost it already; the broker's record goes in any case.
-                if error.reason != "namespace.not_found":
-                    raise
+            await self._delete_namespace(volume_id)
             await self._broker.unregister(volume_id)
+
+    async def _delete_namespace(self, volume_id: str) -> None:
+        request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
+        try:
+            async with self._target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
+                    request, timeout=_CALL_SECONDS
+                )
+        except UsageError as error:
+            # The target may have lost it already; the broker's record goes in any case.
+            if error.reason != "namespace.not_found":
+                raise
 
     def attached(self, volume_id: str) -> Attached | None:
         """Return the attachment of a volume, if there is one here."""

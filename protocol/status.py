@@ -95,6 +95,8 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
                 f"{peer}: its certificate is not under the trust anchor, or for another node or "
                 "role, or expired",
             )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return UnavailableError("peer.deadline_exceeded", f"{peer} gave no answer in time")
         if code is grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(
                 "peer.unreachable", f"{peer} can't be reached: {_first_line(error.details())}"

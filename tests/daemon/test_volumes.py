@@ -391,6 +391,26 @@ async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: 
     assert (await world.volumes.get(made)).volume_id == made
 
 
+async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def create_volume(volume_id: uuid.UUID, *, sector_count: int) -> None:
+        started.set()
+        await go_on.wait()
+        world.target.volumes[volume_id] = sector_count
+
+    world.target.create_volume = create_volume  # type: ignore[method-assign]
+    creating = asyncio.ensure_future(_create(world))
+    async with asyncio.timeout(10):
+        await started.wait()
+        creating.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert world.target.volumes == {}
+    assert await world.volumes.list(page_size=0, page_token="") == ([], "")
+
+
 async def _refuse(caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
     raise UnavailableError("store.full", "no room")
 
