@@ -270,6 +270,16 @@ async def test_exhausted_lease_refuses_writes_and_a_new_one_heals() -> None:
         await queue.write(8, bytes(4096))
 
 
+async def test_counters_that_a_failed_write_burned_are_counted() -> None:
+    three = Counters(counter_end=1 + 3 * 256)
+    async with make_world(None, counters=three) as world, world.queue() as queue:
+        with pytest.raises(NvmeStatusError):
+            await queue.write(0, bytes(4 * 4096))
+        statistics = world.attached.statistics()
+        assert statistics["counters_used"] == statistics["counters_leased"] == 3 * 256
+        assert world.attached.counters_remaining() == 0
+
+
 async def test_ticket_is_good_once(world: World) -> None:
     grant = world.grant(1)
     async with world.back_host() as host:

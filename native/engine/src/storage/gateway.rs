@@ -396,15 +396,16 @@ impl Worker {
         let mut sealed = self.back.buffer(sectors.len() * BLOCK_BYTES);
         let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
         for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
+            // Counted one by one: when the lease ends within a part, what it burned stays burned.
             let Ok(iv) = take_iv(&mut self.counters, &self.shared) else {
                 self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
-                // Sectors of this part that were sealed already have burned their counters.
+                self.back.recycle(sealed);
                 return Err(Status::from(Reason::LeaseExhausted));
             };
             block[..DATA_BYTES].copy_from_slice(sector);
             self.shared.key.seal(iv, lba, block);
+            add(&self.shared.counters.sectors_sealed, 1);
         }
-        add(&self.shared.counters.sectors_sealed, sectors.len() as u64);
         Ok(sealed)
     }
 
