@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 import structlog
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.daemon.clock import utc_now
@@ -78,6 +79,11 @@ class Authorizer:
                 "call.certificate.unauthenticated", "the caller showed no certificate"
             )
         return verify_leaf(_parse(pem), anchor=self._anchor, now=utc_now())
+
+    @staticmethod
+    def certificate_digest(context: Context) -> bytes:
+        """Return SHA-256 (DER) of the leaf that the caller showed."""
+        return _parse(_property(context.auth_context(), "x509_pem_cert")).fingerprint(SHA256())
 
 
 def _check_tls(properties: Mapping[str, Any]) -> None:

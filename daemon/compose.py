@@ -5,12 +5,12 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -34,7 +34,7 @@ from sealane.daemon.config import (
 )
 from sealane.daemon.enrolment import Enrolment, key_digest
 from sealane.daemon.events import EventLog
-from sealane.daemon.fabric.service import FabricService
+from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.files import read_secret
@@ -255,8 +255,14 @@ class Daemon:
     async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
         identity = await self._enrol("fabric")
 
-        def connect_peer(address: str, node: str) -> AbstractAsyncContextManager[grpc.aio.Channel]:
-            return identity.channel(address, node, "fabric")
+        @contextlib.asynccontextmanager
+        async def connect_peer(
+            address: str, node: str
+        ) -> AsyncIterator[tuple[grpc.aio.Channel, bytes]]:
+            # Nothing awaits in between: this is the leaf that the channel shows.
+            digest = identity.certificate.fingerprint(SHA256())
+            async with identity.channel(address, node, "fabric") as channel:
+                yield channel, digest
 
         service = FabricService(
             FabricSettings(
@@ -273,9 +279,16 @@ class Daemon:
         await self._stack.enter_async_context(service.running())
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor)
+
+        def identify(context: Any) -> Peer:
+            return Peer(
+                node=authorizer.caller(context).node,
+                certificate_digest=authorizer.certificate_digest(context),
+            )
+
         server = new_server(self.metrics, authorizer)
         sessions_pb2_grpc.add_SessionPeerServicer_to_server(
-            SessionPeerServicer(service, peer_node=lambda c: authorizer.caller(c).node), server
+            SessionPeerServicer(service, identify=identify), server
         )
         self.addresses["fabric_control"] = bind_tcp(
             server,

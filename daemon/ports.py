@@ -142,7 +142,7 @@ class TargetPort(Protocol):
     ) -> None:
         """Admit one Connect with `ticket` within 30 s; wipes the secret."""
 
-    def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
+    async def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
         """Stop and drain every queue of an older association epoch."""
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:

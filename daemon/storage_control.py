@@ -92,7 +92,7 @@ class StorageService:
             await self._target.delete_volume(uuid.UUID(volume_id))
             self._publish(volume_id, "deleted")
 
-    def open_queue(
+    async def open_queue(
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
     ) -> storage_pb2.OpenQueueResponse:
         """Derive the queue's secret and admit one Connect with a fresh ticket."""
@@ -128,8 +128,9 @@ class StorageService:
             ),
         )
         if request.association_epoch > newest:
-            self._target.close_older_queues(volume_id, request.association_epoch)
-            self._epochs[descriptor.volume_id] = request.association_epoch
+            # The fence: returns when they are drained. A newer epoch may come meanwhile, or the
+            # volume be deleted: then the target refuses the ticket.
+            await self._target.close_older_queues(volume_id, request.association_epoch)
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._target.admit_queue(
             ticket,
@@ -140,6 +141,8 @@ class StorageService:
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
         )
+        newest = self._epochs.get(descriptor.volume_id, 0)
+        self._epochs[descriptor.volume_id] = max(newest, request.association_epoch)
         traddr, trsvcid = self._target.address
         return storage_pb2.OpenQueueResponse(
             ticket=ticket,
@@ -256,7 +259,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.OpenQueueRequest, context: Context
     ) -> storage_pb2.OpenQueueResponse:
         """Admit a queue."""
-        return self._service.open_queue(self._caller(context), request)
+        return await self._service.open_queue(self._caller(context), request)
 
     async def GetNamespace(
         self, request: storage_pb2.GetNamespaceRequest, context: Context

@@ -267,6 +267,7 @@ class Listener:
     async def _serve_io(self, stream: PduStream, connect: Connect) -> None:
         exported = await self._checked(stream, connect)
         admission: Admission | None = None
+        answered = False
         try:
             association = self._associate(exported, connect)
             async with asyncio.timeout(_ADMIT_SECONDS):
@@ -274,6 +275,7 @@ class Listener:
             if self._associations.get(association.controller_id) is not association:
                 raise UnavailableError("connection.lost", "the association ended meanwhile")
             association.queue_ids.add(connect.queue_id)
+            answered = True
             await stream.send(_response(connect.command_id, result=association.controller_id))
             if self._associations.get(association.controller_id) is association:
                 admission.start(stream.socket.fileno())
@@ -287,7 +289,10 @@ class Listener:
                 str(error) or "preparing the queue took too long",
                 status=Status.CONNECT_BUSY,
             )
-            await self._refuse(stream, connect, exported, refused)
+            if answered:
+                exported.refused(refused, connect)  # a second answer would be a lie: just close
+            else:
+                await self._refuse(stream, connect, exported, refused)
         finally:
             if admission is not None:
                 admission.close()

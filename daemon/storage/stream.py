@@ -11,13 +11,27 @@ from sealane.errors import ProtocolError, UnavailableError
 
 _COMMON_BYTES = 8
 
+# A peer that vanished without a word holds a queue no longer than this: probed when idle, and given
+# up when what was sent stays unacknowledged. The options stay with the socket in the engine.
+VANISHED_SECONDS = 30
+_PROBE_SECONDS = 5
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, VANISHED_SECONDS // _PROBE_SECONDS - 1),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_SECONDS * 1000),
+)
+
 
 class PduStream:
     """One connection. `data_max` bounds the data of a PDU before anything is allocated."""
 
     def __init__(self, connection: socket.socket, *, data_max: int) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in _SOCKET_OPTIONS:
+            connection.setsockopt(level, option, value)
         self.socket = connection
         self._data_max = data_max
 

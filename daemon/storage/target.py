@@ -54,6 +54,9 @@ class _Admitted:
     ticket: _Ticket
 
     def start(self, descriptor: int) -> None:
+        if self.ticket.association_epoch < self.volume.newest_epoch:
+            # The fence came between the ticket's check and now: this queue must never run.
+            raise UnavailableError("queue.epoch", "a newer association was opened meanwhile")
         secure = _native.SecureQueueParameters(
             secret=self.ticket.secret,
             volume_id=self.volume.volume_id.bytes,
@@ -269,13 +272,14 @@ class Target:
             expires=now + TICKET_SECONDS,
         )
 
-    def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
-        """Stop and drain every queue of an older association epoch; refuse it from now on."""
+    async def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
+        """Refuse older association epochs from now on; return when their queues are drained."""
         volume = self._volume(volume_id)
         volume.newest_epoch = max(volume.newest_epoch, association_epoch)
         older = [key for key, epoch in volume.epochs.items() if epoch < association_epoch]
         for association_id in older:
-            volume.native.close_queues(association_id)
+            # Also when somebody else is stopping it: who comes second waits as long.
+            await asyncio.to_thread(volume.native.close_queues, association_id)
             self._listener.end_association(association_id)
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:

@@ -77,7 +77,7 @@ class RecordingTarget:
     def admit_queue(self, ticket: bytes, **values: object) -> None:
         self.admitted[ticket] = values
 
-    def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
+    async def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
         self.closed.append(association_epoch)
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:

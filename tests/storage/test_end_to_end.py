@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sealane import _native
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway
 from sealane.daemon.storage.initiator import HostController, NvmeStatusError, VolumeQueue
-from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.listener import Admission
+from sealane.daemon.storage.target import Target, TargetSubsystem
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
@@ -65,13 +67,13 @@ class World:
     grants: list[Grant] = field(default_factory=list)
     via: tuple[str, int] | None = None
 
-    def grant(self, queue_id: int, *, epoch: int = 1) -> Grant:
+    def grant(self, queue_id: int, *, epoch: int = 1, host_nqn: str = GATEWAY) -> Grant:
         """What the control channel does, in one process."""
         secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
         self.target.admit_queue(
             ticket,
             volume_id=self.volume_id,
-            host_nqn=GATEWAY,
+            host_nqn=host_nqn,
             queue_id=queue_id,
             secret=bytearray(secret),
             association_epoch=epoch,
@@ -268,6 +270,16 @@ async def test_exhausted_lease_refuses_writes_and_a_new_one_heals() -> None:
         await queue.write(8, bytes(4096))
 
 
+async def test_counters_that_a_failed_write_burned_are_counted() -> None:
+    three = Counters(counter_end=1 + 3 * 256)
+    async with make_world(None, counters=three) as world, world.queue() as queue:
+        with pytest.raises(NvmeStatusError):
+            await queue.write(0, bytes(4 * 4096))
+        statistics = world.attached.statistics()
+        assert statistics["counters_used"] == statistics["counters_leased"] == 3 * 256
+        assert world.attached.counters_remaining() == 0
+
+
 async def test_ticket_is_good_once(world: World) -> None:
     grant = world.grant(1)
     async with world.back_host() as host:
@@ -305,11 +317,43 @@ async def test_expired_ticket_is_refused(world: World, monkeypatch: pytest.Monke
             await host.connect_queue(1, ticket=grant.ticket)
 
 
+async def test_a_ticket_of_another_admitted_host_is_refused_and_spent(world: World) -> None:
+    other = f"{GATEWAY}:other"
+    world.grant(1, host_nqn=other)
+    grant = world.grant(1)
+    async with world.back_host(host_nqn=other) as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1, ticket=grant.ticket)
+    await world.reason("queue.ticket", at_target=True)
+    async with world.back_host() as host:
+        with pytest.raises(NvmeStatusError):
+            await host.connect_queue(1, ticket=grant.ticket)
+
+
+async def test_a_queue_that_was_fenced_before_it_started_never_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = world.grant(1)
+    admit = TargetSubsystem.admit
+
+    async def fenced(self: TargetSubsystem, *args: Any) -> Admission:
+        admission = await admit(self, *args)
+        await world.target.close_older_queues(world.volume_id, 2)
+        return admission
+
+    monkeypatch.setattr(TargetSubsystem, "admit", fenced)
+    async with world.back_host() as host:
+        with contextlib.suppress(NvmeStatusError, UnavailableError):
+            (await host.connect_queue(1, ticket=grant.ticket)).close()
+    await world.reason("queue.epoch", at_target=True)
+    assert world.target.statistics(world.volume_id)["queues_running"] == 0
+
+
 async def test_older_association_epochs_are_refused_and_closed(world: World) -> None:
     async with world.queue() as queue:
         await queue.write(0, bytes(4096))
         old = world.grant(2)
-        world.target.close_older_queues(world.volume_id, 2)
+        await world.target.close_older_queues(world.volume_id, 2)
         with pytest.raises((NvmeStatusError, UnavailableError)):
             await queue.write(0, bytes(4096))
     with pytest.raises(ProtocolError, match="older"):

@@ -22,6 +22,7 @@ from sealane.daemon.storage.listener import (
     Exported,
     Listener,
 )
+from sealane.daemon.storage.stream import VANISHED_SECONDS, PduStream
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.admin import AdminController, Answer, decode_completion
 from sealane.protocol.nvme.connect import Connect
@@ -275,3 +276,24 @@ async def test_events_are_taken_once() -> None:
     feed = EventFeed(volume, lambda _: None)
     assert list(feed.take()) == []
     feed.close()
+
+
+def _connected(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    listening_socket = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    near = stack.enter_context(socket.create_connection(listening_socket.getsockname()))
+    far = stack.enter_context(listening_socket.accept()[0])
+    return near, far
+
+
+def test_both_ends_notice_a_peer_that_vanishes_without_a_word() -> None:
+    with contextlib.ExitStack() as stack:
+        for end in _connected(stack):
+            PduStream(end, data_max=0)
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, interval, count = (
+                end.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * count <= VANISHED_SECONDS
+            timeout = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert timeout == VANISHED_SECONDS * 1000

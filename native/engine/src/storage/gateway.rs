@@ -27,8 +27,9 @@ use super::queues::Queues;
 /// Counters a queue thread takes from the lease at once: 4096 sectors, 16 MiB of writes. It keeps
 /// the lock out of the way and is little to lose when the process dies.
 const COUNTERS_PER_SPLIT: u64 = 1 << 20;
-/// Bytes that may wait for the host before its commands are no longer received.
-const PENDING_MAX: usize = 8 << 20;
+/// Bytes that may be on their way to or from the target, and that may wait for the host before its
+/// commands wait too. Enough to keep both wires busy, and little enough to stay in the caches.
+const WINDOW: usize = 512 * 1024;
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -166,7 +167,10 @@ impl GatewayVolume {
 struct Request {
     operation: Operation,
     lba: u64,
+    blocks: u32,
     is_forced: bool,
+    /// Plaintext of a read, from its first part on.
+    answer: Vec<u8>,
     parts_left: usize,
     status: Status,
 }
@@ -194,6 +198,10 @@ impl Part {
         }
     }
 
+    fn back_bytes(self) -> usize {
+        self.blocks as usize * BLOCK_BYTES
+    }
+
     fn plain_range(self) -> std::ops::Range<usize> {
         let start = self.first as usize * DATA_BYTES;
         start..start + self.blocks as usize * DATA_BYTES
@@ -207,6 +215,8 @@ struct Worker {
     back_blocks: u32,
     requests: Vec<Option<Request>>,
     waiting: VecDeque<Part>,
+    /// Bytes of the parts that the target has.
+    in_flight: usize,
     counters: Option<CounterRange>,
     association: u64,
     queue_id: u16,
@@ -222,6 +232,7 @@ impl Worker {
             back: HostQueue::new(pair.back, Some(pair.secure)),
             back_blocks,
             waiting: VecDeque::new(),
+            in_flight: 0,
             counters: None,
             association: pair.association,
             queue_id: pair.queue_id,
@@ -236,7 +247,7 @@ impl Worker {
     ) -> (&'static str, String) {
         loop {
             let pending = self.front.transmit().pending_bytes();
-            let front_interest = Connection::interest(pending < PENDING_MAX, pending);
+            let front_interest = Connection::interest(pending < WINDOW, pending);
             let back_interest = Connection::interest(true, self.back.transmit().pending_bytes());
             let ready = wait(
                 [
@@ -271,19 +282,20 @@ impl Worker {
                 return ended;
             }
             lost = self.back_events().or(lost);
-            self.submit_waiting();
-            if lost.is_none()
-                && let Err(Gone(detail)) = back.send(self.back.transmit())
-            {
-                lost = Some((Reason::QueueClosed, None, detail));
+            if lost.is_none() {
+                // The host first: what it takes makes room for what is submitted.
+                if let Err(Gone(detail)) = front.send(self.front.transmit()) {
+                    return ("", detail);
+                }
+                self.submit_waiting();
+                if let Err(Gone(detail)) = back.send(self.back.transmit()) {
+                    lost = Some((Reason::QueueClosed, None, detail));
+                }
             }
             if let Some((reason, lba, detail)) = lost {
                 self.back_lost(reason, lba, &detail);
                 front.farewell(self.front.transmit());
                 return (reason.id(), detail);
-            }
-            if let Err(Gone(detail)) = front.send(self.front.transmit()) {
-                return ("", detail);
             }
         }
     }
@@ -310,7 +322,7 @@ impl Worker {
         let counters = &self.shared.counters;
         add(
             match operation {
-                Operation::Read(_) => &counters.reads,
+                Operation::Read => &counters.reads,
                 Operation::Write(_) => &counters.writes,
                 Operation::Flush => &counters.flushes,
             },
@@ -325,16 +337,28 @@ impl Worker {
             parts_left += 1;
         }
         if let Some(place) = self.requests.get_mut(usize::from(slot)) {
-            *place =
-                Some(Request { operation, lba, is_forced, parts_left, status: Status::SUCCESS });
+            *place = Some(Request {
+                operation,
+                lba,
+                blocks,
+                is_forced,
+                answer: Vec::new(),
+                parts_left,
+                status: Status::SUCCESS,
+            });
         }
     }
 
     fn submit_waiting(&mut self) {
-        while self.back.can_submit() {
-            let Some(part) = self.waiting.pop_front() else { return };
-            if let Err(status) = self.submit(part) {
-                self.part_done(part, status);
+        while self.back.can_submit() && self.front.transmit().pending_bytes() < WINDOW {
+            let Some(part) = self.waiting.front().copied() else { return };
+            if self.in_flight > 0 && self.in_flight + part.back_bytes() > WINDOW {
+                return;
+            }
+            self.waiting.pop_front();
+            match self.submit(part) {
+                Ok(()) => self.in_flight += part.back_bytes(),
+                Err(status) => self.part_done(part, status),
             }
         }
     }
@@ -344,7 +368,7 @@ impl Worker {
         let Some(request) = request else { return Err(Status::INTERNAL_ERROR) };
         let lba = request.lba + u64::from(part.first);
         let submitted = match &request.operation {
-            Operation::Read(_) => self
+            Operation::Read => self
                 .back
                 .submit_read(part.tag(), lba, part.blocks as usize)
                 .map_err(|_| Status::INTERNAL_ERROR),
@@ -372,15 +396,16 @@ impl Worker {
         let mut sealed = self.back.buffer(sectors.len() * BLOCK_BYTES);
         let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
         for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
+            // Counted one by one: when the lease ends within a part, what it burned stays burned.
             let Ok(iv) = take_iv(&mut self.counters, &self.shared) else {
                 self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
-                // Sectors of this part that were sealed already have burned their counters.
+                self.back.recycle(sealed);
                 return Err(Status::from(Reason::LeaseExhausted));
             };
             block[..DATA_BYTES].copy_from_slice(sector);
             self.shared.key.seal(iv, lba, block);
+            add(&self.shared.counters.sectors_sealed, 1);
         }
-        add(&self.shared.counters.sectors_sealed, sectors.len() as u64);
         Ok(sealed)
     }
 
@@ -390,6 +415,7 @@ impl Worker {
             match event {
                 HostEvent::Completed { tag, status, data } => {
                     let part = Part::from_tag(tag);
+                    self.in_flight -= part.back_bytes();
                     let status = if status.is_success() {
                         self.open(part, &data)
                     } else {
@@ -421,11 +447,14 @@ impl Worker {
     fn open(&mut self, part: Part, data: &[u8]) -> Status {
         let shared = Arc::clone(&self.shared);
         let request = self.requests.get_mut(usize::from(part.slot)).and_then(Option::as_mut);
-        let Some(Request { operation: Operation::Read(plain), lba, .. }) = request else {
+        let Some(Request { operation: Operation::Read, lba, blocks, answer, .. }) = request else {
             return Status::SUCCESS;
         };
+        if answer.is_empty() {
+            *answer = self.front.buffer(*blocks as usize * DATA_BYTES);
+        }
         let lba = *lba + u64::from(part.first);
-        let plain = plain.get_mut(part.plain_range()).unwrap_or_default();
+        let plain = answer.get_mut(part.plain_range()).unwrap_or_default();
         let sectors = plain.as_chunks_mut::<DATA_BYTES>().0;
         let (mut opened, mut unwritten) = (0, 0);
         let mut refused = None;
@@ -463,12 +492,11 @@ impl Worker {
             return;
         }
         match request.operation {
-            Operation::Read(plain) if request.status.is_success() => {
-                self.front.complete_read(part.slot, plain);
+            Operation::Read if request.status.is_success() => {
+                self.front.complete_read(part.slot, request.answer);
             }
-            Operation::Read(buffer) | Operation::Write(buffer) => {
-                self.front.complete(part.slot, request.status, buffer);
-            }
+            Operation::Read => self.front.complete(part.slot, request.status, request.answer),
+            Operation::Write(buffer) => self.front.complete(part.slot, request.status, buffer),
             Operation::Flush => self.front.complete(part.slot, request.status, Vec::new()),
         }
     }

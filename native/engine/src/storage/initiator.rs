@@ -14,6 +14,9 @@ use sealane_proto::nvme::status::Status;
 
 use super::connection::{Connection, Gone, wait};
 
+/// Most bytes in flight: more would only wait in socket buffers and fall out of the caches.
+const IN_FLIGHT_BYTES: usize = 1 << 20;
+
 /// A transfer didn't succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
@@ -147,10 +150,15 @@ impl HostVolumeQueue {
         length: usize,
         transfer: &mut Transfer<'_>,
     ) -> Result<(), TransferError> {
+        let in_flight_max = (IN_FLIGHT_BYTES / self.io_bytes).max(1);
         let mut submitted = 0;
         let mut failed = None;
         loop {
-            while submitted < length && failed.is_none() && inner.queue.can_submit() {
+            while submitted < length
+                && failed.is_none()
+                && inner.queue.can_submit()
+                && inner.queue.outstanding() < in_flight_max
+            {
                 submitted += self.submit(inner, lba, submitted, length, transfer)?;
             }
             if inner.queue.outstanding() == 0 {

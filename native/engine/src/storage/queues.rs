@@ -2,16 +2,27 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Running {
     association: u64,
     stop: Arc<OwnedFd>,
-    thread: JoinHandle<()>,
+    /// Emptied by whoever waits for the thread, who holds the lock until it ended: so everybody
+    /// who stops a queue waits, not only the first.
+    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Running {
+    fn has_ended(&self) -> bool {
+        match self.thread.try_lock() {
+            Ok(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),
+            Err(_) => false,
+        }
+    }
 }
 
 /// Queue threads of one volume.
@@ -31,42 +42,76 @@ impl Queues {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let for_thread = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name(name).spawn(move || body(for_thread))?;
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|queue| !queue.thread.is_finished());
+        let thread = Arc::new(Mutex::new(Some(thread)));
+        let mut running = self.lock();
+        running.retain(|queue| !queue.has_ended());
         running.push(Running { association, stop, thread });
         Ok(())
     }
 
-    /// Stops the queues of one association, or all, and waits until they are drained.
+    /// Stops the queues of one association, or all, and waits until they are drained, also those
+    /// that another caller is stopping already.
     pub fn stop(&self, association: Option<u64>) {
-        let stopping: Vec<Running> = {
-            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            let all = std::mem::take(&mut *running);
-            let (stopping, staying): (Vec<_>, Vec<_>) = all
-                .into_iter()
-                .partition(|queue| association.is_none_or(|wanted| wanted == queue.association));
-            *running = staying;
-            stopping
-        };
+        let mut stopping = self.lock().clone();
+        stopping.retain(|queue| association.is_none_or(|wanted| wanted == queue.association));
         for queue in &stopping {
             // It fails only when the counter is full, and then the thread is told already.
             let _ = rustix::io::write(&*queue.stop, &1u64.to_ne_bytes());
         }
         for queue in stopping {
-            // A thread that panicked is as stopped as one that ended.
-            let _ = queue.thread.join();
+            let mut thread = queue.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(thread) = thread.take() {
+                // A thread that panicked is as stopped as one that ended.
+                let _ = thread.join();
+            }
         }
+        self.lock().retain(|queue| !queue.has_ended());
     }
 
     /// Queues whose thread still runs.
     pub fn running(&self) -> usize {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.iter().filter(|queue| !queue.thread.is_finished()).count()
+        self.lock().iter().filter(|queue| !queue.has_ended()).count()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Queues {
     fn drop(&mut self) {
         self.stop(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn everybody_who_stops_a_queue_waits_until_it_is_drained() {
+        let queues = Queues::default();
+        let (drain, drained) = channel::<()>();
+        queues.start("draining".into(), 1, move |_| drained.recv().unwrap()).unwrap();
+        queues.start("other".into(), 2, |_| ()).unwrap();
+        let (report, reports) = channel();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let (queues, report) = (&queues, report.clone());
+                scope.spawn(move || {
+                    queues.stop(Some(1));
+                    report.send(()).unwrap();
+                });
+            }
+            let early = reports.recv_timeout(Duration::from_millis(50));
+            drain.send(()).unwrap();
+            assert_eq!(early, Err(RecvTimeoutError::Timeout));
+            assert_eq!([reports.recv(), reports.recv()], [Ok(()), Ok(())]);
+        });
+        queues.stop(None);
+        assert_eq!(queues.running(), 0);
     }
 }

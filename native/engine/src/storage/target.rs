@@ -11,6 +11,7 @@ use sealane_proto::nvme::controller_queue::{
     Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
 };
 use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::BLOCK_BYTES;
 use sealane_proto::secure_queue::SecureQueue;
 
 use super::connection::{Connection, Gone, wait};
@@ -19,8 +20,9 @@ use super::freshness::{FlatTable, ReadError};
 use super::queues::Queues;
 use super::store::SectorStore;
 
-/// Bytes that may wait for the host before its commands are no longer received.
-const PENDING_MAX: usize = 8 << 20;
+/// Bytes that may wait for the host before its commands are neither received nor executed. Enough
+/// to keep the wire busy, and little enough to stay in the processor's caches.
+const PENDING_MAX: usize = 512 * 1024;
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -141,18 +143,30 @@ impl Worker {
                 Ok(_) => {}
                 Err(error) => return ("", error.to_string()),
             }
-            if let Some(ended) = self.execute_all() {
-                connection.farewell(self.queue.transmit());
-                return ended;
-            }
-            if let Err(Gone(detail)) = connection.send(self.queue.transmit()) {
-                return ("", detail);
+            // Until nothing is left to execute, or the host must take some bytes first.
+            loop {
+                if let Some(ended) = self.execute_some() {
+                    connection.farewell(self.queue.transmit());
+                    return ended;
+                }
+                if let Err(Gone(detail)) = connection.send(self.queue.transmit()) {
+                    return ("", detail);
+                }
+                if !self.queue.has_event() || !self.may_execute() {
+                    break;
+                }
             }
         }
     }
 
-    fn execute_all(&mut self) -> Option<(&'static str, String)> {
-        while let Some(event) = self.queue.next_event() {
+    fn may_execute(&mut self) -> bool {
+        self.queue.transmit().pending_bytes() < PENDING_MAX
+    }
+
+    fn execute_some(&mut self) -> Option<(&'static str, String)> {
+        while self.may_execute()
+            && let Some(event) = self.queue.next_event()
+        {
             match event {
                 ControllerEvent::Received(command) => self.execute(command),
                 ControllerEvent::Failed { reason: Reason::QueueClosed, detail, .. } => {
@@ -193,8 +207,9 @@ impl Worker {
                 };
                 self.queue.complete(slot, status, data);
             }
-            Operation::Read(mut data) => {
+            Operation::Read => {
                 add(&counters.reads, 1);
+                let mut data = self.queue.buffer(blocks as usize * BLOCK_BYTES);
                 match shared.table.read(&*shared.store, lba, &mut data) {
                     Ok(()) => {
                         add(&counters.sectors_read, u64::from(blocks));

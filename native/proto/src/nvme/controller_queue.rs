@@ -22,6 +22,10 @@ use super::transmit::TransmitQueue;
 use crate::sector::{BLOCK_BYTES, Block, check_written};
 use crate::secure_queue::{CommandCounter, Direction, Outcome, SecureQueue};
 
+/// Bytes of writes whose data may be asked for at once. More than keeps the wire busy would only
+/// fall out of the processor's caches between one copy and the next, and hold memory.
+pub const WRITE_WINDOW: usize = 512 * 1024;
+
 /// Broadcast namespace id, allowed in a flush.
 const ALL_NAMESPACES: u32 = u32::MAX;
 
@@ -62,8 +66,8 @@ pub struct Command {
 /// What a command asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Read; fill the buffer and hand it to [`ControllerQueue::complete_read`].
-    Read(Vec<u8>),
+    /// Read into a [`ControllerQueue::buffer`] and hand that to [`ControllerQueue::complete_read`].
+    Read,
     /// Write these blocks; MAC fields are zero.
     Write(Vec<u8>),
     /// Make completed writes durable.
@@ -106,11 +110,15 @@ enum Sink {
 /// The controller's side of one I/O queue.
 #[derive(Debug)]
 pub struct ControllerQueue {
-    limits: ControllerLimits,
+    pub(super) limits: ControllerLimits,
     secure: Option<SecureQueue>,
     counter: CommandCounter,
     reader: PduReader,
     slots: Vec<Option<Slot>>,
+    /// Writes whose data isn't asked for yet.
+    unasked: VecDeque<u16>,
+    /// Bytes of the writes whose data was asked for and that aren't completed.
+    window_used: usize,
     sink: Sink,
     head: u16,
     transmit: TransmitQueue,
@@ -129,6 +137,8 @@ impl ControllerQueue {
             counter: CommandCounter::default(),
             reader: PduReader::new(limits.h2c_data_max),
             slots: (0..outstanding).map(|_| None).collect(),
+            unasked: VecDeque::new(),
+            window_used: 0,
             sink: Sink::Discard,
             head: 0,
             transmit: TransmitQueue::default(),
@@ -146,6 +156,17 @@ impl ControllerQueue {
             return;
         };
         self.respond(&done.entry, done.number, status);
+        if done.entry.opcode == WRITE && done.entry.sgl.kind == SGL_TRANSPORT {
+            let bytes = done.entry.sgl.length.get() as usize;
+            self.window_used = self.window_used.saturating_sub(bytes);
+            self.ask();
+        }
+    }
+
+    /// A buffer for a read, reused if there is one.
+    #[must_use]
+    pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        self.transmit.buffer(bytes)
     }
 
     /// Ends a read with its blocks. On a secure queue they are sealed sectors or marked
@@ -210,6 +231,12 @@ impl ControllerQueue {
 
     // Questions.
 
+    /// Whether something happened that [`Self::next_event`] hasn't told yet.
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Commands that are received in part or being executed.
     #[must_use]
     pub fn outstanding(&self) -> usize {
@@ -255,21 +282,40 @@ impl ControllerQueue {
         let index = free.ok_or(PduError::sequence("more commands than the queue holds"))? as u16;
         let bytes = entry.sgl.length.get() as usize;
         let in_capsule = data > 0;
-        let is_flush = entry.opcode == FLUSH;
-        let buffer = if is_flush { Vec::new() } else { self.transmit.buffer(bytes) };
-        let is_write = entry.opcode == WRITE;
-        let waits = is_write && !in_capsule;
-        let mut slot = Slot { entry, number, buffer, received: 0, receiving: waits };
-        if !is_write {
-            let buffer = std::mem::take(&mut slot.buffer);
-            let operation = if is_flush { Operation::Flush } else { Operation::Read(buffer) };
-            self.hand_out(index, &entry, operation);
-        } else if in_capsule {
-            self.sink = Sink::Slot(index);
-        } else {
+        let buffer = if in_capsule { self.transmit.buffer(bytes) } else { Vec::new() };
+        if let Some(place) = self.slots.get_mut(usize::from(index)) {
+            *place = Some(Slot { entry, number, buffer, received: 0, receiving: false });
+        }
+        match entry.opcode {
+            FLUSH => self.hand_out(index, &entry, Operation::Flush),
+            READ => self.hand_out(index, &entry, Operation::Read),
+            _ if in_capsule => self.sink = Sink::Slot(index),
+            _ => {
+                self.unasked.push_back(index);
+                self.ask();
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for the data of the writes that wait for it, in their order, as the window allows.
+    fn ask(&mut self) {
+        while let Some(&index) = self.unasked.front() {
+            let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut) else {
+                self.unasked.pop_front();
+                continue;
+            };
+            let bytes = slot.entry.sgl.length.get() as usize;
+            if self.window_used > 0 && self.window_used + bytes > WRITE_WINDOW {
+                return;
+            }
+            self.unasked.pop_front();
+            self.window_used += bytes;
+            slot.buffer = self.transmit.buffer(bytes);
+            slot.receiving = true;
             let request = R2t {
                 common: CommonHeader::new(kind::R2T, 0, 0),
-                cid: entry.cid,
+                cid: slot.entry.cid,
                 tag: index.into(),
                 offset: 0.into(),
                 length: (bytes as u32).into(),
@@ -277,10 +323,6 @@ impl ControllerQueue {
             };
             self.transmit.put(request.as_bytes());
         }
-        if let Some(place) = self.slots.get_mut(usize::from(index)) {
-            *place = Some(slot);
-        }
-        Ok(())
     }
 
     fn hand_out(&mut self, slot: u16, entry: &SubmissionEntry, operation: Operation) {

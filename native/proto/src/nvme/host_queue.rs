@@ -126,8 +126,7 @@ impl HostQueue {
     pub fn submit_read(&mut self, tag: u64, lba: u64, blocks: usize) -> Result<(), SubmitError> {
         let bytes = blocks.saturating_mul(self.limits.block_bytes);
         let cid = self.free_cid(bytes)?;
-        let buffer = self.transmit.buffer(bytes);
-        self.submit(cid, tag, READ, lba, buffer, 0);
+        self.submit(cid, tag, READ, lba, blocks, Vec::new(), 0);
         Ok(())
     }
 
@@ -144,7 +143,8 @@ impl HostQueue {
         match self.free_cid(data.len()) {
             Ok(cid) => {
                 let control = if is_forced { FORCE_UNIT_ACCESS } else { 0 };
-                self.submit(cid, tag, WRITE, lba, data, control);
+                let blocks = data.len() / self.limits.block_bytes;
+                self.submit(cid, tag, WRITE, lba, blocks, data, control);
                 Ok(())
             }
             Err(error) => Err((error, data)),
@@ -154,7 +154,7 @@ impl HostQueue {
     /// Makes completed writes durable.
     pub fn submit_flush(&mut self, tag: u64) -> Result<(), SubmitError> {
         let cid = self.free_cid(self.limits.block_bytes)?;
-        self.submit(cid, tag, FLUSH, 0, Vec::new(), 0);
+        self.submit(cid, tag, FLUSH, 0, 0, Vec::new(), 0);
         Ok(())
     }
 
@@ -228,20 +228,22 @@ impl HostQueue {
         free.map(|index| index as u16).ok_or(SubmitError::Full)
     }
 
+    #[allow(clippy::too_many_arguments)] // the fields of one entry
     fn submit(
         &mut self,
         cid: u16,
         tag: u64,
         opcode: u8,
         lba: u64,
+        blocks: usize,
         mut buffer: Vec<u8>,
         control: u32,
     ) {
         let number = self.counter.take();
-        let blocks = buffer.len() / self.limits.block_bytes;
-        let in_capsule = opcode == WRITE && buffer.len() <= self.limits.in_capsule_max;
+        let bytes = blocks * self.limits.block_bytes;
+        let in_capsule = opcode == WRITE && bytes <= self.limits.in_capsule_max;
         let sgl = Sgl {
-            length: (buffer.len() as u32).into(),
+            length: (bytes as u32).into(),
             kind: if in_capsule { SGL_IN_CAPSULE } else { SGL_TRANSPORT },
             ..Sgl::default()
         };
@@ -257,7 +259,7 @@ impl HostQueue {
                 }
             }
         }
-        let data = if in_capsule { buffer.len() } else { 0 };
+        let data = if in_capsule { bytes } else { 0 };
         let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, data), entry };
         self.transmit.put(capsule.as_bytes());
         if in_capsule {
@@ -338,13 +340,20 @@ impl HostQueue {
         if slot.entry.opcode != READ || header.offset.get() as usize != slot.moved {
             return Err(PduError::range("data out of order or for a command that reads none"));
         }
-        if length > slot.buffer.len() - slot.moved {
+        let total = slot.entry.sgl.length.get() as usize;
+        if length > total - slot.moved {
             return Err(PduError::range("more data than was asked for"));
         }
+        let is_first = slot.moved == 0;
         let flags = header.common.flags;
-        let ends = slot.moved + length == slot.buffer.len();
+        let ends = slot.moved + length == total;
         if flags & FLAG_SUCCESS != 0 && (is_secure || !ends || flags & FLAG_LAST == 0) {
             return Err(PduError::field(1, "success flag where a response capsule must follow"));
+        }
+        if is_first {
+            // Not before: most reads of a deep queue wait, and their buffers would only get cold.
+            let buffer = self.transmit.buffer(total);
+            self.slot(header.cid.get())?.buffer = buffer;
         }
         self.sink = Some((header.cid.get(), flags));
         Ok(())
@@ -391,9 +400,9 @@ impl HostQueue {
         let lba = slot.entry.start_lba.get();
         let number = slot.number;
         if slot.entry.opcode == READ && status.is_success() {
-            if slot.moved != slot.buffer.len() {
-                let detail =
-                    format!("read succeeded with {} bytes missing", slot.buffer.len() - slot.moved);
+            let missing = slot.entry.sgl.length.get() as usize - slot.moved;
+            if missing > 0 {
+                let detail = format!("read succeeded with {missing} bytes missing");
                 self.fail(Reason::PduMalformed, Some(lba), detail);
                 return;
             }

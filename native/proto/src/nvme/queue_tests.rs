@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::controller_queue::{
-    Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
+    Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation, WRITE_WINDOW,
 };
 use super::*;
 use crate::aead::Secret;
@@ -76,7 +76,9 @@ impl World {
                 }
                 self.controller.complete(command.slot, Status::SUCCESS, data);
             }
-            Operation::Read(mut data) => {
+            Operation::Read => {
+                let bytes = command.blocks as usize * self.block_bytes;
+                let mut data = self.controller.buffer(bytes);
                 for (index, block) in data.chunks_mut(self.block_bytes).enumerate() {
                     match &self.store[start + index] {
                         Some(stored) => block.copy_from_slice(stored),
@@ -474,4 +476,26 @@ fn submission_is_bounded_by_depth_and_length() {
     }
     assert!(!world.host.can_submit());
     assert_eq!(world.host.submit_read(7, 0, 1), Err(SubmitError::Full));
+}
+
+#[test]
+fn data_is_asked_for_only_as_the_window_allows_and_in_order() {
+    let mut world = World::new(None, false);
+    let all = BLOCKS as usize * DATA_BYTES;
+    world.controller.limits.transfer_max = all;
+    world.host.limits.transfer_max = all;
+    for tag in 0..5 {
+        world.host.submit_write(tag, 0, vec![tag as u8; all], false).unwrap();
+    }
+    let bytes = world.sent_by_host();
+    world.feed_controller(&bytes);
+    let requests = world.sent_by_controller();
+    assert_eq!(requests.len() / 24, WRITE_WINDOW / all);
+    world.feed_host(&requests);
+    world.run();
+    let done = world.done.iter().map(|event| match event {
+        HostEvent::Completed { tag, status, .. } => (*tag, status.is_success()),
+        HostEvent::Failed { .. } => (u64::MAX, false),
+    });
+    assert_eq!(done.collect::<Vec<_>>(), (0..5).map(|tag| (tag, true)).collect::<Vec<_>>());
 }
