@@ -255,6 +255,17 @@ def test_node_with_another_key_is_not_verified(site: Site, broker: Daemon) -> No
     assert _error(ended.stderr).endswith("[attestation.key.unknown]")
 
 
+def test_attestation_key_open_to_others_is_refused(site: Site, broker: Daemon) -> None:
+    config = site.write_config("f", site.enrolment("f", broker) + FABRIC)
+    (site.root / "f.pem").chmod(0o640)
+    ended = sealaned("--config", config)
+    assert ended.returncode == 2
+    assert _error(ended.stderr) == (
+        f"sealaned: enrolment.key_file {site.root / 'f.pem'}: mode 0640; allowed: 0600 or 0400 "
+        "[key.file.mode]"
+    )
+
+
 def test_node_of_another_name_is_not_verified(site: Site, broker: Daemon) -> None:
     ended = sealaned("--config", site.write_config("h", site.enrolment("f", broker) + FABRIC))
     assert ended.returncode == 3

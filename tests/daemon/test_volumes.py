@@ -395,16 +395,24 @@ async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def create_volume(volume_id: uuid.UUID, *, sector_count: int) -> None:
+        # As a thread does it that makes a file: the store is there whether one waits or not.
+        world.target.volumes[volume_id] = sector_count
         started.set()
         await go_on.wait()
-        world.target.volumes[volume_id] = sector_count
+
+    really_delete = world.storage.delete
+
+    async def delete(caller: Subject, volume_id: str) -> None:
+        # The call that is given up has ended at the target when its clean-up comes.
+        go_on.set()
+        await really_delete(caller, volume_id)
 
     world.target.create_volume = create_volume  # type: ignore[method-assign]
+    world.storage.delete = delete  # type: ignore[method-assign]
     creating = asyncio.ensure_future(_create(world))
     async with asyncio.timeout(10):
         await started.wait()
         creating.cancel()
-        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await creating
     assert world.target.volumes == {}
