@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 import sealane
+from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.demo.run import DemoOptions, run_demo
 from sealane.errors import Error, UsageError
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> DemoOptions:
     """Read the command line; a mistake ends the program with one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="sealane", description=sealane.__doc__)
+    parser = OneLineParser(prog="sealane", description=sealane.__doc__)
     parser.add_argument("--version", action="version", version=f"sealane {sealane.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(

@@ -220,7 +220,7 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.spawn("target-events", service.poll_events())
-        self.metrics.add_volumes("target", service.statistics)
+        self.metrics.add_statistics("target_volume", "volume", service.statistics)
         authorizer = Authorizer(identity.anchor)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
@@ -248,7 +248,7 @@ class Daemon:
         )
         await self._stack.enter_async_context(service.running())
         self._event_logs.append(service.events)
-        self.metrics.add_volumes("gateway", service.statistics)
+        self.metrics.add_statistics("gateway_volume", "volume", service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
         self._services.append("sealane.v1.Volumes")
 
@@ -277,6 +277,8 @@ class Daemon:
             establish_with=establish_over(connect_peer),
         )
         await self._stack.enter_async_context(service.running())
+        self.spawn("session-statistics", service.keep_snapshot())
+        self.metrics.add_statistics("session", "session", lambda: service.snapshot)
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor)
 

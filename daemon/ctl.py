@@ -253,6 +253,9 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
         "state": sessions_pb2.Session.State.Name(session.state).lower(),
         "peer": session.peer_node,
         "direction": session.direction,
+        "rate_bits_per_second": session.rate_bits_per_second,
+        "packets_sent": session.statistics["packets_sent"],
+        "retransmitted_packets": session.statistics["retransmitted_packets"],
         "close_reason": session.close_reason,
     }
 

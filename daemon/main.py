@@ -1,9 +1,7 @@
 """`sealaned`: command line and process of the daemon."""
 
 import asyncio
-import contextlib
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
 from sealane.daemon.logs import get_logger, set_up_logs
+from sealane.daemon.process import forbid_inspection
 from sealane.errors import Error
 
 
@@ -39,9 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns 0 after a clean stop."""
     os.umask(0o077)
-    # Keys live in this process: no core files, also where no service manager says so.
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    forbid_inspection()
     set_up_logs(config.node.log_level, node=config.node.name)
     try:
         asyncio.run(_serve_until_signal(config))

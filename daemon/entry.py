@@ -1,0 +1,28 @@
+"""Entry points of the three programs: thin, so that Ctrl-C is answered while Python still imports."""
+
+import importlib
+import signal
+import sys
+
+
+def sealaned() -> int:
+    """Run the daemon."""
+    return _run("sealaned", "sealane.daemon.main")
+
+
+def sealanectl() -> int:
+    """Run the daemon's command-line client."""
+    return _run("sealanectl", "sealane.daemon.ctl")
+
+
+def sealane() -> int:
+    """Run what one runs by hand."""
+    return _run("sealane", "sealane.daemon.cli")
+
+
+def _run(program: str, module: str) -> int:
+    try:
+        return int(importlib.import_module(module).main())
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
