@@ -264,18 +264,16 @@ impl Worker {
             if !stopped.is_empty() {
                 return ("", "stopped".into());
             }
-            if front_ready.intersects(!PollFlags::OUT) {
-                match front.receive() {
-                    Ok(bytes) => self.front.receive(bytes),
-                    Err(Gone(detail)) => return ("", detail),
-                }
+            if front_ready.intersects(!PollFlags::OUT)
+                && let Err(Gone(detail)) = front.receive(&mut self.front)
+            {
+                return ("", detail);
             }
             let mut lost = None;
-            if back_ready.intersects(!PollFlags::OUT) {
-                match back.receive() {
-                    Ok(bytes) => self.back.receive(bytes),
-                    Err(Gone(detail)) => lost = Some((Reason::QueueClosed, None, detail)),
-                }
+            if back_ready.intersects(!PollFlags::OUT)
+                && let Err(Gone(detail)) = back.receive(&mut self.back)
+            {
+                lost = Some((Reason::QueueClosed, None, detail));
             }
             if let Some(ended) = self.front_events() {
                 front.farewell(self.front.transmit());
