@@ -10,14 +10,28 @@ from sealane.client.connection import (
     connect,
     translated,
 )
+from sealane.client.session import (
+    ErasureCoded,
+    ReceiveSession,
+    SelectiveRepeat,
+    SendSession,
+    listen_session,
+    open_session,
+)
 
 __all__ = [
     "Attachment",
     "Client",
+    "ErasureCoded",
     "NodeStatus",
+    "ReceiveSession",
+    "SelectiveRepeat",
+    "SendSession",
     "Volume",
     "VolumeEvent",
     "Volumes",
     "connect",
+    "listen_session",
+    "open_session",
     "translated",
 ]

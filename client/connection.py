@@ -13,7 +13,7 @@ import datetime as dt
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -29,6 +29,7 @@ from sealane.protocol.v1 import (
 )
 
 DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
+_CONNECT_SECONDS: Final = 5.0
 _CALL_SECONDS: Final = 60.0
 _PAGE_SIZE: Final = 1000
 
@@ -164,7 +165,7 @@ class Volumes:
         call = self._stub.WatchVolume(request)
         try:
             with translated():
-                await call.initial_metadata()
+                await _metadata_of(call)
                 if call.done():
                     # A refusal also ends the wait for metadata; it is in the status.
                     await anext(aiter(call), None)
@@ -204,10 +205,12 @@ class Client:
 async def connect(socket: str = DEFAULT_SOCKET) -> AsyncIterator[Client]:
     """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
     try:
-        _, writer = await asyncio.open_unix_connection(socket)
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_unix_connection(socket)
     except OSError as error:
+        why = "time-out" if isinstance(error, TimeoutError) else error.strerror or str(error)
         raise UnavailableError(
-            "daemon.unreachable", f"{socket}: no sealaned answers there: {error.strerror}"
+            "daemon.unreachable", f"{socket}: no sealaned answers there: {why}"
         ) from error
     writer.close()
     options = [("grpc.enable_http_proxy", 0)]
@@ -222,6 +225,17 @@ def translated() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise error_of(error, peer="sealaned") from error
+
+
+async def _metadata_of(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
+    """Wait until a stream's server has taken the call, or has refused it."""
+    try:
+        async with asyncio.timeout(_CALL_SECONDS):
+            await call.initial_metadata()
+    except TimeoutError as error:
+        raise UnavailableError(
+            "peer.deadline_exceeded", f"sealaned said nothing within {_CALL_SECONDS:.0f} s"
+        ) from error
 
 
 async def _events(call: AsyncIterable[storage_pb2.VolumeEvent]) -> AsyncIterator[VolumeEvent]:

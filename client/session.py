@@ -27,6 +27,8 @@ TOKEN_BYTES = 16
 DESCRIPTORS = 4
 GRANTED = b"\x01"
 HAND_OVER_TIMEOUT_SECONDS = 10.0
+OPEN_TIMEOUT_SECONDS = 30.0
+"""Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
 COMPLETIONS_PER_TURN = 64
 
 
@@ -164,7 +166,9 @@ class _RingSession:
         self._loop.remove_reader(self._ring.fileno())
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(error)
+                # What the fabric had completed was taken before: of the rest nobody knows.
+                unknown = SessionError("session.message.outcome_unknown", str(error))
+                future.set_exception(unknown)
         self._waiting.clear()
         self._room.set()
 
@@ -241,7 +245,7 @@ async def open_session(
         via_address=via_address,
     )
     try:
-        grant = await sessions.OpenSession(request)
+        grant = await sessions.OpenSession(request, timeout=OPEN_TIMEOUT_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise error_of(error, peer="the fabric") from error
     session = SendSession(await fetch_ring(grant), grant.session)

@@ -173,7 +173,8 @@ def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
         is_authority = constraints.value.ca
     except (ValueError, x509.ExtensionNotFound):
         is_authority = False
-    if not is_authority or not isinstance(certificate.public_key(), ec.EllipticCurvePublicKey):
+    key = certificate.public_key() if is_authority else None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise VerificationError(
             "certificate.anchor.malformed",
             f"{source}: not a trust anchor; allowed is one PEM certificate of a P-256 authority",

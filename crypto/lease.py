@@ -1,8 +1,10 @@
 """Counter leases (DESIGN §6): the arena that grants counters and the holder that uses them.
 
 IV = broker instance 16 bit ‖ start epoch 24 bit ‖ counter 56 bit, big-endian. An arena lives in
-the memory of one broker process and its start epoch is never served twice, so two grants never
-overlap, whatever happens to the broker's store. Counters are counted in AES blocks: 256 a sector.
+the memory of one broker process, so its grants never overlap, whatever is lost of their record.
+Grants of two starts don't overlap because no start epoch is served twice: that rests on a store
+that is never rolled back, which nothing detects yet (docs/threat-model.md). Counters are counted
+in AES blocks: 256 a sector.
 
 `Arena._next` is the one place in Sealane where counters are given out.
 """

@@ -29,8 +29,8 @@ class BrokerClient:
 
     async def register(
         self, *, request_id: str, display_name: str, size_bytes: int, target_node: str
-    ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.SignedVolumeDescriptor]:
-        """Register a volume; returns its descriptor, verified, and the signed original."""
+    ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
+        """Register a volume; returns its descriptor, verified, and the whole answer."""
         request = broker_pb2.RegisterVolumeRequest(
             request_id=request_id,
             display_name=display_name,
@@ -39,8 +39,8 @@ class BrokerClient:
         )
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
-            signed = await stub.RegisterVolume(request, timeout=_CALL_SECONDS)
-        return open_descriptor(self._identity.anchor, signed), signed
+            answer = await stub.RegisterVolume(request, timeout=_CALL_SECONDS)
+        return open_descriptor(self._identity.anchor, answer.volume), answer
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return the verified descriptor of exactly `volume_id`."""

@@ -13,13 +13,14 @@ from typing import Any, Final, TypeAlias
 import grpc
 import structlog
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.errors import Error, VerificationError
-from sealane.protocol.status import REASON_KEY, status_of
+from sealane.protocol.status import REASON_KEY, one_line, status_of
 
 _GATEWAY: Final = frozenset({"gateway"})
 _STORAGE: Final = frozenset({"gateway", "target"})
@@ -43,6 +44,14 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
+class TlsOnly:
+    """Checks callers of the attestation listener, who have no certificate yet."""
+
+    def authorize(self, method: str, context: Context) -> None:  # noqa: ARG002
+        """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
+        _check_tls(context.auth_context())
+
+
 class Authorizer:
     """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
 
@@ -63,17 +72,26 @@ class Authorizer:
     def caller(self, context: Context) -> Subject:
         """Return who calls; VerificationError `call.…unauthenticated` or `certificate.…`."""
         properties = context.auth_context()
-        version = _property(properties, "ssl_tls_version")
-        if version != b"TLSv1.3":
-            raise VerificationError(
-                "call.tls.unauthenticated", f"TLS version {version!r}; allowed: TLSv1.3"
-            )
+        _check_tls(properties)
         pem = _property(properties, "x509_pem_cert")
         if not pem:
             raise VerificationError(
                 "call.certificate.unauthenticated", "the caller showed no certificate"
             )
         return verify_leaf(_parse(pem), anchor=self._anchor, now=utc_now())
+
+    @staticmethod
+    def certificate_digest(context: Context) -> bytes:
+        """Return SHA-256 (DER) of the leaf that the caller showed."""
+        return _parse(_property(context.auth_context(), "x509_pem_cert")).fingerprint(SHA256())
+
+
+def _check_tls(properties: Mapping[str, Any]) -> None:
+    version = _property(properties, "ssl_tls_version")
+    if version != b"TLSv1.3":
+        raise VerificationError(
+            "call.tls.unauthenticated", f"TLS version {version!r}; allowed: TLSv1.3"
+        )
 
 
 def _property(properties: Mapping[str, Any], name: str) -> bytes:
@@ -95,11 +113,10 @@ def _parse(pem: bytes) -> x509.Certificate:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary-unary and unary-stream method of a server.
 
-    `authorizer` is None on the Unix socket, whose file mode is the authorization, and on the
-    attestation listener, whose callers have no certificate yet.
+    `authorizer` is None on the Unix socket, whose file mode is the authorization.
     """
 
-    def __init__(self, metrics: Metrics, authorizer: Authorizer | None) -> None:
+    def __init__(self, metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> None:
         self._metrics = metrics
         self._authorizer = authorizer
 
@@ -179,14 +196,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def _refuse(self, method: str, error: Error, context: Context) -> None:
         code = status_of(error)
+        text = one_line(error)
         self._count(method, code.name)
         self._metrics.refusals.labels(error.reason).inc()
-        get_logger().warning(
-            "call_refused", method=method, reason=error.reason, message=str(error.args[0])
-        )
-        await context.abort(
-            code, str(error.args[0]), trailing_metadata=((REASON_KEY, error.reason),)
-        )
+        get_logger().warning("call_refused", method=method, reason=error.reason, message=text)
+        await context.abort(code, text, trailing_metadata=((REASON_KEY, error.reason),))
 
     async def _fail(self, method: str, error: Exception, context: Context) -> None:
         self._count(method, "INTERNAL")

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from sealane.errors import Error, UsageError
 MESSAGES_DEFAULT = 150
 MESSAGES_MAX = 1000
 VOLUME_BYTES_MAX = 1 << 40
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+SIGNALLED = 128  # and the signal's number, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,9 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False)
     try:
         results = asyncio.run(run_demo(options, console))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         console.print("sealane: interrupted; everything it started is stopped and removed")
-        return INTERRUPTED
+        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+        return SIGNALLED + number
     except Error as error:
         print(f"sealane: {error}", file=sys.stderr)
         return error.exit_code

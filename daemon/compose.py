@@ -5,24 +5,24 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.attestation import SOFTWARE, Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
-from sealane.crypto.keys import WrappingKey
+from sealane.crypto.keys import KEY_BYTES, WrappingKey
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.calls import Authorizer
+from sealane.daemon.calls import Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import (
     BrokerConfig,
@@ -32,11 +32,12 @@ from sealane.daemon.config import (
     GatewayConfig,
     TargetConfig,
 )
-from sealane.daemon.enrolment import Enrolment, key_digest, read_file
+from sealane.daemon.enrolment import Enrolment, key_digest
 from sealane.daemon.events import EventLog
-from sealane.daemon.fabric.service import FabricService
+from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.files import read_secret
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
@@ -135,7 +136,14 @@ class Daemon:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
-        wrapping = WrappingKey(read_file(config.key_file, key="broker.key_file"))
+        kek = read_secret(config.key_file, key="broker.key_file")
+        if len(kek) != KEY_BYTES:
+            raise UsageError(
+                "key.size",
+                f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
+                "(sealanectl key encryption makes one)",
+            )
+        wrapping = WrappingKey(kek)
         broker = BrokerService(
             BrokerStore(state / _STORE_NAME),
             wrapping,
@@ -177,7 +185,7 @@ class Daemon:
             audience=spiffe_id(node, "broker"),
             verifier_key_sha256=key_digest(authority.certificate),
         )
-        open_server = new_server(self.metrics, None)
+        open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier, broker), open_server
         )
@@ -247,8 +255,14 @@ class Daemon:
     async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
         identity = await self._enrol("fabric")
 
-        def connect_peer(address: str, node: str) -> AbstractAsyncContextManager[grpc.aio.Channel]:
-            return identity.channel(address, node, "fabric")
+        @contextlib.asynccontextmanager
+        async def connect_peer(
+            address: str, node: str
+        ) -> AsyncIterator[tuple[grpc.aio.Channel, bytes]]:
+            # Nothing awaits in between: this is the leaf that the channel shows.
+            digest = identity.certificate.fingerprint(SHA256())
+            async with identity.channel(address, node, "fabric") as channel:
+                yield channel, digest
 
         service = FabricService(
             FabricSettings(
@@ -265,9 +279,16 @@ class Daemon:
         await self._stack.enter_async_context(service.running())
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor)
+
+        def identify(context: Any) -> Peer:
+            return Peer(
+                node=authorizer.caller(context).node,
+                certificate_digest=authorizer.certificate_digest(context),
+            )
+
         server = new_server(self.metrics, authorizer)
         sessions_pb2_grpc.add_SessionPeerServicer_to_server(
-            SessionPeerServicer(service, peer_node=lambda c: authorizer.caller(c).node), server
+            SessionPeerServicer(service, identify=identify), server
         )
         self.addresses["fabric_control"] = bind_tcp(
             server,

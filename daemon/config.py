@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from sealane.crypto.certificates import NAME_PATTERN
+from sealane.daemon.files import read_bounded
 from sealane.errors import UsageError
 
 CONFIG_BYTES_MAX: Final = 1 << 20
@@ -46,6 +47,13 @@ def _bind_address(value: str) -> str:
         ipaddress.ip_address(host)
     except ValueError:
         raise ValueError("address:port to listen on, an IP address and a port 0…65535") from None
+    return value
+
+
+def _loopback_address(value: str) -> str:
+    host = _bind_address(value).rpartition(":")[0].strip("[]")
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ValueError("a loopback address:port, because what passes there is plain")
     return value
 
 
@@ -130,7 +138,7 @@ class TargetConfig(Section):
 class GatewayConfig(Section):
     """The gateway role."""
 
-    listen: BindAddress = "127.0.0.1:4421"
+    listen: Annotated[str, AfterValidator(_loopback_address)] = "127.0.0.1:4421"
     target_node: NodeName
     target_address: PeerAddress
 
@@ -185,11 +193,11 @@ class Config(Section):
 def load_config(path: Path) -> Config:
     """Read `path`; UsageError `config.…` with one line at the first thing that is wrong."""
     try:
-        raw = path.read_bytes()
+        raw = read_bounded(path, bytes_max=CONFIG_BYTES_MAX)
     except OSError as error:
         raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
     if len(raw) > CONFIG_BYTES_MAX:
-        raise UsageError("config.size", f"{path}: {len(raw)} bytes, allowed are {CONFIG_BYTES_MAX}")
+        raise UsageError("config.size", f"{path}: more than the allowed {CONFIG_BYTES_MAX} bytes")
     try:
         document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -16,21 +16,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sealane import __version__
-from sealane.client import Client, Volume, VolumeEvent, connect, translated
+from sealane.client import Client, NodeStatus, Volume, VolumeEvent, connect, translated
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.crypto.attestation import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
+from sealane.daemon.files import read_bounded
 from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
 _CALL_SECONDS: Final = 60.0
-_PLAIN_WIDTH: Final = 240
 _SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 Rows = Sequence[Mapping[str, Any]]
@@ -65,33 +62,25 @@ async def _call(options: argparse.Namespace, output: "Output") -> None:
 
 
 class Output:
-    """Prints records as a table or as JSON."""
+    """Prints records as aligned text or as JSON."""
 
     def __init__(self, form: str) -> None:
         self.form = form
-        # What isn't a terminal has no width to fold a table to.
-        width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-        self._console = Console(highlight=False, width=width)
 
-    def show(self, rows: Rows, *, single: bool = False) -> None:
-        """Print `rows`; `single` prints the one record itself."""
+    def show(self, rows: Rows) -> None:
+        """Print `rows` as a table with a head."""
         if self.form == "json":
-            print(json.dumps(rows[0] if single else list(rows), indent=2, default=_plain))
-            return
-        if not rows:
-            return
-        if single:
-            grid = Table.grid(padding=(0, 2))
-            for key, value in rows[0].items():
-                grid.add_row(Text(key), Text(_text(value)))
-            self._console.print(grid)
-            return
-        table = Table(box=None, pad_edge=False)
-        for key in rows[0]:
-            table.add_column(key, no_wrap=key == "name", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(_text(v)) for v in row.values()))
-        self._console.print(table)
+            print(_json(list(rows)))
+        elif rows:
+            _print_aligned([[*rows[0]], *([_text(v) for v in row.values()] for row in rows)])
+
+    def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
+        """Print one record, a line for each of its values; `table` is what people get of it."""
+        if self.form == "json":
+            print(_json(row))
+        else:
+            shown = row if table is None else table
+            _print_aligned([[key, _text(value)] for key, value in shown.items()])
 
     def line(self, row: Mapping[str, Any]) -> None:
         """Print one record of a stream, as one line."""
@@ -99,6 +88,16 @@ class Output:
             print(json.dumps(row, default=_plain), flush=True)
         else:
             print("  ".join(_text(v) for v in row.values() if v != ""), flush=True)
+
+
+def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True)).rstrip())
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, default=_plain)
 
 
 def _plain(value: object) -> object:
@@ -110,19 +109,22 @@ def _text(value: object) -> str:
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_text(v) for v in value)
-    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, dt.datetime) else str(value)
+    if isinstance(value, dt.datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S} UTC"
+    # A peer's text must not move the cursor of an operator's terminal.
+    return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
     volume = await client.volumes.create(
         size_bytes=options.size, display_name=options.display_name, target_node=options.target
     )
-    output.show([dataclasses.asdict(volume)], single=True)
+    _show_volume(volume, output)
 
 
 async def _volume_get(client: Client, options: argparse.Namespace, output: Output) -> None:
     volume = await client.volumes.get(options.name)
-    output.show([dataclasses.asdict(volume)], single=True)
+    _show_volume(volume, output)
 
 
 async def _volume_list(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -138,7 +140,7 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
     return {
         "name": volume.name,
         "display name": volume.display_name,
-        "MiB": f"{volume.size_bytes / (1 << 20):g}",
+        "size": _size(volume.size_bytes),
         "target": volume.target_node,
         "state": volume.state,
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
@@ -146,23 +148,55 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
     }
 
 
+def _full(volume: Volume) -> Mapping[str, Any]:
+    rows: dict[str, Any] = {
+        "name": volume.name,
+        "display name": volume.display_name,
+        "size": f"{_size(volume.size_bytes)} ({volume.size_bytes} bytes)",
+        "target": volume.target_node,
+        "state": volume.state,
+        "mode": volume.mode,
+        "freshness": volume.freshness,
+        "key epoch": volume.key_epoch,
+    }
+    a = volume.attachment
+    if a is not None:
+        rows |= {
+            "export": f"{a.traddr}:{a.trsvcid}, namespace {a.namespace_id}",
+            "subsystem NQN": a.subsystem_nqn,
+            "host NQN": a.host_nqn,
+            "sectors sealed": a.sectors_sealed,
+            "sectors opened": a.sectors_opened,
+            "counters": f"{a.counters_used} used of {a.counters_leased} leased",
+            "refusals": a.refusals,
+        }
+    return rows
+
+
+def _show_volume(volume: Volume, output: Output) -> None:
+    output.show_one(dataclasses.asdict(volume), _full(volume))
+
+
+def _size(size_bytes: int) -> str:
+    unit = next(u for u in ("TiB", "GiB", "MiB", "KiB") if size_bytes >= _SIZE_UNITS[u])
+    return f"{size_bytes / _SIZE_UNITS[unit]:.4g} {unit}"
+
+
 async def _volume_delete(client: Client, options: argparse.Namespace, output: Output) -> None:
     await client.volumes.delete(options.name)
 
 
 async def _volume_attach(client: Client, options: argparse.Namespace, output: Output) -> None:
-    traddr, _, trsvcid = options.via.rpartition(":") if options.via else ("", "", "0")
-    if options.via and (not traddr or not trsvcid.isdigit()):
-        raise UsageError("volume.via", f"--via {options.via!r}; allowed: host:port")
+    traddr, trsvcid = options.via
     volume = await client.volumes.attach(
-        options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=int(trsvcid)
+        options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=trsvcid
     )
-    output.show([dataclasses.asdict(volume)], single=True)
+    _show_volume(volume, output)
 
 
 async def _volume_detach(client: Client, options: argparse.Namespace, output: Output) -> None:
     volume = await client.volumes.detach(options.name)
-    output.show([dataclasses.asdict(volume)], single=True)
+    _show_volume(volume, output)
 
 
 async def _volume_watch(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -203,7 +237,7 @@ async def _session_get(client: Client, options: argparse.Namespace, output: Outp
     row = MessageToDict(
         session, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    output.show([row], single=True)
+    output.show_one(row)
 
 
 async def _session_close(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -224,27 +258,51 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
 
 
 async def _status(client: Client, options: argparse.Namespace, output: Output) -> None:
-    output.show([dataclasses.asdict(await client.status())], single=True)
+    status = await client.status()
+    output.show_one(dataclasses.asdict(status), _status_rows(status, dt.datetime.now(dt.UTC)))
+
+
+def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
+    evidence = status.evidence_driver or "none (the broker's own certificates)"
+    rows: dict[str, Any] = {
+        "node": status.node,
+        "version": status.version,
+        "roles": status.roles,
+        "evidence": evidence,
+    }
+    if status.is_development:
+        rows["WARNING"] = (
+            "DEVELOPMENT ONLY: software evidence proves a key file and nothing about a machine"
+        )
+    expires = status.certificate_expires
+    if expires is not None:
+        left = int((expires - now).total_seconds())
+        rows["certificate"] = (
+            f"until {_text(expires)}, {left} s left" if left > 0 else f"EXPIRED at {_text(expires)}"
+        )
+    rows["started"] = status.started
+    rows |= {f"address of {name}": a for name, a in sorted(status.addresses.items())}
+    return rows
 
 
 def _key_attestation(options: argparse.Namespace, output: Output) -> None:
     key = SoftwareKey.create()
     _write_secret(options.path, key.pem())
-    output.show([{"path": str(options.path), "fingerprint": key.fingerprint}], single=True)
+    output.show_one({"path": str(options.path), "fingerprint": key.fingerprint})
 
 
 def _key_encryption(options: argparse.Namespace, output: Output) -> None:
     _write_secret(options.path, secrets.token_bytes(KEY_BYTES))
-    output.show([{"path": str(options.path)}], single=True)
+    output.show_one({"path": str(options.path)})
 
 
 def _key_fingerprint(options: argparse.Namespace, output: Output) -> None:
     try:
-        pem = options.path.read_bytes()
+        pem = read_bounded(options.path)
     except OSError as error:
         raise UsageError("key.unreadable", f"{options.path}: {error.strerror}") from error
     key = SoftwareKey.parse(pem, source=str(options.path))
-    output.show([{"path": str(options.path), "fingerprint": key.fingerprint}], single=True)
+    output.show_one({"path": str(options.path), "fingerprint": key.fingerprint})
 
 
 def _write_secret(path: Path, content: bytes) -> None:
@@ -272,6 +330,15 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+def parse_via(text: str) -> tuple[str, int]:
+    """Return address and port of "192.0.2.1:4420" or "[2001:db8::1]:4420"."""
+    host, _, port = text.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or not is_number or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: host:port, port 1…65535")
+    return host.strip("[]"), int(port)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
     parser.add_argument(
@@ -291,7 +358,13 @@ def _parser() -> argparse.ArgumentParser:
     _named(verbs, "delete", _volume_delete, "delete a volume and its data")
     attach = _named(verbs, "attach", _volume_attach, "export a volume to one host")
     attach.add_argument("--host-nqn", required=True, help="NQN of the host that may connect")
-    attach.add_argument("--via", default="", metavar="HOST:PORT", help="data path to the target")
+    attach.add_argument(
+        "--via",
+        type=parse_via,
+        default=("", 0),
+        metavar="HOST:PORT",
+        help="data path to the target",
+    )
     _named(verbs, "detach", _volume_detach, "stop exporting a volume")
     _named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
 

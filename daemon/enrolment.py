@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from pathlib import Path
 from typing import Final
 
 import grpc
@@ -13,8 +12,9 @@ from sealane.crypto.attestation import SOFTWARE, RuntimeData, SoftwareKey
 from sealane.crypto.certificates import anchor_key, parse_anchor, spiffe_id
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.files import read_file, read_secret
 from sealane.daemon.identity import Keys, open_channel
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
 
 _CALL_SECONDS: Final = 10.0
@@ -29,10 +29,12 @@ class Enrolment:
         self._node = node
         self._role = role
         self.anchor = parse_anchor(
-            read_file(config.trust_anchor, key="enrolment.trust_anchor"), source=config.trust_anchor
+            read_file(config.trust_anchor, key="enrolment.trust_anchor"),
+            source=f"enrolment.trust_anchor {config.trust_anchor}",
         )
         self._driver = SoftwareKey.parse(
-            read_file(config.key_file, key="enrolment.key_file"), source=config.key_file
+            read_secret(config.key_file, key="enrolment.key_file"),
+            source=f"enrolment.key_file {config.key_file}",
         )
 
     async def obtain(self, keys: Keys) -> x509.Certificate:
@@ -105,11 +107,3 @@ def key_digest(anchor: x509.Certificate) -> bytes:
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
     ).digest()
-
-
-def read_file(path: str, *, key: str) -> bytes:
-    """Read a file that the configuration names under `key`; UsageError in one line."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error

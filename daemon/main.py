@@ -1,7 +1,9 @@
 """`sealaned`: command line and process of the daemon."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -37,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; returns 0 after a clean stop."""
     os.umask(0o077)
+    # Keys live in this process: no core files, also where no service manager says so.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     set_up_logs(config.node.log_level, node=config.node.name)
     try:
         asyncio.run(_serve_until_signal(config))

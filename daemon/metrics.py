@@ -1,10 +1,13 @@
 """Prometheus metrics, in a registry of our own; names and meanings: docs/metrics.md (stable)."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from socketserver import ThreadingMixIn
+from typing import Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,11 +18,23 @@ from sealane.errors import UnavailableError
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
 
-class _HTTPServer(Protocol):
-    server_port: int
+# A scraper that connects and says nothing must not hold a thread for ever.
+_SCRAPE_SECONDS: Final = 10
 
-    def shutdown(self) -> None: ...
-    def server_close(self) -> None: ...
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SCRAPE_SECONDS
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _ServerIPv6(_Server):
+    address_family = socket.AF_INET6
 
 
 class Metrics:
@@ -92,17 +107,23 @@ class MetricsServer:
 
     def __init__(self, metrics: Metrics, listen: str) -> None:
         host, _, port = listen.rpartition(":")
+        kind = _ServerIPv6 if ":" in host else _Server
         try:
-            server, thread = start_http_server(
-                int(port), addr=host.strip("[]"), registry=metrics.registry
+            self._server = make_server(
+                host.strip("[]"),
+                int(port),
+                make_wsgi_app(metrics.registry),
+                kind,
+                handler_class=_Handler,
             )
         except OSError as error:
             raise UnavailableError(
                 "listen.refused", f"metrics.listen {listen}: {error.strerror}"
             ) from error
-        self._server: _HTTPServer = server
-        self._thread: threading.Thread = thread
-        self.address = f"{host}:{server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics")
+        self._thread.daemon = True
+        self._thread.start()
+        self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
         """Stop and wait for the thread."""

@@ -51,9 +51,11 @@ class RunDirectory:
         The lock dies with its process, so what a killed daemon left is removed without doubt.
         """
         prepare_directory(self._path, key="node.run_dir")
-        descriptor = os.open(
-            self._path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o600
-        )
+        lock = self._path / _LOCK_NAME
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o600)
+        except OSError as error:
+            raise UsageError("directory.unusable", f"{lock}: {error.strerror}") from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,13 +79,25 @@ class RunDirectory:
         replace_file(self.ready_file, (json.dumps(content, indent=2) + "\n").encode())
 
     def _remove_leftovers(self) -> None:
-        self.ready_file.unlink(missing_ok=True)
-        self.socket.unlink(missing_ok=True)
-        self.ring_socket.unlink(missing_ok=True)
+        draft = _draft_of(self.ready_file)
+        for path in (self.ready_file, draft, self.socket, self.ring_socket):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    "directory.unusable", f"{path}: can't be removed: {error.strerror}"
+                ) from error
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that readers see whole or not at all."""
-    draft = path.with_suffix(".new")
-    draft.write_bytes(content)
-    draft.replace(path)
+    """Write a file that readers see whole or not at all; UsageError if it can't be written."""
+    draft = _draft_of(path)
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        raise UsageError("directory.unusable", f"{path}: {error.strerror}") from error
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_suffix(".new")

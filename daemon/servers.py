@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from sealane.daemon.calls import Authorizer, CallInterceptor
+from sealane.daemon.calls import Authorizer, CallInterceptor, TlsOnly
 from sealane.daemon.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError
 
@@ -33,19 +33,28 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def new_server(metrics: Metrics, authorizer: Authorizer | None) -> grpc.aio.Server:
-    """Return a server whose every call passes `CallInterceptor`."""
+def new_server(metrics: Metrics, authorizer: Authorizer | TlsOnly | None) -> grpc.aio.Server:
+    """Return a server whose every call passes `CallInterceptor`; None is for the Unix socket."""
     return grpc.aio.server(
         interceptors=[CallInterceptor(metrics, authorizer)],
-        options=[
-            # Two daemons on one port would otherwise both "succeed" on Linux.
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+        options=server_options(is_local=authorizer is None),
+    )
+
+
+def server_options(*, is_local: bool) -> list[tuple[str, int]]:
+    """Return gRPC's options. Local connections have no age: a watch may last for days."""
+    options = [
+        # Two daemons on one port would otherwise both "succeed" on Linux.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
+    ]
+    if not is_local:
+        options += [
             ("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),
             ("grpc.max_connection_age_grace_ms", _CONNECTION_GRACE_MS),
-        ],
-    )
+        ]
+    return options
 
 
 def bind_tcp(

@@ -6,6 +6,7 @@ The target believes nothing about a volume but its descriptor, signed by the bro
 # ruff: noqa: N802 - names and arguments are those of the generated base classes
 
 import asyncio
+import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
@@ -21,10 +22,11 @@ from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, der
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.ports import TargetPort
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 FRESHNESS: Final = "flat-table"
+NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
 _HOST_NQN_BYTES_MAX: Final = 223
 _QUEUE_ID_MAX: Final = 65534
@@ -57,9 +59,18 @@ class StorageService:
                 f"this is {self._node!r}",
             )
         _check_tenant(caller, descriptor)
+        # A caller that gives up must not leave a store that nobody knows of.
+        await asyncio.shield(self._create(descriptor))
+
+    async def _create(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
         async with self._changing:
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
+                if len(self._descriptors) >= NAMESPACES_MAX:
+                    raise UnavailableError(
+                        "namespace.limit",
+                        f"target {self._node} has {NAMESPACES_MAX} volumes, which is all it takes",
+                    )
                 await self._target.create_volume(
                     uuid.UUID(descriptor.volume_id), sector_count=descriptor.sector_count
                 )
@@ -75,9 +86,10 @@ class StorageService:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
             self._descriptor(caller, volume_id)
-            await self._target.delete_volume(uuid.UUID(volume_id))
+            # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
             del self._descriptors[volume_id]
             self._epochs.pop(volume_id, None)
+            await self._target.delete_volume(uuid.UUID(volume_id))
             self._publish(volume_id, "deleted")
 
     async def open_queue(
@@ -159,7 +171,12 @@ class StorageService:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return the engine's statistics of every volume, for the metrics."""
-        return {v: dict(self._target.statistics(uuid.UUID(v))) for v in self._descriptors}
+        # Called from the metrics' thread: a copy, and a volume may go meanwhile.
+        found = {}
+        for volume_id in [*self._descriptors]:
+            with contextlib.suppress(UsageError):
+                found[volume_id] = dict(self._target.statistics(uuid.UUID(volume_id)))
+        return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
         """Raise unless the caller may watch the volume."""
@@ -186,7 +203,9 @@ class StorageService:
         descriptor = self._descriptors.get(volume_id)
         if descriptor is None:
             raise UsageError(
-                "namespace.not_found", f"target {self._node} has no volume {volume_id}"
+                "namespace.not_found",
+                f"target {self._node} has no volume {volume_id[:80]}: it was deleted, or the "
+                "target restarted and lost it",
             )
         _check_tenant(caller, descriptor)
         return descriptor

@@ -108,7 +108,7 @@ class VolumeService:
                 "volume.target",
                 f"target {target!r}; allowed: this gateway's target {self._config.target_node!r}",
             )
-        descriptor, signed = await self._broker.register(
+        descriptor, registered = await self._broker.register(
             request_id=request_id or str(uuid.uuid4()),
             display_name=display_name,
             size_bytes=size_bytes,
@@ -117,12 +117,17 @@ class VolumeService:
         try:
             async with self._target_channel() as channel:
                 await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
-                    storage_pb2.CreateNamespaceRequest(descriptor=signed), timeout=_CALL_SECONDS
+                    storage_pb2.CreateNamespaceRequest(descriptor=registered.volume),
+                    timeout=_CALL_SECONDS,
                 )
-        except Error:
-            # Nothing half-made stays: a retry registers it anew.
-            with contextlib.suppress(Error):
-                await self._broker.unregister(descriptor.volume_id)
+        except (Error, asyncio.CancelledError):
+            # Nothing half-made stays: a retry registers it anew. But what an earlier call with
+            # this request id made may hold data by now.
+            if registered.is_new:
+                with contextlib.suppress(Error):
+                    await self._delete_namespace(descriptor.volume_id)
+                with contextlib.suppress(Error):
+                    await self._broker.unregister(descriptor.volume_id)
             raise
         return descriptor
 
@@ -144,17 +149,20 @@ class VolumeService:
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
             await self._broker.descriptor(volume_id)
-            try:
-                async with self._target_channel() as channel:
-                    await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
-                        storage_pb2.DeleteNamespaceRequest(volume_id=volume_id),
-                        timeout=_CALL_SECONDS,
-                    )
-            except UsageError as error:
-                # The target may have lost it already; the broker's record goes in any case.
-                if error.reason != "namespace.not_found":
-                    raise
+            await self._delete_namespace(volume_id)
             await self._broker.unregister(volume_id)
+
+    async def _delete_namespace(self, volume_id: str) -> None:
+        request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
+        try:
+            async with self._target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
+                    request, timeout=_CALL_SECONDS
+                )
+        except UsageError as error:
+            # The target may have lost it already; the broker's record goes in any case.
+            if error.reason != "namespace.not_found":
+                raise
 
     def attached(self, volume_id: str) -> Attached | None:
         """Return the attachment of a volume, if there is one here."""
@@ -162,7 +170,8 @@ class VolumeService:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return the engine's statistics of every attached volume, for the metrics."""
-        return {v: dict(a.port.statistics()) for v, a in self._attached.items()}
+        # Called from the metrics' thread: a copy, because the event loop changes the original.
+        return {v: dict(a.port.statistics()) for v, a in self._attached.copy().items()}
 
     async def attach(
         self, volume_id: str, *, host_nqn: str, via: Via
@@ -181,6 +190,11 @@ class VolumeService:
                     f"volume {volume_id} is already attached to {known.host_nqn}",
                 )
             descriptor = await self._broker.descriptor(volume_id)
+            # A target that restarted has lost the volume: said here, not at the first read.
+            async with self._target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                    storage_pb2.GetNamespaceRequest(volume_id=volume_id), timeout=_CALL_SECONDS
+                )
             leases = LeaseHolder()
             first = await self._broker.lease(descriptor)
             leases.add(first)
@@ -350,8 +364,17 @@ class VolumeService:
                                 time=message.time.ToDatetime(tzinfo=dt.UTC),
                             )
                         )
+            except UsageError as error:
+                if error.reason == "namespace.not_found":
+                    self._publish(
+                        volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
+                    )
+                    return
+                get_logger().warning("target_events_interrupted", reason=error.reason)
             except Error as error:
                 get_logger().info("target_events_interrupted", reason=error.reason)
+            except (ValueError, OverflowError):
+                get_logger().warning("target_events_interrupted", reason="event.time.malformed")
             await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
 
     def _publish(self, volume_id: str, kind: str, *, reason: str = "", detail: str = "") -> None:

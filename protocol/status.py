@@ -19,7 +19,11 @@ from sealane.errors import (
 )
 
 REASON_KEY: Final = "sealane-reason"
+_TEXT_MAX: Final = 1000  # characters; trailers are bounded, and a log line is for people
 _REASON: Final = re.compile(r"[a-z0-9_]{1,32}(\.[a-z0-9_]{1,32}){1,3}")
+
+# What gRPC says of a handshake that fails on the peer's certificate: chain or time, and name.
+_BAD_CERTIFICATE: Final = ("certificate_verify_failed", "hostname verification check failed")
 
 _CODE_OF_FAMILY: Final[tuple[tuple[type[Error], grpc.StatusCode], ...]] = (
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -66,15 +70,33 @@ def status_of(error: Error) -> grpc.StatusCode:
     return next(code for family, code in _CODE_OF_FAMILY if isinstance(error, family))
 
 
+def one_line(error: Error) -> str:
+    """Return the text of `error` as it may travel: one line, bounded."""
+    return _first_line(str(error.args[0]))
+
+
 def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
     """Return what a failed call to `peer` means here, with the peer's reason id if it gave one."""
     reason = None
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return UsageError(
+            "peer.unimplemented", f"{peer} does not run the role that offers this call"
+        )
     for key, value in error.trailing_metadata() or ():
         # Reasons become labels of metrics: a peer must not invent what doesn't look like one.
         if key == REASON_KEY and isinstance(value, str) and _REASON.fullmatch(value):
             reason = value
     code = error.code()
     if reason is None:
+        details = (error.details() or "").lower()
+        if code is grpc.StatusCode.UNAVAILABLE and any(s in details for s in _BAD_CERTIFICATE):
+            return VerificationError(
+                "peer.certificate",
+                f"{peer}: its certificate is not under the trust anchor, or for another node or "
+                "role, or expired",
+            )
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return UnavailableError("peer.deadline_exceeded", f"{peer} gave no answer in time")
         if code is grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(
                 "peer.unreachable", f"{peer} can't be reached: {_first_line(error.details())}"
@@ -87,4 +109,5 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
 
 
 def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]
+    line = (text or "").partition("\n")[0]
+    return line if len(line) <= _TEXT_MAX else line[: _TEXT_MAX - 1] + "…"

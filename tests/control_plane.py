@@ -26,13 +26,13 @@ class Site:
     keys: dict[str, SoftwareKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        (self.root / "kek").write_bytes(bytes(range(32)))
+        write_key(self.root / "kek", bytes(range(32)))
 
     def key(self, name: str) -> SoftwareKey:
         """Make (once) the attestation key file of a node."""
         if name not in self.keys:
             self.keys[name] = SoftwareKey.create()
-            (self.root / f"{name}.pem").write_bytes(self.keys[name].pem())
+            write_key(self.root / f"{name}.pem", self.keys[name].pem())
         return self.keys[name]
 
     def write_policy(self, nodes: dict[str, list[str]], *, allowed: bool = True) -> Path:
@@ -77,6 +77,12 @@ class Site:
             f'evidence = "software"\nkey_file = "{self.root / (name + ".pem")}"\n'
             f"timeout_seconds = {timeout_seconds}\n"
         )
+
+
+def write_key(path: Path, content: bytes) -> None:
+    """Write a key file as sealaned demands it."""
+    path.write_bytes(content)
+    path.chmod(0o600)
 
 
 @dataclass

@@ -15,6 +15,7 @@ VERSION = 1
 CONNECTION_ID_BYTES = 8
 NONCE_BYTES = 32
 CONFIRMATION_BYTES = 32
+CERTIFICATE_DIGEST_BYTES = 32
 
 _DOMAIN = b"sealane session v1"
 _INITIATOR_KEY = "sealane session v1 initiator to responder"
@@ -31,6 +32,8 @@ class Transcript:
     initiator_node: str
     """Identity in the initiator's certificate."""
     responder_node: str
+    initiator_certificate: bytes
+    """SHA-256 (DER) of the leaf that the initiator showed on this very channel."""
     initiator_connection_id: bytes
     """8 bytes; names packets sent to the initiator."""
     responder_connection_id: bytes
@@ -46,6 +49,7 @@ class Transcript:
 
     def __post_init__(self) -> None:
         for name, length in (
+            ("initiator_certificate", CERTIFICATE_DIGEST_BYTES),
             ("initiator_connection_id", CONNECTION_ID_BYTES),
             ("responder_connection_id", CONNECTION_ID_BYTES),
             ("initiator_nonce", NONCE_BYTES),
@@ -110,7 +114,7 @@ def derive(exchange: Exchange, transcript: Transcript, *, is_initiator: bool) ->
     backward = exchange.derive(peer, encoded, _RESPONDER_KEY)
     confirming = exchange.derive(peer, encoded, _CONFIRMATION_KEY)
     try:
-        confirmation = hmac.digest(bytes(confirming), encoded, "sha256")
+        confirmation = hmac.digest(confirming, encoded, "sha256")
     finally:
         wipe(confirming)
     keys = (

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from sealane.crypto.attestation import AllowedKey, Policy
 from sealane.daemon.config import NodeName, Section, parse_section
+from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
 from sealane.errors import UsageError
 
 
@@ -37,9 +38,13 @@ class _PolicyFile(Section):
 def load_policy(path: Path) -> Policy:
     """Read `path`; UsageError `config.…` with one line at the first thing that is wrong."""
     try:
-        document = tomllib.loads(path.read_bytes().decode())
+        raw = read_bounded(path)
     except OSError as error:
         raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise UsageError("config.size", f"{path}: more than the allowed {FILE_BYTES_MAX} bytes")
+    try:
+        document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError("config.syntax", f"{path}: not TOML: {error}") from error
     parsed = parse_section(_PolicyFile, document, source=str(path)).software

@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
@@ -84,7 +84,7 @@ class BrokerService:
         display_name: str,
         size_bytes: int,
         target_node: str,
-    ) -> broker_pb2.SignedVolumeDescriptor:
+    ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume of the caller's tenant; the same request id gives the same volume."""
         sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
         if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
@@ -99,6 +99,10 @@ class BrokerService:
                 f"display name of {len(display_name)} characters; allowed: at most "
                 f"{DISPLAY_NAME_CHARACTERS_MAX} printable ones",
             )
+        if NAME_PATTERN.fullmatch(target_node) is None:
+            raise UsageError(
+                "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
+            )
         record = VolumeRecord(
             volume_id=uuid.uuid4(),
             tenant=caller.tenant,
@@ -109,7 +113,8 @@ class BrokerService:
             key_epoch=1,
         )
         request = str(_uuid(request_id, what="request id"))
-        return self._signed(await self._run(self._store.register, record, request_id=request))
+        stored, is_new = await self._run(self._store.register, record, request_id=request)
+        return broker_pb2.RegisterVolumeResponse(volume=self._signed(stored), is_new=is_new)
 
     async def descriptor(
         self, caller: Subject, volume_id: str
@@ -322,4 +327,4 @@ def _uuid(text: str, *, what: str) -> uuid.UUID:
     try:
         return uuid.UUID(text)
     except ValueError as error:
-        raise UsageError("request.malformed", f"{what} {text!r}; allowed: a UUID") from error
+        raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error

@@ -92,7 +92,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         self,
         request: broker_pb2.RegisterVolumeRequest,
         context: Context,
-    ) -> broker_pb2.SignedVolumeDescriptor:
+    ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume."""
         return await self._broker.register_volume(
             self._caller(context),

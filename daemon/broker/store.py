@@ -1,7 +1,8 @@
 """The broker's durable state: SQLite, WAL, synchronous=FULL. Blocking; runs on one thread.
 
 Every method is one transaction. Uniqueness of IVs rests on nothing here but `next_start_epoch`,
-which is durable before the broker serves (DESIGN §6); grants are kept for the audit only.
+which is durable before the broker serves; grants are kept for the audit only. A store that is put
+back to an older state repeats a start epoch, and nothing detects that yet (docs/threat-model.md).
 """
 
 # ruff: noqa: S608 - only the constant column list is pasted into statements
@@ -18,6 +19,7 @@ from sealane.crypto.lease import START_EPOCH_MAX, CounterRange
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
 SCHEMA_VERSION: Final = 1
+VOLUMES_PER_TENANT_MAX: Final = 16384
 
 _SCHEMA: Final = """
 CREATE TABLE start (id INTEGER PRIMARY KEY CHECK (id = 1), epoch INTEGER NOT NULL) STRICT;
@@ -130,14 +132,24 @@ class BrokerStore:
             ).fetchone()
         return bytes(row[0])
 
-    def register(self, record: VolumeRecord, *, request_id: str) -> VolumeRecord:
-        """Store `record`, or return what the same request stored before."""
+    def register(self, record: VolumeRecord, *, request_id: str) -> tuple[VolumeRecord, bool]:
+        """Store `record`, or return what the same request stored before; True: it is new."""
         with self._transaction() as db:
             row = db.execute(
                 f"SELECT {_COLUMNS} FROM volumes WHERE tenant = ? AND request_id = ?",
                 (record.tenant, request_id),
             ).fetchone()
             if row is None:
+                count = db.execute(
+                    "SELECT count(*) FROM volumes WHERE tenant = ? AND is_deleted = 0",
+                    (record.tenant,),
+                ).fetchone()[0]
+                if count >= VOLUMES_PER_TENANT_MAX:
+                    raise UnavailableError(
+                        "volume.limit",
+                        f"tenant {record.tenant} has {count} volumes; allowed: "
+                        f"{VOLUMES_PER_TENANT_MAX}",
+                    )
                 db.execute(
                     f"INSERT INTO volumes ({_COLUMNS}, request_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (
@@ -151,7 +163,7 @@ class BrokerStore:
                         request_id,
                     ),
                 )
-                return record
+                return record, True
         before = _record(row)
         if (before.display_name, before.sector_count, before.target_node) != (
             record.display_name,
@@ -162,7 +174,7 @@ class BrokerStore:
                 "volume.request.exists",
                 "this request id was used for another volume: use a new one",
             )
-        return before
+        return before, False
 
     def volume(self, volume_id: uuid.UUID) -> VolumeRecord:
         """Return a volume; UsageError `volume.not_found`."""

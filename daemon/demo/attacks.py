@@ -28,7 +28,7 @@ from sealane.errors import Error, VerificationError
 REFUSAL_SECONDS: Final = 10.0
 ATTACKS: Final = 5
 BIT_IN_SECTOR: Final = 8 * 100 + 3
-NOTHING: Final = "nothing: the attack went through"
+NOTHING: Final = "no error"
 
 
 async def run_attacks(
@@ -79,7 +79,7 @@ class Attacks:
 
         disk.flip_bit(lba, BIT_IN_SECTOR)
         await self._expect(
-            "one bit flipped on disk",
+            "bit flipped on disk",
             Refusal(reason="sector.tag", origin="gateway", lba=lba),
             lambda: check(queue, lba, version=1),
         )
@@ -89,7 +89,7 @@ class Attacks:
         disk.write_slot(lba, honest[1])
         disk.write_slot(lba + 1, honest[0])
         await self._expect(
-            "two sectors swapped on disk",
+            "sectors swapped on disk",
             Refusal(reason="sector.stale", origin="target", lba=lba),
             lambda: check(queue, lba, version=1),
         )
@@ -101,7 +101,7 @@ class Attacks:
         newest = disk.read_slot(lba + 2)
         disk.write_slot(lba + 2, honest[2])
         await self._expect(
-            "an older copy of a sector put back",
+            "older copy put back on disk",
             Refusal(reason="sector.stale", origin="target", lba=lba + 2),
             lambda: check(queue, lba + 2, version=2),
         )
@@ -120,7 +120,7 @@ class Attacks:
 
         wire.arm(WireAttack.REPLAY)
         await self._expect(
-            "a recorded write replayed on the wire",
+            "write replayed on the wire",
             Refusal(reason="command.mac", origin="target", lba=lba),
             write_twice_and_read,
         )
@@ -140,7 +140,7 @@ class Attacks:
 
         wire.arm(WireAttack.REDIRECT)
         await self._expect(
-            "a write redirected to another LBA",
+            "write redirected on the wire",
             # The target names the LBA that the command asks for, which is the adversary's.
             Refusal(reason="command.mac", origin="target", lba=lba + 1),
             write_again,
@@ -161,7 +161,7 @@ class Attacks:
         try:
             await attempt()
         except Error as error:
-            host_saw = str(error)
+            host_saw = error.reason
         found: Refusal | None = None
         # A time-out leaves another refusal or none: the result says so, and the demo fails by it.
         with contextlib.suppress(TimeoutError):

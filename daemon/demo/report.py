@@ -35,7 +35,7 @@ def volume_table(proof: VolumeProof) -> Table:
         ("counters leased", f"{proof.counters_leased:,}"),
         ("SHA-256 read = written", verdict(good=proof.sha256_read == proof.sha256_written)),
         (
-            "16-byte pieces of the input found in the input (the search works)",
+            "16-byte pieces of the input found in the input itself",
             f"{proof.pieces_found_in_input:,} of {proof.pieces_sampled:,}",
         ),
         (
@@ -51,7 +51,7 @@ def volume_table(proof: VolumeProof) -> Table:
 def attack_table(results: DemoResults) -> Table:
     """Show each attack with its named refusal."""
     table = Table(title="Attacks", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("attack", "refused by", "reason", "the host saw", "refused"):
+    for heading in ("attack", "refused by", "reason", "host saw", "as promised"):
         table.add_column(heading)
     for attack in results.attacks:
         table.add_row(

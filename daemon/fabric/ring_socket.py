@@ -6,6 +6,7 @@ A token works once and for a short time; the peer must run as our own user.
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 import stat
@@ -23,10 +24,28 @@ REFUSED = b"\x00"
 HELLO_TIMEOUT_SECONDS = 5.0
 """A job that connects and says nothing holds a descriptor of ours."""
 CONNECTIONS_MAX = 64
+ACCEPT_PAUSE_SECONDS = 0.1
 PATH_BYTES_MAX = 107
 _PEER_CREDENTIALS = struct.Struct("iII")
 
+PR_SET_DUMPABLE = 4
+"""prctl(2); from <linux/prctl.h>."""
+
 Claim = Callable[[bytes], tuple[int, int, int, int] | None]
+
+
+def forbid_inspection() -> None:
+    """Keep other processes of our user from tracing this one, or reading its memory and files.
+
+    Jobs run as our user and are hostile; session keys are in this process. It also means no core
+    dumps. Raises UnavailableError if the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise UnavailableError(
+            "fabric.process.inspectable",
+            f"jobs can't be kept from tracing the fabric: {os.strerror(ctypes.get_errno())}",
+        )
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +107,13 @@ async def _accept(listener: socket.socket, claim: Claim) -> None:
     async with asyncio.TaskGroup() as tasks:
         while True:
             await slots.acquire()
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                # Out of descriptors, or the job is gone already: neither may end the fabric.
+                slots.release()
+                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
             task = tasks.create_task(_answer(connection, claim), name="ring hand-over")
             task.add_done_callback(lambda _: slots.release())
 

@@ -17,6 +17,7 @@ from sealane.crypto.exchange import Exchange
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.establish import (
     CONNECTION_ID_BYTES,
@@ -29,6 +30,16 @@ from sealane.transport.establish import (
 
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be looked at."""
+QUIET_REASONS = frozenset(
+    {
+        "session.closed.cancelled",
+        "session.closed.requested",
+        "session.closed.shutdown",
+        "session.job.gone",
+        "session.peer_closed.requested",
+    }
+)
+"""Ends of a session that are no fault; others are logged as warnings."""
 REGION_BYTES_MIN = 4096
 DISPLAY_NAME_MAX = 200
 
@@ -67,8 +78,18 @@ class Grant:
     ring_token: bytes
 
 
-EstablishWith = Callable[[str, str, Offer], Awaitable[Answer]]
-"""(address, node, offer) → answer, over an authenticated channel to exactly that node."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who made the offer, as mutual TLS proved it."""
+
+    node: str
+    certificate_digest: bytes
+    """SHA-256 (DER) of the leaf it showed."""
+
+
+EstablishWith = Callable[[str, str, Offer], Awaitable[tuple[Answer, bytes]]]
+"""(address, node, offer) → answer, over an authenticated channel to exactly that node, and the
+SHA-256 of the leaf that was shown there."""
 
 
 class FabricService:
@@ -87,6 +108,7 @@ class FabricService:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the ring socket; on leaving, every session is closed."""
+        ring_socket.forbid_inspection()
         async with ring_socket.serve(self._settings.ring_socket, self._claim):
             try:
                 yield
@@ -163,8 +185,8 @@ class FabricService:
             )
         return self._grant(session)
 
-    def answer(self, offer: Offer, *, peer_node: str) -> Answer:
-        """Answer a peer's offer for a waiting listener; `peer_node` is from its certificate."""
+    def answer(self, offer: Offer, *, peer: Peer) -> Answer:
+        """Answer a peer's offer for a waiting listener."""
         if offer.version != VERSION:
             raise UsageError(
                 "session.establish.version",
@@ -191,7 +213,7 @@ class FabricService:
             data_address=session.data_address,
             confirmation=b"",
         )
-        transcript = _transcript(offer, unconfirmed, initiator=peer_node, responder=self._node)
+        transcript = _transcript(offer, unconfirmed, initiator=peer, responder=self._node)
         established = derive(exchange, transcript, is_initiator=False)
         start = Start(
             keys=established.keys,
@@ -201,7 +223,7 @@ class FabricService:
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=False,
         )
-        session.begin(_agreed(session, peer_node, offer.rate_bits_per_second), start)
+        session.begin(_agreed(session, peer.node, offer.rate_bits_per_second), start)
         return replace(unconfirmed, confirmation=established.confirmation)
 
     def get(self, name: str) -> Session:
@@ -242,9 +264,10 @@ class FabricService:
             rate_bits_per_second=rate_bits_per_second,
             data_address=session.data_address,
         )
-        answer = await self._establish_with(peer_address, peer_node, offer)
+        answer, digest = await self._establish_with(peer_address, peer_node, offer)
         _check_address(answer.data_address, "session.establish.malformed")
-        transcript = _transcript(offer, answer, initiator=self._node, responder=peer_node)
+        we = Peer(node=self._node, certificate_digest=digest)
+        transcript = _transcript(offer, answer, initiator=we, responder=peer_node)
         keys = confirm(derive(exchange, transcript, is_initiator=True), answer.confirmation)
         start = Start(
             keys=keys,
@@ -308,8 +331,28 @@ class FabricService:
     def _retire(self, session: Session) -> None:
         del self._sessions[session.identity.name]
         self._closed.append(session)
+        reason = session.close_reason
+        # The job, the peer or the operator closed it: as it should be. The rest wants a look.
+        is_quiet = reason in QUIET_REASONS
+        log = get_logger().info if is_quiet else get_logger().warning
+        log(
+            "session_closed",
+            session=session.identity.name,
+            display_name=session.identity.display_name,
+            peer=session.identity.peer_node,
+            reason=reason,
+            statistics=session.statistics(),
+        )
 
     def _grant(self, session: Session) -> Grant:
+        get_logger().info(
+            "session_established",
+            session=session.identity.name,
+            display_name=session.identity.display_name,
+            peer=session.identity.peer_node,
+            direction="send" if session.identity.is_sender else "receive",
+            rate_bits_per_second=session.identity.rate_bits_per_second,
+        )
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(
             self._settings.grant_timeout_seconds, self._expire, token
@@ -362,13 +405,14 @@ class FabricService:
 
 
 def _check_address(address: str, reason: str) -> None:
+    # What passes is what the engine can parse: a peer's text must not become an internal error.
     host, _, port = address.rpartition(":")
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-        if 1 <= int(port) <= 65_535:
+    with contextlib.suppress(ValueError):
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        found = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
+        is_plain = "%" not in host and port.isascii() and port.isdigit()
+        if is_plain and is_bracketed == (found.version == 6) and 1 <= int(port) <= 65_535:
             return
-    except ValueError:
-        pass
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
@@ -376,12 +420,13 @@ def _agreed(session: Session, peer_node: str, rate_bits_per_second: int) -> Iden
     return replace(session.identity, peer_node=peer_node, rate_bits_per_second=rate_bits_per_second)
 
 
-def _transcript(offer: Offer, answer: Answer, *, initiator: str, responder: str) -> Transcript:
+def _transcript(offer: Offer, answer: Answer, *, initiator: Peer, responder: str) -> Transcript:
     return Transcript(
         version=offer.version,
         display_name=offer.display_name,
-        initiator_node=initiator,
+        initiator_node=initiator.node,
         responder_node=responder,
+        initiator_certificate=initiator.certificate_digest,
         initiator_connection_id=offer.connection_id,
         responder_connection_id=answer.connection_id,
         initiator_public_key=offer.public_key,

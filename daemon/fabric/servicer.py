@@ -9,16 +9,24 @@ from typing import Any
 import grpc
 from google.protobuf import empty_pb2
 
-from sealane.daemon.fabric.service import Answer, EstablishWith, FabricService, Grant, Offer
+from sealane.daemon.fabric.service import (
+    Answer,
+    EstablishWith,
+    FabricService,
+    Grant,
+    Offer,
+    Peer,
+)
 from sealane.daemon.fabric.session import Session, State
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
 
-ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[grpc.aio.Channel]]
-"""(address, node) → a channel on which the peer has proved to be that node's fabric."""
-PeerNode = Callable[[Any], str]
-"""The node named by the verified certificate of a call's sender."""
+ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[tuple[grpc.aio.Channel, bytes]]]
+"""(address, node) → a channel on which the peer has proved to be that node's fabric, and the
+SHA-256 (DER) of the leaf that we show there."""
+IdentifyPeer = Callable[[Any], Peer]
+"""The sender of a call, by its verified certificate."""
 
 ESTABLISH_TIMEOUT_SECONDS = 10.0
 PAGE_SIZE_DEFAULT = 50
@@ -26,7 +34,7 @@ PAGE_SIZE_MAX = 1000
 
 _STATES = {
     State.LISTENING: sessions_pb2.Session.LISTENING,
-    State.ESTABLISHING: sessions_pb2.Session.STATE_UNSPECIFIED,
+    State.ESTABLISHING: sessions_pb2.Session.ESTABLISHING,
     State.ESTABLISHED: sessions_pb2.Session.ESTABLISHED,
     State.CLOSED: sessions_pb2.Session.CLOSED,
 }
@@ -35,7 +43,7 @@ _STATES = {
 def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
     """Return how the service reaches a peer: one `Establish` call on a channel of its own."""
 
-    async def establish(address: str, node: str, offer: Offer) -> Answer:
+    async def establish(address: str, node: str, offer: Offer) -> tuple[Answer, bytes]:
         request = sessions_pb2.EstablishRequest(
             version=offer.version,
             display_name=offer.display_name,
@@ -46,19 +54,20 @@ def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
             rate_bits_per_second=offer.rate_bits_per_second,
             data_address=offer.data_address,
         )
-        async with connect_peer(address, node) as channel:
+        async with connect_peer(address, node) as (channel, certificate_digest):
             stub = sessions_pb2_grpc.SessionPeerStub(channel)
             try:
                 response = await stub.Establish(request, timeout=ESTABLISH_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, peer=f"fabric {node} at {address}") from error
-        return Answer(
+        answer = Answer(
             connection_id=response.connection_id,
             public_key=response.public_key,
             nonce=response.nonce,
             data_address=response.data_address,
             confirmation=response.confirmation,
         )
+        return answer, certificate_digest
 
     return establish
 
@@ -127,9 +136,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
 class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
     """Establishment, for other fabrics over mutual TLS."""
 
-    def __init__(self, service: FabricService, *, peer_node: PeerNode) -> None:
+    def __init__(self, service: FabricService, *, identify: IdentifyPeer) -> None:
         self._service = service
-        self._peer_node = peer_node
+        self._identify = identify
 
     async def Establish(
         self, request: sessions_pb2.EstablishRequest, context: Any
@@ -145,7 +154,7 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
             rate_bits_per_second=request.rate_bits_per_second,
             data_address=request.data_address,
         )
-        answer = self._service.answer(offer, peer_node=self._peer_node(context))
+        answer = self._service.answer(offer, peer=self._identify(context))
         return sessions_pb2.EstablishResponse(
             connection_id=answer.connection_id,
             public_key=answer.public_key,

@@ -107,6 +107,28 @@ class RegisterVolumeRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class RegisterVolumeResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_FIELD_NUMBER: builtins.int
+    IS_NEW_FIELD_NUMBER: builtins.int
+    is_new: builtins.bool
+    """false: an earlier call with this request id registered it"""
+    @builtins.property
+    def volume(self) -> SignedVolumeDescriptor: ...
+    def __init__(
+        self,
+        *,
+        volume: SignedVolumeDescriptor | None = ...,
+        is_new: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["volume", b"volume"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_new", b"is_new", "volume", b"volume"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class GetVolumeDescriptorRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -39,7 +39,7 @@ class BrokerStub:
         self.RegisterVolume = channel.unary_unary(
                 '/sealane.v1.Broker/RegisterVolume',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.RegisterVolumeRequest.SerializeToString,
-                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.RegisterVolumeResponse.FromString,
                 _registered_method=True)
         self.GetVolumeDescriptor = channel.unary_unary(
                 '/sealane.v1.Broker/GetVolumeDescriptor',
@@ -116,7 +116,7 @@ def add_BrokerServicer_to_server(servicer, server):
             'RegisterVolume': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterVolume,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.RegisterVolumeRequest.FromString,
-                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.RegisterVolumeResponse.SerializeToString,
             ),
             'GetVolumeDescriptor': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVolumeDescriptor,
@@ -171,7 +171,7 @@ class Broker:
             target,
             '/sealane.v1.Broker/RegisterVolume',
             sealane_dot_protocol_dot_v1_dot_broker__pb2.RegisterVolumeRequest.SerializeToString,
-            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.RegisterVolumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,7 @@ class BrokerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BrokerAsyncStub: ...
-    RegisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.SignedVolumeDescriptor]
+    RegisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.RegisterVolumeResponse]
     GetVolumeDescriptor: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]
     ListVolumeDescriptors: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
@@ -48,7 +48,7 @@ class BrokerAsyncStub(BrokerStub):
     """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    RegisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    RegisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.RegisterVolumeRequest, _broker_pb2.RegisterVolumeResponse]  # type: ignore[assignment]
     GetVolumeDescriptor: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     ListVolumeDescriptors: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]  # type: ignore[assignment]
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
@@ -65,7 +65,7 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _broker_pb2.RegisterVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]: ...
+    ) -> _typing.Union[_broker_pb2.RegisterVolumeResponse, _abc.Awaitable[_broker_pb2.RegisterVolumeResponse]]: ...
 
     @_abc_1.abstractmethod
     def GetVolumeDescriptor(

@@ -33,12 +33,16 @@ class Session(message.Message):
         LISTENING: Session._State.ValueType  # 1
         ESTABLISHED: Session._State.ValueType  # 2
         CLOSED: Session._State.ValueType  # 3
+        ESTABLISHING: Session._State.ValueType  # 4
+        """keys exchanged or being exchanged, path not validated yet"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Session.State.ValueType  # 0
     LISTENING: Session.State.ValueType  # 1
     ESTABLISHED: Session.State.ValueType  # 2
     CLOSED: Session.State.ValueType  # 3
+    ESTABLISHING: Session.State.ValueType  # 4
+    """keys exchanged or being exchanged, path not validated yet"""
 
     @typing.final
     class StatisticsEntry(message.Message):

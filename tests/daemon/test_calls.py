@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane import errors
 from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject
-from sealane.daemon.calls import ALLOWED_ROLES, Authorizer
+from sealane.daemon.calls import ALLOWED_ROLES, Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
+from sealane.daemon.servers import server_options
 from sealane.errors import Error, VerificationError
-from sealane.protocol.status import REASON_KEY, error_of, status_of
+from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
 from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
@@ -73,6 +74,29 @@ def test_each_check_refuses_alone() -> None:
         assert caught.value.reason == reason
 
 
+def test_enrolment_takes_tls_1_3_only() -> None:
+    for version in ([b"TLSv1.2"], []):
+        refused: Any = Context({"ssl_tls_version": version})
+        with pytest.raises(VerificationError) as caught:
+            TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", refused)
+        assert caught.value.reason == "call.tls.unauthenticated"
+    allowed: Any = Context({"ssl_tls_version": [b"TLSv1.3"]})
+    TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", allowed)
+
+
+def test_only_connections_of_other_machines_have_an_age() -> None:
+    remote, local = (dict(server_options(is_local=is_local)) for is_local in (False, True))
+    assert remote["grpc.max_connection_age_ms"] == 600_000
+    assert "grpc.max_connection_age_ms" not in local
+    for options in (remote, local):
+        assert options["grpc.max_receive_message_length"] == 1 << 20
+
+
+def test_text_that_travels_is_one_bounded_line() -> None:
+    assert one_line(errors.UsageError("a.b", "first\nsecond")) == "first"
+    assert len(one_line(errors.UsageError("a.b", "x" * 100_000))) == 1000
+
+
 def test_method_without_a_row_is_refused() -> None:
     with pytest.raises(VerificationError) as caught:
         _authorize(_good(), "/sealane.v1.Storage/Format")
@@ -129,6 +153,24 @@ def test_silent_peer_is_named_in_one_line() -> None:
     assert str(received) == (
         "target s at h:1 can't be reached: connection refused [peer.unreachable]"
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "reason"),
+    [
+        ("UNAVAILABLE", "… OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: …", "peer.certificate"),
+        ("UNAVAILABLE", "… Hostname Verification Check failed.", "peer.certificate"),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", "peer.deadline_exceeded"),
+        ("UNIMPLEMENTED", "Method not found!", "peer.unimplemented"),
+    ],
+)
+def test_what_grpc_says_itself_names_the_peer(code: str, details: str, reason: str) -> None:
+    sent = grpc.aio.AioRpcError(
+        grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(), details=details
+    )
+    received = error_of(sent, peer="target s at h:1")
+    assert received.reason == reason
+    assert str(received).startswith("target s at h:1")
 
 
 def test_reason_that_looks_like_none_is_not_taken_over() -> None:

@@ -81,6 +81,15 @@ MISTAKES = {
             "a port 0…65535 [config.value]"
         ),
     ),
+    "plain front end open to the network": (
+        NODE
+        + ENROLMENT
+        + '[gateway]\nlisten = "0.0.0.0:1"\ntarget_node = "t"\ntarget_address = "h:1"\n',
+        (
+            'gateway.listen: found "0.0.0.0:1"; allowed: a loopback address:port, because what '
+            "passes there is plain [config.value]"
+        ),
+    ),
     "relative path": (
         NODE + '[broker]\npolicy_file = "p"\nkey_file = "/k"\n',
         'broker.policy_file: found "p"; allowed: an absolute path [config.value]',

@@ -6,6 +6,7 @@ The data path is recorded here; `test_end_to_end.py` has the real one.
 # ruff: noqa: ARG002 - recorders have the signatures of what they stand for
 
 import asyncio
+import base64
 import contextlib
 import ssl
 import uuid
@@ -31,7 +32,13 @@ from sealane.daemon.events import Event
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import NativeEvent, OpenQueue, QueueGrant, VolumeKey
-from sealane.daemon.servers import bind_tcp, new_server, running
+from sealane.daemon.servers import (
+    MESSAGE_BYTES_MAX,
+    METADATA_BYTES_MAX,
+    bind_tcp,
+    new_server,
+    running,
+)
 from sealane.daemon.storage.gateway import Export
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
@@ -223,9 +230,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(broker, storage, volumes, target, gateway, identities, addresses)
 
 
-async def _create(world: World) -> str:
+async def _create(world: World, request_id: str = "") -> str:
     descriptor = await world.volumes.create(
-        request_id="", display_name="d", size_bytes=1 << 20, target_node=""
+        request_id=request_id, display_name="d", size_bytes=1 << 20, target_node=""
     )
     return descriptor.volume_id
 
@@ -273,6 +280,53 @@ async def test_data_path_address_can_be_replaced(world: World) -> None:
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via(traddr="192.0.2.1", trsvcid=7))
     grant = await world.gateway.attached[0].open_queue(1)
     assert (grant.traddr, grant.trsvcid) == ("192.0.2.1", 7)
+
+
+async def test_no_log_line_holds_a_key(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    grant = await world.gateway.attached[0].open_queue(1)
+    with pytest.raises(UsageError):
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    logged = "".join(capfd.readouterr())
+    assert "key_released" in logged
+    for secret in (world.gateway.attached[0].key, bytes(grant.secret), grant.ticket):
+        for form in (secret.hex(), base64.b64encode(secret).decode(), repr(secret)[2:-1]):
+            assert form not in logged
+
+
+async def test_oversized_calls_are_refused(world: World) -> None:
+    gateway = world.identities["gateway"]
+    with pytest.raises(UnavailableError) as caught:
+        await world.namespace(gateway, "v" * (MESSAGE_BYTES_MAX + 1))
+    assert caught.value.reason == "peer.resource_exhausted"
+    async with gateway.channel(world.addresses["target"], "s", "target") as channel:
+        stub = storage_pb2_grpc.StorageStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetNamespace(
+                storage_pb2.GetNamespaceRequest(volume_id="v"),
+                metadata=(("x-long", "x" * (2 * METADATA_BYTES_MAX)),),
+                timeout=5,
+            )
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_text_of_a_caller_comes_back_shortened(world: World) -> None:
+    with pytest.raises(UsageError) as caught:
+        await world.namespace(world.identities["gateway"], "v" * 100_000)
+    assert caught.value.reason == "namespace.not_found"
+    assert len(str(caught.value)) < 300
+
+
+async def test_number_of_namespaces_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.storage_control.NAMESPACES_MAX", 1)
+    await _create(world)
+    with pytest.raises(UnavailableError) as caught:
+        await _create(world)
+    assert caught.value.reason == "namespace.limit"
+    assert len(world.target.volumes) == 1
 
 
 async def test_older_association_is_refused_and_its_queues_closed(world: World) -> None:
@@ -326,6 +380,85 @@ async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
         await _create(world)
     assert caught.value.reason == "store.full"
     assert await world.volumes.list(page_size=0, page_token="") == ([], "")
+
+
+async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: World) -> None:
+    request_id = str(uuid.uuid4())
+    made = await _create(world, request_id)
+    world.storage.create = _refuse  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await _create(world, request_id)
+    assert (await world.volumes.get(made)).volume_id == made
+
+
+async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def create_volume(volume_id: uuid.UUID, *, sector_count: int) -> None:
+        started.set()
+        await go_on.wait()
+        world.target.volumes[volume_id] = sector_count
+
+    world.target.create_volume = create_volume  # type: ignore[method-assign]
+    creating = asyncio.ensure_future(_create(world))
+    async with asyncio.timeout(10):
+        await started.wait()
+        creating.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+    assert world.target.volumes == {}
+    assert await world.volumes.list(page_size=0, page_token="") == ([], "")
+
+
+async def _refuse(caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
+    raise UnavailableError("store.full", "no room")
+
+
+async def test_volume_the_target_lost_is_refused_at_attach(world: World) -> None:
+    volume_id = await _create(world)
+    caller = world.identities["gateway"].subject
+    await world.storage.delete(caller, volume_id)
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert caught.value.reason == "namespace.not_found"
+    assert "restarted" in str(caught.value)
+    assert world.volumes.attached(volume_id) is None
+
+
+async def test_volume_the_target_loses_while_attached_is_told_once(world: World) -> None:
+    volume_id = await _create(world)
+    with world.volumes.events.subscribed(volume_id) as events:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+        await world.storage.delete(world.identities["gateway"].subject, volume_id)
+        # What the target does at its end: the gateway then asks again and hears of the loss.
+        world.storage.events.close()
+        async with asyncio.timeout(10):
+            async for event in events:
+                if event.kind == "lost_by_target":
+                    break
+    assert (event.reason, event.origin) == ("namespace.not_found", "g")
+
+
+async def test_polls_during_a_delete_find_nothing_to_ask(world: World) -> None:
+    volume_id = await _create(world)
+    asked: list[uuid.UUID] = []
+
+    async def delete_volume(deleted: uuid.UUID) -> None:
+        def take_events(volume: uuid.UUID) -> Sequence[NativeEvent]:
+            asked.append(volume)
+            raise UsageError("volume.unknown", "gone")
+
+        world.target.take_events = take_events  # type: ignore[method-assign]
+        # The poller has had its turn when this task runs again.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await world.storage.poll_events()
+        assert world.storage.statistics() == {}
+
+    world.target.delete_volume = delete_volume  # type: ignore[method-assign]
+    await world.storage.delete(world.identities["gateway"].subject, volume_id)
+    assert asked == []
 
 
 @pytest.mark.parametrize("host_nqn", ["", "x", "nqn." + "a" * 220])
@@ -418,13 +551,14 @@ async def test_other_tenants_gateway_is_refused_by_the_target(world: World) -> N
 
 
 async def test_forged_descriptor_makes_no_namespace(world: World) -> None:
-    signed = await world.broker.register_volume(
+    answer = await world.broker.register_volume(
         world.identities["gateway"].subject,
         request_id=str(uuid.uuid4()),
         display_name="",
         size_bytes=4096,
         target_node="s",
     )
+    signed = answer.volume
     descriptor = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
     descriptor.sector_count = 1 << 30
     signed.descriptor = descriptor.SerializeToString()
@@ -435,13 +569,14 @@ async def test_forged_descriptor_makes_no_namespace(world: World) -> None:
 
 
 async def test_descriptor_of_another_target_is_refused(world: World) -> None:
-    signed = await world.broker.register_volume(
+    answer = await world.broker.register_volume(
         world.identities["gateway"].subject,
         request_id=str(uuid.uuid4()),
         display_name="",
         size_bytes=4096,
         target_node="elsewhere",
     )
+    signed = answer.volume
     with pytest.raises(UsageError) as caught:
         await world.storage.create(world.identities["gateway"].subject, signed)
     assert caught.value.reason == "namespace.target"
@@ -450,8 +585,9 @@ async def test_descriptor_of_another_target_is_refused(world: World) -> None:
 async def test_server_of_another_node_or_role_is_not_reached(world: World) -> None:
     gateway = world.identities["gateway"]
     for node, role in (("other", "target"), ("s", "broker")):
-        with pytest.raises(UnavailableError):
+        with pytest.raises(VerificationError) as caught:
             await world.namespace(gateway, "", node=node, role=role)
+        assert caught.value.reason == "peer.certificate"
 
 
 async def test_certificate_that_expires_on_a_live_connection_is_refused(

@@ -83,21 +83,22 @@ def test_interrupt_leaves_nothing_running_and_nothing_behind(
     with tempfile.TemporaryDirectory(prefix="s") as short:
         (Path(short) / "t").symlink_to(scratch)
         environment = {**os.environ, "TMPDIR": f"{short}/t"}
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [*COMMAND, "demo"],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-        )
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("fabric-far is ready"):
-                process.send_signal(number)
-                break
-        process.stderr.read()
-        assert process.wait(timeout=60) != 0
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.startswith("fabric-far is ready"):
+                    process.send_signal(number)
+                    break
+            last = process.stderr.read().splitlines()[-1]
+            assert process.wait(timeout=60) == 128 + number
+        assert last.startswith("sealane: interrupted")
         assert descendants_of_session(Path(short)) == []
         assert list(scratch.iterdir()) == []
         assert not (tmp_path / "sealane-demo").exists()

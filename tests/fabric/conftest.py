@@ -1,6 +1,7 @@
 """Two fabrics in one process, over real gRPC on loopback; the peer names itself in metadata."""
 
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import grpc
 import pytest
 
 from sealane.daemon.calls import CallInterceptor
-from sealane.daemon.fabric.service import Answer, EstablishWith, FabricService, Offer
+from sealane.daemon.fabric.service import Answer, EstablishWith, FabricService, Offer, Peer
 from sealane.daemon.fabric.servicer import (
     SessionPeerServicer,
     SessionsServicer,
@@ -55,15 +56,20 @@ def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManage
             return await continuation(details._replace(metadata=metadata), request)
 
     @contextlib.asynccontextmanager
-    async def connect(address: str, node: str) -> AsyncIterator[grpc.aio.Channel]:
+    async def connect(address: str, node: str) -> AsyncIterator[tuple[grpc.aio.Channel, bytes]]:
         async with grpc.aio.insecure_channel(address, interceptors=[Name()]) as channel:
-            yield channel
+            yield channel, certificate_digest(name)
 
     return connect
 
 
-def peer_node(context: Any) -> str:
-    return str(dict(context.invocation_metadata())["node"])
+def certificate_digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def identify(context: Any) -> Peer:
+    node = str(dict(context.invocation_metadata())["node"])
+    return Peer(node=node, certificate_digest=certificate_digest(node))
 
 
 Change = Callable[[Offer], Offer]
@@ -77,17 +83,19 @@ async def fabric(
     *,
     change_offer: Change = lambda offer: offer,
     change_answer: ChangeAnswer = lambda answer: answer,
+    change_digest: Callable[[bytes], bytes] = lambda digest: digest,
 ) -> AsyncIterator[Fabric]:
     """Run one fabric; its exchange may be tampered with on the way out or back."""
     honest: EstablishWith = establish_over(named_peer(name))
 
-    async def establish(address: str, node: str, offer: Offer) -> Answer:
-        return change_answer(await honest(address, node, change_offer(offer)))
+    async def establish(address: str, node: str, offer: Offer) -> tuple[Answer, bytes]:
+        answer, digest = await honest(address, node, change_offer(offer))
+        return change_answer(answer), change_digest(digest)
 
     service = FabricService(config, node=name, establish_with=establish)
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)
-    add_SessionPeerServicer_to_server(SessionPeerServicer(service, peer_node=peer_node), server)
+    add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     async with service.running():
         await server.start()
@@ -111,7 +119,9 @@ async def fabrics(tmp_path: Path) -> AsyncIterator[tuple[Fabric, Fabric]]:
 def make_fabric(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Fabric]]:
     def make(name: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Fabric]:
         changes = {
-            key: options.pop(key) for key in ("change_offer", "change_answer") if key in options
+            key: options.pop(key)
+            for key in ("change_offer", "change_answer", "change_digest")
+            if key in options
         }
         return fabric(replace(settings(tmp_path, name), **options), name, **changes)
 

@@ -13,6 +13,7 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
         display_name="gradients",
         initiator_node="fabric-a",
         responder_node="fabric-b",
+        initiator_certificate=b"c" * 32,
         initiator_connection_id=bytes(range(8)),
         responder_connection_id=bytes(range(8, 16)),
         initiator_public_key=initiator.public_key,
@@ -78,7 +79,13 @@ def test_fields_can_not_run_into_each_other() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["initiator_connection_id", "responder_connection_id", "initiator_nonce", "responder_nonce"],
+    [
+        "initiator_certificate",
+        "initiator_connection_id",
+        "responder_connection_id",
+        "initiator_nonce",
+        "responder_nonce",
+    ],
 )
 def test_values_of_wrong_length_are_refused(name: str) -> None:
     transcript = make(Exchange(), Exchange())

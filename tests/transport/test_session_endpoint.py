@@ -1,6 +1,8 @@
 """Pairs of native endpoints over loopback, jobs driving their rings by hand."""
 
 import contextlib
+import ctypes
+import fcntl
 import hashlib
 import mmap
 import os
@@ -9,14 +11,14 @@ import secrets
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from sealane._native import Completion, Emulator, JobRing, SessionEndpoint
+from relays import emulator, forger, switch
+from sealane._native import Completion, JobRing, SessionEndpoint
 
 REGION = 4 << 20
 PATIENCE_MS = 20_000
@@ -123,67 +125,6 @@ def start(
     assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
 
 
-@contextlib.contextmanager
-def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
-    link = Emulator(
-        rate_bits_per_second=400_000_000,
-        delay_ns=3_000_000,
-        buffer_bytes=1 << 24,
-        loss_ppb=loss_ppb,
-        seed=5,
-        forward_to=to,
-    )
-    try:
-        yield link.address
-    finally:
-        link.stop()
-
-
-@contextlib.contextmanager
-def forger(to: str) -> Iterator[str]:
-    """A relay that also sends a forged copy before, and a replay after, each packet it relays.
-
-    Towards the responder they come from an address of their own: it must not answer there.
-    """
-    host, port = to.rsplit(":", 1)
-    generator = random.Random(11)
-    near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    wake, stop = socket.socketpair()
-    with near, far, stranger, wake, stop:
-        near.bind(("127.0.0.1", 0))
-        far.connect((host, int(port)))
-        stranger.connect((host, int(port)))
-
-        def run() -> None:
-            client = None
-            while True:
-                ready, _, _ = select.select([near, far, wake], [], [])
-                if wake in ready:
-                    return
-                for end in ready:
-                    packet, sender = end.recvfrom(65_536)
-                    forged = bytearray(packet)
-                    forged[generator.randrange(len(forged))] ^= 1 << generator.randrange(8)
-                    if end is near:
-                        client = sender
-                        stranger.send(forged)
-                        far.send(packet)
-                        stranger.send(packet)
-                    elif client is not None:
-                        for copy in (forged, packet, packet):
-                            near.sendto(copy, client)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{near.getsockname()[1]}"
-        finally:
-            stop.send(b"x")
-            thread.join()
-
-
 def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0) -> None:
     """Send messages of these sizes, all in flight together, and compare every byte."""
     source, sink = memoryview(left.ring.region), memoryview(right.ring.region)
@@ -210,7 +151,7 @@ def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0)
     assert bytes(sink[len(content) :]) == bytes(len(sink) - len(content)), "nothing else changed"
 
 
-SIZES = [1, 1407, 1408, 1409, 100_000, 22_528, 1_000_000]
+SIZES = [0, 1, 1407, 1408, 1409, 100_000, 16 * 1408, 0, 32 * 1408, 1_000_000]
 CODES = [pytest.param(0, 0, id="selective repeat"), pytest.param(32, 8, id="erasure coded")]
 
 
@@ -227,6 +168,12 @@ def test_messages_arrive_whole_over_a_lossy_link(k: int, m: int) -> None:
 
         statistics = right.statistics() if k else left.statistics()
         assert statistics["decoded_units" if k else "retransmitted_packets"] > 0
+
+
+@pytest.mark.parametrize(("k", "m"), CODES)
+def test_message_as_long_as_the_region_arrives(k: int, m: int) -> None:
+    with pair() as (left, right):
+        transfer(left, right, sizes=[REGION], k=k, m=m)
 
 
 def test_bitmap_shows_the_chunks_of_the_message_in_its_slot() -> None:
@@ -256,6 +203,7 @@ def test_forged_and_replayed_packets_change_nothing(k: int, m: int) -> None:
         statistics = right.statistics()
         assert statistics["forged"] > 100
         assert statistics["replayed"] > 100
+        assert statistics["foreign_packets"] > 100
 
 
 def test_other_keys_never_establish() -> None:
@@ -279,6 +227,23 @@ def test_packets_from_elsewhere_are_not_opened_by_the_initiator() -> None:
                 left.endpoint.state()
 
         transfer(left, right, sizes=[1000])
+
+
+def test_running_session_is_not_turned_away_by_authentic_packets_from_elsewhere() -> None:
+    with switch() as (lay, turn), pair(relay=lay) as (left, right):
+        transfer(left, right, sizes=[1000])
+        turn()
+        right.ring.post_receive(offset=0, length=10, user_data=1)
+        left.ring.post_send(offset=0, length=10, user_data=1)
+        before = right.statistics()["foreign_packets"]
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while right.statistics()["foreign_packets"] == before:
+            assert time.monotonic() < deadline, right.statistics()
+            assert right.endpoint.state()[0] == "established"
+        assert right.ring.completions() == []
+        turn()
+        assert right.completions(1)[0].status == "ok"
+        assert left.completions(1)[0].status == "ok"
 
 
 def test_death_of_the_job_ends_the_session_at_both_ends() -> None:
@@ -373,6 +338,63 @@ def test_job_can_not_write_what_it_may_only_read() -> None:
                 os.ftruncate(descriptor, 0)
         with pytest.raises(RuntimeError):
             endpoint.take_job_fds()
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        endpoint.close()
+
+
+PUNCH_HOLE_KEEP_SIZE = 3
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def protect_writable(descriptor: int) -> None:
+    """Map for reading, then ask for more, as only C can."""
+    LIBC.mmap.restype = ctypes.c_void_p
+    length = ctypes.c_size_t(mmap.PAGESIZE)
+    view = LIBC.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
+    address = ctypes.c_void_p(view)
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    refused = LIBC.mprotect(address, length, both) != 0
+    error = ctypes.get_errno()
+    LIBC.munmap(address, length)
+    if refused:
+        raise PermissionError(error, "mprotect")
+
+
+def punch_hole(descriptor: int) -> None:
+    where, length = ctypes.c_long(0), ctypes.c_long(mmap.PAGESIZE)
+    if LIBC.fallocate(descriptor, PUNCH_HOLE_KEEP_SIZE, where, length) != 0:
+        raise PermissionError(ctypes.get_errno(), "fallocate")
+
+
+def map_reopened(descriptor: int) -> None:
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    try:
+        mmap.mmap(again, 0, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
+    finally:
+        os.close(again)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        protect_writable,
+        punch_hole,
+        map_reopened,
+        lambda descriptor: os.pwrite(descriptor, b"x", 64),
+        lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE),
+        lambda descriptor: os.ftruncate(descriptor, 1 << 30),
+    ],
+)
+def test_job_finds_no_other_way_to_write_completions(attack: Callable[[int], None]) -> None:
+    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    descriptors = endpoint.take_job_fds()
+    try:
+        before = os.pread(descriptors[2], 4096, 0)
+        with pytest.raises(PermissionError):
+            attack(descriptors[2])
+        assert os.pread(descriptors[2], 4096, 0) == before
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -37,14 +37,16 @@ fn endpoint_error(error: EndpointError) -> PyErr {
 
 /// Takes a key out of the caller's bytearray and wipes it there.
 fn take_key(bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
-    let mut key: [u8; KEY_BYTES] = bytes
-        .to_vec()
+    let mut copy = bytes.to_vec();
+    let key: &mut [u8; KEY_BYTES] = copy
+        .as_mut_slice()
         .try_into()
         .map_err(|_| PyValueError::new_err(format!("a key has {KEY_BYTES} bytes")))?;
     for index in 0..KEY_BYTES {
         bytes.set_item(index, 0)?;
     }
-    Ok(Secret::take(&mut key))
+    // The copy on the heap is wiped in place.
+    Ok(Secret::take(key))
 }
 
 fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyDict>> {

@@ -2,7 +2,7 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
-use sealane_proto::session::Reliability;
+use sealane_proto::session::{BURST_PACKETS, Reliability};
 
 use crate::memory::Sabotage;
 use crate::world::{WorldSabotage, run_sabotaged};
@@ -161,9 +161,12 @@ fn a_shallow_buffer_is_never_overrun_at_the_agreed_rate() {
     let mut scenario = Scenario::small(2);
     scenario.message_bytes_min = 1_000_000;
     scenario.message_bytes_max = 1_000_000;
-    scenario.forward.buffer_bytes = 8 * 1520;
+    scenario.forward.buffer_bytes = BURST_PACKETS * 1520;
     let outcome = check(&scenario);
     assert_eq!(outcome.forward.overflowed_packets, 0);
+    // A little faster than the path, and it is.
+    scenario.rate_bytes_per_second += scenario.rate_bytes_per_second / 4;
+    assert!(check(&scenario).forward.overflowed_packets > 0);
 }
 
 #[test]
@@ -203,6 +206,8 @@ fn an_erasure_code_spares_the_time_out() {
 #[test]
 fn each_checker_notices_its_fault() {
     let noisy = hostile_with(|scenario| scenario.forward.corrupt_parts_per_billion > 0);
+    // Long enough to run at the rate for several bursts: what is counted twice must add up.
+    let noisy = Scenario { message_bytes_max: 400_000, ..noisy };
     let cases = [
         (WorldSabotage::Memory(Sabotage::FlipBit), Rule::PayloadEqual),
         (WorldSabotage::Memory(Sabotage::WriteTwice), Rule::WrittenOnce),

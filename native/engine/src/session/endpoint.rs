@@ -49,7 +49,7 @@ pub struct StartConfig {
     /// Silence after which the session ends.
     pub idle_timeout_nanos: Nanos,
     /// The side that opened the session knows the path (a relay, perhaps) and accepts packets from
-    /// `peer_address` only; the other one follows its authentic packets.
+    /// `peer_address` only; the other one follows its authentic packets until the path is validated.
     pub is_initiator: bool,
 }
 

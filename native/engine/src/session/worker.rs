@@ -99,7 +99,8 @@ pub(super) struct Worker {
     pub(super) session: Session,
     pub(super) udp: Udp,
     pub(super) peer: SocketAddr,
-    /// The peer may be behind a relay: answer to where its newest authentic packet came from.
+    /// The peer may be behind a relay: until the path is validated, answer to where its newest
+    /// authentic packet came from.
     pub(super) follows_peer: bool,
     /// Least time to sleep, so that several paced packets leave in one call.
     pub(super) coalesce: Nanos,
@@ -171,14 +172,8 @@ impl Worker {
             let received = udp.receive(|datagram, from| {
                 if from == *peer {
                     session.receive(datagram, memory, time);
-                } else if *follows_peer {
-                    let before = session.statistics().packets_received;
-                    session.receive(datagram, memory, time);
-                    if session.statistics().packets_received > before {
-                        *peer = from;
-                    } else {
-                        progress.counters.foreign_packets += 1;
-                    }
+                } else if *follows_peer && session.receive_elsewhere(datagram, memory, time) {
+                    *peer = from;
                 } else {
                     progress.counters.foreign_packets += 1;
                 }
@@ -336,8 +331,9 @@ impl Worker {
         let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
         self.progress.is_over = true;
         self.publish();
-        self.doorbell = None;
+        // In this order: the end of the stream without the state is a fabric that died.
         self.memory.ring.publish_state(STATE_CLOSED);
+        self.doorbell = None;
         self.report.set(State::Closed { reason });
     }
 
@@ -377,7 +373,7 @@ impl Worker {
         }
         let stop = fds.first().is_some_and(|fd| !fd.revents().is_empty());
         self.progress.has_datagrams |=
-            fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
+            fds.get(1).is_some_and(|fd| fd.revents().intersects(PollFlags::IN | PollFlags::ERR));
         let rung = fds.get(2).is_some_and(|fd| !fd.revents().is_empty());
         if stop {
             let mut count = [0; 8];

@@ -156,6 +156,12 @@ impl Control {
         Some(rtt)
     }
 
+    /// Packets go elsewhere from now on: challenges sent so far went another way.
+    pub fn path_changed(&mut self, now: Nanos) {
+        self.challenges.clear();
+        self.challenge(now);
+    }
+
     /// Begins to send challenges.
     pub fn challenge(&mut self, now: Nanos) {
         self.challenge_due = Some(now);

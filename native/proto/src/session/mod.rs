@@ -73,6 +73,8 @@ pub struct Session {
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
     silent_since: Nanos,
     is_stalled: bool,
+    /// The datagram being received came from another address than the path's.
+    is_elsewhere: bool,
     events: Events,
     plaintext: Vec<u8>,
     statistics: SessionStatistics,
@@ -102,6 +104,7 @@ impl Session {
             last_received: now,
             silent_since: now,
             is_stalled: false,
+            is_elsewhere: false,
             events: Events::default(),
             plaintext: Vec::new(),
             statistics: SessionStatistics::default(),
@@ -165,6 +168,30 @@ impl Session {
             }
         }
         self.plaintext = plaintext;
+    }
+
+    /// Takes a datagram from another address than the one this end sends to. If it is authentic and
+    /// the path is not validated yet, says true: the caller sends to where it came from, from now
+    /// on. What was answered to challenges sent before validates nothing. A validated path stays
+    /// what it is, and the datagram is not even opened.
+    pub fn receive_elsewhere(
+        &mut self,
+        datagram: &mut [u8],
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) -> bool {
+        if self.state != State::Connecting {
+            return false;
+        }
+        let before = self.statistics.packets_received;
+        self.is_elsewhere = true;
+        self.receive(datagram, memory, now);
+        self.is_elsewhere = false;
+        let is_authentic = self.statistics.packets_received > before;
+        if is_authentic {
+            self.control.path_changed(now);
+        }
+        is_authentic
     }
 
     /// Lets time pass. To be called at [`Self::next_timeout`]; harmless at any other time.
@@ -385,6 +412,7 @@ impl Session {
                 self.control.challenge_received(token);
                 self.control.acknowledge_now(now);
             }
+            Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(token, now),
             Frame::Close { code } => {
                 self.end(CloseReason::from_code(code), true, now);

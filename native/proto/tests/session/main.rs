@@ -386,3 +386,34 @@ fn both_ends_may_send() {
     assert_eq!(first.bytes[8192..8192 + 5000], second.bytes[..5000]);
     assert_eq!(statuses(&pair.events[0]).len(), 2);
 }
+
+#[test]
+fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
+    let mut pair = Pair::new(4);
+    pair.pump();
+    let challenge = pair.under_way[1].remove(0);
+    pair.now += DELAY;
+    let Pair { now, ends: [left, right], memory, under_way, .. } = &mut pair;
+    let mut out = Vec::new();
+    // The responder's own challenge went to the address that was announced …
+    left.receive(&mut under_way[0].remove(0), &mut memory[0], *now);
+    assert!(left.next_transmit(&memory[0], *now, &mut out));
+    // … and the answer comes from elsewhere: it is authentic, but says nothing about that path.
+    assert!(right.receive_elsewhere(&mut out.clone(), &mut memory[1], *now));
+    assert!(!right.is_established());
+    let mut forged = challenge.clone();
+    *forged.last_mut().unwrap() ^= 1;
+    assert!(!right.receive_elsewhere(&mut forged, &mut memory[1], *now));
+    // A new challenge goes there at once, and its answer counts.
+    out.clear();
+    assert!(right.next_transmit(&memory[1], *now, &mut out));
+    left.receive(&mut out, &mut memory[0], *now);
+    out.clear();
+    assert!(left.next_transmit(&memory[0], *now, &mut out));
+    right.receive(&mut out, &mut memory[1], *now);
+    assert!(right.is_established());
+    // Later an authentic packet from elsewhere is not even opened.
+    let before = right.statistics();
+    assert!(!right.receive_elsewhere(&mut challenge.clone(), &mut memory[1], *now));
+    assert_eq!(right.statistics(), before);
+}

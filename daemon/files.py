@@ -1,0 +1,61 @@
+"""Files an operator names: bounded reads, and key files that nobody else can read."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from sealane.errors import UsageError
+
+FILE_BYTES_MAX: Final = 1 << 20
+
+
+def read_bounded(path: Path, *, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """Read at most `bytes_max` + 1 bytes: one more than allowed tells that there are more."""
+    with path.open("rb") as file:
+        return file.read(bytes_max + 1)
+
+
+def read_file(path: str, *, key: str) -> bytes:
+    """Read a file that the configuration names under `key`; UsageError in one line."""
+    try:
+        content = read_bounded(Path(path))
+    except OSError as error:
+        raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error
+    return _sized(content, path, key)
+
+
+def read_secret(path: str, *, key: str) -> bytes:
+    """Read a key file; UsageError also if it is not a plain file of ours, closed to others."""
+    try:
+        # Not blocking: opening a FIFO would wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            _check_private(os.fstat(descriptor), path, key)
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error
+    return _sized(content, path, key)
+
+
+def _check_private(status: os.stat_result, path: str, key: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UsageError("key.file", f"{key} {path}: not a plain file")
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise UsageError(
+            "key.file.owner",
+            f"{key} {path}: owner {status.st_uid}; allowed: {os.geteuid()} or 0",
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    # The service manager opens its credentials to one user by an access list, whose mask stands
+    # where the group's mode is.
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    is_credential = credentials is not None and Path(path).parent == Path(credentials)
+    if mode & (0o007 if is_credential else 0o077):
+        raise UsageError("key.file.mode", f"{key} {path}: mode {mode:04o}; allowed: 0600 or 0400")
+
+
+def _sized(content: bytes, path: str, key: str) -> bytes:
+    if len(content) > FILE_BYTES_MAX:
+        raise UsageError("config.size", f"{key} {path}: allowed are {FILE_BYTES_MAX} bytes")
+    return content

@@ -1,0 +1,123 @@
+"""What `sealanectl` prints for people, and what it refuses before it calls anyone."""
+
+import argparse
+import asyncio
+import datetime as dt
+import socket
+from pathlib import Path
+
+import pytest
+
+from sealane.client import Attachment, NodeStatus, Volume, connect
+from sealane.daemon.ctl import Output, _full, _status_rows, main, parse_via
+from sealane.errors import UnavailableError
+
+NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+
+
+def _status(*, is_development: bool = True, seconds_left: int = 60) -> NodeStatus:
+    return NodeStatus(
+        node="n",
+        version="1",
+        roles=("gateway",),
+        evidence_driver="software",
+        is_development=is_development,
+        certificate_expires=NOW + dt.timedelta(seconds=seconds_left),
+        addresses={"socket": "/s", "gateway": "127.0.0.1:1"},
+        started=NOW,
+    )
+
+
+def test_status_says_loudly_that_evidence_is_for_development() -> None:
+    assert "DEVELOPMENT ONLY" in _status_rows(_status(), NOW)["WARNING"]
+    assert "WARNING" not in _status_rows(_status(is_development=False), NOW)
+
+
+def test_status_says_how_long_the_certificate_lives() -> None:
+    assert _status_rows(_status(), NOW)["certificate"] == "until 2026-01-02 03:05:05 UTC, 60 s left"
+    assert _status_rows(_status(seconds_left=-1), NOW)["certificate"].startswith("EXPIRED at ")
+
+
+def test_table_is_aligned_without_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output("table")
+    output.show([{"a": "long value", "b": ""}, {"a": "x", "b": 7}])
+    assert capsys.readouterr().out == "a           b\nlong value\nx           7\n"
+    output.show_one({"key": "v", "longer": NOW})
+    assert capsys.readouterr().out == "key     v\nlonger  2026-01-02 03:04:05 UTC\n"
+
+
+def test_text_of_a_peer_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Output("table").line({"kind": "refused", "detail": "\x1b[2Jgone\r\nforged line"})
+    assert capsys.readouterr().out == "refused  ?[2Jgone??forged line\n"
+
+
+def test_volume_says_its_units() -> None:
+    volume = Volume(
+        name="volumes/x",
+        display_name="d",
+        size_bytes=3 << 29,
+        target_node="t",
+        state="attached",
+        mode="remote",
+        freshness="flat-table",
+        key_epoch=1,
+        attachment=Attachment(
+            traddr="127.0.0.1",
+            trsvcid=4421,
+            subsystem_nqn="nqn.s",
+            namespace_id=1,
+            host_nqn="nqn.h",
+            sectors_sealed=2,
+            sectors_opened=3,
+            counters_used=512,
+            counters_leased=1024,
+            refusals=0,
+        ),
+    )
+    shown = _full(volume)
+    assert shown["size"] == "1.5 GiB (1610612736 bytes)"
+    assert shown["counters"] == "512 used of 1024 leased"
+    assert shown["export"] == "127.0.0.1:4421, namespace 1"
+
+
+def test_data_path_address_is_read_strictly() -> None:
+    assert parse_via("192.0.2.1:4420") == ("192.0.2.1", 4420)
+    assert parse_via("[2001:db8::1]:4420") == ("2001:db8::1", 4420)
+    for text in ("", "h", ":1", "h:", "h:0", "h:65536", "h:99999999999999", "h:²", "h:-1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse_via(text)
+
+
+def test_argument_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["volume", "get", "volumes/\udcff"])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "not UTF-8" in error
+
+
+@pytest.mark.parametrize("length", [10, 300])
+def test_socket_that_cannot_be_is_named_with_the_reason(
+    length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--socket", str(tmp_path / ("s" * length)), "status"]) == 4
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "[daemon.unreachable]" in error
+    assert "None" not in error
+
+
+async def test_watch_of_a_silent_daemon_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.client.connection._CALL_SECONDS", 0.2)
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.bind(path)
+        silent.listen()
+        async with connect(path) as client:
+            with pytest.raises(UnavailableError) as caught:
+                async with asyncio.timeout(10), client.volumes.watch("volumes/x"):
+                    pass
+    assert caught.value.reason == "peer.deadline_exceeded"

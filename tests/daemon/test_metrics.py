@@ -1,0 +1,44 @@
+"""The Prometheus endpoint: bounded in time, and true while volumes come and go."""
+
+import socket
+import urllib.request
+
+import pytest
+
+from sealane.daemon import metrics
+from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.errors import UnavailableError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_endpoint_serves_on_either_family(host: str) -> None:
+    made = Metrics()
+    made.add_volumes("target", lambda: {"v": {"reads": 3}})
+    server = MetricsServer(made, f"{host}:0")
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+    assert 'sealane_target_volume_reads{volume="v"} 3.0' in text
+
+
+def test_scraper_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.1)
+    server = MetricsServer(Metrics(), "127.0.0.1:0")
+    try:
+        host, _, port = server.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        server.close()
+
+
+def test_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UnavailableError) as caught:
+            MetricsServer(Metrics(), listen)
+    assert str(caught.value) == (
+        f"metrics.listen {listen}: Address already in use [listen.refused]"
+    )

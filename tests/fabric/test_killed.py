@@ -1,0 +1,109 @@
+"""A fabric that dies in the middle of a transfer: what its job and its peer hear."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from sealane._native import JobRing, SessionEndpoint
+from sealane.client.session import SendSession
+from sealane.errors import SessionError
+from sealane.protocol.v1 import sessions_pb2
+
+REGION = 1 << 20
+RATE = 4_000_000
+"""A message as long as the region takes two seconds."""
+
+FABRIC = f"""
+import socket, sys
+from sealane._native import SessionEndpoint
+
+channel = socket.socket(fileno=int(sys.argv[1]))
+endpoint = SessionEndpoint("127.0.0.1:0", {REGION})
+socket.send_fds(channel, [endpoint.local_address.encode()], endpoint.take_job_fds())
+endpoint.start(
+    peer_address=channel.recv(100).decode(), connection_id_local=1, connection_id_peer=2,
+    send_key=bytearray(b"f" * 32), receive_key=bytearray(b"b" * 32),
+    rate_bits_per_second={RATE}, idle_timeout_ns=30 * 10**9, initiator=True,
+)
+channel.recv(1)
+"""
+
+
+@pytest.fixture
+def fabric() -> Iterator[tuple[int, socket.socket]]:
+    """A process with one end of a session, and the channel to it."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", FABRIC, str(theirs.fileno())]
+    with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        ours.settimeout(20)
+        try:
+            yield process.pid, ours
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def right() -> Iterator[SessionEndpoint]:
+    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    yield endpoint
+    endpoint.close()
+
+
+async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
+    fabric: tuple[int, socket.socket], right: SessionEndpoint
+) -> None:
+    pid, channel = fabric
+    receiving = JobRing(*right.take_job_fds())
+    address, descriptors, _, _ = socket.recv_fds(channel, 100, 4)
+    sender = SendSession(JobRing(*descriptors), sessions_pb2.Session(name="sessions/x"))
+    right.start(
+        peer_address=address.decode(),
+        connection_id_local=2,
+        connection_id_peer=1,
+        send_key=bytearray(b"b" * 32),
+        receive_key=bytearray(b"f" * 32),
+        rate_bits_per_second=RATE,
+        idle_timeout_ns=10**9,
+        initiator=False,
+    )
+    channel.sendall(right.local_address.encode())
+    receiving.post_receive(offset=0, length=REGION, user_data=7)
+    async with asyncio.timeout(20):
+        sending = asyncio.ensure_future(sender.send(offset=0, length=REGION))
+        await asyncio.to_thread(wait_begun, right)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SessionError) as unknown:
+            await sending
+        with pytest.raises(SessionError) as closed:
+            await sender.send(offset=0, length=1)
+        await asyncio.to_thread(wait_closed, right)
+    (aborted,) = receiving.completions()
+    receiving.close()
+
+    assert unknown.value.reason == "session.message.outcome_unknown"
+    assert closed.value.reason == "session.closed"
+    assert right.state() == ("closed", "session.closed.idle_timeout")
+    assert (aborted.user_data, aborted.status) == (7, "aborted")
+
+
+def wait_begun(endpoint: SessionEndpoint) -> None:
+    poller = select.poll()
+    for _ in range(20_000):
+        if endpoint.statistics().get("units_received", 0) > 0:
+            return
+        poller.poll(1)
+    raise AssertionError(endpoint.statistics())
+
+
+def wait_closed(endpoint: SessionEndpoint) -> None:
+    poller = select.poll()
+    poller.register(endpoint.fileno(), select.POLLIN)
+    while endpoint.state()[0] != "closed":
+        assert poller.poll(20_000), endpoint.state()

@@ -1,0 +1,80 @@
+"""The ring socket alone, and what keeps jobs out of the process behind it."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealane.client.session import fetch_ring
+from sealane.daemon.fabric import ring_socket
+from sealane.errors import UnavailableError
+from sealane.protocol.v1 import sessions_pb2
+
+MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
+
+
+async def test_ring_socket_in_use_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "ring.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    async with ring_socket.serve(path, lambda _: None):
+        with pytest.raises(UnavailableError) as in_use:
+            async with ring_socket.serve(path, lambda _: None):
+                pass
+
+    assert in_use.value.reason == "fabric.ring_socket.in_use"
+    assert not path.exists()
+
+
+async def test_failed_accept_does_not_end_the_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    failures = [OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "gone")]
+
+    async def fail_first(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(listener)
+
+    monkeypatch.setattr(loop, "sock_accept", fail_first)
+    monkeypatch.setattr(ring_socket, "ACCEPT_PAUSE_SECONDS", 0)
+    path = tmp_path / "ring.sock"
+    async with ring_socket.serve(path, lambda _: None):
+        grant = sessions_pb2.SessionGrant(ring_socket=str(path), ring_token=bytes(16))
+        with pytest.raises(UnavailableError) as refused:
+            await fetch_ring(grant)
+
+    assert (refused.value.reason, failures) == ("session.ring.refused", [])
+
+
+def test_fabric_can_not_be_traced_by_its_jobs() -> None:
+    forbid_then_ask = """
+import ctypes
+from sealane.daemon.fabric.ring_socket import forbid_inspection
+libc = ctypes.CDLL(None)
+before = libc.prctl(3, 0, 0, 0, 0)
+forbid_inspection()
+print(before, libc.prctl(3, 0, 0, 0, 0))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", forbid_then_ask], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["1", "0"]
+
+
+async def test_running_fabric_forbids_inspection(
+    make_fabric: MakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(ring_socket, "forbid_inspection", lambda: calls.append("called"))
+    async with make_fabric("fabric-a"):
+        assert calls == ["called"]
