@@ -1,15 +1,20 @@
 //! One non-blocking stream socket and its receive buffer.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recv, recvmsg, sendmsg,
+};
+use sealane_proto::nvme::reader::StreamSink;
 use sealane_proto::nvme::transmit::TransmitQueue;
 
-/// Receive buffer: two sealed transfers of 128 KiB.
-const RECEIVE_BYTES: usize = 320 * 1024;
+/// Receive buffer: headers and small commands. Long data go straight to their place.
+const RECEIVE_BYTES: usize = 64 * 1024;
+/// What of it is offered behind such a place: the next headers, and little of the next data.
+const BEHIND_BYTES: usize = 8 * 1024;
 /// Pieces per gathered send.
 const GATHER: usize = 64;
 /// How long the last bytes of a queue that ends may take to leave.
@@ -33,12 +38,27 @@ impl Connection {
         Self { fd, buffer: vec![0; RECEIVE_BYTES] }
     }
 
-    /// Receives what is there, at most one buffer; empty if nothing is.
-    pub fn receive(&mut self) -> Result<&[u8], Gone> {
-        match recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => Err(Gone("the peer closed the connection".into())),
-            Ok((bytes, _)) => Ok(self.buffer.get(..bytes).unwrap_or_default()),
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(&[]),
+    /// Receives what is there, at most one buffer, into `queue`.
+    pub fn receive(&mut self, queue: &mut impl StreamSink) -> Result<(), Gone> {
+        let place = queue.place();
+        let offered = place.len();
+        let received = if offered == 0 {
+            recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)
+        } else {
+            let mut slices =
+                [IoSliceMut::new(place), IoSliceMut::new(&mut self.buffer[..BEHIND_BYTES])];
+            let mut control = RecvAncillaryBuffer::default();
+            recvmsg(&self.fd, &mut slices, &mut control, RecvFlags::DONTWAIT).map(|got| got.bytes)
+        };
+        match received {
+            Ok(0) => Err(Gone("the peer closed the connection".into())),
+            Ok(bytes) => {
+                let placed = bytes.min(offered);
+                queue.placed(placed);
+                queue.receive(self.buffer.get(..bytes - placed).unwrap_or_default());
+                Ok(())
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(Gone(format!("receive failed: {error}"))),
         }
     }

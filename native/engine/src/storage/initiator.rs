@@ -15,7 +15,7 @@ use sealane_proto::nvme::status::Status;
 use super::connection::{Connection, Gone, wait};
 
 /// Most bytes in flight: more would only wait in socket buffers and fall out of the caches.
-const IN_FLIGHT_BYTES: usize = 1 << 20;
+const IN_FLIGHT_BYTES: usize = 512 * 1024;
 
 /// A transfer didn't succeed.
 #[derive(Debug, thiserror::Error)]
@@ -177,8 +177,8 @@ impl HostVolumeQueue {
                 return Err(TransferError::TimedOut(self.timeout));
             }
             if ready != PollFlags::OUT {
-                let bytes = inner.connection.receive().map_err(|Gone(detail)| closed(detail))?;
-                inner.queue.receive(bytes);
+                let received = inner.connection.receive(&mut inner.queue);
+                received.map_err(|Gone(detail)| closed(detail))?;
             }
             while let Some(event) = inner.queue.next_event() {
                 match event {

@@ -136,10 +136,11 @@ impl Worker {
             let ready = wait([(connection.as_fd(), interest), (stop, PollFlags::IN)], None);
             match ready {
                 Ok([_, stopped]) if !stopped.is_empty() => return ("", "stopped".into()),
-                Ok([ready, _]) if ready != PollFlags::OUT => match connection.receive() {
-                    Ok(bytes) => self.queue.receive(bytes),
-                    Err(Gone(detail)) => return ("", detail),
-                },
+                Ok([ready, _]) if ready != PollFlags::OUT => {
+                    if let Err(Gone(detail)) = connection.receive(&mut self.queue) {
+                        return ("", detail);
+                    }
+                }
                 Ok(_) => {}
                 Err(error) => return ("", error.to_string()),
             }

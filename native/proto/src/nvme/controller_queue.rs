@@ -14,9 +14,10 @@ use super::command::{
     SubmissionEntry, WRITE,
 };
 use super::pdu::{
-    CapsuleResp, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, PduReader,
-    Piece, R2t, kind, termination,
+    CapsuleResp, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t, kind,
+    termination,
 };
+use super::reader::{PduReader, Piece, StreamSink};
 use super::status::Status;
 use super::transmit::TransmitQueue;
 use crate::sector::{BLOCK_BYTES, Block, check_written};
@@ -196,24 +197,6 @@ impl ControllerQueue {
         self.transmit.put_buffer(data);
         if !finished {
             self.respond(&done.entry, done.number, Status::SUCCESS);
-        }
-    }
-
-    // Inputs.
-
-    /// Bytes from the connection, in any portions. A peer's fault becomes an event.
-    pub fn receive(&mut self, mut input: &[u8]) {
-        while !self.is_failed {
-            match self.reader.next(&mut input) {
-                Ok(None) => return,
-                Ok(Some(Piece::Header(header, data))) => {
-                    if let Err(error) = self.receive_header(header, data) {
-                        self.fail_pdu(error);
-                    }
-                }
-                Ok(Some(Piece::Data(data))) => self.receive_data(data),
-                Err(error) => self.fail_pdu(error),
-            }
         }
     }
 
@@ -406,8 +389,15 @@ impl ControllerQueue {
         if let Some(place) = slot.buffer.get_mut(slot.received..end) {
             place.copy_from_slice(data);
         }
-        slot.received = end;
-        if end == slot.buffer.len() {
+        self.received(index, data.len());
+    }
+
+    fn received(&mut self, index: u16, bytes: usize) {
+        let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut) else {
+            return;
+        };
+        slot.received += bytes;
+        if slot.received == slot.buffer.len() {
             self.sink = Sink::Discard;
             self.finish_write(index);
         }
@@ -463,6 +453,42 @@ impl ControllerQueue {
     fn fail(&mut self, reason: Reason, lba: Option<u64>, detail: String) {
         self.is_failed = true;
         self.events.push_back(ControllerEvent::Failed { reason, lba, detail });
+    }
+}
+
+impl StreamSink for ControllerQueue {
+    fn place(&mut self) -> &mut [u8] {
+        let left = self.reader.data_left();
+        let Sink::Slot(index) = self.sink else { return &mut [] };
+        let slot = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut);
+        let place = slot.and_then(|slot| {
+            slot.buffer.get_mut(slot.received..slot.received.saturating_add(left))
+        });
+        place.filter(|_| !self.is_failed).unwrap_or_default()
+    }
+
+    fn placed(&mut self, bytes: usize) {
+        if let Sink::Slot(index) = self.sink
+            && bytes > 0
+        {
+            self.reader.skip(bytes);
+            self.received(index, bytes);
+        }
+    }
+
+    fn receive(&mut self, mut input: &[u8]) {
+        while !self.is_failed {
+            match self.reader.next(&mut input) {
+                Ok(None) => return,
+                Ok(Some(Piece::Header(header, data))) => {
+                    if let Err(error) = self.receive_header(header, data) {
+                        self.fail_pdu(error);
+                    }
+                }
+                Ok(Some(Piece::Data(data))) => self.receive_data(data),
+                Err(error) => self.fail_pdu(error),
+            }
+        }
     }
 }
 

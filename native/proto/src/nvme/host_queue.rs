@@ -15,9 +15,10 @@ use super::command::{
 };
 use super::controller_queue::{blocks_of, outcome_of};
 use super::pdu::{
-    CapsuleCmd, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, PduReader,
-    Piece, R2t, kind, termination,
+    CapsuleCmd, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t, kind,
+    termination,
 };
+use super::reader::{PduReader, Piece, StreamSink};
 use super::status::Status;
 use super::transmit::TransmitQueue;
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
@@ -167,27 +168,6 @@ impl HostQueue {
     /// Hands a buffer back for reuse.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.transmit.recycle(buffer);
-    }
-
-    // Inputs.
-
-    /// Bytes from the connection, in any portions. A peer's fault becomes an event.
-    pub fn receive(&mut self, mut input: &[u8]) {
-        while !self.is_failed {
-            let outcome = match self.reader.next(&mut input) {
-                Ok(None) => return,
-                Ok(Some(Piece::Header(header, _))) => self.receive_header(header),
-                Ok(Some(Piece::Data(data))) => {
-                    self.receive_data(data);
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = outcome {
-                self.transmit.put(termination(true, error).as_bytes());
-                self.fail(Reason::PduMalformed, None, error.to_string());
-            }
-        }
     }
 
     // Outputs.
@@ -360,14 +340,19 @@ impl HostQueue {
     }
 
     fn receive_data(&mut self, data: &[u8]) {
+        let Some((cid, _)) = self.sink else { return };
+        let Ok(slot) = self.slot(cid) else { return };
+        if let Some(place) = slot.buffer.get_mut(slot.moved..slot.moved + data.len()) {
+            place.copy_from_slice(data);
+        }
+        self.received(data.len());
+    }
+
+    fn received(&mut self, bytes: usize) {
         let Some((cid, flags)) = self.sink else { return };
         let ends = self.reader.data_left() == 0;
         let Ok(slot) = self.slot(cid) else { return };
-        let end = slot.moved + data.len();
-        if let Some(place) = slot.buffer.get_mut(slot.moved..end) {
-            place.copy_from_slice(data);
-        }
-        slot.moved = end;
+        slot.moved += bytes;
         if ends {
             self.sink = None;
             if flags & FLAG_SUCCESS != 0 {
@@ -435,6 +420,42 @@ impl HostQueue {
     fn fail(&mut self, reason: Reason, lba: Option<u64>, detail: String) {
         self.is_failed = true;
         self.events.push_back(HostEvent::Failed { reason, lba, detail });
+    }
+}
+
+impl StreamSink for HostQueue {
+    fn place(&mut self) -> &mut [u8] {
+        let left = self.reader.data_left();
+        let Some((cid, _)) = self.sink.filter(|_| !self.is_failed) else { return &mut [] };
+        let slot = self.slots.get_mut(usize::from(cid)).and_then(Option::as_mut);
+        let place =
+            slot.and_then(|slot| slot.buffer.get_mut(slot.moved..slot.moved.saturating_add(left)));
+        place.unwrap_or_default()
+    }
+
+    fn placed(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.reader.skip(bytes);
+            self.received(bytes);
+        }
+    }
+
+    fn receive(&mut self, mut input: &[u8]) {
+        while !self.is_failed {
+            let outcome = match self.reader.next(&mut input) {
+                Ok(None) => return,
+                Ok(Some(Piece::Header(header, _))) => self.receive_header(header),
+                Ok(Some(Piece::Data(data))) => {
+                    self.receive_data(data);
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome {
+                self.transmit.put(termination(true, error).as_bytes());
+                self.fail(Reason::PduMalformed, None, error.to_string());
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ pub mod command;
 pub mod controller_queue;
 pub mod host_queue;
 pub mod pdu;
+pub mod reader;
 pub mod status;
 pub mod transmit;
 

@@ -1,5 +1,4 @@
-//! NVMe/TCP PDU headers and the reader that splits a byte stream into them
-//! (NVMe/TCP Transport 1.0 §3.6). No digests, no padding: both are negotiated away.
+//! NVMe/TCP PDU headers (NVMe/TCP Transport 1.0 §3.6). No digests, no padding: both are negotiated away.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -315,74 +314,6 @@ impl Header {
     }
 }
 
-/// What the reader found next in the stream.
-#[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // handed over by value and matched at once
-pub enum Piece<'a> {
-    /// A header; `usize` bytes of data follow.
-    Header(Header, usize),
-    /// Data of the PDU whose header came last.
-    Data(&'a [u8]),
-}
-
-/// Splits a stream into headers and data, whatever the sizes of the reads.
-#[derive(Debug)]
-pub struct PduReader {
-    header: [u8; HEADER_BYTES_MAX],
-    filled: usize,
-    data_left: usize,
-    data_max: usize,
-}
-
-impl PduReader {
-    /// A reader that refuses PDUs with more than `data_max` bytes of data.
-    #[must_use]
-    pub fn new(data_max: usize) -> Self {
-        Self { header: [0; HEADER_BYTES_MAX], filled: 0, data_left: 0, data_max }
-    }
-
-    /// Data bytes of the current PDU that are still to come.
-    #[must_use]
-    pub fn data_left(&self) -> usize {
-        self.data_left
-    }
-
-    /// Takes the next piece off `input`; `None` if more input is needed.
-    pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Piece<'a>>, PduError> {
-        if self.data_left > 0 {
-            if input.is_empty() {
-                return Ok(None);
-            }
-            let (data, rest) = input.split_at(self.data_left.min(input.len()));
-            *input = rest;
-            self.data_left -= data.len();
-            return Ok(Some(Piece::Data(data)));
-        }
-        if !self.fill(input, COMMON_BYTES) {
-            return Ok(None);
-        }
-        let common = CommonHeader::read_from_bytes(&self.header[..COMMON_BYTES])
-            .map_err(|_| PduError::field(0, "truncated header"))?;
-        let (header_bytes, data) = common.check(self.data_max)?;
-        if !self.fill(input, header_bytes) {
-            return Ok(None);
-        }
-        let header = Header::parse(&self.header[..header_bytes])?;
-        self.filled = 0;
-        self.data_left = data;
-        Ok(Some(Piece::Header(header, data)))
-    }
-
-    fn fill(&mut self, input: &mut &[u8], wanted: usize) -> bool {
-        let take = wanted.saturating_sub(self.filled).min(input.len());
-        let (bytes, rest) = input.split_at(take);
-        self.header[self.filled..self.filled + take].copy_from_slice(bytes);
-        self.filled += take;
-        *input = rest;
-        self.filled >= wanted
-    }
-}
-
 /// A termination request for `error`, as the controller (`from_host` false) or the host sends it.
 #[must_use]
 pub fn termination(from_host: bool, error: PduError) -> TermReq {
@@ -397,6 +328,7 @@ pub fn termination(from_host: bool, error: PduError) -> TermReq {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reader::{PduReader, Piece};
     use super::*;
     use proptest::prelude::*;
 

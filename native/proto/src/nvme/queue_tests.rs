@@ -26,6 +26,19 @@ fn secure(queue_id: u16) -> SecureQueue {
     SecureQueue::new(&Secret::take(&mut [8; 32]), &context)
 }
 
+/// Feeds bytes as a connection does: to their place where there is one, else in portions.
+fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let place = queue.place();
+        let (placed, rest) = bytes.split_at(place.len().min(bytes.len()));
+        place[..placed.len()].copy_from_slice(placed);
+        queue.placed(placed.len());
+        let (portion, rest) = rest.split_at(rest.len().min(1000));
+        queue.receive(portion);
+        bytes = rest;
+    }
+}
+
 /// Host, controller and the blocks behind it; bytes move only when told to.
 struct World {
     host: HostQueue,
@@ -94,7 +107,7 @@ impl World {
     }
 
     fn feed_controller(&mut self, bytes: &[u8]) {
-        self.controller.receive(bytes);
+        feed(&mut self.controller, bytes);
         while let Some(event) = self.controller.next_event() {
             match event {
                 ControllerEvent::Received(command) => self.execute(command),
@@ -104,7 +117,7 @@ impl World {
     }
 
     fn feed_host(&mut self, bytes: &[u8]) {
-        self.host.receive(bytes);
+        feed(&mut self.host, bytes);
         while let Some(event) = self.host.next_event() {
             self.done.push(event);
         }
