@@ -1,4 +1,4 @@
-"""Entry points of the three programs: thin, so that Ctrl-C is answered while Python still imports."""
+"""Entry points of the three programs: thin, so that Ctrl-C is answered during imports too."""
 
 import importlib
 import signal
