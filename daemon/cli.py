@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.console import Console
 
 import sealane
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.demo.run import DemoOptions, run_demo
+from sealane.daemon.demo.run import DemoOptions, StopSignal, run_demo
 from sealane.errors import Error, UsageError
 
 MESSAGES_DEFAULT = 150
@@ -24,12 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and turn an error into one line and its exit code."""
     options = parse(arguments)
     console = Console(stderr=True, highlight=False)
+    stop = StopSignal()
     try:
-        results = asyncio.run(run_demo(options, console))
-    except (KeyboardInterrupt, asyncio.CancelledError) as stop:
+        results = asyncio.run(run_demo(options, console, stop))
+    except asyncio.CancelledError:
         console.print("sealane: interrupted; everything it started is stopped and removed")
-        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
-        return SIGNALLED + number
+        return SIGNALLED + stop.number
     except Error as error:
         print(f"sealane: {error}", file=sys.stderr)
         return error.exit_code

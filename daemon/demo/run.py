@@ -46,14 +46,31 @@ class DemoOptions:
     seed: int
 
 
-async def run_demo(options: DemoOptions, console: Console) -> DemoResults:
+class StopSignal:
+    """Ends a task at the first signal; later ones don't cut its cleaning up short."""
+
+    number = 0
+    """The signal that came, 0 if none did."""
+
+    def watch(self) -> None:
+        """End the current task at Ctrl-C, SIGTERM or the terminal's end."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine always runs in a task
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, task, number)
+
+    def _stop(self, task: asyncio.Task[object], number: int) -> None:
+        if not self.number:
+            self.number = number
+            task.cancel()
+
+
+async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> DemoResults:
     """Run everything; write results and plot only once all of it is done.
 
-    SIGTERM ends it as Ctrl-C does: daemons stopped, scratch removed, no output.
+    A signal ends it with CancelledError: daemons stopped, scratch removed, no output.
     """
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - a coroutine always runs in a task
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    stop.watch()
     check_output(options.output)
     with tempfile.TemporaryDirectory(prefix="sealane-") as directory:
         scratch = Path(directory)

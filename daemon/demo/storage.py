@@ -163,7 +163,7 @@ async def write_input(queue: VolumeQueue, source: Source, step: Step) -> None:
             buffer[length:padded] = bytes(padded - length)
             await queue.write(done // SECTOR_BYTES, memoryview(buffer)[:padded])
             done += length
-            step("write the volume", "MiB", -(-source.size_bytes >> 20), done >> 20)
+            step("write the volume", "MiB", mebibytes(source.size_bytes), mebibytes(done))
     await queue.flush()
 
 
@@ -178,8 +178,13 @@ async def read_input(queue: VolumeQueue, source: Source, step: Step) -> str:
         await queue.read(done // SECTOR_BYTES, memoryview(buffer)[:padded])
         digest.update(memoryview(buffer)[:length])
         done += length
-        step("read the volume", "MiB", -(-source.size_bytes >> 20), done >> 20)
+        step("read the volume", "MiB", mebibytes(source.size_bytes), mebibytes(done))
     return digest.hexdigest()
+
+
+def mebibytes(size_bytes: int) -> int:
+    """Round up to whole MiB, for the bars."""
+    return -(-size_bytes >> 20)
 
 
 def count_pieces(path: Path, pieces: list[bytes]) -> int:

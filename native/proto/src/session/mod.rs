@@ -116,6 +116,9 @@ impl Session {
     /// Queues a message; returns its number, which counts all sends of this end from 0.
     pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
         self.check_open()?;
+        if !self.sender.has_new() {
+            self.pacer.restart(now);
+        }
         let number = self.sender.post(request)?;
         self.sender.advance(now, &mut self.events);
         self.refresh_aborts(now);

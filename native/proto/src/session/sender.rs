@@ -344,7 +344,9 @@ impl Sender {
         self.base + self.window.len() as u64
     }
 
-    fn has_new(&self) -> bool {
+    /// Whether there is a unit that was never sent and may be sent.
+    #[must_use]
+    pub fn has_new(&self) -> bool {
         self.sending < self.next().min(self.credit_end())
             && self.transmissions.len() < TRANSMISSIONS_MAX
     }
