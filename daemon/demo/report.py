@@ -51,13 +51,12 @@ def volume_table(proof: VolumeProof) -> Table:
 def attack_table(results: DemoResults) -> Table:
     """Show each attack with its named refusal."""
     table = Table(title="Attacks", box=box.SIMPLE_HEAD, title_justify="left")
-    for heading in ("attack", "refused by", "reason", "host saw", "as promised"):
+    for heading in ("attack", "refusal", "host saw", "held"):
         table.add_column(heading)
     for attack in results.attacks:
         table.add_row(
             attack.name,
-            attack.refused_by,
-            attack.found_reason,
+            f"{attack.refused_by}: {attack.found_reason}",
             attack.host_saw,
             verdict(good=attack.refused),
         )
