@@ -36,7 +36,7 @@ class EventSource(Protocol):
 class EventFeed:
     """Reads one volume's events while the loop runs; `on_closed` hears of each closed queue."""
 
-    def __init__(self, source: EventSource, on_closed: Callable[[int], None]) -> None:
+    def __init__(self, source: EventSource, on_closed: Callable[[StorageEvent], None]) -> None:
         self._source = source
         self._on_closed = on_closed
         self._kept: deque[StorageEvent] = deque(maxlen=_EVENTS_MAX)
@@ -59,16 +59,15 @@ class EventFeed:
         self._loop.remove_reader(self._source.event_fd())
 
     def _drain(self) -> None:
-        for event in self._source.take_events():
-            self._kept.append(
-                StorageEvent(
-                    kind=event.kind,
-                    reason=event.reason,
-                    lba=event.lba or 0,
-                    detail=event.detail,
-                    association=event.association,
-                    queue_id=event.queue_id,
-                )
+        for native in self._source.take_events():
+            event = StorageEvent(
+                kind=native.kind,
+                reason=native.reason,
+                lba=native.lba or 0,
+                detail=native.detail,
+                association=native.association,
+                queue_id=native.queue_id,
             )
+            self._kept.append(event)
             if event.kind == "queue_closed":
-                self._on_closed(event.association)
+                self._on_closed(event)

@@ -373,7 +373,7 @@ class Gateway:
             host_nqn=host_nqn,
             open_queue=open_queue,
             gateway=self,
-            feed=EventFeed(native, self._listener.end_association),
+            feed=EventFeed(native, self._listener.queue_closed),
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached

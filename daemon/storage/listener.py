@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sealane import _native
+from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.stream import PduStream
 from sealane.daemon.storage.tasks import TaskOwner
 from sealane.errors import Error, ProtocolError, UnavailableError, UsageError
@@ -31,6 +32,7 @@ from sealane.protocol.nvme.identify import Subsystem
 _HANDSHAKE_SECONDS = 5.0
 _ADMIT_SECONDS = 15.0
 _ACCEPT_PAUSE_SECONDS = 0.1
+_FAREWELL_SECONDS = 2.0
 _CONNECTIONS_MAX = 256
 _CONTROLLERS_MAX = 0xFFEF
 _DIGESTS = 0x03
@@ -142,6 +144,18 @@ class Listener:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
         await self._tasks.close()
+
+    def queue_closed(self, event: StorageEvent) -> None:
+        """End the association of an I/O queue that closed: at once after a fault.
+
+        A host that leaves in order closes its I/O queues first and then shuts its controller down
+        (Linux does): it gets the time to.
+        """
+        if event.reason:
+            self.end_association(event.association)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_FAREWELL_SECONDS, self.end_association, event.association)
 
     def end_association(self, association_id: int) -> None:
         """Close an association; its queues are drained in its own task."""

@@ -219,7 +219,7 @@ class Target:
                 metadata_bytes=_METADATA_BYTES,
                 transfer_max=SECURE_TRANSFER_BYTES,
             ),
-            feed=EventFeed(native, self._listener.end_association),
+            feed=EventFeed(native, self._listener.queue_closed),
             path=path,
         )
 

@@ -6,7 +6,7 @@ import random
 import secrets
 import socket
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from sealane import _native
+from sealane.daemon.storage import listener
+from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway
 from sealane.daemon.storage.initiator import HostController, NvmeStatusError, VolumeQueue
 from sealane.daemon.storage.listener import Admission
@@ -121,6 +123,12 @@ class World:
 
     async def reason(self, reason: str, *, at_target: bool = False) -> None:
         """Wait until an event with this reason is reported."""
+        await self.event(lambda event: event.reason == reason, at_target=at_target)
+
+    async def event(
+        self, matches: Callable[[StorageEvent], bool], *, at_target: bool = False
+    ) -> None:
+        """Wait until such an event is reported."""
         async with asyncio.timeout(10):
             while True:
                 taken = (
@@ -128,7 +136,7 @@ class World:
                     if at_target
                     else self.attached.take_events()
                 )
-                if any(event.reason == reason for event in taken):
+                if any(matches(event) for event in taken):
                     return
                 await asyncio.sleep(0)
 
@@ -555,3 +563,28 @@ def test_a_queue_secret_makes_one_queue_only() -> None:
                 )
     volume.close_queues()
     assert volume.statistics()["queues_running"] == 0
+
+
+async def test_host_may_shut_its_controller_down_after_its_queues(world: World) -> None:
+    async with world.host() as host:
+        queue = await host.open_queue(1)
+        await queue.close()
+        await world.event(lambda event: event.kind == "queue_closed")
+        assert (await host.identify_namespace()).block_bytes == 4096
+
+
+async def test_association_ends_after_its_last_farewell(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_FAREWELL_SECONDS", 0)
+    async with world.host() as host:
+        queue = await host.open_queue(1)
+        await queue.close()
+        with pytest.raises(UnavailableError):
+            await ask_until_refused(host)
+
+
+async def ask_until_refused(host: HostController) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            await host.identify_namespace()
