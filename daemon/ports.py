@@ -56,24 +56,14 @@ class QueueGrant:
 OpenQueue = Callable[[int], Awaitable[QueueGrant]]
 
 
-class Export(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
     """Where the plain namespace of an attached volume is."""
 
-    @property
-    def traddr(self) -> str:
-        """Address of the front end."""
-
-    @property
-    def trsvcid(self) -> int:
-        """Port of the front end."""
-
-    @property
-    def subsystem_nqn(self) -> str:
-        """Plain subsystem."""
-
-    @property
-    def namespace_id(self) -> int:
-        """Namespace in it."""
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    namespace_id: int
 
 
 class AttachedPort(Protocol):

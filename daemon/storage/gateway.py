@@ -7,12 +7,12 @@ path opens (`open_queue`). Sealing and opening happen in the engine.
 import asyncio
 import contextlib
 import ipaddress
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from sealane import _native
+from sealane.crypto.lease import CounterRange
+from sealane.daemon.ports import Export, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.initiator import ConnectedQueue, HostController
 from sealane.daemon.storage.listener import (
@@ -34,99 +34,6 @@ from sealane.protocol.nvme.constants import (
 )
 from sealane.protocol.nvme.identify import Subsystem
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn
-
-
-class VolumeKeyLike(Protocol):
-    """A volume and its key; the key is wiped when it is taken over."""
-
-    @property
-    def volume_id(self) -> uuid.UUID:
-        """Volume."""
-
-    @property
-    def generation(self) -> int:
-        """Generation of the volume."""
-
-    @property
-    def sector_count(self) -> int:
-        """Sectors of 4096 bytes, from the signed descriptor."""
-
-    @property
-    def key_epoch(self) -> int:
-        """Epoch the key belongs to."""
-
-    @property
-    def key(self) -> bytearray:
-        """32 bytes."""
-
-
-class CounterRangeLike(Protocol):
-    """A granted lease."""
-
-    @property
-    def broker_instance(self) -> int:
-        """16 bit."""
-
-    @property
-    def start_epoch(self) -> int:
-        """24 bit."""
-
-    @property
-    def counter_start(self) -> int:
-        """First counter; never 0."""
-
-    @property
-    def counter_end(self) -> int:
-        """End, exclusive; at most 2^56."""
-
-
-class QueueGrantLike(Protocol):
-    """A secure back-end queue that the target admits once."""
-
-    @property
-    def ticket(self) -> bytes:
-        """16 bytes."""
-
-    @property
-    def secret(self) -> bytearray:
-        """32 bytes; wiped when taken over."""
-
-    @property
-    def association_epoch(self) -> int:
-        """Association epoch."""
-
-    @property
-    def target_incarnation(self) -> int:
-        """Incarnation of the target."""
-
-    @property
-    def traddr(self) -> str:
-        """Data-path address of the target."""
-
-    @property
-    def trsvcid(self) -> int:
-        """Data-path port of the target."""
-
-    @property
-    def subsystem_nqn(self) -> str:
-        """Secure subsystem."""
-
-    @property
-    def host_nqn(self) -> str:
-        """NQN of this gateway towards the target."""
-
-
-OpenQueue = Callable[[int], Awaitable[QueueGrantLike]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """Where the plain namespace of an attached volume is."""
-
-    traddr: str
-    trsvcid: int
-    subsystem_nqn: str
-    namespace_id: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,7 +113,7 @@ class AttachedVolume:
             namespace_id=NAMESPACE_ID,
         )
 
-    def add_counters(self, granted: CounterRangeLike) -> None:
+    def add_counters(self, granted: CounterRange) -> None:
         """Give the volume another lease."""
         self.native.add_counters(
             broker_instance=granted.broker_instance,
@@ -289,7 +196,7 @@ class AttachedVolume:
             )
         )
 
-    async def _back_end(self, association: Association, grant: QueueGrantLike) -> HostController:
+    async def _back_end(self, association: Association, grant: QueueGrant) -> HostController:
         back_end = self._back_ends.setdefault(association.association_id, _BackEnd())
         async with back_end.turn:
             if back_end.host is None:
@@ -342,9 +249,9 @@ class Gateway:
 
     async def attach(
         self,
-        volume: VolumeKeyLike,
+        volume: VolumeKey,
         *,
-        counters: CounterRangeLike,
+        counters: CounterRange,
         host_nqn: str,
         open_queue: OpenQueue,
     ) -> AttachedVolume:

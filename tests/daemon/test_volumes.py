@@ -31,7 +31,7 @@ from sealane.daemon.config import EnrolmentConfig, GatewayConfig
 from sealane.daemon.events import Event
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import NativeEvent, OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.ports import Export, NativeEvent, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.servers import (
     MESSAGE_BYTES_MAX,
     METADATA_BYTES_MAX,
@@ -39,7 +39,6 @@ from sealane.daemon.servers import (
     new_server,
     running,
 )
-from sealane.daemon.storage.gateway import Export
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
