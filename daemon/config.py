@@ -16,10 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from sealane.crypto.certificates import NAME_PATTERN
-from sealane.daemon.files import read_bounded
+from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
 from sealane.errors import UsageError
 
-CONFIG_BYTES_MAX: Final = 1 << 20
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 # A Unix socket's path has at most 108 bytes with its end, and gRPC adds nothing to it.
@@ -192,19 +191,24 @@ class Config(Section):
 
 def load_config(path: Path) -> Config:
     """Read `path`; UsageError `config.…` with one line at the first thing that is wrong."""
+    config = load_section(Config, path)
+    _check_roles(config, path)
+    return config
+
+
+def load_section(model: type[_Model], path: Path) -> _Model:
+    """Read a TOML file and validate it; UsageError `config.…` with one line for the first fault."""
     try:
-        raw = read_bounded(path, bytes_max=CONFIG_BYTES_MAX)
+        raw = read_bounded(path)
     except OSError as error:
         raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
-    if len(raw) > CONFIG_BYTES_MAX:
-        raise UsageError("config.size", f"{path}: more than the allowed {CONFIG_BYTES_MAX} bytes")
+    if len(raw) > FILE_BYTES_MAX:
+        raise UsageError("config.size", f"{path}: more than the allowed {FILE_BYTES_MAX} bytes")
     try:
         document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError("config.syntax", f"{path}: not TOML: {error}") from error
-    config = parse_section(Config, document, source=str(path))
-    _check_roles(config, path)
-    return config
+    return parse_section(model, document, source=str(path))
 
 
 def parse_section(model: type[_Model], document: object, *, source: str) -> _Model:

@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import datetime as dt
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
+from sealane.daemon.ports import NativeEvent
 
 _BACKLOG_MAX: Final = 1024
 
@@ -97,6 +98,28 @@ class EventLog:
         for subscriber in self._subscribers:
             if subscriber.volume_id == event.volume_id:
                 subscriber.put(event)
+
+    def report(
+        self, volume_id: str, kind: str, *, reason: str = "", lba: int = 0, detail: str = ""
+    ) -> None:
+        """Publish an event of this node."""
+        self.publish(
+            Event(
+                volume_id=volume_id,
+                kind=kind,
+                reason=reason,
+                lba=lba,
+                detail=detail,
+                origin=self.origin,
+            )
+        )
+
+    def report_native(self, volume_id: str, events: Sequence[NativeEvent]) -> None:
+        """Publish what this node's engine reports of a volume."""
+        for event in events:
+            self.report(
+                volume_id, event.kind, reason=event.reason, lba=event.lba, detail=event.detail
+            )
 
     @contextlib.contextmanager
     def subscribed(self, volume_id: str) -> Iterator[AsyncIterator[Event]]:

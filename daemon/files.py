@@ -10,10 +10,10 @@ from sealane.errors import UsageError
 FILE_BYTES_MAX: Final = 1 << 20
 
 
-def read_bounded(path: Path, *, bytes_max: int = FILE_BYTES_MAX) -> bytes:
-    """Read at most `bytes_max` + 1 bytes: one more than allowed tells that there are more."""
+def read_bounded(path: Path) -> bytes:
+    """Read at most FILE_BYTES_MAX + 1 bytes: one more than allowed tells that there are more."""
     with path.open("rb") as file:
-        return file.read(bytes_max + 1)
+        return file.read(FILE_BYTES_MAX + 1)
 
 
 def read_file(path: str, *, key: str) -> bytes:

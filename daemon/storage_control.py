@@ -23,12 +23,12 @@ from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.ports import TargetPort
 from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 FRESHNESS: Final = "flat-table"
 NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
-_HOST_NQN_BYTES_MAX: Final = 223
 _QUEUE_ID_MAX: Final = 65534
 
 
@@ -75,7 +75,7 @@ class StorageService:
                     uuid.UUID(descriptor.volume_id), sector_count=descriptor.sector_count
                 )
                 self._descriptors[descriptor.volume_id] = descriptor
-                self._publish(descriptor.volume_id, "created")
+                self.events.report(descriptor.volume_id, "created")
             elif known != descriptor:
                 raise UsageError(
                     "namespace.exists",
@@ -90,7 +90,7 @@ class StorageService:
             del self._descriptors[volume_id]
             self._epochs.pop(volume_id, None)
             await self._target.delete_volume(uuid.UUID(volume_id))
-            self._publish(volume_id, "deleted")
+            self.events.report(volume_id, "deleted")
 
     async def open_queue(
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
@@ -100,7 +100,7 @@ class StorageService:
         volume_id = uuid.UUID(descriptor.volume_id)
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
-        if not 1 <= len(request.host_nqn.encode()) <= _HOST_NQN_BYTES_MAX:
+        if not 1 <= len(request.host_nqn.encode()) <= NQN_BYTES_MAX:
             raise UsageError("queue.host_nqn", "the host NQN has no or too many bytes")
         newest = self._epochs.get(descriptor.volume_id, 0)
         if request.association_epoch < max(newest, 1):
@@ -186,17 +186,8 @@ class StorageService:
         """Publish what the engine reports, until cancelled."""
         while True:
             for volume_id in [*self._descriptors]:
-                for event in self._target.take_events(uuid.UUID(volume_id)):
-                    self.events.publish(
-                        Event(
-                            volume_id=volume_id,
-                            kind=event.kind,
-                            reason=event.reason,
-                            lba=event.lba,
-                            detail=event.detail,
-                            origin=self._node,
-                        )
-                    )
+                taken = self._target.take_events(uuid.UUID(volume_id))
+                self.events.report_native(volume_id, taken)
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
     def _descriptor(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
@@ -209,9 +200,6 @@ class StorageService:
             )
         _check_tenant(caller, descriptor)
         return descriptor
-
-    def _publish(self, volume_id: str, kind: str) -> None:
-        self.events.publish(Event(volume_id=volume_id, kind=kind, origin=self._node))
 
 
 def open_descriptor(

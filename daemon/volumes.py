@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import grpc
@@ -27,12 +28,12 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import AttachedPort, Export, GatewayPort, QueueGrant, VolumeKey
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS
 from sealane.errors import Error, ProtocolError, UsageError
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 _CALL_SECONDS: Final = 10.0
 _REFILL_POLL_SECONDS: Final = 1.0
 _FOLLOW_RETRY_SECONDS: Final = 1.0
-_NQN_BYTES_MAX: Final = 223
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +178,10 @@ class VolumeService:
         self, volume_id: str, *, host_nqn: str, via: Via
     ) -> broker_pb2.VolumeDescriptor:
         """Fetch key and lease and export the volume to `host_nqn`."""
-        if not host_nqn.startswith("nqn.") or len(host_nqn.encode()) > _NQN_BYTES_MAX:
+        if not host_nqn.startswith("nqn.") or len(host_nqn.encode()) > NQN_BYTES_MAX:
             raise UsageError(
                 "volume.host_nqn",
-                f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {_NQN_BYTES_MAX} bytes",
+                f"host NQN {host_nqn[:80]!r}; allowed: nqn.…, at most {NQN_BYTES_MAX} bytes",
             )
         with self._change(volume_id):
             known = self._attached.get(volume_id)
@@ -200,7 +201,12 @@ class VolumeService:
             leases.add(first)
             key = await self._broker.key(descriptor)
             # Grows with every attach, over restarts too: the target refuses older ones.
-            queues = _QueueOpener(self, descriptor, via, association_epoch=time.time_ns())
+            open_queue = partial(
+                self._open_queue,
+                descriptor=descriptor,
+                association_epoch=time.time_ns(),
+                via=via,
+            )
             try:
                 port = await self._gateway.attach(
                     VolumeKey(
@@ -212,7 +218,7 @@ class VolumeService:
                     ),
                     counters=first,
                     host_nqn=host_nqn,
-                    open_queue=queues.open,
+                    open_queue=open_queue,
                 )
             finally:
                 wipe(key)
@@ -223,7 +229,7 @@ class VolumeService:
                 self._followers[volume_id] = self._tasks.create_task(
                     self._follow_target(volume_id), name=f"follow-{volume_id}"
                 )
-            self._publish(volume_id, "attached", detail=host_nqn)
+            self.events.report(volume_id, "attached", detail=host_nqn)
         return descriptor
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
@@ -239,20 +245,20 @@ class VolumeService:
             follower = self._followers.pop(volume_id, None)
             if follower is not None:
                 follower.cancel()
-            self._publish(volume_id, "detached")
+            self.events.report(volume_id, "detached")
         return attached.descriptor
 
-    async def open_queue(
+    async def _open_queue(
         self,
-        descriptor: broker_pb2.VolumeDescriptor,
-        *,
         queue_id: int,
+        *,
+        descriptor: broker_pb2.VolumeDescriptor,
         association_epoch: int,
         via: Via,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue."""
         own = Exchange()
-        host_nqn = f"nqn.2026-11.dev.sealane:gateway:{self._identity.node}"
+        host_nqn = gateway_nqn(self._identity.node)
         request = storage_pb2.OpenQueueRequest(
             volume_id=descriptor.volume_id,
             host_nqn=host_nqn,
@@ -317,17 +323,7 @@ class VolumeService:
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
     def _drain_events(self, volume_id: str, attached: Attached) -> None:
-        for event in attached.port.take_events():
-            self.events.publish(
-                Event(
-                    volume_id=volume_id,
-                    kind=event.kind,
-                    reason=event.reason,
-                    lba=event.lba,
-                    detail=event.detail,
-                    origin=self._identity.node,
-                )
-            )
+        self.events.report_native(volume_id, attached.port.take_events())
 
     async def _refill(self) -> None:
         """Fetch the next lease of a volume before its counters end."""
@@ -340,7 +336,7 @@ class VolumeService:
                     granted = await self._broker.lease(attached.descriptor)
                     attached.leases.add(granted)
                 except Error as error:
-                    self._publish(volume_id, "lease_failed", reason=error.reason)
+                    self.events.report(volume_id, "lease_failed", reason=error.reason)
                     continue
                 if volume_id in self._attached:
                     attached.port.add_counters(granted)
@@ -366,7 +362,7 @@ class VolumeService:
                         )
             except UsageError as error:
                 if error.reason == "namespace.not_found":
-                    self._publish(
+                    self.events.report(
                         volume_id, "lost_by_target", reason=error.reason, detail=str(error.args[0])
                     )
                     return
@@ -376,40 +372,3 @@ class VolumeService:
             except (ValueError, OverflowError):
                 get_logger().warning("target_events_interrupted", reason="event.time.malformed")
             await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
-
-    def _publish(self, volume_id: str, kind: str, *, reason: str = "", detail: str = "") -> None:
-        self.events.publish(
-            Event(
-                volume_id=volume_id,
-                kind=kind,
-                reason=reason,
-                detail=detail,
-                origin=self._identity.node,
-            )
-        )
-
-
-class _QueueOpener:
-    """Opens back-end queues for one attachment: same volume, epoch and path for all of them."""
-
-    def __init__(
-        self,
-        service: VolumeService,
-        descriptor: broker_pb2.VolumeDescriptor,
-        via: Via,
-        *,
-        association_epoch: int,
-    ) -> None:
-        self._service = service
-        self._descriptor = descriptor
-        self._via = via
-        self._association_epoch = association_epoch
-
-    async def open(self, queue_id: int) -> QueueGrant:
-        """Open queue `queue_id`."""
-        return await self._service.open_queue(
-            self._descriptor,
-            queue_id=queue_id,
-            association_epoch=self._association_epoch,
-            via=self._via,
-        )

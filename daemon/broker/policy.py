@@ -1,14 +1,12 @@
 """The verifier's policy file: TOML, strict like the configuration (docs/attestation.md)."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from sealane.crypto.attestation import AllowedKey, Policy
-from sealane.daemon.config import NodeName, Section, parse_section
-from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
+from sealane.daemon.config import NodeName, Section, load_section
 from sealane.errors import UsageError
 
 
@@ -37,17 +35,7 @@ class _PolicyFile(Section):
 
 def load_policy(path: Path) -> Policy:
     """Read `path`; UsageError `config.…` with one line at the first thing that is wrong."""
-    try:
-        raw = read_bounded(path)
-    except OSError as error:
-        raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
-    if len(raw) > FILE_BYTES_MAX:
-        raise UsageError("config.size", f"{path}: more than the allowed {FILE_BYTES_MAX} bytes")
-    try:
-        document = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError("config.syntax", f"{path}: not TOML: {error}") from error
-    parsed = parse_section(_PolicyFile, document, source=str(path)).software
+    parsed = load_section(_PolicyFile, path).software
     keys = tuple(
         AllowedKey(fingerprint=k.fingerprint, nodes=k.nodes, roles=k.roles, tenant=k.tenant)
         for k in parsed.key

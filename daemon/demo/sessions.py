@@ -24,6 +24,7 @@ from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.link import LinkParameters, linked
 from sealane.daemon.demo.results import SessionRun
 from sealane.daemon.demo.source import Source
+from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.errors import UnavailableError
 from sealane.protocol.v1 import sessions_pb2
 from sealane.transport import model
@@ -180,14 +181,14 @@ class Receiver:
 
 async def listening_address(haul: Haul, far: sealane.client.Client) -> str:
     """Wait until the far fabric listens, and give the address its data arrives at."""
-    async with asyncio.timeout(LISTEN_SECONDS):
-        while True:
-            page = await far.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
-            for session in page.sessions:
-                is_listening = session.state == sessions_pb2.Session.LISTENING
-                if is_listening and session.display_name == haul.display_name:
-                    return str(session.data_address)
-            await asyncio.sleep(LISTEN_POLL_SECONDS)
+    deadline = asyncio.get_running_loop().time() + LISTEN_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        page = await far.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
+        for session in page.sessions:
+            is_listening = session.state == sessions_pb2.Session.LISTENING
+            if is_listening and session.display_name == haul.display_name:
+                return str(session.data_address)
+        await asyncio.sleep(LISTEN_POLL_SECONDS)
     raise UnavailableError("demo.session.listen", "the far fabric does not listen")
 
 
@@ -203,7 +204,7 @@ def make_run(
         rate_bits_per_second=haul.link.rate_bits_per_second,
         round_trip_seconds=haul.link.rtt_seconds,
         loss=haul.link.loss,
-        unit_bytes=1408,
+        unit_bytes=UNIT_BYTES,
         overhead_bytes=PACKET_OVERHEAD_BYTES,
     )
     random = np.random.default_rng(haul.seed)

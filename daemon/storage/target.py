@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from sealane import _native
+from sealane.crypto.exchange import wipe
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.listener import (
     Admission,
@@ -77,7 +78,7 @@ class _Admitted:
         )
 
     def close(self) -> None:
-        _wipe(self.ticket.secret)
+        wipe(self.ticket.secret)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,7 +110,7 @@ class TargetSubsystem:
             and ticket.association_epoch >= self.newest_epoch
         )
         if not fits:
-            _wipe(ticket.secret)
+            wipe(ticket.secret)
             raise _bad_ticket("made for another host, queue or association")
         return _Admitted(volume=self, association=association, connect=connect, ticket=ticket)
 
@@ -118,7 +119,7 @@ class TargetSubsystem:
         for known in list(self.tickets):
             ticket = self.tickets[known]
             if ticket.expires <= time.monotonic():
-                _wipe(self.tickets.pop(known).secret)
+                wipe(self.tickets.pop(known).secret)
             elif hmac.compare_digest(known, presented):
                 found = self.tickets.pop(known)
         return found
@@ -256,13 +257,13 @@ class Target:
             )
         now = time.monotonic()
         for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
-            _wipe(volume.tickets.pop(known).secret)
+            wipe(volume.tickets.pop(known).secret)
         if len(volume.tickets) >= _TICKETS_MAX:
             raise UnavailableError("queue.ticket", "too many tickets wait to be used")
         volume.newest_epoch = association_epoch
         volume.hosts.add(host_nqn)
         own = bytearray(secret)
-        _wipe(secret)
+        wipe(secret)
         volume.tickets[bytes(ticket)] = _Ticket(
             secret=own,
             host_nqn=host_nqn,
@@ -308,7 +309,3 @@ def _bad_ticket(why: str) -> ConnectRefusedError:
         status=Status.CONNECT_PARAMETERS,
         result=TICKET_OFFSET | 1 << 16,
     )
-
-
-def _wipe(secret: bytearray) -> None:
-    secret[:] = bytes(len(secret))

@@ -7,9 +7,9 @@ from sealane.errors import UsageError
 
 NQN_BYTES_MAX = 223
 _DATED = re.compile(r"nqn\.\d{4}-(0[1-9]|1[0-2])\.[a-z0-9.-]+(:.+)?")
-_BY_UUID = "nqn.2014-08.org.nvmexpress:uuid:"
 _VOLUME = "nqn.2026-11.dev.sealane:volume:"
 _EXPORT = "nqn.2026-11.dev.sealane:export:"
+_GATEWAY = "nqn.2026-11.dev.sealane:gateway:"
 
 
 def check_nqn(text: str) -> str:
@@ -34,6 +34,6 @@ def export_nqn(volume_id: uuid.UUID) -> str:
     return f"{_EXPORT}{volume_id}"
 
 
-def random_host_nqn() -> str:
-    """Fresh host name of the form that `nvme gen-hostnqn` makes."""
-    return f"{_BY_UUID}{uuid.uuid4()}"
+def gateway_nqn(node: str) -> str:
+    """Host name of a gateway towards its target."""
+    return f"{_GATEWAY}{node}"

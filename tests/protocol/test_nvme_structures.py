@@ -18,7 +18,7 @@ from sealane.protocol.nvme.admin import (
     encode_completion,
 )
 from sealane.protocol.nvme.connect import TICKET_OFFSET, Connect, decode_connect
-from sealane.protocol.nvme.nqn import check_nqn, export_nqn, random_host_nqn, volume_nqn
+from sealane.protocol.nvme.nqn import check_nqn, export_nqn, gateway_nqn, volume_nqn
 
 VOLUME = uuid.UUID(int=0x1234)
 HOST = "nqn.2026-11.dev.sealane:host"
@@ -138,7 +138,7 @@ def test_bad_names_are_refused(text: str) -> None:
 
 
 def test_our_own_names_are_names() -> None:
-    for name in (volume_nqn(VOLUME), export_nqn(VOLUME), random_host_nqn()):
+    for name in (volume_nqn(VOLUME), export_nqn(VOLUME), gateway_nqn("g-1")):
         assert check_nqn(name) == name
 
 
