@@ -455,7 +455,8 @@ class Interceptor:
             if is_write and self.replay:
                 writer.write(sent)
             await writer.drain()
-        writer.write_eof()
+        with contextlib.suppress(OSError):  # the other end may be gone already
+            writer.write_eof()
 
 
 @contextlib.asynccontextmanager
