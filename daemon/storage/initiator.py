@@ -15,7 +15,7 @@ from sealane import _native
 from sealane.daemon.storage.stream import PduStream
 from sealane.daemon.storage.tasks import TaskOwner
 from sealane.errors import Error, ProtocolError, UnavailableError
-from sealane.protocol.nvme.admin import decode_completion
+from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.connect import TICKET_BYTES, Connect
 from sealane.protocol.nvme.constants import (
     DYNAMIC_CONTROLLER,
