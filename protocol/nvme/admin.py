@@ -177,7 +177,7 @@ class AdminController:
         return None if due is None else self._answer(due[0], result=due[1])
 
     def take_transition(self) -> Transition:
-        """What the last Property Set did to the controller, once."""
+        """Return what the last Property Set did to the controller, once."""
         taken, self._transition = self._transition, Transition.NONE
         return taken
 
@@ -196,7 +196,7 @@ class AdminController:
     @property
     def is_ending(self) -> bool:
         """Whether the connection must end: the host couldn't prove itself."""
-        return self._authentication.has_failed
+        return self._authentication.is_ending
 
     @property
     def queue_count(self) -> int:

@@ -13,7 +13,6 @@ NAMESPACE_ID = 1
 BROADCAST_NSID = 0xFFFF_FFFF
 NO_FLOW_CONTROL_HEAD = 0xFFFF
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
-AUTHENTICATION_REQUIRED_RESULT = 1 << 17  # Connect's result: authenticate in band (ATR)
 DATA_UNIT_SECTORS = 1000  # a data unit of the SMART log is 1000 sectors of 512 bytes
 
 # Our implementation's limits, each with its reason.
@@ -27,7 +26,6 @@ KEEP_ALIVE_GRANULARITY_MS = 1000
 EVENT_REQUESTS_MAX = 4
 ABORTS_MAX = 4
 ADMIN_CAPSULE_BYTES = 8192  # NVMe/TCP wants this much in-capsule data for admin and fabrics
-AUTHENTICATION_BYTES_MAX = 4096  # one authentication message; the largest has 2 x 1024 of DH
 ERROR_ENTRIES_MAX = 64  # error log; ELPE is one less
 NAMESPACES_MAX = 1024  # namespaces of one subsystem: what a changed-namespaces log can list
 NOTIFICATIONS_MAX = 64  # reservation notifications kept for a host that doesn't read them
@@ -82,8 +80,6 @@ class FabricsType(IntEnum):
     PROPERTY_SET = 0x00
     CONNECT = 0x01
     PROPERTY_GET = 0x04
-    AUTHENTICATION_SEND = 0x05
-    AUTHENTICATION_RECEIVE = 0x06
 
 
 class Property(IntEnum):

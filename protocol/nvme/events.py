@@ -68,7 +68,7 @@ class AsyncEvents:
         return True
 
     def clear(self, page: int, *, is_whole: bool) -> None:
-        """The host read a log page and didn't ask to retain its event.
+        """Unmask what a log page tells: the host read it and didn't ask to retain the event.
 
         What was pending is dropped only if the page was read `is_whole`: a change between two
         parts of a page must be heard of.

@@ -1,18 +1,21 @@
-"""Authentication commands of one queue: Authentication Send and Receive (NVMe Base 2.0 §6.1, §6.2).
-
-The messages themselves belong to the authentication machine.
-"""
+"""Authentication commands of one queue, before and after its host is authenticated."""
 
 from typing import Protocol
 
+from sealane.errors import ProtocolError
+from sealane.protocol.nvme.authentication import (
+    AuthenticationCommand,
+    AuthenticationError,
+    decode_authentication,
+)
 from sealane.protocol.nvme.command import Command, RefusedError
-from sealane.protocol.nvme.constants import AUTHENTICATION_BYTES_MAX, FabricsType, Status
+from sealane.protocol.nvme.constants import Status
 
-_PROTOCOL = (0x01, 0x01, 0xE9)  # protocol-specific fields and the security protocol: NVMe
+_KINDS = (AuthenticationCommand.SEND, AuthenticationCommand.RECEIVE)
 
 
 class Authentication(Protocol):
-    """The controller's side of one authentication."""
+    """The controller's side of one authentication (`ControllerAuthentication`)."""
 
     @property
     def is_authenticated(self) -> bool:
@@ -20,7 +23,11 @@ class Authentication(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the connection must end."""
+        """Whether the authentication failed, for good."""
+
+    @property
+    def has_message(self) -> bool:
+        """Whether the host is expected to fetch a message."""
 
     def send(self, data: bytes) -> None:
         """Take a message of the host."""
@@ -34,37 +41,40 @@ class QueueAuthentication:
 
     def __init__(self, machine: Authentication | None) -> None:
         self._machine = machine
-        self._is_open = machine is None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether Connect's answer asks the host to authenticate."""
+        return self._machine is not None
 
     @property
     def is_open(self) -> bool:
-        """Whether the queue takes other commands. A later authentication doesn't close it."""
-        return self._is_open
+        """Whether the queue takes other commands."""
+        return self._machine is None or self._machine.is_authenticated
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the connection must end after the answer that is due."""
-        return self._machine is not None and self._machine.has_failed
+    def is_ending(self) -> bool:
+        """Whether it failed and the host knows all it will be told: close the connection."""
+        machine = self._machine
+        return machine is not None and machine.has_failed and not machine.has_message
 
     def execute(self, command: Command) -> bytes | None:
         """Execute an authentication command and return its data; None for another command."""
-        fabrics_type = command.entry[4]
-        if fabrics_type not in {
-            FabricsType.AUTHENTICATION_SEND,
-            FabricsType.AUTHENTICATION_RECEIVE,
-        }:
+        if command.entry[4] not in _KINDS:
             return None
         if self._machine is None:
             raise RefusedError(Status.INVALID_OPCODE)
-        length = command.words[1]
-        is_sized = 1 <= length <= AUTHENTICATION_BYTES_MAX
-        if tuple(command.entry[41:44]) != _PROTOCOL or not is_sized:
-            raise RefusedError(Status.INVALID_FIELD)
-        if fabrics_type == FabricsType.AUTHENTICATION_SEND:
-            self._machine.send(command.in_capsule(length))
-            data = b""
-        else:
-            command.check_room(length)
-            data = self._machine.receive(length)
-        self._is_open = self._is_open or self._machine.is_authenticated
-        return data
+        try:
+            decoded = decode_authentication(command.entry)
+        except ProtocolError:
+            raise RefusedError(Status.INVALID_FIELD) from None
+        if decoded.kind == AuthenticationCommand.RECEIVE:
+            command.check_room(decoded.length)
+            return self._machine.receive(decoded.length)
+        message = command.in_capsule(decoded.length)
+        try:
+            self._machine.send(message)
+        except AuthenticationError:
+            # The command itself succeeded: the host fetches the failure, or the connection ends.
+            return b""
+        return b""

@@ -114,7 +114,7 @@ def encode_firmware_slot(subsystem: Subsystem) -> bytes:
 
 
 def encode_changed_namespaces(changed: Iterable[int]) -> bytes:
-    """Changed Namespace List, 04h: ascending; one id that means all if they are too many."""
+    """Encode the Changed Namespace List, 04h; one id that means all if they are too many."""
     ids = sorted(changed)
     if len(ids) > _CHANGED_MAX:
         ids = [BROADCAST_NSID]

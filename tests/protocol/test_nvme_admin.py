@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sealane.protocol.nvme import constants
 from sealane.protocol.nvme.admin import AdminController
+from sealane.protocol.nvme.authentication import AuthenticationError, Explanation
 from sealane.protocol.nvme.command import Answer, decode_completion
 from sealane.protocol.nvme.constants import (
     DISCOVERY_NQN,
@@ -692,13 +693,17 @@ class Challenge:
         self.heard: list[bytes] = []
         self.is_authenticated = False
         self.has_failed = False
+        self.has_message = True
 
     def send(self, data: bytes) -> None:
         self.heard.append(data)
         self.is_authenticated = data == b"secret"
         self.has_failed = not self.is_authenticated
+        if self.has_failed:
+            raise AuthenticationError(Explanation.FAILED, "wrong")
 
     def receive(self, length: int) -> bytes:
+        self.has_message = False
         return b"challenge"[:length]
 
 
@@ -739,7 +744,9 @@ def test_malformed_authentication_commands_are_refused() -> None:
     short = authentication(5, 7, sgl=0x01)
     assert status(controller.handle(short, b"secret")) == Status.SGL_LENGTH_INVALID
     assert machine.heard == []
-    controller.handle(authentication(5, 6, sgl=0x01), b"guess!")
+    assert status(controller.handle(authentication(5, 6, sgl=0x01), b"guess!")) == 0
+    assert not controller.is_ending  # the host may fetch the failure
+    assert data(controller.handle(authentication(6, 64))) == b"challenge"
     assert controller.is_ending
 
 
