@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sealane import _native
 from sealane.errors import Error, ProtocolError, UnavailableError
-from sealane.protocol.nvme.admin import decode_completion
+from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.exchange import Answer

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sealane import _native
 from sealane.errors import ProtocolError
-from sealane.protocol.nvme.admin import decode_completion
+from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.stream import PduStream
