@@ -1,43 +1,52 @@
-//! Freshness by a flat table: the current IV of every sector, in memory, lost with the process.
+//! Freshness by a flat table: the current IV of every sector, in memory, rebuilt from the store when
+//! the process starts.
 //!
-//! A table entry is what makes a sector "written"; the stored bytes never say so themselves.
+//! A table entry is what makes a sector "written"; the stored bytes never say so themselves while
+//! the process lives. Callers hold the range lock of what they look at or change, from before the
+//! store's operation until the table knows of it: the locks in here only keep memory whole.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use sealane_proto::nvme::Reason;
 use sealane_proto::sector::{BLOCK_BYTES, Block, IV_BYTES, block_iv, check_written, set_unwritten};
 
-use super::store::SectorStore;
-
-/// Sectors per lock and allocation; a run of one command crosses at most one boundary.
+/// Sectors per lock and allocation.
 const REGION_SECTORS: u64 = 1024;
 
-type Region = Vec<[u8; IV_BYTES]>;
+/// The initialization vector of a sector.
+pub type Iv = [u8; IV_BYTES];
 
-/// No IV: the sector was never written. A lease never grants it.
-const UNWRITTEN: [u8; IV_BYTES] = [0; IV_BYTES];
+/// No IV: the sector was never written, or deallocated. A lease never grants it.
+pub const UNWRITTEN: Iv = [0; IV_BYTES];
 
-/// Why a run couldn't be read.
-#[derive(Debug)]
-pub enum ReadError {
-    /// A sector isn't what it must be.
-    Refused {
-        /// Which check failed.
-        reason: Reason,
-        /// Which sector.
-        lba: u64,
-    },
-    /// The store failed.
-    Store(io::Error),
+/// Sectors from `lba` on and the region they are in; it ends where the region or the run does.
+struct Part {
+    region: usize,
+    start: usize,
+    end: usize,
 }
 
 /// Current IVs of one volume.
 #[derive(Debug)]
 pub struct FlatTable {
-    regions: Vec<RwLock<Region>>,
+    regions: Vec<RwLock<Vec<Iv>>>,
     written: AtomicU64,
+}
+
+fn parts(lba: u64, sectors: u64) -> impl Iterator<Item = Part> {
+    let (mut next, end) = (lba, lba.saturating_add(sectors));
+    std::iter::from_fn(move || {
+        if next >= end {
+            return None;
+        }
+        let region = next / REGION_SECTORS;
+        let first = region * REGION_SECTORS;
+        let stop = end.min(first + REGION_SECTORS);
+        let (start, end) = ((next - first) as usize, (stop - first) as usize);
+        next = stop;
+        Some(Part { region: region as usize, start, end })
+    })
 }
 
 impl FlatTable {
@@ -48,76 +57,96 @@ impl FlatTable {
         Self { regions: (0..count).map(|_| RwLock::default()).collect(), written: 0.into() }
     }
 
-    /// Sectors that were written at least once.
+    /// Sectors that are written.
     #[must_use]
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    fn regions_of(&self, lba: u64, blocks: usize) -> &[RwLock<Region>] {
-        let first = (lba / REGION_SECTORS) as usize;
-        let last = ((lba + blocks as u64).saturating_sub(1) / REGION_SECTORS) as usize;
-        self.regions.get(first..=last).unwrap_or_default()
-    }
-
-    /// Reads a run from `store` and refuses it unless each sector is the one written last.
-    /// Never-written sectors are replaced by blocks that say so. Writes to the run wait.
-    pub fn read(
-        &self,
-        store: &dyn SectorStore,
-        lba: u64,
-        blocks: &mut [u8],
-    ) -> Result<(), ReadError> {
-        let run = blocks.len() / BLOCK_BYTES;
-        let regions: Vec<_> = self
-            .regions_of(lba, run)
-            .iter()
-            .map(|region| region.read().unwrap_or_else(PoisonError::into_inner))
-            .collect();
-        store.read(lba, blocks).map_err(ReadError::Store)?;
-        let first = lba / REGION_SECTORS;
-        for (lba, block) in (lba..).zip(blocks.as_chunks_mut::<BLOCK_BYTES>().0) {
-            let region = regions.get((lba / REGION_SECTORS - first) as usize);
-            let current = region
-                .and_then(|region| region.get((lba % REGION_SECTORS) as usize))
-                .copied()
-                .unwrap_or(UNWRITTEN);
-            check(block, &current).map_err(|reason| ReadError::Refused { reason, lba })?;
+    /// Checks a run that came from the store: an error tells the first sector that isn't the one
+    /// written last. Unwritten sectors are replaced by blocks that say so.
+    pub fn check(&self, lba: u64, blocks: &mut [u8]) -> Result<(), (Reason, u64)> {
+        let mut blocks = blocks.as_chunks_mut::<BLOCK_BYTES>().0;
+        let mut lba = lba;
+        for part in parts(lba, blocks.len() as u64) {
+            let region = self.regions.get(part.region);
+            let region =
+                region.map(|region| region.read().unwrap_or_else(PoisonError::into_inner));
+            let (run, rest) = blocks.split_at_mut(part.end - part.start);
+            for (index, block) in (part.start..).zip(run) {
+                let current = region.as_ref().and_then(|region| region.get(index));
+                check(block, current.unwrap_or(&UNWRITTEN)).map_err(|reason| (reason, lba))?;
+                lba += 1;
+            }
+            blocks = rest;
         }
         Ok(())
     }
 
-    /// Writes a run to `store`, then makes its IVs the current ones. Other users of the run wait.
-    /// After a store error the old IVs stay current, so a half-written sector is refused.
-    pub fn write(&self, store: &dyn SectorStore, lba: u64, blocks: &[u8]) -> io::Result<()> {
-        let run = blocks.len() / BLOCK_BYTES;
-        // Locks are taken in ascending order everywhere, so two runs can't wait for each other.
-        let mut regions: Vec<_> = self
-            .regions_of(lba, run)
-            .iter()
-            .map(|region| region.write().unwrap_or_else(PoisonError::into_inner))
-            .collect();
-        store.write(lba, blocks)?;
-        let first = lba / REGION_SECTORS;
-        for (lba, block) in (lba..).zip(blocks.as_chunks::<BLOCK_BYTES>().0) {
-            let Some(region) = regions.get_mut((lba / REGION_SECTORS - first) as usize) else {
-                continue;
-            };
-            if region.is_empty() {
-                region.resize(REGION_SECTORS as usize, UNWRITTEN);
-            }
-            if let Some(current) = region.get_mut((lba % REGION_SECTORS) as usize) {
-                if *current == UNWRITTEN {
-                    self.written.fetch_add(1, Ordering::Relaxed);
-                }
-                *current = block_iv(block);
+    /// Whether the current IVs from `lba` on are these ([`UNWRITTEN`]: none).
+    #[must_use]
+    pub fn matches(&self, lba: u64, expected: &[Iv]) -> bool {
+        let mut expected = expected;
+        parts(lba, expected.len() as u64).all(|part| {
+            let (run, rest) = expected.split_at(part.end - part.start);
+            expected = rest;
+            let Some(region) = self.regions.get(part.region) else { return false };
+            let region = region.read().unwrap_or_else(PoisonError::into_inner);
+            (part.start..)
+                .zip(run)
+                .all(|(index, iv)| region.get(index).unwrap_or(&UNWRITTEN) == iv)
+        })
+    }
+
+    /// Makes the IVs of a run that was stored the current ones. After a failed write the old ones
+    /// stay, so that a sector that was half changed is refused.
+    pub fn stored(&self, lba: u64, blocks: &[u8]) {
+        let mut blocks = blocks.as_chunks::<BLOCK_BYTES>().0;
+        for part in parts(lba, blocks.len() as u64) {
+            let (run, rest) = blocks.split_at(part.end - part.start);
+            self.set(&part, run.iter().map(block_iv));
+            blocks = rest;
+        }
+    }
+
+    /// Notes the IV of one sector, found in the store at start-up.
+    pub fn found(&self, lba: u64, iv: Iv) {
+        parts(lba, 1).for_each(|part| self.set(&part, std::iter::once(iv)));
+    }
+
+    /// Makes sectors unwritten.
+    pub fn forget(&self, lba: u64, sectors: u64) {
+        for part in parts(lba, sectors) {
+            let Some(region) = self.regions.get(part.region) else { return };
+            let mut region = region.write().unwrap_or_else(PoisonError::into_inner);
+            let Some(run) = region.get_mut(part.start..part.end) else { continue };
+            let gone = run.iter().filter(|iv| **iv != UNWRITTEN).count();
+            self.written.fetch_sub(gone as u64, Ordering::Relaxed);
+            if part.end - part.start == REGION_SECTORS as usize {
+                *region = Vec::new();
+            } else {
+                run.fill(UNWRITTEN);
             }
         }
-        Ok(())
+    }
+
+    fn set(&self, part: &Part, ivs: impl Iterator<Item = Iv>) {
+        let Some(region) = self.regions.get(part.region) else { return };
+        let mut region = region.write().unwrap_or_else(PoisonError::into_inner);
+        if region.is_empty() {
+            region.resize(REGION_SECTORS as usize, UNWRITTEN);
+        }
+        let run = region.get_mut(part.start..part.end).unwrap_or_default();
+        for (current, iv) in run.iter_mut().zip(ivs) {
+            if *current == UNWRITTEN && iv != UNWRITTEN {
+                self.written.fetch_add(1, Ordering::Relaxed);
+            }
+            *current = iv;
+        }
     }
 }
 
-fn check(block: &mut Block, current: &[u8; IV_BYTES]) -> Result<(), Reason> {
+fn check(block: &mut Block, current: &Iv) -> Result<(), Reason> {
     if *current == UNWRITTEN {
         set_unwritten(block);
         return Ok(());
@@ -132,7 +161,6 @@ fn check(block: &mut Block, current: &[u8; IV_BYTES]) -> Result<(), Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::memory::MemoryStore;
     use sealane_proto::sector::{FLAG_UNWRITTEN, field, is_unwritten, metadata_mut};
 
     fn block(iv: u8) -> Vec<u8> {
@@ -143,60 +171,71 @@ mod tests {
         block.to_vec()
     }
 
-    fn refusal(table: &FlatTable, store: &MemoryStore, lba: u64) -> Option<(Reason, u64)> {
-        let mut out = vec![0; BLOCK_BYTES];
-        match table.read(store, lba, &mut out) {
-            Err(ReadError::Refused { reason, lba }) => Some((reason, lba)),
-            _ => None,
-        }
+    fn checked(table: &FlatTable, lba: u64, stored: &[u8]) -> Result<(), (Reason, u64)> {
+        table.check(lba, &mut stored.to_vec())
     }
 
-    fn world() -> (FlatTable, MemoryStore) {
-        let (table, store) = (FlatTable::new(3000), MemoryStore::new(3000));
-        table.write(&store, 1023, &[block(1), block(2)].concat()).unwrap();
-        (table, store)
+    /// Sectors 1023 and 1024, on both sides of a region's border, hold the IVs 1 and 2.
+    fn world() -> FlatTable {
+        let table = FlatTable::new(3000);
+        table.stored(1023, &[block(1), block(2)].concat());
+        table
     }
 
     #[test]
-    fn current_sectors_read_back_across_regions_and_others_as_unwritten() {
-        let (table, store) = world();
-        let mut out = vec![0; 3 * BLOCK_BYTES];
-        table.read(&store, 1023, &mut out).unwrap();
-        let blocks = out.as_chunks::<BLOCK_BYTES>().0;
+    fn current_sectors_pass_across_regions_and_others_become_unwritten() {
+        let table = world();
+        let mut run = [block(1), block(2), block(9)].concat();
+        table.check(1023, &mut run).unwrap();
+        let blocks = run.as_chunks::<BLOCK_BYTES>().0;
         assert_eq!((blocks[0].to_vec(), blocks[1].to_vec()), (block(1), block(2)));
-        assert!(is_unwritten(&blocks[2]));
+        assert!(is_unwritten(&blocks[2]), "a ghost sector in an unwritten place");
         assert_eq!(table.written(), 2);
     }
 
     #[test]
     fn older_and_swapped_sectors_are_stale() {
-        let (table, store) = world();
-        table.write(&store, 1023, &block(3)).unwrap();
-        store.write(1023, &block(1)).unwrap();
-        assert_eq!(refusal(&table, &store, 1023), Some((Reason::SectorStale, 1023)));
-        store.write(1023, &block(2)).unwrap();
-        assert_eq!(refusal(&table, &store, 1023), Some((Reason::SectorStale, 1023)));
-        store.write(1023, &block(3)).unwrap();
-        assert_eq!(refusal(&table, &store, 1023), None);
+        let table = world();
+        table.stored(1023, &block(3));
+        assert_eq!(checked(&table, 1023, &block(1)), Err((Reason::SectorStale, 1023)));
+        let run = [block(3), block(3)].concat();
+        assert_eq!(checked(&table, 1023, &run), Err((Reason::SectorStale, 1024)));
+        assert_eq!(checked(&table, 1023, &block(3)), Ok(()));
+        assert_eq!(table.written(), 2);
     }
 
     #[test]
     fn a_stored_sector_cannot_say_that_it_is_unwritten() {
-        let (table, store) = world();
+        let table = world();
         let mut forged: [u8; BLOCK_BYTES] = block(1).try_into().unwrap();
         metadata_mut(&mut forged, field::FLAGS).fill(FLAG_UNWRITTEN);
-        store.write(1023, &forged).unwrap();
-        assert_eq!(refusal(&table, &store, 1023), Some((Reason::SectorFormat, 1023)));
-        store.write(1023, &[0; BLOCK_BYTES]).unwrap();
-        assert_eq!(refusal(&table, &store, 1023), Some((Reason::SectorStale, 1023)));
+        assert_eq!(checked(&table, 1023, &forged), Err((Reason::SectorFormat, 1023)));
+        assert_eq!(checked(&table, 1023, &[0; BLOCK_BYTES]), Err((Reason::SectorStale, 1023)));
     }
 
     #[test]
-    fn a_ghost_sector_in_an_unwritten_place_is_not_shown() {
-        let (table, store) = world();
-        store.write(5, &block(9)).unwrap();
-        let mut out = vec![1; BLOCK_BYTES];
-        table.read(&store, 5, &mut out).unwrap();
-        assert!(is_unwritten(out.as_slice().try_into().unwrap()));
+    fn forgotten_sectors_are_unwritten_and_others_are_not() {
+        let table = FlatTable::new(5000);
+        for lba in [0, 1023, 1024, 2047, 2048, 2049] {
+            table.found(lba, [lba as u8 | 1; IV_BYTES]);
+        }
+        assert_eq!(table.written(), 6);
+        // The end of one region, all of the next, the beginning of a third.
+        table.forget(1, 2048);
+        assert_eq!(table.written(), 2);
+        assert!(table.matches(0, &[[1; IV_BYTES]]) && table.matches(2049, &[[1; IV_BYTES]]));
+        assert!(table.matches(1, &[UNWRITTEN; 2048]));
+        table.forget(0, 5000);
+        assert_eq!(table.written(), 0);
+    }
+
+    #[test]
+    fn a_run_matches_only_if_each_of_its_ivs_does() {
+        let table = world();
+        let (first, second) = ([1; IV_BYTES], [2; IV_BYTES]);
+        assert!(table.matches(1022, &[UNWRITTEN, first, second, UNWRITTEN]));
+        assert!(!table.matches(1023, &[first, first]));
+        assert!(!table.matches(1023, &[UNWRITTEN]));
+        assert!(!table.matches(2999, &[first]));
     }
 }

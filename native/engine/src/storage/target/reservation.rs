@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use sealane_proto::nvme::operation::{AcquireAction, Persistence, RegisterAction, ReservationType};
+
 /// Host identifier, as given in Connect.
 pub type HostId = [u8; 16];
 
@@ -13,58 +15,6 @@ pub const REGISTRANTS_MAX: usize = 64;
 
 /// Controller id reported for a registrant: controllers are dynamic.
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
-
-/// Reservation types, with their codes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Type {
-    /// Only the holder writes.
-    WriteExclusive = 1,
-    /// Only the holder reads and writes.
-    ExclusiveAccess = 2,
-    /// Only registrants write; one of them holds the reservation.
-    WriteExclusiveRegistrantsOnly = 3,
-    /// Only registrants read and write; one of them holds the reservation.
-    ExclusiveAccessRegistrantsOnly = 4,
-    /// Only registrants write; all of them hold the reservation.
-    WriteExclusiveAllRegistrants = 5,
-    /// Only registrants read and write; all of them hold the reservation.
-    ExclusiveAccessAllRegistrants = 6,
-}
-
-impl Type {
-    /// From its code (RTYPE).
-    #[must_use]
-    pub fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::WriteExclusive,
-            2 => Self::ExclusiveAccess,
-            3 => Self::WriteExclusiveRegistrantsOnly,
-            4 => Self::ExclusiveAccessRegistrantsOnly,
-            5 => Self::WriteExclusiveAllRegistrants,
-            6 => Self::ExclusiveAccessAllRegistrants,
-            _ => return None,
-        })
-    }
-
-    fn is_held_by_all(self) -> bool {
-        matches!(self, Self::WriteExclusiveAllRegistrants | Self::ExclusiveAccessAllRegistrants)
-    }
-
-    /// Whether registrants that don't hold it are let through like the holder.
-    fn admits_registrants(self) -> bool {
-        !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
-    }
-
-    fn admits_readers(self) -> bool {
-        matches!(
-            self,
-            Self::WriteExclusive
-                | Self::WriteExclusiveRegistrantsOnly
-                | Self::WriteExclusiveAllRegistrants
-        )
-    }
-}
 
 /// Command groups of the NVM command set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,12 +64,12 @@ impl Notice {
 /// Reservation Register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Register {
-    /// RREGA: 0 register, 1 unregister, 2 replace.
-    pub action: u8,
+    /// RREGA.
+    pub action: RegisterAction,
     /// IEKEY: the current key isn't checked.
     pub ignore_key: bool,
-    /// CPTPL: 0 no change, 2 lost at power loss, 3 persistent.
-    pub persistence: u8,
+    /// CPTPL.
+    pub persistence: Persistence,
     /// CRKEY.
     pub current_key: u64,
     /// NRKEY.
@@ -129,37 +79,41 @@ pub struct Register {
 /// Reservation Acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Acquire {
-    /// RACQA: 0 acquire, 1 preempt, 2 preempt and abort.
-    pub action: u8,
-    /// IEKEY, which must be 0.
-    pub ignore_key: bool,
+    /// RACQA.
+    pub action: AcquireAction,
     /// RTYPE.
-    pub kind: u8,
+    pub kind: ReservationType,
     /// CRKEY.
     pub current_key: u64,
     /// PRKEY.
-    pub preempted_key: u64,
-}
-
-/// Reservation Release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Release {
-    /// RRELA: 0 release, 1 clear.
-    pub action: u8,
-    /// IEKEY, which must be 0.
-    pub ignore_key: bool,
-    /// RTYPE.
-    pub kind: u8,
-    /// CRKEY.
-    pub current_key: u64,
+    pub preempt_key: u64,
 }
 
 /// Hosts to tell, each with what.
 pub type Notices = Vec<(HostId, Notice)>;
 
+fn is_held_by_all(kind: ReservationType) -> bool {
+    use ReservationType as T;
+    matches!(kind, T::WriteExclusiveAllRegistrants | T::ExclusiveAccessAllRegistrants)
+}
+
+/// Whether registrants that don't hold it are let through like the holder.
+fn admits_registrants(kind: ReservationType) -> bool {
+    !matches!(kind, ReservationType::WriteExclusive | ReservationType::ExclusiveAccess)
+}
+
+/// Whether everybody may read.
+fn admits_readers(kind: ReservationType) -> bool {
+    use ReservationType as T;
+    matches!(
+        kind,
+        T::WriteExclusive | T::WriteExclusiveRegistrants | T::WriteExclusiveAllRegistrants
+    )
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
-    kind: Type,
+    kind: ReservationType,
     /// `None` while all registrants hold it.
     holder: Option<HostId>,
 }
@@ -177,44 +131,37 @@ impl Reservations {
 
     /// Reservation Register.
     pub fn register(&mut self, host: HostId, command: Register) -> Result<Notices, Refusal> {
-        if !matches!(command.persistence, 0 | 2) {
+        // A key of zero would be taken for "everybody" by preempt.
+        let removes = command.action == RegisterAction::Unregister;
+        if command.persistence == Persistence::Set || (!removes && command.new_key == 0) {
             return Err(Refusal::InvalidField);
         }
         let key = self.registrants.get(&host).copied();
         let authentic = key.is_some_and(|key| command.ignore_key || key == command.current_key);
-        let notices = match command.action {
-            // A key of zero would be taken for "everybody" by preempt.
-            0 | 2 if command.new_key == 0 => return Err(Refusal::InvalidField),
-            0 => match key {
-                Some(key) if key == command.new_key => Notices::new(),
+        let mut notices = Notices::new();
+        match command.action {
+            RegisterAction::Register => match key {
+                Some(key) if key == command.new_key => {}
                 Some(_) => return Err(Refusal::Conflict),
                 None if self.registrants.len() >= REGISTRANTS_MAX => return Err(Refusal::Full),
-                None => {
-                    self.registrants.insert(host, command.new_key);
-                    Notices::new()
-                }
+                None => _ = self.registrants.insert(host, command.new_key),
             },
-            1 | 2 if !authentic => return Err(Refusal::Conflict),
-            1 => self.unregister(host),
-            2 => {
-                self.registrants.insert(host, command.new_key);
-                Notices::new()
+            RegisterAction::Unregister | RegisterAction::Replace if !authentic => {
+                return Err(Refusal::Conflict);
             }
-            _ => return Err(Refusal::InvalidField),
-        };
+            RegisterAction::Unregister => notices = self.unregister(host),
+            RegisterAction::Replace => _ = self.registrants.insert(host, command.new_key),
+        }
         self.generation = self.generation.wrapping_add(1);
         Ok(notices)
     }
 
     /// Reservation Acquire. "Preempt and abort" is the caller's: it must let nothing run meanwhile.
     pub fn acquire(&mut self, host: HostId, command: Acquire) -> Result<Notices, Refusal> {
-        let kind = Type::from_code(command.kind).ok_or(Refusal::InvalidField)?;
-        if command.ignore_key || command.action > 2 {
-            return Err(Refusal::InvalidField);
-        }
-        self.authenticate(host, command.current_key)?;
-        if command.action > 0 {
-            return self.preempt(host, kind, command.preempted_key);
+        let Acquire { action, kind, current_key, preempt_key } = command;
+        self.authenticate(host, current_key)?;
+        if action != AcquireAction::Acquire {
+            return self.preempt(host, kind, preempt_key);
         }
         match self.held {
             None => self.held = Some(Self::hold(host, kind)),
@@ -224,26 +171,24 @@ impl Reservations {
         Ok(Notices::new())
     }
 
-    /// Reservation Release.
-    pub fn release(&mut self, host: HostId, command: Release) -> Result<Notices, Refusal> {
-        if command.ignore_key || command.action > 1 {
-            return Err(Refusal::InvalidField);
-        }
-        self.authenticate(host, command.current_key)?;
-        if command.action == 1 {
+    /// Reservation Release of a reservation of this type, or (`None`) Clear.
+    pub fn release(
+        &mut self,
+        host: HostId,
+        kind: Option<ReservationType>,
+        current_key: u64,
+    ) -> Result<Notices, Refusal> {
+        self.authenticate(host, current_key)?;
+        let Some(kind) = kind else {
             self.generation = self.generation.wrapping_add(1);
             let notices = self.notices(host, Notice::ReservationPreempted);
             self.registrants.clear();
             self.held = None;
             return Ok(notices);
-        }
+        };
         match self.held {
-            Some(held) if self.holds(host) => {
-                if command.kind != held.kind as u8 {
-                    return Err(Refusal::InvalidField);
-                }
-                Ok(self.free(host, held))
-            }
+            Some(held) if self.holds(host) && held.kind == kind => Ok(self.free(host, held)),
+            Some(_) if self.holds(host) => Err(Refusal::InvalidField),
             _ => Ok(Notices::new()),
         }
     }
@@ -255,8 +200,8 @@ impl Reservations {
     pub fn allows(&self, host: HostId, group: Group) -> bool {
         let Some(held) = self.held else { return true };
         self.holds(host)
-            || (held.kind.admits_registrants() && self.registrants.contains_key(&host))
-            || (group == Group::Read && held.kind.admits_readers())
+            || (admits_registrants(held.kind) && self.registrants.contains_key(&host))
+            || (group == Group::Read && admits_readers(held.kind))
     }
 
     /// Whether [`Self::allows`] can say no.
@@ -267,7 +212,7 @@ impl Reservations {
 
     /// The reservation's type and its holder, which is `None` when all registrants hold it.
     #[must_use]
-    pub fn held(&self) -> Option<(Type, Option<HostId>)> {
+    pub fn held(&self) -> Option<(ReservationType, Option<HostId>)> {
         self.held.map(|held| (held.kind, held.holder))
     }
 
@@ -315,8 +260,8 @@ impl Reservations {
         })
     }
 
-    fn hold(host: HostId, kind: Type) -> Held {
-        Held { kind, holder: (!kind.is_held_by_all()).then_some(host) }
+    fn hold(host: HostId, kind: ReservationType) -> Held {
+        Held { kind, holder: (!is_held_by_all(kind)).then_some(host) }
     }
 
     /// The same notice for every registrant but the one who caused it.
@@ -337,14 +282,14 @@ impl Reservations {
     /// Ends the reservation; whoever it let through is told.
     fn free(&mut self, host: HostId, held: Held) -> Notices {
         self.held = None;
-        if held.kind.admits_registrants() {
+        if admits_registrants(held.kind) {
             self.notices(host, Notice::ReservationReleased)
         } else {
             Notices::new()
         }
     }
 
-    fn preempt(&mut self, host: HostId, kind: Type, key: u64) -> Result<Notices, Refusal> {
+    fn preempt(&mut self, host: HostId, kind: ReservationType, key: u64) -> Result<Notices, Refusal> {
         let takes_over = match self.held {
             Some(Held { holder: Some(holder), .. }) => self.registrants.get(&holder) == Some(&key),
             Some(Held { holder: None, .. }) => key == 0,
@@ -353,12 +298,12 @@ impl Reservations {
         if key == 0 && !takes_over {
             return Err(Refusal::InvalidField);
         }
-        let matches = |registrant: (&HostId, &mut u64)| key == 0 || *registrant.1 == key;
         let gone: Vec<HostId> = self
             .registrants
-            .iter_mut()
-            .filter_map(|(host, its_key)| matches((host, its_key)).then_some(*host))
-            .filter(|registrant| !(takes_over && *registrant == host))
+            .iter()
+            .filter(|(_, registered)| key == 0 || **registered == key)
+            .map(|(registrant, _)| *registrant)
+            .filter(|registrant| !takes_over || *registrant != host)
             .collect();
         if gone.is_empty() && !takes_over {
             return Err(Refusal::Conflict);
@@ -372,7 +317,7 @@ impl Reservations {
         }
         if takes_over {
             let before = self.held.replace(Self::hold(host, kind));
-            if before.is_some_and(|before| before.kind.admits_registrants() && before.kind != kind) {
+            if before.is_some_and(|held| admits_registrants(held.kind) && held.kind != kind) {
                 notices.extend(self.notices(host, Notice::ReservationReleased));
             }
         } else if self.registrants.is_empty() {
