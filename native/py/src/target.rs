@@ -42,7 +42,9 @@ fn open_store(options: StoreOptions) -> PyResult<Box<dyn BlockStore>> {
     let creates = match exist.as_str() {
         "create" => true,
         "open" => false,
-        other => return Err(invalid(format!("exist is {other:?}, must be \"create\" or \"open\""))),
+        other => {
+            return Err(invalid(format!("exist is {other:?}, must be \"create\" or \"open\"")));
+        }
     };
     match (store.as_str(), path, drive, in_place) {
         ("memory", None, None, false) if creates => {

@@ -70,8 +70,7 @@ impl FlatTable {
         let mut lba = lba;
         for part in parts(lba, blocks.len() as u64) {
             let region = self.regions.get(part.region);
-            let region =
-                region.map(|region| region.read().unwrap_or_else(PoisonError::into_inner));
+            let region = region.map(|region| region.read().unwrap_or_else(PoisonError::into_inner));
             let (run, rest) = blocks.split_at_mut(part.end - part.start);
             for (index, block) in (part.start..).zip(run) {
                 let current = region.as_ref().and_then(|region| region.get(index));
@@ -92,9 +91,7 @@ impl FlatTable {
             expected = rest;
             let Some(region) = self.regions.get(part.region) else { return false };
             let region = region.read().unwrap_or_else(PoisonError::into_inner);
-            (part.start..)
-                .zip(run)
-                .all(|(index, iv)| region.get(index).unwrap_or(&UNWRITTEN) == iv)
+            (part.start..).zip(run).all(|(index, iv)| region.get(index).unwrap_or(&UNWRITTEN) == iv)
         })
     }
 

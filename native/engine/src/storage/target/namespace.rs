@@ -65,10 +65,7 @@ impl Assigned {
         let commands = if self.namespace.is_sealed() {
             common.with(CommandSet::WRITE_IF)
         } else {
-            common
-                .with(CommandSet::COMPARE)
-                .with(CommandSet::FUSED)
-                .with(CommandSet::RESERVATIONS)
+            common.with(CommandSet::COMPARE).with(CommandSet::FUSED).with(CommandSet::RESERVATIONS)
         };
         NamespaceFormat {
             nsid: self.nsid,

@@ -165,9 +165,7 @@ impl<W> Qos<W> {
         let earlier = self.waiting.range(..=self.last);
         later
             .chain(earlier)
-            .find(|(_, commands)| {
-                commands.front().is_some_and(|(cost, _)| self.due(*cost) <= now)
-            })
+            .find(|(_, commands)| commands.front().is_some_and(|(cost, _)| self.due(*cost) <= now))
             .map(|(queue, _)| *queue)
     }
 

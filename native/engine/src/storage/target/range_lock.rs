@@ -122,14 +122,13 @@ impl<W> RangeLocks<W> {
     /// Whether nothing that arrived before a request conflicts with it.
     fn is_first(&self, number: u64, id: LockId) -> bool {
         let Some(Some(request)) = self.requests.get(id) else { return false };
-        let mut earlier =
-            self.requests.iter().flatten().filter(|earlier| earlier.number < number);
+        let mut earlier = self.requests.iter().flatten().filter(|earlier| earlier.number < number);
         !earlier.any(|earlier| earlier.conflicts(&request.blocks, request.mode))
     }
 
     /// Requests that hold a range or wait for one.
-    #[must_use]
-    pub fn requests(&self) -> usize {
+    #[cfg(test)]
+    fn requests(&self) -> usize {
         self.requests.len() - self.free.len()
     }
 }

@@ -289,7 +289,12 @@ impl Reservations {
         }
     }
 
-    fn preempt(&mut self, host: HostId, kind: ReservationType, key: u64) -> Result<Notices, Refusal> {
+    fn preempt(
+        &mut self,
+        host: HostId,
+        kind: ReservationType,
+        key: u64,
+    ) -> Result<Notices, Refusal> {
         let takes_over = match self.held {
             Some(Held { holder: Some(holder), .. }) => self.registrants.get(&holder) == Some(&key),
             Some(Held { holder: None, .. }) => key == 0,

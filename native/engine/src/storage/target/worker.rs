@@ -224,8 +224,7 @@ impl Worker {
 
     fn attach(&mut self, entry: &Assigned, channel: Box<dyn StoreChannel>) {
         let (nsid, namespace) = (entry.nsid, Arc::clone(&entry.namespace));
-        let attachment =
-            Some(Attachment { nsid, namespace, channel, tasks: 0, is_retired: false });
+        let attachment = Some(Attachment { nsid, namespace, channel, tasks: 0, is_retired: false });
         match self.attachments.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = attachment,
             None => self.attachments.push(attachment),
@@ -279,9 +278,8 @@ impl Worker {
         loop {
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) => {
-                    let ready = |index: usize| {
-                        fds.get(index).map_or(PollFlags::empty(), PollFd::revents)
-                    };
+                    let ready =
+                        |index: usize| fds.get(index).map_or(PollFlags::empty(), PollFd::revents);
                     return Ok([ready(0), ready(1)]);
                 }
                 Err(rustix::io::Errno::INTR) => {}
@@ -317,7 +315,10 @@ impl Worker {
             let mut fds = Vec::new();
             self.add_stores(&mut fds);
             // Whatever `poll` says, `collect` looks; a store without a descriptor has ended all.
-            let _ = poll(&mut fds, Some(&clock::timespec(Duration::from_millis(100).as_nanos() as u64)));
+            let _ = poll(
+                &mut fds,
+                Some(&clock::timespec(Duration::from_millis(100).as_nanos() as u64)),
+            );
         }
     }
 
