@@ -167,8 +167,9 @@ fn ana_state(name: &str) -> PyResult<AnaState> {
 
 /// Every I/O queue of one association.
 #[pyclass(frozen, module = "sealane._native")]
+#[allow(clippy::struct_field_names)] // the attributes' names are the specification's
 struct Controller {
-    controller: EngineController,
+    engine: EngineController,
     #[pyo3(get)]
     association: u64,
     #[pyo3(get)]
@@ -187,8 +188,8 @@ impl Controller {
         host_id: &[u8],
         controller_id: u16,
     ) -> PyResult<Self> {
-        let controller = EngineController::new(association, array("host_id", host_id)?)?;
-        Ok(Self { controller, association, host_nqn, controller_id })
+        let engine = EngineController::new(association, array("host_id", host_id)?)?;
+        Ok(Self { engine, association, host_nqn, controller_id })
     }
 
     fn set_namespaces(&self, entries: Vec<(u32, Py<Namespace>, String)>) -> PyResult<()> {
@@ -198,7 +199,7 @@ impl Controller {
             }
             Ok((nsid, Arc::clone(&namespace.get().namespace), ana_state(&state)?))
         });
-        self.controller.set_namespaces(entries.collect::<PyResult<_>>()?);
+        self.engine.set_namespaces(entries.collect::<PyResult<_>>()?);
         Ok(())
     }
 
@@ -228,34 +229,34 @@ impl Controller {
             digests: Digests { header: header_digest, data: data_digest },
         };
         let secure = secure.map(|mut secure| secure.take()).transpose()?;
-        Ok(self.controller.start_queue(descriptor, queue_id, limits, secure)?)
+        Ok(self.engine.start_queue(descriptor, queue_id, limits, secure)?)
     }
 
     fn idle_ms(&self) -> u64 {
-        self.controller.idle() / 1_000_000
+        self.engine.idle() / 1_000_000
     }
 
     fn abort(&self, py: Python<'_>, queue_id: u16, command_id: u16) -> bool {
-        py.detach(|| self.controller.abort(queue_id, command_id))
+        py.detach(|| self.engine.abort(queue_id, command_id))
     }
 
     fn queues_running(&self) -> usize {
-        self.controller.queues_running()
+        self.engine.queues_running()
     }
 
     fn refusals(&self) -> u64 {
-        self.controller.refusals()
+        self.engine.refusals()
     }
 
     fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.controller.events())
+        taken(self.engine.events())
     }
 
     fn event_fd(&self) -> i32 {
-        self.controller.events().as_fd().as_raw_fd()
+        self.engine.events().as_fd().as_raw_fd()
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.controller.close());
+        py.detach(|| self.engine.close());
     }
 }

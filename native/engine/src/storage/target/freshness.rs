@@ -221,7 +221,7 @@ mod tests {
         table.forget(1, 2048);
         assert_eq!(table.written(), 2);
         assert!(table.matches(0, &[[1; IV_BYTES]]) && table.matches(2049, &[[1; IV_BYTES]]));
-        assert!(table.matches(1, &[UNWRITTEN; 2048]));
+        assert!(table.matches(1, &vec![UNWRITTEN; 2048]));
         table.forget(0, 5000);
         assert_eq!(table.written(), 0);
     }

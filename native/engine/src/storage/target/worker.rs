@@ -130,7 +130,8 @@ impl Worker {
             if let Err(Gone(detail)) = connection.send(self.queue.transmit()) {
                 return Some(("", detail));
             }
-            if !progressed && !(self.queue.has_event() && self.may_execute()) {
+            let may_go_on = self.queue.has_event() && self.may_execute();
+            if !progressed && !may_go_on {
                 return None;
             }
         }
