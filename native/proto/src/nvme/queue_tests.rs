@@ -434,7 +434,7 @@ fn forged_completion_of_a_dropped_write_is_refused() {
         let _dropped = world.sent_by_host();
         let entry = CompletionEntry { status: status.field().into(), ..CompletionEntry::default() };
         let forged = super::super::pdu::CapsuleResp {
-            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0),
+            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0, Digests::default()),
             entry,
         };
         world.feed_host(forged.as_bytes());
@@ -473,7 +473,10 @@ fn bad_commands_get_their_own_status() {
         let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
         let mut entry = transfer(READ, 3, 4, 1, sgl);
         change(&mut entry);
-        let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0), entry };
+        let capsule = CapsuleCmd {
+            common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default()),
+            entry,
+        };
         world.feed_controller(capsule.as_bytes());
         let bytes = world.sent_by_controller();
         Status::from_field(u16::from_le_bytes(bytes[22..24].try_into().unwrap()))
@@ -499,7 +502,7 @@ fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
     let mut world = World::new(None, false);
     let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
     let capsule = |cid| CapsuleCmd {
-        common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0),
+        common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default()),
         entry: transfer(WRITE, cid, 4, 1, sgl),
     };
     for cid in 0..7 {
