@@ -511,3 +511,7 @@ fn outcome_of_pair(one: Status, other: Status) -> Status {
 #[cfg(test)]
 #[path = "queue_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "command_tests.rs"]
+mod command_tests;

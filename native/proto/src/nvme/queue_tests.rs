@@ -15,7 +15,7 @@ use crate::sector::{
 };
 use crate::secure_queue::QueueContext;
 
-const BLOCKS: u64 = 64;
+pub(super) const BLOCKS: u64 = 64;
 
 fn secure(queue_id: u16) -> SecureQueue {
     let context = QueueContext {
@@ -29,7 +29,7 @@ fn secure(queue_id: u16) -> SecureQueue {
 }
 
 /// Feeds bytes as a connection does: to their place where there is one, else in portions.
-fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
+pub(super) fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let place = queue.place();
         let (placed, rest) = bytes.split_at(place.len().min(bytes.len()));
@@ -41,10 +41,31 @@ fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     }
 }
 
+/// Namespace 1 with every command.
+pub(super) fn everything(block_bytes: usize) -> Vec<NamespaceFormat> {
+    let commands = [
+        CommandSet::COMPARE,
+        CommandSet::WRITE_ZEROES,
+        CommandSet::DEALLOCATE,
+        CommandSet::VERIFY,
+        CommandSet::FUSED,
+        CommandSet::RESERVATIONS,
+        CommandSet::WRITE_IF,
+    ];
+    let commands = commands.into_iter().fold(CommandSet::NONE, CommandSet::with);
+    vec![NamespaceFormat {
+        nsid: 1,
+        block_bytes,
+        block_count: BLOCKS,
+        commands,
+        access: Access::Full,
+    }]
+}
+
 /// Host, controller and the blocks behind it; bytes move only when told to.
-struct World {
-    host: HostQueue,
-    controller: ControllerQueue,
+pub(super) struct World {
+    pub(super) host: HostQueue,
+    pub(super) controller: ControllerQueue,
     store: Vec<Option<Vec<u8>>>,
     block_bytes: usize,
     done: Vec<HostEvent>,
@@ -52,7 +73,15 @@ struct World {
 }
 
 impl World {
-    fn new(queue_id: Option<u16>, success_flag: bool) -> Self {
+    pub(super) fn new(queue_id: Option<u16>, success_flag: bool) -> Self {
+        Self::with_digests(queue_id, success_flag, Digests::default())
+    }
+
+    pub(super) fn with_digests(
+        queue_id: Option<u16>,
+        success_flag: bool,
+        digests: Digests,
+    ) -> Self {
         let block_bytes = if queue_id.is_some() { BLOCK_BYTES } else { DATA_BYTES };
         let controller = ControllerLimits {
             queue_depth: 8,
@@ -60,15 +89,10 @@ impl World {
             transfer_max: 8 * block_bytes,
             in_capsule_max: 8192,
             success_flag,
-            digests: Digests::default(),
+            digests,
         };
-        let namespace = NamespaceFormat {
-            nsid: 1,
-            block_bytes,
-            block_count: BLOCKS,
-            commands: CommandSet::NONE,
-            access: Access::Full,
-        };
+        let [namespace] = everything(block_bytes)[..] else { unreachable!() };
+        let namespace = NamespaceFormat { commands: CommandSet::NONE, ..namespace };
         let host = HostLimits {
             queue_depth: 8,
             h2c_data_max: 3 * block_bytes,
@@ -76,7 +100,7 @@ impl World {
             in_capsule_max: 8192,
             block_bytes,
             nsid: 1,
-            digests: Digests::default(),
+            digests,
         };
         Self {
             host: HostQueue::new(host, queue_id.map(secure)),
@@ -187,7 +211,7 @@ fn refused(world: &mut World, command: HostCommand) -> SubmitError {
     world.host.submit(99, command).unwrap_err().0
 }
 
-fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
+pub(super) fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
     let mut range = CounterRange::new(1, 1, 1 + (lba << 20), 1 << 40).unwrap();
@@ -222,9 +246,9 @@ proptest! {
 
     #[test]
     fn plain_queue_behaves_like_an_array(
-        steps in steps(), cut in 1usize..9000, success_flag: bool,
+        steps in steps(), cut in 1usize..9000, success_flag: bool, header: bool, data: bool,
     ) {
-        let mut world = World::new(None, success_flag);
+        let mut world = World::with_digests(None, success_flag, Digests { header, data });
         let mut model = vec![0u8; BLOCKS as usize];
         for (tag, step) in steps.into_iter().enumerate() {
             let tag = tag as u64;

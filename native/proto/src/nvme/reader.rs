@@ -136,13 +136,13 @@ impl PduReader {
         if self.filled < wanted {
             return Ok(None);
         }
+        self.previous = layout.header_bytes;
+        self.filled = 0;
         let (bytes, rest) = self.header.split_at(layout.header_bytes);
         if layout.has_header_digest {
             check_header_digest(bytes, rest.first_chunk().copied().unwrap_or_default())?;
         }
         let header = Header::parse(bytes, &layout)?;
-        self.previous = layout.header_bytes;
-        self.filled = 0;
         self.layout = layout;
         self.data_left = layout.data_bytes;
         self.checksum = 0;
