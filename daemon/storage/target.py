@@ -17,13 +17,14 @@ from typing import Literal
 from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import H2C_DATA_BYTES, SECURE_TRANSFER_BYTES, Status
@@ -82,7 +83,7 @@ class _Admitted:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class TargetSubsystem:
+class TargetSubsystem(Exported):
     """One volume and its secure subsystem."""
 
     volume_id: uuid.UUID
@@ -94,6 +95,11 @@ class TargetSubsystem:
     hosts: set[str] = field(default_factory=set)
     newest_epoch: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_discoverable(self) -> bool:
+        """Not without a ticket of the control channel."""
+        return False
 
     def allows(self, host_nqn: str) -> bool:
         """Only hosts that the control channel ever admitted."""
@@ -141,7 +147,7 @@ class TargetSubsystem:
         )
 
 
-class Target:
+class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in

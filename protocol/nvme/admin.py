@@ -87,14 +87,13 @@ class AdminController:
         host_id: bytes = bytes(16),
         queue_size: int = QUEUE_DEPTH_MAX,
         flow_control: bool = True,
-        resources: ControllerResources | None = None,
         authentication: Authentication | None = None,
     ) -> None:
         self._subsystem = subsystem
         self._controller_id = controller_id
         self._queue_size = queue_size
         self._flow_control = flow_control
-        self._resources = resources or NoResources()
+        self._resources: ControllerResources = NoResources()
         self._properties = Properties(is_discovery=subsystem.is_discovery)
         self._features = Features(subsystem, keep_alive_ms=keep_alive_ms, host_id=host_id)
         self._events = AsyncEvents(subsystem)
@@ -146,6 +145,10 @@ class AdminController:
         self._notification_count += 1
         self._notifications.append((self._notification_count, kind, nsid))
         self._events.report(Event.RESERVATION_CHANGED)
+
+    def set_resources(self, resources: ControllerResources) -> None:
+        """Say where the data path's figures come from."""
+        self._resources = resources
 
     def set_io_queues(self, *, connected: bool) -> None:
         """Say whether I/O queues exist: their number can't be negotiated then."""

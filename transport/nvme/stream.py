@@ -4,6 +4,7 @@ So the socket can be handed to the engine with nothing over-read.
 """
 
 import asyncio
+import contextlib
 import socket
 
 from sealane import _native
@@ -25,6 +26,15 @@ _SOCKET_OPTIONS = (
 )
 
 
+class PduFaultError(ProtocolError):
+    """A PDU breaks the rules. `fatal_status` and `offset` are what a termination request says."""
+
+    def __init__(self, message: str, *, fatal_status: int, offset: int = 0) -> None:
+        super().__init__("pdu.malformed", message)
+        self.fatal_status = fatal_status
+        self.offset = offset
+
+
 class PduStream:
     """One connection. `data_max` bounds the data of a PDU before anything is allocated."""
 
@@ -42,7 +52,8 @@ class PduStream:
             _, header_bytes, data_bytes = _native.pdu_lengths(common, self._data_max)
             header = _native.decode_pdu(common + await self._exact(header_bytes - _COMMON_BYTES))
         except _native.PduError as error:
-            raise ProtocolError("pdu.malformed", str(error.args[2])) from error
+            fatal_status, offset, text = error.args
+            raise PduFaultError(text, fatal_status=fatal_status, offset=offset) from error
         return header, await self._exact(data_bytes)
 
     async def send(self, *parts: bytes) -> None:
@@ -52,9 +63,26 @@ class PduStream:
         except OSError as error:
             raise UnavailableError("connection.lost", f"the connection failed: {error}") from error
 
-    async def terminate(self, *, from_host: bool) -> None:
-        """Tell the peer that it broke the rules."""
-        await self.send(_native.encode_termination(from_host, 1, 0))
+    async def terminate(self, *, from_host: bool, fault: PduFaultError | None = None) -> None:
+        """Tell the peer that it broke the rules, and where."""
+        fatal_status, offset = (1, 0) if fault is None else (fault.fatal_status, fault.offset)
+        await self.send(_native.encode_termination(from_host, fatal_status, offset))
+
+    async def drain(self, *, bytes_max: int) -> None:
+        """Say that nothing more comes, and drop what the peer still sends until it closes.
+
+        Closing with bytes unread would reset the connection, and the peer lose the last PDU.
+        """
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            while bytes_max > 0 and (dropped := await loop.sock_recv(self.socket, 4096)):
+                bytes_max -= len(dropped)
+
+    def abort(self) -> None:
+        """Stop both directions: whoever waits on this stream finds it closed."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     async def _exact(self, length: int) -> bytes:
         buffer = bytearray(length)
