@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from sealane.daemon.storage.authenticating import SEQUENCE_ERROR, encode_answer
+from sealane.daemon.storage.authenticating import SEQUENCE_ERROR, send_answer
 from sealane.daemon.storage.exported import Association
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.nvme.command import Answer
 from sealane.protocol.nvme.constants import PduKind
 from sealane.protocol.nvme.properties import Transition
-from sealane.transport.nvme.stream import PduFaultError, PduStream
+from sealane.transport.nvme.stream import DataDigestFaultError, PduFaultError, PduStream
 from sealane.transport.tasks import TaskOwner
 
 AUTHENTICATION_SECONDS = 30.0
@@ -74,8 +74,17 @@ class AdminSession:
             await events.close()
 
     async def _step(self) -> None:
-        capsule, data = await self._stream.receive()
+        try:
+            capsule, data = await self._stream.receive()
+        except DataDigestFaultError as error:
+            self._heard = self._loop.time()
+            await self._send(self._admin.refuse(error.header.entry))
+            return
         self._heard = self._loop.time()
+        if capsule.kind == PduKind.H2C_TERM:
+            raise UnavailableError(
+                "connection.terminated", f"the host ended it with fatal status {capsule.cid}"
+            )
         if capsule.kind != PduKind.CAPSULE_CMD:
             raise PduFaultError(
                 f"PDU type {capsule.kind:#04x} on an admin queue", fatal_status=SEQUENCE_ERROR
@@ -104,7 +113,7 @@ class AdminSession:
     async def _send(self, answer: Answer) -> None:
         try:
             async with self._turn, asyncio.timeout(SEND_SECONDS):
-                await self._stream.send(*encode_answer(answer))
+                await send_answer(self._stream, answer)
         except TimeoutError:
             # Half a PDU may be out: nothing more can be said on this connection.
             self._stream.abort()

@@ -2,7 +2,6 @@
 
 import secrets
 
-from sealane import _native
 from sealane.daemon.storage.exported import Exported
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.authentication import (
@@ -46,22 +45,21 @@ async def authenticate_queue(stream: PduStream, machine: ControllerAuthenticatio
             raise PduFaultError(
                 f"PDU type {capsule.kind:#04x} before authentication", fatal_status=SEQUENCE_ERROR
             )
-        await stream.send(*encode_answer(queue.handle(capsule.entry, data)))
+        await send_answer(stream, queue.handle(capsule.entry, data))
         if queue.is_ending:
             raise VerificationError("authentication.failed", "the host isn't authenticated")
 
 
-def encode_answer(answer: Answer) -> list[bytes]:
-    """PDUs of an answer: its data, if there is any, then its response."""
-    parts = [_native.encode_capsule_resp(answer.completion)]
-    if answer.data:
-        parts.insert(0, _native.encode_c2h_data(answer.command_id, answer.data))
-    return parts
+async def send_answer(stream: PduStream, answer: Answer) -> None:
+    """Send an answer: its data, if there is any, then its response."""
+    parts = [stream.encode_data(answer.command_id, answer.data)] if answer.data else []
+    await stream.send(*parts, stream.encode_response(answer.completion))
 
 
-def encode_response(command_id: int, *, status: int = 0, result: int = 0) -> bytes:
-    """Response capsule without data."""
-    return _native.encode_capsule_resp(encode_completion(command_id, status=status, result=result))
+async def respond(stream: PduStream, command_id: int, *, status: int = 0, result: int = 0) -> None:
+    """Send a response without data."""
+    completion = encode_completion(command_id, status=status, result=result)
+    await stream.send(stream.encode_response(completion))
 
 
 def connect_result(controller_id: int, *, authentication: bool) -> int:

@@ -11,17 +11,15 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from sealane import _native
 from sealane.daemon.logs import get_logger
 from sealane.daemon.storage.admin_session import AUTHENTICATION_SECONDS, AdminSession
 from sealane.daemon.storage.authenticating import (
-    SEQUENCE_ERROR,
     authenticate_queue,
     connect_result,
-    encode_response,
     make_authentication,
+    respond,
 )
-from sealane.daemon.storage.connecting import check_connect, find_association
+from sealane.daemon.storage.connecting import check_connect, find_association, handshake
 from sealane.daemon.storage.discovery import DiscoverySubsystem
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.exported import (
@@ -34,12 +32,10 @@ from sealane.daemon.storage.exported import (
 )
 from sealane.errors import Error, ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.admin import AdminController
-from sealane.protocol.nvme.connect import Connect, decode_connect
+from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
     ADMIN_CAPSULE_BYTES,
     DISCOVERY_NQN,
-    H2C_DATA_BYTES,
-    PduKind,
     Status,
 )
 from sealane.transport.nvme.stream import PduFaultError, PduStream
@@ -58,8 +54,6 @@ _FAREWELL_SECONDS = 2.0
 _DRAIN_SECONDS = 1.0
 _DRAIN_BYTES_MAX = 1 << 20
 _CONTROLLERS_MAX = 0xFFEF
-_DIGESTS = 0x03
-_UNSUPPORTED_PARAMETER = 6
 
 Observer = Callable[[str], None]
 """Hears the reason id of each fault of a peer."""
@@ -69,7 +63,8 @@ class Listener:
     """Accepts hosts at one address; bounded in connections, time and bytes.
 
     It answers the discovery service too. With `portals`, the addresses of the listeners that
-    serve the provider's subsystems, it serves nothing but discovery.
+    serve the provider's subsystems, it serves nothing but discovery. Digests are granted if the
+    data path of every subsystem knows them (`offers_digests`).
     """
 
     def __init__(
@@ -79,10 +74,12 @@ class Listener:
         traddr: str,
         trsvcid: int,
         portals: Callable[[], Iterable[Portal]] | None = None,
+        offers_digests: bool = False,
     ) -> None:
         self._providers = [provider]
         self._address = (traddr, trsvcid)
         self._serves_io = portals is None
+        self._offers_digests = offers_digests
         self._discovery = DiscoverySubsystem(self._exported, portals or self._own_portals)
         self._socket: socket.socket | None = None
         self._tasks = TaskOwner()
@@ -267,7 +264,7 @@ class Listener:
         try:
             try:
                 async with asyncio.timeout(HANDSHAKE_SECONDS):
-                    connect = await self._handshake(stream)
+                    connect = await handshake(stream, offers_digests=self._offers_digests)
             finally:
                 self._handshakes -= 1
             await self._connected(stream, connect)
@@ -287,40 +284,6 @@ class Listener:
                 async with asyncio.timeout(_DRAIN_SECONDS):
                     await stream.terminate(from_host=False, fault=fault)
                     await stream.drain(bytes_max=_DRAIN_BYTES_MAX)
-
-    async def _handshake(self, stream: PduStream) -> Connect:
-        request, _ = await stream.receive()
-        if request.kind != PduKind.IC_REQ:
-            raise PduFaultError(
-                f"a connection starts with ICReq, not with PDU type {request.kind:#04x}",
-                fatal_status=SEQUENCE_ERROR,
-            )
-        for name, value, offset in (
-            ("format version", request.version, 8),
-            ("data alignment", request.alignment, 10),
-            ("digests", request.digests & ~_DIGESTS, 11),
-        ):
-            if value:
-                raise PduFaultError(
-                    f"ICReq with {name} {value}",
-                    fatal_status=_UNSUPPORTED_PARAMETER,
-                    offset=offset,
-                )
-        await stream.send(_native.encode_ic_resp(H2C_DATA_BYTES))
-        capsule, data = await stream.receive()
-        if capsule.kind != PduKind.CAPSULE_CMD:
-            raise PduFaultError("the first capsule must be Connect", fatal_status=SEQUENCE_ERROR)
-        try:
-            return decode_connect(capsule.entry, data)
-        except ProtocolError as error:
-            status = (
-                Status.SEQUENCE_ERROR
-                if error.reason == "connect.expected"
-                else Status.CONNECT_PARAMETERS
-            )
-            command_id = int.from_bytes(capsule.entry[2:4], "little")
-            await stream.send(encode_response(command_id, status=status))
-            raise ConnectRefusedError(error.reason, str(error.args[0]), status=status) from error
 
     async def _connected(self, stream: PduStream, connect: Connect) -> None:
         exported = self._find(connect.subsystem_nqn)
@@ -385,11 +348,10 @@ class Listener:
         self._associations[controller_id] = association
         self._sessions[controller_id] = session
         try:
-            await stream.send(
-                encode_response(
-                    connect.command_id,
-                    result=connect_result(controller_id, authentication=needs_authentication),
-                )
+            await respond(
+                stream,
+                connect.command_id,
+                result=connect_result(controller_id, authentication=needs_authentication),
             )
             await session.run()
         finally:
@@ -425,7 +387,7 @@ class Listener:
                 result = connect_result(
                     association.controller_id, authentication=machine is not None
                 )
-                await stream.send(encode_response(connect.command_id, result=result))
+                await respond(stream, connect.command_id, result=result)
                 async with asyncio.timeout(AUTHENTICATION_SECONDS):
                     await authenticate_queue(stream, machine)
                 self._check_current(association, resets)
@@ -466,9 +428,7 @@ class Listener:
     ) -> None:
         if exported is not None:
             exported.refused(error, connect)
-        await stream.send(
-            encode_response(connect.command_id, status=int(error.status), result=error.result)
-        )
+        await respond(stream, connect.command_id, status=int(error.status), result=error.result)
 
 
 def _as_refusal(error: Error | TimeoutError) -> ConnectRefusedError:

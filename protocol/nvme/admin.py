@@ -170,6 +170,13 @@ class AdminController:
             return self._answer(command.command_id, status=error.status)
         return self._answer(command.command_id, result=outcome.result, data=outcome.data)
 
+    def refuse(self, entry: bytes) -> Answer:
+        """Answer a command whose data was damaged on the way: it may be sent again."""
+        self._head = (self._head + 1) % self._queue_size
+        command = Command.decode(entry, b"")
+        self._log_failure(command, Status.TRANSIENT_TRANSPORT_ERROR)
+        return self._answer(command.command_id, status=Status.TRANSIENT_TRANSPORT_ERROR, retry=True)
+
     # Outputs
 
     def next_answer(self) -> Answer | None:
@@ -212,10 +219,18 @@ class AdminController:
         return self._features.keep_alive_ms
 
     def _answer(
-        self, command_id: int, *, status: int = 0, result: int = 0, data: bytes = b""
+        self,
+        command_id: int,
+        *,
+        status: int = 0,
+        result: int = 0,
+        data: bytes = b"",
+        retry: bool = False,
     ) -> Answer:
         head = self._head if self._flow_control else NO_FLOW_CONTROL_HEAD
-        completion = encode_completion(command_id, status=status, result=result, queue_head=head)
+        completion = encode_completion(
+            command_id, status=status, result=result, queue_head=head, retry=retry
+        )
         return Answer(command_id=command_id, completion=completion, data=data)
 
     def _execute(self, command: Command) -> _Outcome | None:

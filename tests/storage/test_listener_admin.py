@@ -124,6 +124,7 @@ class Queue:
         queue_id: int = 0,
         controller_id: int = DYNAMIC_CONTROLLER,
         keep_alive_ms: int = 0,
+        digests: tuple[bool, bool] = (False, False),
     ) -> Self:
         command = Connect(
             command_id=0,
@@ -140,9 +141,11 @@ class Queue:
             connection.setblocking(False)
             await asyncio.get_running_loop().sock_connect(connection, listener.address)
             stream = PduStream(connection, data_max=1 << 17)
-            capsule = _native.encode_capsule_cmd(*command.encode())
-            await stream.send(_native.encode_ic_req(), capsule)
-            await stream.receive()
+            header, data = digests
+            await stream.send(_native.encode_ic_req(header_digest=header, data_digest=data))
+            granted, _ = await stream.receive()
+            stream.use_digests(header=bool(granted.digests & 1), data=bool(granted.digests & 2))
+            await stream.send(stream.encode_command(*command.encode()))
             response, _ = await stream.receive()
             _, status, result = decode_completion(response.entry)
             assert status == 0, hex(status)
@@ -161,12 +164,12 @@ class Queue:
         entry = struct.pack(
             "<BBHI16xQI3xB6I", opcode, 0x40, command_id, nsid, 0, length, 0x5A, *padded
         )
-        await self.stream.send(_native.encode_capsule_cmd(entry, b""))
+        await self.stream.send(self.stream.encode_command(entry, b""))
         return await self.answer()
 
     async def park(self, command_id: int) -> None:
         entry = struct.pack("<BBHI16xQI3xB24x", 0x0C, 0x40, command_id, 0, 0, 0, 0x5A)
-        await self.stream.send(_native.encode_capsule_cmd(entry, b""))
+        await self.stream.send(self.stream.encode_command(entry, b""))
 
     async def answer(self) -> tuple[int, bytes]:
         header, data = await self.stream.receive()
@@ -179,7 +182,7 @@ class Queue:
         entry = bytearray(64)
         entry[0:2] = b"\x7f\x40"
         struct.pack_into("<IQ", entry, 44, 0x14, value)
-        await self.stream.send(_native.encode_capsule_cmd(bytes(entry), b""))
+        await self.stream.send(self.stream.encode_command(bytes(entry), b""))
         assert (await self.answer())[0] == 0
 
     async def get_log(self, page: int, length: int) -> bytes:
@@ -247,7 +250,7 @@ async def world() -> AsyncIterator[World]:
             transfer_max=131_072,
         )
     )
-    listener = Listener(plain, traddr="127.0.0.1", trsvcid=0)
+    listener = Listener(plain, traddr="127.0.0.1", trsvcid=0, offers_digests=True)
     made = World(plain, listener, [])
     listener.observe(made.faults.append)
     await listener.start()
@@ -315,6 +318,39 @@ async def test_a_host_that_takes_no_answers_is_cut(
     async with asyncio.timeout(5):
         await heard.wait()
     assert world.faults == ["connection.stalled"]
+
+
+# Digests
+
+
+@pytest.mark.parametrize("digests", [(True, False), (False, True), (True, True)])
+async def test_digests_are_granted_as_asked(world: World, digests: tuple[bool, bool]) -> None:
+    queue = await world.admin(digests=digests)
+    assert queue.stream.digests == digests
+    status, data = await queue.command(0x06, 1)
+    assert (status, len(data)) == (0, 4096)
+
+
+async def test_damaged_data_fails_its_command_only(world: World) -> None:
+    queue = await world.admin(digests=(False, True))
+    behaviour = bytearray(64)
+    struct.pack_into("<BBH", behaviour, 0, 0x09, 0x40, 7)
+    struct.pack_into("<QI3xBI", behaviour, 24, 0, 512, 0x01, 0x16)
+    capsule = bytearray(queue.stream.encode_command(bytes(behaviour), bytes(512)))
+    capsule[100] ^= 1
+    await queue.stream.send(bytes(capsule))
+    assert (await queue.answer())[0] == Status.TRANSIENT_TRANSPORT_ERROR
+    await queue.stream.send(queue.stream.encode_command(bytes(behaviour), bytes(512)))
+    assert (await queue.answer())[0] == 0
+
+
+async def test_a_damaged_header_ends_the_connection(world: World) -> None:
+    queue = await world.admin(digests=(True, False))
+    capsule = bytearray(queue.stream.encode_command(bytes(64), b""))
+    capsule[20] ^= 1
+    await queue.stream.send(bytes(capsule))
+    header, _ = await queue.stream.receive()
+    assert (header.kind, header.cid) == (PduKind.C2H_TERM, 3)
 
 
 # Resets
