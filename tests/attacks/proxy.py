@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,6 +49,8 @@ class Proxy:
         self.rules: list[Callable[[Pdu], list[Pdu]]] = []
         self.links: list[Link] = []
         self.is_refusing = False
+        self.is_lingering = False
+        """Whether the target's side stays open when a gateway gives a connection up."""
         self.address: tuple[str, int] = ("", 0)
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,16 +68,6 @@ class Proxy:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @contextlib.contextmanager
-    def ruled(self, *rules: Callable[[Pdu], list[Pdu]]) -> Iterable[None]:
-        """Add rules for the length of a block."""
-        self.rules.extend(rules)
-        try:
-            yield
-        finally:
-            for rule in rules:
-                self.rules.remove(rule)
 
     def add(self, rule: Rule) -> Rule:
         """Add a rule for good."""
@@ -128,14 +120,23 @@ class Proxy:
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            if self.is_lingering and not pumps[1].done():
+                await asyncio.wait(pumps[1:])
         finally:
             link.is_open = False
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            up_writer.close()
-            writer.close()
+            await self._close(up_writer, writer)
             await self._notify()
+
+    @staticmethod
+    async def _close(*writers: asyncio.StreamWriter) -> None:
+        for writer in writers:
+            writer.close()
+        for writer in writers:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _pump(self, link: Link, reader: asyncio.StreamReader, way: Way) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

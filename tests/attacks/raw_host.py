@@ -144,6 +144,8 @@ class RawQueue:
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
         self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
         for future in self._waiting.values():
             future.cancel()
 

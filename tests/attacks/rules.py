@@ -16,24 +16,28 @@ Match = Callable[[Pdu], bool]
 
 def is_command(*opcodes: int) -> Match:
     """Match I/O commands with one of `opcodes`."""
-    return lambda pdu: pdu.kind == Kind.COMMAND and pdu.opcode in opcodes and pdu.opcode != FABRICS
+    return lambda pdu: bool(
+        pdu.kind == Kind.COMMAND and pdu.opcode in opcodes and pdu.opcode != FABRICS
+    )
 
 
 def is_response(*opcodes: int) -> Match:
     """Match completions of commands with one of `opcodes`."""
-    return lambda pdu: pdu.kind == Kind.RESPONSE and bool(pdu.entry) and pdu.entry[0] in opcodes
+    return lambda pdu: bool(
+        pdu.kind == Kind.RESPONSE and bool(pdu.entry) and pdu.entry[0] in opcodes
+    )
 
 
 def is_read_data(pdu: Pdu) -> bool:
     """Match data on its way to the gateway."""
-    return pdu.kind == Kind.C2H_DATA and bool(pdu.entry) and pdu.entry[0] == READ
+    return bool(pdu.kind == Kind.C2H_DATA and bool(pdu.entry) and pdu.entry[0] == READ)
 
 
 def is_write_data(pdu: Pdu) -> bool:
     """Match blocks on their way to the target, in a capsule or behind an R2T."""
     if pdu.kind == Kind.COMMAND:
-        return pdu.opcode == WRITE and bool(pdu.data)
-    return pdu.kind == Kind.H2C_DATA
+        return bool(pdu.opcode == WRITE and bool(pdu.data))
+    return bool(pdu.kind == Kind.H2C_DATA)
 
 
 def goes(way: Way) -> Match:
