@@ -123,20 +123,14 @@ class Proxy:
             if self.is_lingering and not pumps[1].done():
                 await asyncio.wait(pumps[1:])
         finally:
+            # Without waiting, because a second cancellation may come while this one is handled.
             link.is_open = False
             for pump in pumps:
                 pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            await self._close(up_writer, writer)
-            await self._notify()
-
-    @staticmethod
-    async def _close(*writers: asyncio.StreamWriter) -> None:
-        for writer in writers:
+            up_writer.close()
             writer.close()
-        for writer in writers:
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            await self._notify()
 
     async def _pump(self, link: Link, reader: asyncio.StreamReader, way: Way) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

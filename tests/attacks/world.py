@@ -133,13 +133,16 @@ class Attacked:
         async with RawQueue.association(self.volume, host_nqn=HOST, count=count) as queues:
             yield queues
 
-    async def refusal(self, *reasons: str, origin: str | None = None) -> VolumeEvent:
+    async def refusal(
+        self, *reasons: str, origin: str | None = None, lba: int | None = None
+    ) -> VolumeEvent:
         """Wait for a refusal with one of `reasons`; fails if none is reported in time."""
         return await self.event(
             lambda event: (
                 event.kind == "refused"
                 and event.reason in reasons
                 and origin in (None, event.origin)
+                and lba in (None, event.lba)
             )
         )
 
