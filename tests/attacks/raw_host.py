@@ -23,7 +23,7 @@ from attacks.pdus import (
     parse,
 )
 from sealane.client import Volume
-from sealane.daemon.storage.initiator import HostController
+from sealane.transport.nvme.initiator import HostController
 
 SECTOR: Final = 4096
 IN_CAPSULE_BYTES: Final = 8192

@@ -34,14 +34,12 @@ class Cluster:
     broker: Daemon = field(init=False)
     target: Daemon = field(init=False)
     gateways: dict[str, Daemon] = field(default_factory=dict)
-    _addresses: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> None:
         """Start broker and target."""
         self._write_policy()
-        self.broker = self.stack.enter_context(daemon(self.site.broker_config()))
+        self.broker = self._run(self.site.broker_config())
         self.target = self._run(self._target_config())
-        self._addresses = dict(self.target.addresses)
 
     def gateway(self, name: str) -> Daemon:
         """Start a gateway, unless it runs."""
@@ -61,6 +59,29 @@ class Cluster:
         process = self.gateways.pop(name).process
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+    def restart_broker(self) -> None:
+        """Kill the broker and start it again where it was, on the state it had."""
+        self.broker = self._again(self.broker, self.site.broker_config(), "broker", "attestation")
+
+    def kill_target(self) -> None:
+        """End the target as a power cut of its process does."""
+        self.target.process.send_signal(signal.SIGKILL)
+        self.target.process.wait()
+
+    def restart_target(self) -> None:
+        """Start a killed target again where it was."""
+        config = self._target_config()
+        self.target = self._again(self.target, config, "target", "target_control")
+
+    def _again(self, old: Daemon, config: Path, *addresses: str) -> Daemon:
+        old.process.kill()
+        old.process.wait()
+        text = config.read_text()
+        for name in addresses:
+            text = text.replace('"127.0.0.1:0"', f'"{old.addresses[name]}"', 1)
+        config.write_text(text)
+        return self._run(config)
 
     @property
     def data_address(self) -> tuple[str, int]:
