@@ -430,18 +430,16 @@ class Interceptor:
         self.replay = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._forward(reader, up_writer, requests=True))
-                tasks.create_task(self._forward(up_reader, writer, requests=False))
-        except* ConnectionError:
-            pass
-        finally:
-            for each in (writer, up_writer):
-                each.close()
-                with contextlib.suppress(ConnectionError):
-                    await each.wait_closed()
+        with contextlib.ExitStack() as closing:
+            closing.callback(writer.close)
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
+            closing.callback(up_writer.close)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._forward(reader, up_writer, requests=True))
+                    tasks.create_task(self._forward(up_reader, writer, requests=False))
+            except* ConnectionError:
+                pass
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, requests: bool
@@ -455,7 +453,8 @@ class Interceptor:
             if is_write and self.replay:
                 writer.write(sent)
             await writer.drain()
-        writer.write_eof()
+        with contextlib.suppress(OSError):  # the other end may be gone already
+            writer.write_eof()
 
 
 @contextlib.asynccontextmanager

@@ -22,10 +22,11 @@ from sealane.daemon.storage.listener import (
     Listener,
 )
 from sealane.errors import UnavailableError
-from sealane.protocol.nvme.admin import AdminController, Answer, decode_completion
+from sealane.protocol.nvme.admin import AdminController
+from sealane.protocol.nvme.command import Answer, decode_completion
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, PduKind, Status
-from sealane.protocol.nvme.identify import Subsystem
+from sealane.protocol.nvme.subsystem import volume_subsystem
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from sealane.transport.nvme.stream import VANISHED_SECONDS, PduStream
 
@@ -50,7 +51,7 @@ class OneSubsystem:
     """A provider with one subsystem whose queues go to the test instead of the engine."""
 
     def __init__(self) -> None:
-        self.subsystem = Subsystem(
+        self.subsystem = volume_subsystem(
             nqn=NQN,
             volume_id=uuid.UUID(int=1),
             serial="1",

@@ -118,6 +118,16 @@ pub fn check_written(block: &Block) -> Result<(), Reason> {
     if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
 }
 
+/// The same for a block of a write-if, whose expected IV lies where sequence and checksum will.
+pub fn check_conditional(block: &Block) -> Result<(), Reason> {
+    let (_, end) = field::EXPECTED_IV;
+    let well_formed = metadata(block, field::VERSION) == [FORMAT_VERSION]
+        && metadata(block, field::FLAGS) == [0]
+        && block_iv(block) != [0; IV_BYTES]
+        && metadata(block, (end, field::VERSION.0)).iter().all(|byte| *byte == 0);
+    if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
+}
+
 /// No counters are left: nothing may be sealed until a new range is leased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the leased counters are used up")]
