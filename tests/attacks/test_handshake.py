@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from attacks.pdus import BLOCK, DATA, FABRICS, IDENTIFY, READ, WRITE, Kind, Pdu, Way, r2t
+from attacks.pdus import BLOCK, DATA, FABRICS, IDENTIFY, READ, WRITE, Kind, Pdu, Way, r2t, response
 from attacks.rules import Record, Replace, Rewrite, is_command, is_write_data
 from attacks.world import VOLUME_BYTES, Attacked, attempt, pattern
 from sealane.errors import Error
 
+ASYNC_EVENT = 0x0C
 LBA = 4
 LAST = VOLUME_BYTES // DATA - 1
 
@@ -351,19 +352,22 @@ async def test_pdu_of_a_kind_no_target_sends_is_refused(world: Attacked, kind: i
     assert await world.contents(LBA) in allowed
 
 
-async def test_forged_admin_event_and_data_change_no_answer(world: Attacked) -> None:
-    """Unasked completions on the admin queue: a namespace that shrank, an answer to nothing."""
+async def test_forged_event_that_the_namespace_shrank_changes_no_answer(world: Attacked) -> None:
+    """As the completion of whatever the admin queue has outstanding, and of nothing at all."""
+    shrunk = Rewrite(match=is_identify(0), change=fill(0, "QQQ", 1, 1, 1), times=1 << 20)
     async with world.queue() as queue:
-        await queue.write(LBA, pattern(LBA, 1))
-        (admin,) = (link for link in world.proxy.links if link.is_open and not link.is_io)
-        for cid in (0, 1, 0x7FFF):
-            header = bytearray(24)
-            header[0], header[2], header[4] = Kind.RESPONSE, 24, 24
-            forged = Pdu(admin.number, Way.TO_GATEWAY, header)
-            forged.answered_id, forged.result = cid, 0x0002 | 0x04 << 16
-            await world.proxy.inject(forged)
-        assert await queue.read(LBA) == pattern(LBA, 1)
-        last = await attempt(queue.write(LAST, pattern(LAST, 1)))
-        beyond = await attempt(queue.write(LAST + 1, pattern(LAST + 1, 1)))
-    assert last.is_success
-    assert not beyond.is_success
+        await queue.write(LAST, pattern(LAST, 1))
+        world.proxy.add(shrunk)
+        for link in [link for link in world.proxy.links if link.is_open and not link.is_io]:
+            parked = [cid for cid, entry in link.entries.items() if entry[0] == ASYNC_EVENT]
+            for cid in (*parked, 0x7FFE):
+                # A notice: namespace attributes changed, log page 4.
+                forged = response(link.number, cid, result=0x02 | 0x04 << 16)
+                await world.proxy.inject(forged)
+        outcome = await attempt(queue.write(LAST, pattern(LAST, 2)))
+    async with world.queue() as queue:
+        allowed = [pattern(LAST, 2)]
+        if not outcome.is_success:
+            allowed.append(pattern(LAST, 1))
+        assert await queue.read(LAST) in allowed
+        assert not (await attempt(queue.write(LAST + 1, pattern(LAST + 1, 1)))).is_success
