@@ -362,7 +362,7 @@ async def test_io_queues_are_bounded(world: World, monkeypatch: pytest.MonkeyPat
 
 
 async def test_events_are_taken_once() -> None:
-    volume = _native.TargetVolume(sector_count=8, path=None)
+    volume = _native.Namespace(store="memory", block_count=8, sealed=True)
     feed = EventFeed(volume, lambda _: None)
     assert list(feed.take()) == []
     feed.close()
