@@ -260,8 +260,9 @@ impl Checkpoint {
         let mut page = Page::ZERO;
         let mut cursor = Cursor::new(&mut page);
         cursor.put(&CHECKPOINT_MAGIC);
-        let fields = [self.stamp, self.number, self.generation, self.log_start, self.table_sum];
-        fields.into_iter().for_each(|field| cursor.put_u64(field));
+        for field in [self.stamp, self.number, self.generation, self.log_start, self.table_sum] {
+            cursor.put_u64(field);
+        }
         checker.seal(Kind::Checkpoint, self.stamp, &mut page);
         page
     }
@@ -349,6 +350,9 @@ pub struct LogPage {
 impl LogPage {
     /// The page. The count of records shares a field with nothing: it is the last two bytes
     /// before the checksum.
+    ///
+    /// # Panics
+    /// If it has more records than a page holds.
     #[must_use]
     pub fn encode(&self, checker: &Checker) -> Page {
         assert!(self.records.len() <= RECORDS_PER_PAGE, "more records than a log page holds");
@@ -357,8 +361,9 @@ impl LogPage {
             .copy_from_slice(&(self.records.len() as u16).to_le_bytes());
         let mut cursor = Cursor::new(&mut page);
         cursor.put(&LOG_MAGIC);
-        let fields = [self.stamp, self.generation, self.number, self.durable];
-        fields.into_iter().for_each(|field| cursor.put_u64(field));
+        for field in [self.stamp, self.generation, self.number, self.durable] {
+            cursor.put_u64(field);
+        }
         for record in &self.records {
             cursor.put_u64(record.lba);
             cursor.put_u64(record.blocks);
@@ -406,8 +411,12 @@ impl TablePage {
         let mut page = Page::ZERO;
         let mut cursor = Cursor::new(&mut page);
         cursor.put(&TABLE_MAGIC);
-        [self.stamp, self.index, 0, 0].into_iter().for_each(|field| cursor.put_u64(field));
-        self.entries.iter().for_each(|entry| entry.put(&mut cursor));
+        for field in [self.stamp, self.index, 0, 0] {
+            cursor.put_u64(field);
+        }
+        for entry in &self.entries {
+            entry.put(&mut cursor);
+        }
         let sum = checker.seal(Kind::Table, self.stamp, &mut page);
         (page, sum)
     }

@@ -52,6 +52,10 @@ impl DeviceFile {
         let bytes = bytes.ok_or_else(|| io::Error::other("store too large for a file"))?;
         let file = open_direct(path, OpenOptions::new().create_new(true).mode(0o600))?;
         file.set_len(bytes)?;
+        file.sync_all()?;
+        // The name is durable once the directory is.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
         Ok(Self { file, page_count })
     }
 

@@ -49,7 +49,7 @@ impl Recovery<'_> {
     fn table(&mut self, checkpoint: &Checkpoint) -> io::Result<Table> {
         let count = self.geometry.table_pages();
         let mut table = Table::new(count);
-        let mut pages = vec![Page::ZERO; (2 * READ_PAGES) as usize];
+        let mut pages = vec![Page::ZERO; (2 * READ_PAGES.min(count)) as usize];
         for first in (0..count).step_by(READ_PAGES as usize) {
             let part = READ_PAGES.min(count - first);
             let pages = &mut pages[..(2 * part) as usize];

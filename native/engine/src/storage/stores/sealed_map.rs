@@ -120,6 +120,9 @@ impl SealedMap {
 
     /// Takes a slot for each of the blocks about to be written. None: a flush must come first.
     /// A block that two writes place at once ends as the one placed last.
+    ///
+    /// # Panics
+    /// Never: a block is longer than its metadata.
     pub fn place(&self, blocks: &[u8]) -> io::Result<Option<Vec<Entry>>> {
         let count = blocks.len() / BLOCK_BYTES;
         let spare = self.geometry.slot_count - self.geometry.block_count;
@@ -198,6 +201,12 @@ impl SealedMap {
     #[must_use]
     pub fn is_whole(&self, entry: &Entry, block: &[u8]) -> bool {
         self.checker.checksum(Kind::Block, entry.stamp, block) == entry.checksum
+    }
+
+    /// Slots that a write may take now.
+    #[must_use]
+    pub fn free_slots(&self) -> u64 {
+        self.state().slots.free()
     }
 
     /// Shows the metadata of every written block.

@@ -134,7 +134,7 @@ mod tests {
                     }
                 } else {
                     let back: Vec<_> = taken.iter().copied().take(number as usize).collect();
-                    back.iter().for_each(|slot| { taken.remove(slot); });
+                    for slot in &back { taken.remove(slot); }
                     slots.release(back);
                 }
                 prop_assert_eq!(slots.free(), count - taken.len() as u64);

@@ -17,7 +17,6 @@ const SECTOR_BYTES: usize = 512;
 struct Contents {
     durable: BTreeMap<u64, Arc<Page>>,
     volatile: Vec<(u64, Arc<Page>)>,
-    writes: u64,
     syncs: u64,
     /// Writes that may still be made before the device refuses them.
     writes_left: Option<u64>,
@@ -59,6 +58,11 @@ impl TornDisk {
     /// Syncs so far.
     pub fn syncs(&self) -> u64 {
         self.contents().syncs
+    }
+
+    /// Writes that are not durable yet.
+    pub fn volatile(&self) -> usize {
+        self.contents().volatile.len()
     }
 
     /// Refuses writes after so many more.
@@ -139,7 +143,6 @@ impl BlockFile for TornDisk {
             return Err(io::Error::other("device refuses to write"));
         }
         contents.writes_left = contents.writes_left.map(|left| left - 1);
-        contents.writes += 1;
         contents.volatile.extend((page..).zip(pages.iter().map(|page| Arc::new(*page))));
         Ok(())
     }
