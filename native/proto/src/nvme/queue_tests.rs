@@ -5,15 +5,17 @@ use proptest::prelude::*;
 use super::super::controller_queue::{
     Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation, WRITE_WINDOW,
 };
+use super::super::operation::{Access, CommandSet, NamespaceFormat};
 use super::*;
 use crate::aead::Secret;
+use crate::nvme::command::WRITE;
 use crate::nvme::pdu::COMMON_BYTES;
 use crate::sector::{
     BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, is_unwritten, set_unwritten,
 };
 use crate::secure_queue::QueueContext;
 
-const BLOCKS: u64 = 64;
+pub(super) const BLOCKS: u64 = 64;
 
 fn secure(queue_id: u16) -> SecureQueue {
     let context = QueueContext {
@@ -27,7 +29,7 @@ fn secure(queue_id: u16) -> SecureQueue {
 }
 
 /// Feeds bytes as a connection does: to their place where there is one, else in portions.
-fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
+pub(super) fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let place = queue.place();
         let (placed, rest) = bytes.split_at(place.len().min(bytes.len()));
@@ -39,10 +41,31 @@ fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     }
 }
 
+/// Namespace 1 with every command.
+pub(super) fn everything(block_bytes: usize) -> Vec<NamespaceFormat> {
+    let commands = [
+        CommandSet::COMPARE,
+        CommandSet::WRITE_ZEROES,
+        CommandSet::DEALLOCATE,
+        CommandSet::VERIFY,
+        CommandSet::FUSED,
+        CommandSet::RESERVATIONS,
+        CommandSet::WRITE_IF,
+    ];
+    let commands = commands.into_iter().fold(CommandSet::NONE, CommandSet::with);
+    vec![NamespaceFormat {
+        nsid: 1,
+        block_bytes,
+        block_count: BLOCKS,
+        commands,
+        access: Access::Full,
+    }]
+}
+
 /// Host, controller and the blocks behind it; bytes move only when told to.
-struct World {
-    host: HostQueue,
-    controller: ControllerQueue,
+pub(super) struct World {
+    pub(super) host: HostQueue,
+    pub(super) controller: ControllerQueue,
     store: Vec<Option<Vec<u8>>>,
     block_bytes: usize,
     done: Vec<HostEvent>,
@@ -50,17 +73,26 @@ struct World {
 }
 
 impl World {
-    fn new(queue_id: Option<u16>, success_flag: bool) -> Self {
+    pub(super) fn new(queue_id: Option<u16>, success_flag: bool) -> Self {
+        Self::with_digests(queue_id, success_flag, Digests::default())
+    }
+
+    pub(super) fn with_digests(
+        queue_id: Option<u16>,
+        success_flag: bool,
+        digests: Digests,
+    ) -> Self {
         let block_bytes = if queue_id.is_some() { BLOCK_BYTES } else { DATA_BYTES };
         let controller = ControllerLimits {
             queue_depth: 8,
             h2c_data_max: 3 * block_bytes,
             transfer_max: 8 * block_bytes,
-            block_bytes,
-            block_count: BLOCKS,
-            nsid: 1,
+            in_capsule_max: 8192,
             success_flag,
+            digests,
         };
+        let [namespace] = everything(block_bytes)[..] else { unreachable!() };
+        let namespace = NamespaceFormat { commands: CommandSet::NONE, ..namespace };
         let host = HostLimits {
             queue_depth: 8,
             h2c_data_max: 3 * block_bytes,
@@ -68,10 +100,11 @@ impl World {
             in_capsule_max: 8192,
             block_bytes,
             nsid: 1,
+            digests,
         };
         Self {
             host: HostQueue::new(host, queue_id.map(secure)),
-            controller: ControllerQueue::new(controller, queue_id.map(secure)),
+            controller: ControllerQueue::new(controller, vec![namespace], queue_id.map(secure)),
             store: vec![None; BLOCKS as usize],
             block_bytes,
             done: Vec::new(),
@@ -103,6 +136,7 @@ impl World {
                 }
                 self.controller.complete_read(command.slot, data);
             }
+            other => panic!("not in the command set: {other:?}"),
         }
     }
 
@@ -165,7 +199,19 @@ impl World {
     }
 }
 
-fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
+fn write(lba: u64, data: Vec<u8>) -> HostCommand {
+    HostCommand::Write { lba, data, is_forced: false }
+}
+
+fn read(lba: u64, blocks: usize) -> HostCommand {
+    HostCommand::Read { lba, blocks: blocks as u32 }
+}
+
+fn refused(world: &mut World, command: HostCommand) -> SubmitError {
+    world.host.submit(99, command).unwrap_err().0
+}
+
+pub(super) fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
     let mut range = CounterRange::new(1, 1, 1 + (lba << 20), 1 << 40).unwrap();
@@ -200,19 +246,19 @@ proptest! {
 
     #[test]
     fn plain_queue_behaves_like_an_array(
-        steps in steps(), cut in 1usize..9000, success_flag: bool,
+        steps in steps(), cut in 1usize..9000, success_flag: bool, header: bool, data: bool,
     ) {
-        let mut world = World::new(None, success_flag);
+        let mut world = World::with_digests(None, success_flag, Digests { header, data });
         let mut model = vec![0u8; BLOCKS as usize];
         for (tag, step) in steps.into_iter().enumerate() {
             let tag = tag as u64;
             match step {
                 Step::Write(lba, n, byte) => {
-                    world.host.submit_write(tag, lba, vec![byte; n * DATA_BYTES], false).unwrap();
+                    world.host.submit(tag, write(lba, vec![byte; n * DATA_BYTES])).unwrap();
                     model[lba as usize..lba as usize + n].fill(byte);
                 }
-                Step::Read(lba, n) => world.host.submit_read(tag, lba, n).unwrap(),
-                Step::Flush => world.host.submit_flush(tag).unwrap(),
+                Step::Read(lba, n) => world.host.submit(tag, read(lba, n)).unwrap(),
+                Step::Flush => world.host.submit(tag, HostCommand::Flush).unwrap(),
             }
             while world.host.outstanding() > 0 {
                 let bytes = world.sent_by_host();
@@ -238,7 +284,7 @@ proptest! {
         let blocks = sealed(1, 5);
         if answer {
             world.store[5] = Some(blocks);
-            world.host.submit_read(1, 5, 1).unwrap();
+            world.host.submit(1, read(5, 1)).unwrap();
             let bytes = world.sent_by_host();
             world.feed_controller(&bytes);
             let mut bytes = world.sent_by_controller();
@@ -251,7 +297,7 @@ proptest! {
                 prop_assert_eq!(data, &sealed(1, 5)[..], "bit {}", bit);
             }
         } else {
-            world.host.submit_write(1, 5, blocks, false).unwrap();
+            world.host.submit(1, write(5, blocks)).unwrap();
             let mut bytes = world.sent_by_host();
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -268,7 +314,7 @@ proptest! {
         for queue_id in [None, Some(1)] {
             let mut world = World::new(queue_id, true);
             world.feed_controller(&bytes);
-            world.host.submit_read(1, 0, 1).unwrap();
+            world.host.submit(1, read(0, 1)).unwrap();
             world.feed_host(&bytes);
         }
     }
@@ -279,10 +325,10 @@ fn secure_queue_moves_sealed_sectors_in_capsule_and_by_request() {
     for blocks in [1, 2, 7] {
         let mut world = World::new(Some(1), true);
         let data = sealed(blocks, 3);
-        world.host.submit_write(1, 3, data.clone(), false).unwrap();
+        world.host.submit(1, write(3, data.clone())).unwrap();
         world.run();
-        world.host.submit_read(2, 3, blocks).unwrap();
-        world.host.submit_flush(3).unwrap();
+        world.host.submit(2, read(3, blocks)).unwrap();
+        world.host.submit(3, HostCommand::Flush).unwrap();
         world.run();
         assert!(world.completed(1).unwrap().0.is_success());
         assert_eq!(world.completed(2).unwrap().1, &data[..]);
@@ -294,7 +340,7 @@ fn secure_queue_moves_sealed_sectors_in_capsule_and_by_request() {
 #[test]
 fn unwritten_sectors_are_answered_as_such() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_read(1, 9, 2).unwrap();
+    world.host.submit(1, read(9, 2)).unwrap();
     world.run();
     let (_, data) = world.completed(1).unwrap();
     assert!(data.as_chunks::<BLOCK_BYTES>().0.iter().all(is_unwritten));
@@ -303,7 +349,7 @@ fn unwritten_sectors_are_answered_as_such() {
 #[test]
 fn replayed_write_is_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let recorded = world.sent_by_host();
     world.feed_controller(&recorded);
     assert_eq!(world.refusal(), None);
@@ -316,7 +362,7 @@ fn replayed_write_is_refused() {
 #[test]
 fn redirected_write_is_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let mut bytes = world.sent_by_host();
     bytes[COMMON_BYTES + 40] = 6;
     world.feed_controller(&bytes);
@@ -328,7 +374,7 @@ fn redirected_write_is_refused() {
 fn command_of_another_queue_is_refused() {
     let mut one = World::new(Some(1), false);
     let mut two = World::new(Some(2), false);
-    one.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    one.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let bytes = one.sent_by_host();
     two.feed_controller(&bytes);
     assert_eq!(two.refusal(), Some(Reason::CommandMac));
@@ -337,8 +383,8 @@ fn command_of_another_queue_is_refused() {
 #[test]
 fn swapped_write_data_is_refused_before_anything_is_stored() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
-    world.host.submit_write(2, 6, sealed(1, 6), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
+    world.host.submit(2, write(6, sealed(1, 6))).unwrap();
     let mut bytes = world.sent_by_host();
     let each = bytes.len() / 2;
     let data = |index: usize| index * each + 72..(index + 1) * each;
@@ -356,8 +402,8 @@ fn swapped_read_answers_are_refused() {
     let mut world = World::new(Some(1), false);
     world.store[5] = Some(sealed(1, 5));
     world.store[6] = Some(sealed(1, 6));
-    world.host.submit_read(1, 5, 1).unwrap();
-    world.host.submit_read(2, 6, 1).unwrap();
+    world.host.submit(1, read(5, 1)).unwrap();
+    world.host.submit(2, read(6, 1)).unwrap();
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);
     let mut bytes = world.sent_by_controller();
@@ -375,8 +421,8 @@ fn swapped_read_data_is_refused() {
     let mut world = World::new(Some(1), false);
     world.store[5] = Some(sealed(1, 5));
     world.store[6] = Some(sealed(1, 6));
-    world.host.submit_read(1, 5, 1).unwrap();
-    world.host.submit_read(2, 6, 1).unwrap();
+    world.host.submit(1, read(5, 1)).unwrap();
+    world.host.submit(2, read(6, 1)).unwrap();
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);
     let bytes = world.sent_by_controller();
@@ -393,12 +439,12 @@ fn swapped_read_data_is_refused() {
 fn old_read_answer_is_refused() {
     let mut world = World::new(Some(1), false);
     world.store[5] = Some(sealed(1, 5));
-    world.host.submit_read(1, 5, 1).unwrap();
+    world.host.submit(1, read(5, 1)).unwrap();
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);
     let recorded = world.sent_by_controller();
     world.feed_host(&recorded);
-    world.host.submit_read(2, 5, 1).unwrap();
+    world.host.submit(2, read(5, 1)).unwrap();
     world.feed_host(&recorded);
     assert_eq!(world.host_refusal(), Some(Reason::CompletionMac));
     assert_eq!(world.completed(2), None);
@@ -408,11 +454,11 @@ fn old_read_answer_is_refused() {
 fn forged_completion_of_a_dropped_write_is_refused() {
     for status in [Status::SUCCESS, Status::WRITE_FAULT] {
         let mut world = World::new(Some(1), false);
-        world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+        world.host.submit(1, write(5, sealed(1, 5))).unwrap();
         let _dropped = world.sent_by_host();
         let entry = CompletionEntry { status: status.field().into(), ..CompletionEntry::default() };
         let forged = super::super::pdu::CapsuleResp {
-            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0),
+            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0, Digests::default()),
             entry,
         };
         world.feed_host(forged.as_bytes());
@@ -423,10 +469,23 @@ fn forged_completion_of_a_dropped_write_is_refused() {
 #[test]
 fn reflected_bytes_are_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let bytes = world.sent_by_host();
     world.feed_host(&bytes);
     assert_eq!(world.host_refusal(), Some(Reason::PduMalformed));
+}
+
+fn transfer(opcode: u8, cid: u16, lba: u64, blocks: u32, sgl: Sgl) -> SubmissionEntry {
+    SubmissionEntry {
+        opcode,
+        flags: FLAGS_SGL,
+        cid: cid.into(),
+        nsid: 1.into(),
+        sgl,
+        start_lba: lba.into(),
+        cdw12: (blocks - 1).into(),
+        ..SubmissionEntry::default()
+    }
 }
 
 type Change = fn(&mut SubmissionEntry);
@@ -436,9 +495,12 @@ fn bad_commands_get_their_own_status() {
     let send = |change: Change| {
         let mut world = World::new(None, false);
         let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
-        let mut entry = SubmissionEntry::transfer(READ, 3, 1, 4, 1, sgl);
+        let mut entry = transfer(READ, 3, 4, 1, sgl);
         change(&mut entry);
-        let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0), entry };
+        let capsule = CapsuleCmd {
+            common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default()),
+            entry,
+        };
         world.feed_controller(capsule.as_bytes());
         let bytes = world.sent_by_controller();
         Status::from_field(u16::from_le_bytes(bytes[22..24].try_into().unwrap()))
@@ -464,8 +526,8 @@ fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
     let mut world = World::new(None, false);
     let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
     let capsule = |cid| CapsuleCmd {
-        common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0),
-        entry: SubmissionEntry::transfer(WRITE, cid, 1, 4, 1, sgl),
+        common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default()),
+        entry: transfer(WRITE, cid, 4, 1, sgl),
     };
     for cid in 0..7 {
         world.feed_controller(capsule(cid).as_bytes());
@@ -482,13 +544,13 @@ fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
 #[test]
 fn submission_is_bounded_by_depth_and_length() {
     let mut world = World::new(None, false);
-    assert_eq!(world.host.submit_read(0, 0, 9), Err(SubmitError::Length));
-    assert_eq!(world.host.submit_read(0, 0, 0), Err(SubmitError::Length));
+    assert_eq!(refused(&mut world, read(0, 9)), SubmitError::Length);
+    assert_eq!(refused(&mut world, read(0, 0)), SubmitError::Length);
     for tag in 0..7 {
-        world.host.submit_read(tag, 0, 1).unwrap();
+        world.host.submit(tag, read(0, 1)).unwrap();
     }
     assert!(!world.host.can_submit());
-    assert_eq!(world.host.submit_read(7, 0, 1), Err(SubmitError::Full));
+    assert_eq!(refused(&mut world, read(0, 1)), SubmitError::Full);
 }
 
 #[test]
@@ -498,7 +560,7 @@ fn data_is_asked_for_only_as_the_window_allows_and_in_order() {
     world.controller.limits.transfer_max = all;
     world.host.limits.transfer_max = all;
     for tag in 0..5 {
-        world.host.submit_write(tag, 0, vec![tag as u8; all], false).unwrap();
+        world.host.submit(tag, write(0, vec![tag as u8; all])).unwrap();
     }
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);

@@ -34,6 +34,7 @@ class PduStream:
             connection.setsockopt(level, option, value)
         self.socket = connection
         self._data_max = data_max
+        self._sending = asyncio.Lock()
 
     async def receive(self) -> tuple[_native.PduHeader, bytes]:
         """Next PDU: header and data. ProtocolError if malformed, UnavailableError at the end."""
@@ -46,9 +47,10 @@ class PduStream:
         return header, await self._exact(data_bytes)
 
     async def send(self, *parts: bytes) -> None:
-        """Send all of `parts`."""
+        """Send all of `parts`, whole, whoever else is sending."""
         try:
-            await asyncio.get_running_loop().sock_sendall(self.socket, b"".join(parts))
+            async with self._sending:
+                await asyncio.get_running_loop().sock_sendall(self.socket, b"".join(parts))
         except OSError as error:
             raise UnavailableError("connection.lost", f"the connection failed: {error}") from error
 
