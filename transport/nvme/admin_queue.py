@@ -65,7 +65,7 @@ class AdminQueue:
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
         pending = _Pending(Answer(command_id=command_id, room=room), ended)
         self._pending[command_id] = pending
-        capsule = _native.encode_capsule_cmd(bytes(sent), data)
+        capsule = self._stream.encode_command(bytes(sent), data)
         try:
             async with asyncio.timeout(self._timeout_seconds if is_bounded else None):
                 await self._send(capsule)
