@@ -18,13 +18,14 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.storage.catalogue import STORE_SUFFIX
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import (
@@ -97,7 +98,7 @@ class _Served:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class TargetSubsystem:
+class TargetSubsystem(Exported):
     """One volume and its secure subsystem."""
 
     volume_id: uuid.UUID
@@ -110,6 +111,11 @@ class TargetSubsystem:
     newest_epoch: int = 0
     served: dict[int, _Served] = field(default_factory=dict)
     past_refusals: int = 0
+
+    @property
+    def is_discoverable(self) -> bool:
+        """Not without a ticket of the control channel."""
+        return False
 
     def allows(self, host_nqn: str) -> bool:
         """Only hosts that the control channel ever admitted."""
@@ -198,7 +204,7 @@ class TargetSubsystem:
         )
 
 
-class Target:
+class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in
