@@ -209,7 +209,7 @@ mod tests {
         let mut now = start;
         for (queue, cost) in costs.iter().enumerate() {
             for _ in 0..depth[queue] {
-                if qos.admit(now, queue as u64, *cost, queue as u32) {
+                while qos.admit(now, queue as u64, *cost, queue as u32) {
                     done[queue] += 1;
                 }
             }
@@ -224,7 +224,7 @@ mod tests {
             for queue in released {
                 done[queue as usize] += 1;
                 let cost = costs[queue as usize];
-                if qos.admit(now, u64::from(queue), cost, queue) {
+                while qos.admit(now, u64::from(queue), cost, queue) {
                     done[queue as usize] += 1;
                 }
             }
