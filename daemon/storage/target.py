@@ -17,13 +17,14 @@ from typing import Literal
 from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import (
@@ -96,7 +97,7 @@ class _Served:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class TargetSubsystem:
+class TargetSubsystem(Exported):
     """One volume and its secure subsystem."""
 
     volume_id: uuid.UUID
@@ -109,6 +110,11 @@ class TargetSubsystem:
     newest_epoch: int = 0
     served: dict[int, _Served] = field(default_factory=dict)
     past_refusals: int = 0
+
+    @property
+    def is_discoverable(self) -> bool:
+        """Not without a ticket of the control channel."""
+        return False
 
     def allows(self, host_nqn: str) -> bool:
         """Only hosts that the control channel ever admitted."""
@@ -197,7 +203,7 @@ class TargetSubsystem:
         )
 
 
-class Target:
+class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in

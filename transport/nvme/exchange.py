@@ -54,7 +54,7 @@ async def exchange(
     """Send a command and wait for its end, while nothing else is on the connection."""
     command_id = struct.unpack_from("<H", entry, 2)[0]
     answer = Answer(command_id=command_id, room=room)
-    await stream.send(_native.encode_capsule_cmd(entry, data))
+    await stream.send(stream.encode_command(entry, data))
     while not answer.take(*await stream.receive()):
         pass
     return bytes(answer.data), answer.result
