@@ -7,20 +7,21 @@ path opens (`open_queue`). Sealing and opening happen in the engine.
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import Export, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
@@ -76,7 +77,7 @@ class _BackEnd:
     host: HostController | None = None
 
 
-class AttachedVolume:
+class AttachedVolume(Exported):
     """One attached volume: its plain subsystem, its key and counters in the engine."""
 
     def __init__(
@@ -216,7 +217,7 @@ class AttachedVolume:
             return back_end.host
 
 
-class Gateway:
+class Gateway(Provider):
     """NVMe/TCP front end of attached volumes; loopback only unless told otherwise."""
 
     def __init__(self, *, traddr: str, trsvcid: int, allow_remote: bool = False) -> None:
@@ -246,6 +247,10 @@ class Gateway:
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Subsystem by name, for the listener."""
         return self._attached.get(subsystem_nqn)
+
+    def exported(self) -> Iterable[Exported]:
+        """Every attached volume, for discovery."""
+        return list(self._attached.values())
 
     async def attach(
         self,
@@ -284,6 +289,7 @@ class Gateway:
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached
+        self._listener.changed()
         return attached
 
     async def detach(self, attached: AttachedVolume) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Self, TypedDict, final
+from typing import Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -228,25 +228,115 @@ class StorageEvent:
     def detail(self) -> str: ...
 
 @final
-class TargetVolume:
-    """A volume of sealed sectors; `path` None keeps it in memory, else the file must not exist."""
+class Namespace:
+    """A namespace of a target: a store, and who may use it when.
 
-    def __new__(cls, *, sector_count: int, path: str | os.PathLike[str] | None) -> TargetVolume: ...
+    `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
+    what the store holds; else plain 4096-byte blocks. `exist` "create": the file must not exist.
+    OSError if the store can't be had; ValueError for options that don't go together.
+    """
+
+    def __new__(
+        cls,
+        *,
+        store: Literal["memory", "file", "nvme", "emulated"],
+        block_count: int,
+        sealed: bool,
+        path: str | os.PathLike[str] | None = None,
+        exist: Literal["create", "open"] = "create",
+        drive: str | None = None,
+        in_place: bool = False,
+    ) -> Namespace: ...
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def sealed(self) -> bool: ...
+    # Per second, from now on and for commands that wait; 0: no limit.
+    def set_limits(
+        self,
+        *,
+        iops: int = 0,
+        bytes_per_second: int = 0,
+        read_iops: int = 0,
+        write_iops: int = 0,
+        read_bytes_per_second: int = 0,
+        write_bytes_per_second: int = 0,
+    ) -> None: ...
+    # host_reads, host_writes, flushes, deallocations: commands; sectors_read, sectors_stored:
+    # blocks moved; sectors_written: sealed sectors that are written now; busy_ms; media_errors;
+    # refusals; reservation_conflicts; throttled; contended; events_dropped; the store's own.
+    def statistics(self) -> dict[str, int]: ...
+    def reservation(self) -> ReservationState: ...
+    # Kind "refused": a stored sector or the store; "reservation": `reason` is the notice,
+    # `detail` the hexadecimal host identifier of the registrant to tell.
+    def take_events(self) -> list[StorageEvent]: ...
+    def event_fd(self) -> int: ...
+    # OSError if the store can't.
+    def sync(self) -> None: ...
+    # The store goes with the last queue that uses it.
+    def close(self) -> None: ...
+
+class ReservationState(TypedDict):
+    """Reservations of a namespace; `type` 0: none; `holder` None: nobody, or all registrants."""
+
+    type: int
+    holder: bytes | None
+    generation: int
+    registrants: list[tuple[bytes, int, bool]]
+    """(host identifier, key, whether it holds the reservation)"""
+
+@final
+class Controller:
+    """Every I/O queue of one association. `host_id` has 16 bytes."""
+
+    def __new__(
+        cls, *, association: int, host_nqn: str, host_id: bytes, controller_id: int
+    ) -> Controller: ...
+    @property
+    def association(self) -> int: ...
+    @property
+    def host_nqn(self) -> str: ...
+    @property
+    def controller_id(self) -> int: ...
+    # (nsid, namespace, ANA state); replaces what was there, also for queues that run.
+    def set_namespaces(
+        self,
+        entries: Sequence[
+            tuple[
+                int,
+                Namespace,
+                Literal["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"],
+            ]
+        ],
+    ) -> None: ...
+    # Duplicates the descriptor. Sealed namespaces are seen by secure queues only, plain ones by
+    # queues without `secure`.
     def start_queue(
         self,
-        fd: int,
+        descriptor: int,
         *,
-        association: int,
         queue_id: int,
         queue_depth: int,
         h2c_data_max: int,
+        in_capsule_max: int,
         transfer_max: int,
-        secure: SecureQueueParameters,
+        header_digest: bool = False,
+        data_digest: bool = False,
+        success_flag: bool = False,
+        secure: SecureQueueParameters | None = None,
     ) -> None: ...
-    def close_queues(self, association: int | None = None) -> None: ...
-    def statistics(self) -> dict[str, int]: ...
+    # Since the last byte received on any of its I/O queues, or the start of the last queue.
+    def idle_ms(self) -> int: ...
+    # Only a command whose data hasn't all arrived can be aborted. Waits for the queue's thread.
+    def abort(self, queue_id: int, command_id: int) -> bool: ...
+    def queues_running(self) -> int: ...
+    # Commands and PDUs that failed a check and ended their queue.
+    def refusals(self) -> int: ...
+    # "queue_opened", "queue_closed", and "refused" for what isn't about a stored sector.
     def take_events(self) -> list[StorageEvent]: ...
     def event_fd(self) -> int: ...
+    # Stops every queue and waits until nothing is in flight: use a thread.
+    def close(self) -> None: ...
 
 @final
 class GatewayVolume:
@@ -302,9 +392,18 @@ class HostQueue:
         io_bytes: int,
         block_bytes: int,
         timeout_seconds: float,
+        nsid: int = 1,
+        header_digest: bool = False,
+        data_digest: bool = False,
     ) -> HostQueue: ...
-    def write(self, lba: int, data: Buffer) -> None: ...
+    def write(self, lba: int, data: Buffer, *, is_forced: bool = False) -> None: ...
     def read(self, lba: int, into: Buffer) -> None: ...
+    def compare(self, lba: int, data: Buffer) -> None: ...
+    def compare_and_write(self, lba: int, expected: Buffer, data: Buffer) -> None: ...
+    def write_zeroes(self, lba: int, blocks: int, *, deallocate: bool = False) -> None: ...
+    def verify(self, lba: int, blocks: int) -> None: ...
+    # (lba, blocks) of up to 256 ranges
+    def deallocate(self, ranges: Sequence[tuple[int, int]]) -> None: ...
     def flush(self) -> None: ...
     def progress(self) -> int: ...
     def close(self) -> None: ...

@@ -493,7 +493,7 @@ async def test_replayed_write_is_refused(world: World) -> None:
         with contextlib.suppress(NvmeStatusError, UnavailableError):
             await queue.write(4, data(4096))
         await world.reason("command.mac", at_target=True)
-        assert world.target.statistics(world.volume_id)["writes"] == 1
+        assert world.target.statistics(world.volume_id)["host_writes"] == 1
 
 
 async def test_detach_ends_the_host_and_deletes_the_export(world: World) -> None:
@@ -545,23 +545,25 @@ def test_a_queue_secret_makes_one_queue_only() -> None:
         incarnation=1,
     )
     assert secret == bytes(32)
-    volume = _native.TargetVolume(sector_count=8, path=None)
+    controller = _native.Controller(
+        association=1, host_nqn=GATEWAY, host_id=bytes(16), controller_id=1
+    )
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for attempt in range(2):
             refused = pytest.raises(ValueError, match="used") if attempt else nullcontext()
             with refused:
-                volume.start_queue(
+                controller.start_queue(
                     ours.fileno(),
-                    association=1,
                     queue_id=1,
                     queue_depth=8,
                     h2c_data_max=8192,
+                    in_capsule_max=8192,
                     transfer_max=8192,
                     secure=parameters,
                 )
-    volume.close_queues()
-    assert volume.statistics()["queues_running"] == 0
+    controller.close()
+    assert controller.queues_running() == 0
 
 
 async def test_host_may_shut_its_controller_down_after_its_queues(world: World) -> None:

@@ -15,7 +15,7 @@ from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.exchange import Answer
-from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.stream import PduFaultError, PduStream
 from sealane.transport.tasks import TaskOwner
 
 ADMIN_QUEUE_SIZE = 32
@@ -65,7 +65,7 @@ class AdminQueue:
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())
         pending = _Pending(Answer(command_id=command_id, room=room), ended)
         self._pending[command_id] = pending
-        capsule = _native.encode_capsule_cmd(bytes(sent), data)
+        capsule = self._stream.encode_command(bytes(sent), data)
         try:
             async with asyncio.timeout(self._timeout_seconds if is_bounded else None):
                 await self._send(capsule)
@@ -103,8 +103,9 @@ class AdminQueue:
                 self._take(*await self._stream.receive())
         except ProtocolError as error:
             self._fail(error)
+            fault = error if isinstance(error, PduFaultError) else None
             with contextlib.suppress(UnavailableError):
-                await self._stream.terminate(from_host=True)
+                await self._stream.terminate(from_host=True, fault=fault)
         except UnavailableError as error:
             self._fail(error)
 

@@ -10,6 +10,9 @@ from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.stream import PduStream
 
+_LAST = 0x04
+_SUCCESS = 0x08
+
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
@@ -31,7 +34,10 @@ class Answer:
             if len(self.data) + len(payload) > self.room:
                 raise ProtocolError("pdu.malformed", "more data than was asked for")
             self.data += payload
-            return False
+            if header.flags & _SUCCESS and not header.flags & _LAST:
+                raise ProtocolError("pdu.malformed", "success before the last data")
+            # A controller that needs no completion entry says so in the last data (SUCCESS).
+            return bool(header.flags & _SUCCESS)
         if header.kind != PduKind.CAPSULE_RESP:
             raise ProtocolError("pdu.malformed", f"unexpected PDU {header.kind:#04x}")
         answered, status, self.result = decode_completion(header.entry)
@@ -48,7 +54,7 @@ async def exchange(
     """Send a command and wait for its end, while nothing else is on the connection."""
     command_id = struct.unpack_from("<H", entry, 2)[0]
     answer = Answer(command_id=command_id, room=room)
-    await stream.send(_native.encode_capsule_cmd(entry, data))
+    await stream.send(stream.encode_command(entry, data))
     while not answer.take(*await stream.receive()):
         pass
     return bytes(answer.data), answer.result

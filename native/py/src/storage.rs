@@ -10,16 +10,13 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::events::EventLog;
-use sealane_engine::storage::file::FileStore;
 use sealane_engine::storage::gateway::{GatewayVolume as EngineGateway, QueuePair};
 use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
-use sealane_engine::storage::memory::MemoryStore;
 use sealane_engine::storage::pieces;
-use sealane_engine::storage::store::SectorStore;
-use sealane_engine::storage::target::TargetVolume as EngineTarget;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
+use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::status::Status;
@@ -45,7 +42,6 @@ create_exception!(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
-    module.add_class::<TargetVolume>()?;
     module.add_class::<GatewayVolume>()?;
     module.add_class::<HostQueue>()?;
     module.add("QueueError", module.py().get_type::<QueueError>())?;
@@ -53,15 +49,16 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
     module.add_function(wrap_pyfunction!(status_name, module)?)?;
     module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
+    crate::target::register(module)?;
     crate::pdu::register(module)
 }
 
-fn invalid(error: impl ToString) -> PyErr {
+pub(crate) fn invalid(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
 /// A duplicate of a descriptor that Python owns and will close.
-fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(invalid("a file descriptor must not be negative"));
     }
@@ -71,7 +68,7 @@ fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     Ok(borrowed.try_clone_to_owned()?)
 }
 
-fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
+pub(crate) fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
     let length = bytes.len();
     bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes, must have {N}")))
 }
@@ -85,7 +82,7 @@ fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     Ok(Secret::take(&mut copy))
 }
 
-fn statistics<'py>(
+pub(crate) fn statistics<'py>(
     py: Python<'py>,
     counters: Vec<(&'static str, u64)>,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -98,7 +95,7 @@ fn statistics<'py>(
 
 /// Keys and context of one secure queue; used up by `start_queue`.
 #[pyclass(module = "sealane._native")]
-struct SecureQueueParameters {
+pub(crate) struct SecureQueueParameters {
     secret: Option<Secret>,
     context: QueueContext,
 }
@@ -125,7 +122,7 @@ impl SecureQueueParameters {
 
 impl SecureQueueParameters {
     /// A secret makes one queue: a second one would use its nonces again.
-    fn take(&mut self) -> PyResult<SecureQueue> {
+    pub(crate) fn take(&mut self) -> PyResult<SecureQueue> {
         let secret = self.secret.take().ok_or_else(|| invalid("queue secret is used already"))?;
         Ok(SecureQueue::new(&secret, &self.context))
     }
@@ -133,7 +130,7 @@ impl SecureQueueParameters {
 
 /// One event of a volume.
 #[pyclass(frozen, get_all, module = "sealane._native")]
-struct StorageEvent {
+pub(crate) struct StorageEvent {
     kind: &'static str,
     reason: &'static str,
     lba: Option<u64>,
@@ -142,7 +139,7 @@ struct StorageEvent {
     detail: String,
 }
 
-fn taken(log: &EventLog) -> Vec<StorageEvent> {
+pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
     let convert = |event: sealane_engine::storage::events::StorageEvent| StorageEvent {
         kind: event.kind,
         reason: event.reason,
@@ -162,74 +159,6 @@ fn basic_namespace(block_bytes: usize, block_count: u64) -> NamespaceFormat {
         block_count,
         commands: CommandSet::NONE,
         access: Access::Full,
-    }
-}
-
-/// A volume of sealed sectors, as a target has it.
-#[pyclass(frozen, module = "sealane._native")]
-struct TargetVolume {
-    volume: EngineTarget,
-    sector_count: u64,
-}
-
-#[pymethods]
-impl TargetVolume {
-    #[new]
-    #[pyo3(signature = (*, sector_count, path))]
-    fn new(py: Python<'_>, sector_count: u64, path: Option<PathBuf>) -> PyResult<Self> {
-        if sector_count == 0 {
-            return Err(invalid("a volume has at least 1 sector"));
-        }
-        let volume = py.detach(|| {
-            let store: Box<dyn SectorStore> = match path {
-                Some(path) => Box::new(FileStore::create(&path, sector_count)?),
-                None => Box::new(MemoryStore::new(sector_count)),
-            };
-            EngineTarget::new(sector_count, store)
-        })?;
-        Ok(Self { volume, sector_count })
-    }
-
-    #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max, secure))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn start_queue(
-        &self,
-        fd: i32,
-        association: u64,
-        queue_id: u16,
-        queue_depth: u16,
-        h2c_data_max: usize,
-        transfer_max: usize,
-        mut secure: PyRefMut<'_, SecureQueueParameters>,
-    ) -> PyResult<()> {
-        let fd = duplicate(fd)?;
-        let limits = ControllerLimits {
-            queue_depth,
-            h2c_data_max,
-            in_capsule_max: h2c_data_max,
-            transfer_max,
-            success_flag: false,
-            digests: Digests::default(),
-        };
-        let namespace = basic_namespace(BLOCK_BYTES, self.sector_count);
-        Ok(self.volume.start_queue(fd, association, queue_id, limits, namespace, secure.take()?)?)
-    }
-
-    #[pyo3(signature = (association=None))]
-    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        py.detach(|| self.volume.close_queues(association));
-    }
-
-    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics(py, self.volume.statistics())
-    }
-
-    fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.volume.events())
-    }
-
-    fn event_fd(&self) -> i32 {
-        self.volume.events().as_fd().as_raw_fd()
     }
 }
 
@@ -341,13 +270,26 @@ struct HostQueue {
     queue: HostVolumeQueue,
 }
 
+/// The bytes of a buffer, which must stay as they are while they are used.
+fn contents(data: &PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !data.is_c_contiguous() {
+        return Err(invalid("the buffer must be contiguous"));
+    }
+    Ok(match data.len_bytes() {
+        0 => &[],
+        // SAFETY: the reference borrows `data`, which holds the export, so the memory stays valid
+        // and the length is the buffer's own. The caller must not change it meanwhile.
+        length => unsafe { std::slice::from_raw_parts(data.buf_ptr().cast::<u8>(), length) },
+    })
+}
+
 fn transfer_error(error: TransferError) -> PyErr {
     let text = error.to_string();
     match error {
         TransferError::Status { status, lba } => StatusError::new_err((status.code(), lba, text)),
         TransferError::Ended { reason, .. } => QueueError::new_err((reason.id(), text)),
         TransferError::TimedOut(_) => QueueError::new_err(("queue.timeout", text)),
-        TransferError::Misaligned(_) => invalid(text),
+        TransferError::Misaligned(_) | TransferError::Length => invalid(text),
     }
 }
 
@@ -355,7 +297,7 @@ fn transfer_error(error: TransferError) -> PyErr {
 impl HostQueue {
     #[new]
     #[pyo3(signature = (fd, *, queue_depth, h2c_data_max, transfer_max, in_capsule_max, io_bytes,
-        block_bytes, timeout_seconds))]
+        block_bytes, timeout_seconds, nsid=1, header_digest=false, data_digest=false))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn new(
         fd: i32,
@@ -366,6 +308,9 @@ impl HostQueue {
         io_bytes: usize,
         block_bytes: usize,
         timeout_seconds: f64,
+        nsid: u32,
+        header_digest: bool,
+        data_digest: bool,
     ) -> PyResult<Self> {
         if block_bytes == 0 || transfer_max < block_bytes {
             return Err(invalid("a transfer moves at least 1 block"));
@@ -376,26 +321,55 @@ impl HostQueue {
             transfer_max,
             in_capsule_max,
             block_bytes,
-            nsid: 1,
-            digests: Digests::default(),
+            nsid,
+            digests: Digests { header: header_digest, data: data_digest },
         };
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
         let queue = HostVolumeQueue::new(duplicate(fd)?, limits, io_bytes, timeout)?;
         Ok(Self { queue })
     }
 
-    fn write(&self, py: Python<'_>, lba: u64, data: PyBuffer<u8>) -> PyResult<()> {
-        if !data.is_c_contiguous() {
-            return Err(invalid("the buffer must be contiguous"));
-        }
-        let pointer = data.buf_ptr().cast::<u8>();
-        let bytes = match data.len_bytes() {
-            0 => &[],
-            // SAFETY: `data` holds the export for the whole call, so the memory stays valid and
-            // the length is the buffer's own. The caller must not change it during the call.
-            length => unsafe { std::slice::from_raw_parts(pointer, length) },
-        };
-        py.detach(|| self.queue.write(lba, bytes)).map_err(transfer_error)
+    #[pyo3(signature = (lba, data, *, is_forced=false))]
+    fn write(&self, py: Python<'_>, lba: u64, data: PyBuffer<u8>, is_forced: bool) -> PyResult<()> {
+        let bytes = contents(&data)?;
+        py.detach(|| self.queue.write(lba, bytes, is_forced)).map_err(transfer_error)
+    }
+
+    fn compare(&self, py: Python<'_>, lba: u64, data: PyBuffer<u8>) -> PyResult<()> {
+        let bytes = contents(&data)?;
+        py.detach(|| self.queue.compare(lba, bytes)).map_err(transfer_error)
+    }
+
+    fn compare_and_write(
+        &self,
+        py: Python<'_>,
+        lba: u64,
+        expected: PyBuffer<u8>,
+        data: PyBuffer<u8>,
+    ) -> PyResult<()> {
+        let (expected, data) = (contents(&expected)?, contents(&data)?);
+        py.detach(|| self.queue.compare_and_write(lba, expected, data)).map_err(transfer_error)
+    }
+
+    #[pyo3(signature = (lba, blocks, *, deallocate=false))]
+    fn write_zeroes(
+        &self,
+        py: Python<'_>,
+        lba: u64,
+        blocks: u64,
+        deallocate: bool,
+    ) -> PyResult<()> {
+        py.detach(|| self.queue.write_zeroes(lba, blocks, deallocate)).map_err(transfer_error)
+    }
+
+    fn verify(&self, py: Python<'_>, lba: u64, blocks: u64) -> PyResult<()> {
+        py.detach(|| self.queue.verify(lba, blocks)).map_err(transfer_error)
+    }
+
+    fn deallocate(&self, py: Python<'_>, ranges: Vec<(u64, u32)>) -> PyResult<()> {
+        let ranges: Vec<LbaRange> =
+            ranges.into_iter().map(|(lba, blocks)| LbaRange { lba, blocks }).collect();
+        py.detach(|| self.queue.deallocate(&ranges)).map_err(transfer_error)
     }
 
     fn read(&self, py: Python<'_>, lba: u64, into: PyBuffer<u8>) -> PyResult<()> {
