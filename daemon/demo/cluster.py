@@ -91,7 +91,8 @@ class ClusterBuilder:
                         "target": {
                             "listen": "127.0.0.1:0",
                             "control_listen": "127.0.0.1:0",
-                            "store": "file",
+                            # As on a drive, so that the drive's owner knows where to attack.
+                            "store": "inline",
                         },
                     },
                 )

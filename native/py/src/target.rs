@@ -1,15 +1,17 @@
 //! Bindings of the target: namespaces and controllers.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_engine::storage::file::FileStore;
 use sealane_engine::storage::store::BlockStore;
+use sealane_engine::storage::stores::inline_file::InlineFileStore;
 use sealane_engine::storage::stores::memory::MemoryStore;
-use sealane_engine::storage::target::adapter::Adapted;
+use sealane_engine::storage::stores::plain_file::PlainFileStore;
+use sealane_engine::storage::stores::sealed_file::SealedFileStore;
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
 };
@@ -46,17 +48,33 @@ fn open_store(options: StoreOptions) -> PyResult<Box<dyn BlockStore>> {
             return Err(invalid(format!("exist is {other:?}, must be \"create\" or \"open\"")));
         }
     };
-    match (store.as_str(), path, drive, in_place) {
-        ("memory", None, None, false) if creates => {
-            Ok(Box::new(MemoryStore::new(block_count, sealed)))
+    let opened: Box<dyn BlockStore> = match (store.as_str(), path, drive, sealed) {
+        ("memory", None, None, _) if creates && !in_place => {
+            Box::new(MemoryStore::new(block_count, sealed))
         }
-        ("file", Some(path), None, false) if sealed => {
-            let open = if creates { FileStore::create } else { FileStore::open };
-            let file = open(&path, block_count)?;
-            Ok(Box::new(Adapted::new(Box::new(file), block_count)))
+        ("file", Some(path), None, false) => {
+            let open = if creates { PlainFileStore::create } else { PlainFileStore::open };
+            Box::new(open(&path, block_count)?)
         }
-        _ => Err(invalid(format!("store {store:?} isn't offered with these options"))),
+        ("file", Some(path), None, true) if !in_place => {
+            if creates {
+                Box::new(SealedFileStore::create(&path, block_count)?)
+            } else {
+                Box::new(SealedFileStore::open(&path)?)
+            }
+        }
+        ("inline", Some(path), None, true) if !in_place => {
+            let open = if creates { InlineFileStore::create } else { InlineFileStore::open };
+            Box::new(open(&path, block_count)?)
+        }
+        _ => return Err(invalid(format!("store {store:?} isn't offered with these options"))),
+    };
+    if opened.block_count() != block_count {
+        let found = opened.block_count();
+        let detail = format!("the store has {found} blocks, the namespace has {block_count}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, detail).into());
     }
+    Ok(opened)
 }
 
 /// A namespace of a target.

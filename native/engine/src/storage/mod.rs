@@ -5,11 +5,9 @@
 
 pub mod connection;
 pub mod events;
-pub mod file;
 pub mod gateway;
 mod gateway_worker;
 pub mod initiator;
-pub mod memory;
 pub mod pieces;
 pub mod queues;
 pub mod store;

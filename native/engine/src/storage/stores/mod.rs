@@ -1,6 +1,7 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+pub mod inline_file;
 pub mod journal;
 pub mod layout;
 pub mod memory;
