@@ -372,15 +372,20 @@ mod tests {
     }
 
     /// On a real or emulated drive whose contents may be lost, named by `SEALANE_NVME_DEVICE`.
+    /// QEMU 7.2 moves the metadata of a command's first blocks only (`nvme io-passthru` shows it
+    /// too): `SEALANE_NVME_TRANSFER_BLOCKS=1` keeps to what it can do.
     #[test]
     #[ignore = "takes a drive formatted with 64 bytes of metadata"]
     fn behaves_as_a_store() {
         let path = std::env::var_os("SEALANE_NVME_DEVICE").expect("SEALANE_NVME_DEVICE");
         let path = Path::new(&path);
-        conformance::check(&NvmeStore::create(path, 1000).expect("drive"));
-        let store = NvmeStore::open(path, 1000).expect("drive");
-        let mut written = 0;
-        store.scan(&mut |_, _| written += 1).expect("scan");
-        assert!(written > 100, "{written}");
+        let mut store = NvmeStore::create(path, 1000).expect("drive");
+        if let Ok(blocks) = std::env::var("SEALANE_NVME_TRANSFER_BLOCKS") {
+            let shared = Arc::get_mut(&mut store.shared).expect("no channel is open");
+            shared.transfer_blocks = blocks.parse().expect("a number of blocks");
+        }
+        conformance::check(&store);
+        let found = NvmeStore::open(path, 1000).expect("drive");
+        assert_eq!((found.block_count(), found.shared.nsid), (1000, store.shared.nsid));
     }
 }
