@@ -421,7 +421,7 @@ PAGES = {
     LogPage.FIRMWARE_SLOT: 512,
     LogPage.CHANGED_NAMESPACES: 4096,
     LogPage.COMMAND_EFFECTS: 4096,
-    LogPage.ANA: 16 + 2 * 36,
+    LogPage.ANA: 16 + 16 * 36,
     LogPage.FEATURE_EFFECTS: 1024,
     LogPage.RESERVATION_NOTIFICATION: 64,
 }
