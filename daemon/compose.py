@@ -58,6 +58,7 @@ from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -67,6 +68,7 @@ from sealane.protocol.v1 import (
     nodes_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
+    subsystems_pb2_grpc,
     volumes_pb2_grpc,
 )
 
@@ -270,6 +272,10 @@ class Daemon:
         self._stack.push_async_callback(self._plain.close)
         self.metrics.add_statistics("plain_namespace", "namespace", self._plain.statistics)
         await self._plain.apply(config.subsystems)
+        subsystems_pb2_grpc.add_SubsystemsServicer_to_server(
+            SubsystemsServicer(self._plain, target.listener), self._local
+        )
+        self._services.append("sealane.v1.Subsystems")
 
     def _observe(self, name: str, listener: Listener) -> None:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())

@@ -1,13 +1,15 @@
 """A target daemon with plain subsystems: start, reload by SIGHUP, discovery, metrics."""
 
 import asyncio
+import json
 import signal
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from control_plane import Daemon, Site, daemon, short_directory, wait_for_log
+from control_plane import Daemon, Site, daemon, sealanectl, short_directory, wait_for_log
 from sealane.protocol.nvme.constants import DISCOVERY_NQN
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import HostController
@@ -40,6 +42,12 @@ def host(target: Daemon, nqn: str = NQN, *, at: str = "target") -> HostControlle
     return HostController(traddr=traddr, trsvcid=int(trsvcid), subsystem_nqn=nqn, host_nqn=HOST)
 
 
+def ctl(target: Daemon, *verb: str) -> Any:
+    ended = sealanectl("--socket", target.socket, "--output", "json", "subsystem", *verb)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
 def scrape(address: str) -> bytes:
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         content: bytes = answer.read()
@@ -63,7 +71,18 @@ async def test_plain_subsystems_follow_the_configuration(site: Site) -> None:
                 back = bytearray(4096)
                 await queue.read(0, back)
                 assert back == b"\x5a" * 4096
+                listed = await asyncio.to_thread(ctl, target, "list")
+                assert [row["nqn"] for row in listed] == [NQN]
+                shown = await asyncio.to_thread(ctl, target, "get", NQN)
+                assert [each["nsid"] for each in shown["namespaces"]] == [1, 2]
+                (controller,) = shown["controllers"]
+                assert (controller["host_nqn"], controller["io_queues"]) == (HOST, 1)
+                assert not controller["authenticated"]
                 await queue.close()
+            unknown = await asyncio.to_thread(
+                sealanectl, "--socket", target.socket, "subsystem", "get", HOST
+            )
+            assert "subsystem.not_found" in unknown.stderr
             async with host(target, DISCOVERY_NQN, at="discovery") as asking:
                 log = await asking.log_page(0x70, 3072)
                 port = target.addresses["target"].rpartition(":")[2]
@@ -76,10 +95,10 @@ async def test_plain_subsystems_follow_the_configuration(site: Site) -> None:
             wait_for_log(target.process, path, "reload_failed")
             async with host(target) as connected:
                 assert await connected.active_namespaces() == [1, 2]
-            shown = await asyncio.to_thread(scrape, target.addresses["metrics"])
+            metrics = await asyncio.to_thread(scrape, target.addresses["metrics"])
             faults = (
                 b'sealane_nvme_faults_total{listener="discovery",reason="connect.subsystem"} 1.0'
             )
-            assert faults in shown
+            assert faults in metrics
             written = f'sealane_plain_namespace_host_writes{{namespace="{NQN}/1"}} 1.0'
-            assert written.encode() in shown
+            assert written.encode() in metrics
