@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sealane import _native
 from sealane.daemon.logs import get_logger
@@ -61,14 +62,20 @@ class OpenNamespace:
 
     @classmethod
     def open(cls, config: NamespaceConfig) -> "OpenNamespace":
-        """Open or make the store; OSError or ValueError if that can't be. Blocks."""
-        exists = False
-        try:
-            native = _open(config, exist="create")
-        except FileExistsError:
-            exists = True
-        if exists:
-            native = _open(config, exist="open")
+        """Open the store, or make it if it isn't there; OSError or ValueError. Blocks.
+
+        Nothing that exists is ever made anew: the path may name a device with data.
+        """
+        is_there = config.path is not None and Path(config.path).exists()
+        native = _native.Namespace(
+            store=config.store,
+            block_count=config.block_count,
+            sealed=False,
+            path=config.path,
+            exist="open" if is_there else "create",
+            drive=config.drive,
+            in_place=config.in_place,
+        )
         opened = cls(config=config, native=native, opened=time.monotonic())
         opened.configure(config)
         return opened
@@ -90,18 +97,6 @@ class OpenNamespace:
             power_on_ms=int((time.monotonic() - self.opened) * 1000),
             media_errors=figures["media_errors"],
         )
-
-
-def _open(config: NamespaceConfig, *, exist: str) -> _native.Namespace:
-    return _native.Namespace(
-        store=config.store,
-        block_count=config.block_count,
-        sealed=False,
-        path=config.path,
-        exist="open" if exist == "open" else "create",
-        drive=config.drive,
-        in_place=config.in_place,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -343,8 +338,20 @@ class PlainResources:
         )
 
     def failures(self) -> list[CommandFailure]:
-        """Failed I/O commands: the engine doesn't keep them."""
-        return []
+        """Failed I/O commands, newest first."""
+        controller = self._subsystem.controller(self._association.association_id)
+        entries = [] if controller is None else controller.errors()
+        return [
+            CommandFailure(
+                count=count,
+                queue_id=queue_id,
+                command_id=command_id,
+                status=field >> 1,  # without the phase
+                lba=lba,
+                nsid=nsid,
+            )
+            for count, queue_id, command_id, field, lba, nsid in entries
+        ]
 
     def abort(self, *, queue_id: int, command_id: int) -> bool:
         """Abort a command whose data hasn't all arrived."""

@@ -290,6 +290,8 @@ class AdminController:
     def _configure(self, value: int) -> None:
         transition = self._properties.configure(value)
         if transition is Transition.RESET:
+            self._logged()
+            self._failures_taken = 0  # whoever runs the next queues counts anew
             self._features.reset()
             self._events.reset()
             self._completions.clear()

@@ -504,6 +504,16 @@ def test_error_log_has_admin_and_io_failures_newest_first() -> None:
     assert struct.unpack_from("<QHH", page) == (3, 1, 9)
 
 
+def test_failures_after_a_reset_are_logged_though_counted_anew() -> None:
+    figures = Figures()
+    controller = enabled(PLAIN, resources=figures)
+    controller.handle(set_property(0x14, 0))
+    figures.failed = [CommandFailure(queue_id=1, command_id=30, status=0x80, count=1)]
+    controller.handle(set_property(0x14, ENABLE))
+    page = data(controller.handle(get_log(0x01, 128)))
+    assert [struct.unpack_from("<QHH", page, at) for at in (0, 64)] == [(2, 1, 30), (1, 1, 8)]
+
+
 def test_error_log_is_bounded(plain: AdminController) -> None:
     for _ in range(70):
         plain.handle(entry(0xC5))

@@ -94,6 +94,19 @@ async def test_blocks_come_back_and_are_counted(world: World) -> None:
     assert statistics["sectors_stored"] == 16
 
 
+async def test_failed_commands_are_in_the_error_log(world: World) -> None:
+    await world.plain.apply([config(memory())])
+    async with world.host() as host:
+        queue = await host.open_queue(1)
+        with pytest.raises(NvmeStatusError) as refused:
+            await queue.write(MIB // 4096, bytes(4096))
+        assert refused.value.status == 0x080
+        page = await host.log_page(0x01, 64)
+        _, queue_id, _, status, _, lba, nsid = struct.unpack_from("<QHHHHQI", page)
+        assert (queue_id, status >> 1 & 0x7FF, lba, nsid) == (1, 0x080, MIB // 4096, 1)
+        await queue.close()
+
+
 async def test_file_stores_survive_a_removal(world: World, tmp_path: Path) -> None:
     stored = config(memory(store="file", path=str(tmp_path / "store")))
     written = secrets.token_bytes(4096)
