@@ -83,6 +83,8 @@ class _Admitted:
             h2c_data_max=H2C_DATA_BYTES,
             in_capsule_max=IN_CAPSULE_BYTES,
             transfer_max=SECURE_TRANSFER_BYTES,
+            header_digest=self.connect.header_digest,
+            data_digest=self.connect.data_digest,
             secure=secure,
         )
 
@@ -237,7 +239,12 @@ class Target(Provider):
         self._store_kind = store_kind
         self._directory = directory
         self._volumes: dict[str, TargetSubsystem] = {}
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid)
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+
+    @property
+    def listener(self) -> Listener:
+        """Where hosts connect, for other providers and observers."""
+        return self._listener
 
     @property
     def address(self) -> tuple[str, int]:

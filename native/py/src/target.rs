@@ -7,11 +7,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_engine::storage::store::BlockStore;
-use sealane_engine::storage::stores::inline_file::InlineFileStore;
-use sealane_engine::storage::stores::memory::MemoryStore;
-use sealane_engine::storage::stores::plain_file::PlainFileStore;
-use sealane_engine::storage::stores::sealed_file::SealedFileStore;
+use sealane_engine::storage::stores::selection::{self, StoreOptions};
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
 };
@@ -26,55 +22,6 @@ use crate::storage::{
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Namespace>()?;
     module.add_class::<Controller>()
-}
-
-/// What `Namespace` is asked to keep its blocks in.
-struct StoreOptions {
-    store: String,
-    block_count: u64,
-    sealed: bool,
-    path: Option<PathBuf>,
-    exist: String,
-    drive: Option<String>,
-    in_place: bool,
-}
-
-fn open_store(options: StoreOptions) -> PyResult<Box<dyn BlockStore>> {
-    let StoreOptions { store, block_count, sealed, path, exist, drive, in_place } = options;
-    let creates = match exist.as_str() {
-        "create" => true,
-        "open" => false,
-        other => {
-            return Err(invalid(format!("exist is {other:?}, must be \"create\" or \"open\"")));
-        }
-    };
-    let opened: Box<dyn BlockStore> = match (store.as_str(), path, drive, sealed) {
-        ("memory", None, None, _) if creates && !in_place => {
-            Box::new(MemoryStore::new(block_count, sealed))
-        }
-        ("file", Some(path), None, false) => {
-            let open = if creates { PlainFileStore::create } else { PlainFileStore::open };
-            Box::new(open(&path, block_count)?)
-        }
-        ("file", Some(path), None, true) if !in_place => {
-            if creates {
-                Box::new(SealedFileStore::create(&path, block_count)?)
-            } else {
-                Box::new(SealedFileStore::open(&path)?)
-            }
-        }
-        ("inline", Some(path), None, true) if !in_place => {
-            let open = if creates { InlineFileStore::create } else { InlineFileStore::open };
-            Box::new(open(&path, block_count)?)
-        }
-        _ => return Err(invalid(format!("store {store:?} isn't offered with these options"))),
-    };
-    if opened.block_count() != block_count {
-        let found = opened.block_count();
-        let detail = format!("the store has {found} blocks, the namespace has {block_count}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, detail).into());
-    }
-    Ok(opened)
 }
 
 /// A namespace of a target.
@@ -102,9 +49,26 @@ impl Namespace {
         if block_count == 0 {
             return Err(invalid("a namespace has at least 1 block"));
         }
-        let options = StoreOptions { store, block_count, sealed, path, exist, drive, in_place };
-        let namespace = py.detach(|| -> PyResult<EngineNamespace> {
-            Ok(EngineNamespace::new(open_store(options)?)?)
+        let creates = match exist.as_str() {
+            "create" => true,
+            "open" => false,
+            _ => return Err(invalid(format!("exist {exist:?}; allowed: \"create\", \"open\""))),
+        };
+        let namespace = py.detach(|| {
+            let options = StoreOptions {
+                kind: &store,
+                block_count,
+                is_sealed: sealed,
+                path: path.as_deref(),
+                creates,
+                drive: drive.as_deref(),
+                in_place,
+            };
+            EngineNamespace::new(selection::open(&options)?)
+        });
+        let namespace = namespace.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => invalid(error),
+            _ => error.into(),
         })?;
         Ok(Self { namespace: Arc::new(namespace) })
     }
