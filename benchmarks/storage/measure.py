@@ -1,0 +1,103 @@
+"""Runs one cell against one controller and counts everybody's processor time."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sealane import _native
+from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme import ConnectedQueue, HostController
+
+from benchmarks.storage.cells import Cell, Sample
+
+WARM_UP_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A subsystem to measure, and the processes whose time it costs."""
+
+    name: str
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    host_nqn: str
+    dhchap_secret: str | None = None
+    processes: Mapping[str, int]
+    """Name to process id."""
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process so far, from its own CPU clock."""
+    cpu_clock = (~pid << 3) | 2  # what clock_getcpuclockid(3) answers
+    return time.clock_gettime_ns(cpu_clock) / 1e9
+
+
+async def measure(
+    system: System, cell: Cell, *, seconds: float, span_bytes: int, round_: int
+) -> Sample:
+    """Connect, warm up, load for `seconds`, disconnect."""
+    async with contextlib.AsyncExitStack() as stack:
+        host = await stack.enter_async_context(host_of(system))
+        await host.request_queues(cell.queues)
+        namespace = await host.identify_namespace()
+        queues = []
+        for queue_id in range(1, cell.queues + 1):
+            connected = await host.connect_queue(queue_id)
+            stack.callback(connected.close)
+            queues.append(connected)
+        span = min(span_bytes, namespace.block_count * namespace.block_bytes)
+        await load(queues, namespace, cell, seconds=WARM_UP_SECONDS, span=span, seed=round_)
+        before = {name: process_cpu_seconds(pid) for name, pid in system.processes.items()}
+        result = await load(queues, namespace, cell, seconds=seconds, span=span, seed=round_)
+        after = {name: process_cpu_seconds(pid) for name, pid in system.processes.items()}
+    commands = max(result["commands"], 1)
+    cpu = {name: (after[name] - before[name]) * 1e6 / commands for name in before}
+    return Sample(
+        system=system.name,
+        cell=cell.name,
+        round=round_,
+        commands=result["commands"],
+        seconds=result["seconds"],
+        bytes_per_second=result["bytes"] / result["seconds"],
+        commands_per_second=result["commands"] / result["seconds"],
+        latency_p50_us=result["latency_p50_us"],
+        latency_p99_us=result["latency_p99_us"],
+        latency_p999_us=result["latency_p999_us"],
+        cpu_us_per_command={"load": result["cpu_seconds"] * 1e6 / commands, **cpu},
+    )
+
+
+def host_of(system: System) -> HostController:
+    """A host of the subsystem."""
+    return HostController(
+        traddr=system.traddr,
+        trsvcid=system.trsvcid,
+        subsystem_nqn=system.subsystem_nqn,
+        host_nqn=system.host_nqn,
+    )
+
+
+async def load(
+    queues: list[ConnectedQueue],
+    namespace: NamespaceIdentity,
+    cell: Cell,
+    *,
+    seconds: float,
+    span: int,
+    seed: int,
+) -> _native.LoadResult:
+    """Run the engine's load on its own threads."""
+    return await asyncio.to_thread(
+        _native.run_load,
+        [queue.limits(namespace) for queue in queues],
+        is_write=cell.operation == "write",
+        is_random=cell.pattern == "random",
+        io_bytes=cell.io_bytes,
+        depth=cell.depth,
+        span_bytes=span,
+        seconds=seconds,
+        seed=seed,
+    )
