@@ -14,7 +14,6 @@ from sealane import _native
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import Export, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.initiator import ConnectedQueue, HostController
 from sealane.daemon.storage.listener import (
     Admission,
     Association,
@@ -34,6 +33,7 @@ from sealane.protocol.nvme.constants import (
 )
 from sealane.protocol.nvme.identify import Subsystem
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn
+from sealane.transport.nvme.initiator import ConnectedQueue, HostController
 
 
 @dataclass(slots=True, kw_only=True)

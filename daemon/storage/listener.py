@@ -14,8 +14,6 @@ from typing import Protocol
 
 from sealane import _native
 from sealane.daemon.storage.events import StorageEvent
-from sealane.daemon.storage.stream import PduStream
-from sealane.daemon.storage.tasks import TaskOwner
 from sealane.errors import Error, ProtocolError, UnavailableError, UsageError
 from sealane.protocol.nvme.admin import AdminController, encode_completion
 from sealane.protocol.nvme.connect import Connect, decode_connect
@@ -28,6 +26,8 @@ from sealane.protocol.nvme.constants import (
     Status,
 )
 from sealane.protocol.nvme.identify import Subsystem
+from sealane.transport.nvme.stream import PduStream
+from sealane.transport.tasks import TaskOwner
 
 _HANDSHAKE_SECONDS = 5.0
 _ADMIT_SECONDS = 15.0

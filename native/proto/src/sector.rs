@@ -37,6 +37,8 @@ pub mod field {
     pub const SEQUENCE: (usize, usize) = (48, 54);
     /// Disk: keyed ciphertext checksum, zero until a log exists. Wire: zero.
     pub const CHECKSUM: (usize, usize) = (54, 62);
+    /// Wire only, of a write-if: the IV that must be the current one, zero for "unwritten".
+    pub const EXPECTED_IV: (usize, usize) = (48, 60);
     /// Format version.
     pub const VERSION: (usize, usize) = (62, 63);
     /// Flags.
@@ -73,6 +75,21 @@ pub fn metadata_mut(block: &mut Block, (start, end): (usize, usize)) -> &mut [u8
 pub fn block_iv(block: &Block) -> [u8; IV_BYTES] {
     let mut iv = [0; IV_BYTES];
     iv.copy_from_slice(metadata(block, field::IV));
+    iv
+}
+
+/// Writes the IV that must be the current one into a block for a write-if; zero: never written.
+pub fn set_expected_iv(block: &mut Block, iv: &[u8; IV_BYTES]) {
+    metadata_mut(block, field::EXPECTED_IV).copy_from_slice(iv);
+}
+
+/// Takes the IV that must be the current one out of a block of a write-if and leaves zeros, as
+/// the block is stored.
+pub fn take_expected_iv(block: &mut Block) -> [u8; IV_BYTES] {
+    let mut iv = [0; IV_BYTES];
+    let place = metadata_mut(block, field::EXPECTED_IV);
+    iv.copy_from_slice(place);
+    place.fill(0);
     iv
 }
 

@@ -4,10 +4,11 @@
 //! the only place where the number moves. Every MAC has its own key per purpose and direction, and
 //! its nonce is (command number, index), so no (key, nonce) pair authenticates two messages.
 
+use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use zerocopy::IntoBytes;
 
 use crate::aead::{MacKey, NONCE_BYTES, NotAuthentic, Secret, TRUNCATED_MAC_BYTES};
-use crate::nvme::command::{SUBMISSION_BYTES, SubmissionEntry};
+use crate::nvme::command::{DATASET_MANAGEMENT, SUBMISSION_BYTES, SubmissionEntry};
 use crate::nvme::status::Status;
 use crate::sector::{Block, field, metadata_mut};
 
@@ -85,8 +86,15 @@ pub struct SecureQueue {
     incarnation: u64,
 }
 
-/// Digest of a command's range list; no command with ranges exists yet.
-const NO_RANGES: [u8; 32] = [0; 32];
+/// Digest of a command's range list: SHA-256 of a dataset management command's in-capsule data,
+/// zero for every other command.
+fn list_digest(entry: &SubmissionEntry, list: &[u8]) -> [u8; SHA256_OUTPUT_LEN] {
+    let mut bytes = [0; SHA256_OUTPUT_LEN];
+    if entry.opcode == DATASET_MANAGEMENT {
+        bytes.copy_from_slice(digest(&SHA256, list).as_ref());
+    }
+    bytes
+}
 /// Number of the root commit a completion reports; roots don't exist yet.
 const NO_COMMIT: u64 = 0;
 
@@ -106,29 +114,39 @@ impl SecureQueue {
         }
     }
 
-    fn command_message(&self, entry: &SubmissionEntry) -> [u8; SUBMISSION_BYTES + 8 + 32] {
+    fn command_message(
+        &self,
+        entry: &SubmissionEntry,
+        list: &[u8],
+    ) -> [u8; SUBMISSION_BYTES + 8 + SHA256_OUTPUT_LEN] {
         let mut blank = *entry;
         blank.cdw2_3 = [0; 8];
         blank.cdw14_15 = [0; 8];
-        let mut message = [0; SUBMISSION_BYTES + 8 + 32];
+        let mut message = [0; SUBMISSION_BYTES + 8 + SHA256_OUTPUT_LEN];
         message[..SUBMISSION_BYTES].copy_from_slice(blank.as_bytes());
         message[SUBMISSION_BYTES..SUBMISSION_BYTES + 8]
             .copy_from_slice(&self.association_epoch.to_le_bytes());
-        message[SUBMISSION_BYTES + 8..].copy_from_slice(&NO_RANGES);
+        message[SUBMISSION_BYTES + 8..].copy_from_slice(&list_digest(entry, list));
         message
     }
 
-    /// Writes the MAC of command `number` into the entry. Once per number.
-    pub fn seal_command(&self, number: u64, entry: &mut SubmissionEntry) {
-        let mac = self.command.mac(nonce(number, 0), &self.command_message(entry));
+    /// Writes the MAC of command `number` into the entry. Once per number. `list` is the range
+    /// list of a dataset management command; it is ignored for every other command.
+    pub fn seal_command(&self, number: u64, entry: &mut SubmissionEntry, list: &[u8]) {
+        let mac = self.command.mac(nonce(number, 0), &self.command_message(entry, list));
         entry.cdw2_3.copy_from_slice(&mac[..8]);
         entry.cdw14_15.copy_from_slice(&mac[8..]);
     }
 
-    /// Verifies that this entry is command `number` of this queue.
-    pub fn verify_command(&self, number: u64, entry: &SubmissionEntry) -> Result<(), NotAuthentic> {
+    /// Verifies that this entry, with this range list, is command `number` of this queue.
+    pub fn verify_command(
+        &self,
+        number: u64,
+        entry: &SubmissionEntry,
+        list: &[u8],
+    ) -> Result<(), NotAuthentic> {
         let mac = [entry.cdw2_3, entry.cdw14_15].concat();
-        self.command.verify(nonce(number, 0), &self.command_message(entry), &mac)
+        self.command.verify(nonce(number, 0), &self.command_message(entry, list), &mac)
     }
 
     fn sector_key(&self, direction: Direction) -> &MacKey {
@@ -239,20 +257,20 @@ mod tests {
     fn every_bit_of_a_command_and_its_number_are_bound() {
         let queue = queue(&context());
         let mut entry = SubmissionEntry { opcode: 1, ..SubmissionEntry::default() };
-        queue.seal_command(7, &mut entry);
-        queue.verify_command(7, &entry).unwrap();
-        queue.verify_command(8, &entry).unwrap_err();
+        queue.seal_command(7, &mut entry, &[]);
+        queue.verify_command(7, &entry, &[]).unwrap();
+        queue.verify_command(8, &entry, &[]).unwrap_err();
         for bit in 0..SUBMISSION_BYTES * 8 {
             let mut flipped = entry;
             flipped.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
-            queue.verify_command(7, &flipped).unwrap_err();
+            queue.verify_command(7, &flipped, &[]).unwrap_err();
         }
     }
 
     #[test]
     fn every_part_of_the_context_separates_queues() {
         let mut entry = SubmissionEntry::default();
-        queue(&context()).seal_command(1, &mut entry);
+        queue(&context()).seal_command(1, &mut entry, &[]);
         let changes: [fn(&mut QueueContext); 5] = [
             |c| c.volume_id[0] ^= 1,
             |c| c.host_nqn.push('x'),
@@ -263,7 +281,7 @@ mod tests {
         for change in changes {
             let mut other = context();
             change(&mut other);
-            queue(&other).verify_command(1, &entry).unwrap_err();
+            queue(&other).verify_command(1, &entry, &[]).unwrap_err();
         }
     }
 

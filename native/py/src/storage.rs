@@ -20,6 +20,8 @@ use sealane_engine::storage::target::TargetVolume as EngineTarget;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
+use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
+use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{
     BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, field,
@@ -152,6 +154,17 @@ fn taken(log: &EventLog) -> Vec<StorageEvent> {
     log.take().into_iter().map(convert).collect()
 }
 
+/// Namespace 1 with reads, writes and flushes.
+fn basic_namespace(block_bytes: usize, block_count: u64) -> NamespaceFormat {
+    NamespaceFormat {
+        nsid: 1,
+        block_bytes,
+        block_count,
+        commands: CommandSet::NONE,
+        access: Access::Full,
+    }
+}
+
 /// A volume of sealed sectors, as a target has it.
 #[pyclass(frozen, module = "sealane._native")]
 struct TargetVolume {
@@ -193,13 +206,13 @@ impl TargetVolume {
         let limits = ControllerLimits {
             queue_depth,
             h2c_data_max,
+            in_capsule_max: h2c_data_max,
             transfer_max,
-            block_bytes: BLOCK_BYTES,
-            block_count: self.sector_count,
-            nsid: 1,
             success_flag: false,
+            digests: Digests::default(),
         };
-        Ok(self.volume.start_queue(fd, association, queue_id, limits, secure.take()?)?)
+        let namespace = basic_namespace(BLOCK_BYTES, self.sector_count);
+        Ok(self.volume.start_queue(fd, association, queue_id, limits, namespace, secure.take()?)?)
     }
 
     #[pyo3(signature = (association=None))]
@@ -284,12 +297,12 @@ impl GatewayVolume {
         let front = ControllerLimits {
             queue_depth: front_queue_depth,
             h2c_data_max: front_h2c_data_max,
+            in_capsule_max: front_h2c_data_max,
             transfer_max: front_transfer_max,
-            block_bytes: DATA_BYTES,
-            block_count: self.sector_count,
-            nsid: 1,
             success_flag,
+            digests: Digests::default(),
         };
+        let namespace = basic_namespace(DATA_BYTES, self.sector_count);
         let back = HostLimits {
             queue_depth: back_queue_depth,
             h2c_data_max: back_h2c_data_max,
@@ -297,8 +310,10 @@ impl GatewayVolume {
             in_capsule_max: back_in_capsule_max,
             block_bytes: BLOCK_BYTES,
             nsid: 1,
+            digests: Digests::default(),
         };
-        let pair = QueuePair { association, queue_id, front, back, secure: secure.take()? };
+        let pair =
+            QueuePair { association, queue_id, front, namespace, back, secure: secure.take()? };
         Ok(self.volume.start_queue(front_fd, back_fd, pair)?)
     }
 
@@ -362,6 +377,7 @@ impl HostQueue {
             in_capsule_max,
             block_bytes,
             nsid: 1,
+            digests: Digests::default(),
         };
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
         let queue = HostVolumeQueue::new(duplicate(fd)?, limits, io_bytes, timeout)?;

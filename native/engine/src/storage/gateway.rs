@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
+use sealane_proto::nvme::operation::NamespaceFormat;
 use sealane_proto::sector::{COUNTERS_PER_SECTOR, CounterRange, SealKey};
 use sealane_proto::secure_queue::SecureQueue;
 
@@ -76,6 +77,8 @@ pub struct QueuePair {
     pub queue_id: u16,
     /// What was negotiated with the host.
     pub front: ControllerLimits,
+    /// The plain namespace the host sees.
+    pub namespace: NamespaceFormat,
     /// What was negotiated with the target.
     pub back: HostLimits,
     /// Keys of the back-end queue.

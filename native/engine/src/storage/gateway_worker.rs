@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::event::PollFlags;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{Command, ControllerEvent, ControllerQueue, Operation};
+use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::{HostEvent, HostQueue};
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, Exhausted, Iv, is_unwritten};
@@ -85,7 +86,7 @@ impl Worker {
         Self {
             shared,
             requests: (0..pair.front.queue_depth).map(|_| None).collect(),
-            front: ControllerQueue::new(pair.front, None),
+            front: ControllerQueue::new(pair.front, vec![pair.namespace], None),
             back: HostQueue::new(pair.back, Some(pair.secure)),
             back_blocks,
             waiting: VecDeque::new(),
@@ -173,16 +174,14 @@ impl Worker {
     }
 
     fn begin(&mut self, command: Command) {
-        let Command { slot, operation, lba, blocks, is_forced } = command;
+        let Command { slot, operation, lba, blocks, is_forced, .. } = command;
         let counters = &self.shared.counters;
-        add(
-            match operation {
-                Operation::Read => &counters.reads,
-                Operation::Write(_) => &counters.writes,
-                Operation::Flush => &counters.flushes,
-            },
-            1,
-        );
+        match operation {
+            Operation::Read => add(&counters.reads, 1),
+            Operation::Write(_) => add(&counters.writes, 1),
+            Operation::Flush => add(&counters.flushes, 1),
+            _ => {}
+        }
         let mut parts_left = 0;
         let mut first = 0;
         while first < blocks || parts_left == 0 {
@@ -222,23 +221,20 @@ impl Worker {
         let request = self.requests.get_mut(usize::from(part.slot)).and_then(Option::take);
         let Some(request) = request else { return Err(Status::INTERNAL_ERROR) };
         let lba = request.lba + u64::from(part.first);
-        let submitted = match &request.operation {
-            Operation::Read => self
-                .back
-                .submit_read(part.tag(), lba, part.blocks as usize)
-                .map_err(|_| Status::INTERNAL_ERROR),
-            Operation::Flush => {
-                self.back.submit_flush(part.tag()).map_err(|_| Status::INTERNAL_ERROR)
-            }
+        let command = match &request.operation {
+            Operation::Read => Ok(HostCommand::Read { lba, blocks: part.blocks }),
+            Operation::Flush => Ok(HostCommand::Flush),
             Operation::Write(plain) => {
                 let plain = plain.get(part.plain_range()).unwrap_or_default();
-                self.seal(lba, plain).and_then(|sealed| {
-                    self.back
-                        .submit_write(part.tag(), lba, sealed, request.is_forced)
-                        .map_err(|_| Status::INTERNAL_ERROR)
-                })
+                let is_forced = request.is_forced;
+                self.seal(lba, plain).map(|data| HostCommand::Write { lba, data, is_forced })
             }
+            // The front end's namespace doesn't offer any other command.
+            _ => Err(Status::INVALID_OPCODE.final_()),
         };
+        let submitted = command.and_then(|command| {
+            self.back.submit(part.tag(), command).map_err(|_| Status::INTERNAL_ERROR)
+        });
         if let Some(place) = self.requests.get_mut(usize::from(part.slot)) {
             *place = Some(request);
         }
@@ -352,7 +348,7 @@ impl Worker {
             }
             Operation::Read => self.front.complete(part.slot, request.status, request.answer),
             Operation::Write(buffer) => self.front.complete(part.slot, request.status, buffer),
-            Operation::Flush => self.front.complete(part.slot, request.status, Vec::new()),
+            _ => self.front.complete(part.slot, request.status, Vec::new()),
         }
     }
 

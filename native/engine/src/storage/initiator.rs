@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
 use sealane_proto::nvme::status::Status;
 
@@ -206,16 +207,19 @@ impl HostVolumeQueue {
         let bytes = self.io_bytes.min(length - offset);
         let lba = lba + (offset / self.block_bytes) as u64;
         let tag = offset as u64;
-        let submitted = match transfer {
-            Transfer::Read(_) => inner.queue.submit_read(tag, lba, bytes / self.block_bytes),
-            Transfer::Flush => inner.queue.submit_flush(tag),
+        let command = match transfer {
+            Transfer::Read(_) => {
+                HostCommand::Read { lba, blocks: (bytes / self.block_bytes) as u32 }
+            }
+            Transfer::Flush => HostCommand::Flush,
             Transfer::Write(data) => {
                 let mut buffer = inner.queue.buffer(bytes);
                 buffer.copy_from_slice(data.get(offset..offset + bytes).unwrap_or_default());
-                inner.queue.submit_write(tag, lba, buffer, false).map_err(|(error, _)| error)
+                HostCommand::Write { lba, data: buffer, is_forced: false }
             }
         };
-        submitted.map(|()| bytes).map_err(|error| closed(error.to_string()))
+        let submitted = inner.queue.submit(tag, command);
+        submitted.map(|()| bytes).map_err(|(error, _)| closed(error.to_string()))
     }
 
     fn ended(

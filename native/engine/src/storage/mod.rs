@@ -14,4 +14,5 @@ pub mod memory;
 pub mod pieces;
 pub mod queues;
 pub mod store;
+pub mod stores;
 pub mod target;

@@ -1,7 +1,11 @@
-//! Where a target keeps its sectors: runs of 4160-byte blocks, data and metadata together.
+//! Where a target keeps its blocks: what every store offers to the queue threads.
 
 use std::fmt::Debug;
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
 /// A store of 4160-byte blocks, addressed by LBA. Callers check bounds against the volume.
 pub trait SectorStore: Debug + Send + Sync {
@@ -11,4 +15,171 @@ pub trait SectorStore: Debug + Send + Sync {
     fn write(&self, lba: u64, blocks: &[u8]) -> io::Result<()>;
     /// Makes completed writes durable, if the store is durable at all.
     fn flush(&self) -> io::Result<()>;
+}
+
+/// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
+///
+/// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,
+/// at any power cut. A completed flush, or durable write, makes every write that had completed
+/// before it was submitted durable, on whatever channel. Operations in flight together on the same
+/// block are the caller's to order. Blocks never written, or deallocated, read as zeros.
+pub trait BlockStore: Debug + Send + Sync {
+    /// Bytes of a block: 4096 (plain), or 4160 (sealed: data, then 64 bytes of metadata).
+    fn block_bytes(&self) -> usize;
+    /// Blocks of the store.
+    fn block_count(&self) -> u64;
+    /// A channel to submit operations on.
+    fn open(&self) -> io::Result<Box<dyn StoreChannel>>;
+    /// Shows the metadata of every written block, in any order, before any channel is open. Plain
+    /// stores show nothing.
+    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()>;
+    /// Counters by name; those of [`StoreCounters`] at least.
+    fn statistics(&self) -> Vec<(&'static str, u64)>;
+}
+
+/// Operations of one queue thread on a store.
+pub trait StoreChannel: Send {
+    /// Starts an operation, which may end at once. Failures, out-of-range ones too, are told by
+    /// `poll` like every other end.
+    fn submit(&mut self, ticket: u64, request: StoreRequest);
+    /// Hands what was submitted to the device and moves finished operations into `done`, in the
+    /// order in which they ended. Never blocks. Call it once after a batch of submissions.
+    fn poll(&mut self, done: &mut Vec<StoreDone>);
+    /// Operations submitted whose end `poll` has not told yet.
+    fn in_flight(&self) -> usize;
+    /// Readable when `poll` would find something; None when every operation ends inside `submit`.
+    fn as_fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// One operation on a store. Buffers are whole blocks; they come back with the operation's end.
+#[derive(Debug)]
+pub enum StoreRequest {
+    /// Fills `buffer` with blocks from `lba`.
+    Read {
+        /// First block.
+        lba: u64,
+        /// Where the blocks go; its length says how many.
+        buffer: Vec<u8>,
+    },
+    /// Writes the blocks in `buffer`.
+    Write {
+        /// First block.
+        lba: u64,
+        /// The blocks.
+        buffer: Vec<u8>,
+        /// Whether it must be durable when it ends.
+        durable: bool,
+    },
+    /// Makes all writes and deallocations that have ended durable.
+    Flush,
+    /// Makes blocks read as zeros, each of them at once.
+    Deallocate {
+        /// First block.
+        lba: u64,
+        /// How many.
+        blocks: u64,
+    },
+}
+
+impl StoreRequest {
+    /// Refuses ranges beyond the store and buffers that are not whole blocks.
+    pub fn check(&self, block_bytes: usize, block_count: u64) -> io::Result<()> {
+        let (lba, blocks) = match self {
+            Self::Flush => return Ok(()),
+            Self::Deallocate { lba, blocks } => (*lba, *blocks),
+            Self::Read { lba, buffer } | Self::Write { lba, buffer, .. } => {
+                if buffer.is_empty() || !buffer.len().is_multiple_of(block_bytes) {
+                    let detail = format!("{} bytes are no whole blocks", buffer.len());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+                }
+                (*lba, (buffer.len() / block_bytes) as u64)
+            }
+        };
+        match lba.checked_add(blocks) {
+            Some(end) if end <= block_count => Ok(()),
+            _ => {
+                let detail = format!("{blocks} blocks from {lba} in a store of {block_count}");
+                Err(io::Error::new(io::ErrorKind::InvalidInput, detail))
+            }
+        }
+    }
+
+    /// The buffer, to give back.
+    #[must_use]
+    pub fn into_buffer(self) -> Vec<u8> {
+        match self {
+            Self::Read { buffer, .. } | Self::Write { buffer, .. } => buffer,
+            Self::Flush | Self::Deallocate { .. } => Vec::new(),
+        }
+    }
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub struct StoreDone {
+    /// What the operation was submitted with.
+    pub ticket: u64,
+    /// An error leaves blocks being written old or new, each as a whole in a sealed store.
+    pub result: io::Result<()>,
+    /// The operation's buffer; empty for those without.
+    pub buffer: Vec<u8>,
+}
+
+/// Operations that a store has executed, over all channels.
+#[derive(Debug, Default)]
+pub struct StoreCounters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    deallocations: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    failures: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}
+
+impl StoreCounters {
+    /// Counts the end of a read of so many bytes.
+    pub fn read(&self, bytes: usize) {
+        add(&self.reads, 1);
+        add(&self.bytes_read, bytes as u64);
+    }
+
+    /// Counts the end of a write of so many bytes.
+    pub fn written(&self, bytes: usize) {
+        add(&self.writes, 1);
+        add(&self.bytes_written, bytes as u64);
+    }
+
+    /// Counts a flush that a host asked for or that durable writes shared.
+    pub fn flushed(&self) {
+        add(&self.flushes, 1);
+    }
+
+    /// Counts a deallocation.
+    pub fn deallocated(&self) {
+        add(&self.deallocations, 1);
+    }
+
+    /// Counts an operation that failed.
+    pub fn failed(&self) {
+        add(&self.failures, 1);
+    }
+
+    /// Counters by name.
+    pub fn by_name(&self) -> Vec<(&'static str, u64)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            ("device_reads", read(&self.reads)),
+            ("device_writes", read(&self.writes)),
+            ("device_flushes", read(&self.flushes)),
+            ("device_deallocations", read(&self.deallocations)),
+            ("device_bytes_read", read(&self.bytes_read)),
+            ("device_bytes_written", read(&self.bytes_written)),
+            ("device_failures", read(&self.failures)),
+        ]
+    }
 }

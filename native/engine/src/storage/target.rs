@@ -10,6 +10,7 @@ use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{
     Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
 };
+use sealane_proto::nvme::operation::NamespaceFormat;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::BLOCK_BYTES;
 use sealane_proto::secure_queue::SecureQueue;
@@ -75,6 +76,7 @@ impl TargetVolume {
         association: u64,
         queue_id: u16,
         limits: ControllerLimits,
+        namespace: NamespaceFormat,
         secure: SecureQueue,
     ) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
@@ -82,7 +84,7 @@ impl TargetVolume {
         self.queues.start(name, association, move |stop| {
             let mut worker = Worker {
                 shared,
-                queue: ControllerQueue::new(limits, Some(secure)),
+                queue: ControllerQueue::new(limits, vec![namespace], Some(secure)),
                 association,
                 queue_id,
             };
@@ -183,7 +185,7 @@ impl Worker {
     }
 
     fn execute(&mut self, command: Command) {
-        let Command { slot, operation, lba, blocks, is_forced } = command;
+        let Command { slot, operation, lba, blocks, is_forced, .. } = command;
         let shared = Arc::clone(&self.shared);
         let counters = &shared.counters;
         match operation {
@@ -227,6 +229,8 @@ impl Worker {
                     }
                 }
             }
+            // The namespace doesn't offer any other command.
+            _ => self.queue.complete(slot, Status::INVALID_OPCODE.final_(), Vec::new()),
         }
     }
 

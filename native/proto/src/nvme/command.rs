@@ -15,12 +15,45 @@ pub const FLUSH: u8 = 0x00;
 pub const WRITE: u8 = 0x01;
 /// Opcode: read.
 pub const READ: u8 = 0x02;
+/// Opcode: compare stored blocks with the host's.
+pub const COMPARE: u8 = 0x05;
+/// Opcode: make blocks read as zeros.
+pub const WRITE_ZEROES: u8 = 0x08;
+/// Opcode: dataset management; only its deallocate attribute has an effect.
+pub const DATASET_MANAGEMENT: u8 = 0x09;
+/// Opcode: check stored blocks.
+pub const VERIFY: u8 = 0x0c;
+/// Opcode: reservation register.
+pub const RESERVATION_REGISTER: u8 = 0x0d;
+/// Opcode: reservation report.
+pub const RESERVATION_REPORT: u8 = 0x0e;
+/// Opcode: reservation acquire.
+pub const RESERVATION_ACQUIRE: u8 = 0x11;
+/// Opcode: reservation release.
+pub const RESERVATION_RELEASE: u8 = 0x15;
+/// Opcode, vendor specific, secure queues only: write if the current IV is the expected one.
+pub const WRITE_IF: u8 = 0x81;
 
 /// Bit of CDW12: a write must be durable before it is completed.
 pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+/// Bits of CDW12: protection information (PRINFO).
+pub const PROTECTION_INFORMATION: u32 = 0xf << 26;
+/// Bit of CDW12 of a write zeroes: the blocks may be deallocated (DEAC).
+pub const DEALLOCATE_BIT: u32 = 1 << 25;
+/// Bit of CDW10-11 of a dataset management command: deallocate (AD, bit 2 of CDW11).
+pub const DEALLOCATE_ATTRIBUTE: u64 = 1 << 34;
+
+/// Bytes of one range of a dataset management command.
+pub const RANGE_BYTES: usize = 16;
 
 /// Flags: the data pointer is a scatter-gather list (the only kind fabrics have).
 pub const FLAGS_SGL: u8 = 0x40;
+/// Flags: bits of the fused operation.
+pub const FUSED: u8 = 0x03;
+/// Flags: first command of a fused operation.
+pub const FUSED_FIRST: u8 = 0x01;
+/// Flags: second command of a fused operation.
+pub const FUSED_SECOND: u8 = 0x02;
 /// SGL descriptor: data block at an offset in the capsule.
 pub const SGL_IN_CAPSULE: u8 = 0x01;
 /// SGL descriptor: data moves by the transport (R2T/H2CData or C2HData).
@@ -82,9 +115,9 @@ pub struct SubmissionEntry {
     pub metadata: U64,
     /// Data pointer.
     pub sgl: Sgl,
-    /// Command-specific dwords; for reads and writes the first LBA.
+    /// Command dwords 10 and 11; for ranges of blocks the first LBA.
     pub start_lba: U64,
-    /// For reads and writes: block count minus one, then limited retry, FUA and the like.
+    /// For ranges of blocks: block count minus one, then limited retry, FUA and the like.
     pub cdw12: U32,
     /// For reads and writes: dataset management hints.
     pub cdw13: U32,
@@ -92,23 +125,35 @@ pub struct SubmissionEntry {
     pub cdw14_15: [u8; 8],
 }
 
+/// Way the data of a command moves: bits 1:0 of its opcode (NVMe Base 2.0 §3.3.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// None.
+    None,
+    /// To the controller.
+    HostToController,
+    /// To the host.
+    ControllerToHost,
+}
+
 impl SubmissionEntry {
-    /// A read or write of `blocks` (1 to 65536) from `lba`, moving `bytes`.
+    /// Way the data moves.
     #[must_use]
-    pub fn transfer(opcode: u8, cid: u16, nsid: u32, lba: u64, blocks: u32, sgl: Sgl) -> Self {
-        Self {
-            opcode,
-            flags: FLAGS_SGL,
-            cid: cid.into(),
-            nsid: nsid.into(),
-            sgl,
-            start_lba: lba.into(),
-            cdw12: (blocks.wrapping_sub(1) & 0xffff).into(),
-            ..Self::default()
+    pub fn transfer_direction(&self) -> Transfer {
+        match self.opcode & 3 {
+            1 => Transfer::HostToController,
+            2 => Transfer::ControllerToHost,
+            _ => Transfer::None,
         }
     }
 
-    /// Blocks of a read or write.
+    /// Whether CDW10-12 name a range of blocks.
+    #[must_use]
+    pub fn has_block_range(&self) -> bool {
+        matches!(self.opcode, READ | WRITE | COMPARE | WRITE_ZEROES | VERIFY | WRITE_IF)
+    }
+
+    /// Blocks of a command with a range.
     #[must_use]
     pub fn block_count(&self) -> u32 {
         (self.cdw12.get() & 0xffff) + 1

@@ -10,12 +10,14 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLAGS_SGL, FLUSH, FORCE_UNIT_ACCESS, READ, SGL_IN_CAPSULE, SGL_TRANSPORT,
-    SubmissionEntry, WRITE,
+    CompletionEntry, FLAGS_SGL, FLUSH, FORCE_UNIT_ACCESS, PROTECTION_INFORMATION, READ,
+    SGL_IN_CAPSULE, SGL_TRANSPORT, SubmissionEntry, WRITE,
 };
+use super::operation::{Access, NamespaceFormat};
+pub use super::operation::{Command, Operation};
 use super::pdu::{
-    CapsuleResp, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t, kind,
-    termination,
+    CapsuleResp, CommonHeader, DataHeader, Digests, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t,
+    kind, termination,
 };
 use super::reader::{PduReader, Piece, StreamSink};
 use super::status::Status;
@@ -35,44 +37,16 @@ const ALL_NAMESPACES: u32 = u32::MAX;
 pub struct ControllerLimits {
     /// Entries of the queue; one less may be outstanding.
     pub queue_depth: u16,
-    /// Most data bytes of one H2CData PDU or command capsule.
+    /// Most data bytes of one H2CData PDU.
     pub h2c_data_max: usize,
+    /// Most data bytes of one command capsule.
+    pub in_capsule_max: usize,
     /// Most bytes of one command.
     pub transfer_max: usize,
-    /// Bytes of a block on the wire: 4096, or 4160 on a secure queue.
-    pub block_bytes: usize,
-    /// Blocks of the namespace.
-    pub block_count: u64,
-    /// The namespace's id.
-    pub nsid: u32,
     /// Whether a successful read may end without a response capsule (queue flow control is off).
     pub success_flag: bool,
-}
-
-/// A command whose bytes are all here and, on a secure queue, authentic.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Command {
-    /// Handle to complete it with.
-    pub slot: u16,
-    /// What to do.
-    pub operation: Operation,
-    /// First LBA.
-    pub lba: u64,
-    /// Blocks; 0 for a flush.
-    pub blocks: u32,
-    /// Force unit access: a write must be durable before it is completed.
-    pub is_forced: bool,
-}
-
-/// What a command asks for.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// Read into a [`ControllerQueue::buffer`] and hand that to [`ControllerQueue::complete_read`].
-    Read,
-    /// Write these blocks; MAC fields are zero.
-    Write(Vec<u8>),
-    /// Make completed writes durable.
-    Flush,
+    /// Digests negotiated in ICReq and ICResp.
+    pub digests: Digests,
 }
 
 /// What happened.
@@ -112,6 +86,7 @@ enum Sink {
 #[derive(Debug)]
 pub struct ControllerQueue {
     pub(super) limits: ControllerLimits,
+    namespaces: Vec<NamespaceFormat>,
     secure: Option<SecureQueue>,
     counter: CommandCounter,
     reader: PduReader,
@@ -130,13 +105,18 @@ pub struct ControllerQueue {
 impl ControllerQueue {
     /// A queue whose Connect command is answered; the next bytes are the first I/O command.
     #[must_use]
-    pub fn new(limits: ControllerLimits, secure: Option<SecureQueue>) -> Self {
+    pub fn new(
+        limits: ControllerLimits,
+        namespaces: Vec<NamespaceFormat>,
+        secure: Option<SecureQueue>,
+    ) -> Self {
         let outstanding = usize::from(limits.queue_depth.max(2)) - 1;
         Self {
             limits,
+            namespaces,
             secure,
             counter: CommandCounter::default(),
-            reader: PduReader::new(limits.h2c_data_max),
+            reader: PduReader::new(limits.h2c_data_max.max(limits.in_capsule_max)),
             slots: (0..outstanding).map(|_| None).collect(),
             unasked: VecDeque::new(),
             window_used: 0,
@@ -149,6 +129,12 @@ impl ControllerQueue {
     }
 
     // Commands.
+
+    /// Changes the namespaces while the queue runs. Commands that wait for their data are checked
+    /// against the new ones; those handed out already are the caller's.
+    pub fn set_namespaces(&mut self, namespaces: Vec<NamespaceFormat>) {
+        self.namespaces = namespaces;
+    }
 
     /// Ends a command with `status`; a buffer that isn't needed any more may be handed back.
     pub fn complete(&mut self, slot: u16, status: Status, buffer: Vec<u8>) {
@@ -183,6 +169,10 @@ impl ControllerQueue {
                 secure.stamp_sector(Direction::Read, done.number, index as u32, lba, block);
             }
         }
+        self.send_data(&done, data);
+    }
+
+    fn send_data(&mut self, done: &Slot, data: Vec<u8>) {
         let finished = self.secure.is_none() && self.limits.success_flag;
         let flags = FLAG_LAST | if finished { FLAG_SUCCESS } else { 0 };
         let header = DataHeader {
@@ -198,6 +188,31 @@ impl ControllerQueue {
         if !finished {
             self.respond(&done.entry, done.number, Status::SUCCESS);
         }
+    }
+
+    /// Ends a command with data for the host that isn't blocks, cut or filled with zeros to the
+    /// length it asked for.
+    pub fn complete_data(&mut self, slot: u16, mut data: Vec<u8>) {
+        let Some(done) = self.slots.get_mut(usize::from(slot)).and_then(Option::take) else {
+            return;
+        };
+        data.resize(done.entry.sgl.length.get() as usize, 0);
+        self.send_data(&done, data);
+    }
+
+    /// Aborts a command whose data hasn't all arrived; says whether there was one. It is answered
+    /// with Command Abort Requested.
+    pub fn abort(&mut self, cid: u16) -> bool {
+        let waits = |index: &u16| {
+            let slot = self.slots.get(usize::from(*index)).and_then(Option::as_ref);
+            slot.is_some_and(|slot| slot.entry.cid.get() == cid)
+        };
+        let Some(index) = self.unasked.iter().copied().find(waits) else { return false };
+        self.unasked.retain(|waiting| *waiting != index);
+        if let Some(slot) = self.slots.get_mut(usize::from(index)).and_then(Option::take) {
+            self.respond(&slot.entry, slot.number, Status::ABORTED);
+        }
+        true
     }
 
     // Outputs.
@@ -248,7 +263,7 @@ impl ControllerQueue {
     fn receive_command(&mut self, entry: SubmissionEntry, data: usize) -> Result<(), PduError> {
         let number = self.counter.take();
         if let Some(secure) = &self.secure
-            && secure.verify_command(number, &entry).is_err()
+            && secure.verify_command(number, &entry, &[]).is_err()
         {
             let detail = format!("command {number}, opcode {:#04x}", entry.opcode);
             self.fail(Reason::CommandMac, Some(entry.start_lba.get()), detail);
@@ -312,7 +327,7 @@ impl ControllerQueue {
         let blocks = if entry.opcode == FLUSH { 0 } else { entry.block_count() };
         let lba = if entry.opcode == FLUSH { 0 } else { entry.start_lba.get() };
         let is_forced = entry.opcode == WRITE && entry.cdw12.get() & FORCE_UNIT_ACCESS != 0;
-        let command = Command { slot, operation, lba, blocks, is_forced };
+        let command = Command { slot, nsid: entry.nsid.get(), operation, lba, blocks, is_forced };
         self.events.push_back(ControllerEvent::Received(command));
     }
 
@@ -325,28 +340,34 @@ impl ControllerQueue {
             return Status::COMMAND_ID_CONFLICT.final_();
         }
         let nsid = entry.nsid.get();
-        if entry.opcode == FLUSH {
-            let known = nsid == self.limits.nsid || nsid == ALL_NAMESPACES;
-            return match (known, data) {
-                (false, _) => Status::INVALID_NAMESPACE.final_(),
-                (true, 0) => Status::SUCCESS,
-                (true, _) => Status::SGL_LENGTH_INVALID.final_(),
-            };
+        if entry.opcode == FLUSH && nsid == ALL_NAMESPACES && data == 0 {
+            return Status::SUCCESS;
         }
-        if nsid != self.limits.nsid {
+        let Some(namespace) = self.namespaces.iter().find(|known| known.nsid == nsid) else {
             return Status::INVALID_NAMESPACE.final_();
+        };
+        match namespace.access {
+            Access::Refused(status) => return status,
+            Access::ReadOnly if entry.opcode == WRITE => {
+                return Status::NAMESPACE_WRITE_PROTECTED.final_();
+            }
+            Access::ReadOnly | Access::Full => {}
         }
-        // Protection information (PRINFO, bits 29:26) doesn't exist on these namespaces.
-        if entry.flags != FLAGS_SGL || (entry.cdw12.get() >> 26) & 0xf != 0 {
+        if entry.opcode == FLUSH {
+            let carries = if data == 0 { Status::SUCCESS } else { Status::SGL_LENGTH_INVALID };
+            return if data == 0 { carries } else { carries.final_() };
+        }
+        // Protection information doesn't exist on these namespaces.
+        if entry.flags != FLAGS_SGL || entry.cdw12.get() & PROTECTION_INFORMATION != 0 {
             return Status::INVALID_FIELD.final_();
         }
         let blocks = u64::from(entry.block_count());
-        let bytes = blocks * self.limits.block_bytes as u64;
+        let bytes = blocks * namespace.block_bytes as u64;
         if bytes > self.limits.transfer_max as u64 {
             return Status::INVALID_FIELD.final_();
         }
         let end = entry.start_lba.get().checked_add(blocks);
-        if end.is_none_or(|end| end > self.limits.block_count) {
+        if end.is_none_or(|end| end > namespace.block_count) {
             return Status::LBA_OUT_OF_RANGE.final_();
         }
         if u64::from(entry.sgl.length.get()) != bytes || entry.sgl.address.get() != 0 {
@@ -494,12 +515,15 @@ impl StreamSink for ControllerQueue {
 
 /// What a completion of `entry` with `status` says; both sides compute it from what they know.
 pub(super) fn outcome_of(entry: &SubmissionEntry, status: Status) -> Outcome {
-    let transfers = matches!(entry.opcode, READ | WRITE);
     Outcome {
         opcode: entry.opcode,
         flags: entry.flags,
         start_lba: entry.start_lba.get(),
-        block_count: if transfers && status.is_success() { entry.block_count() } else { 0 },
+        block_count: if entry.has_block_range() && status.is_success() {
+            entry.block_count()
+        } else {
+            0
+        },
         status,
     }
 }

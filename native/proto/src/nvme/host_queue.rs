@@ -1,4 +1,4 @@
-//! An I/O queue as the host (initiator) sees it: reads, writes and flushes in, their ends out.
+//! An I/O queue as the host (initiator) sees it: commands in, their ends out.
 //! Plain, or secure when it holds a [`SecureQueue`].
 //!
 //! On a secure queue a completion counts only with its MAC, and data only with the MAC of the
@@ -10,13 +10,14 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLUSH, FORCE_UNIT_ACCESS, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
-    SubmissionEntry, WRITE,
+    CompletionEntry, FLAGS_SGL, RANGE_BYTES, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
+    SubmissionEntry, Transfer,
 };
 use super::controller_queue::{blocks_of, outcome_of};
+use super::host_command::{Entry, HostCommand};
 use super::pdu::{
-    CapsuleCmd, CommonHeader, DataHeader, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t, kind,
-    termination,
+    CapsuleCmd, CommonHeader, DataHeader, Digests, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t,
+    kind, termination,
 };
 use super::reader::{PduReader, Piece, StreamSink};
 use super::status::Status;
@@ -38,6 +39,8 @@ pub struct HostLimits {
     pub block_bytes: usize,
     /// The namespace's id.
     pub nsid: u32,
+    /// Digests negotiated in ICReq and ICResp.
+    pub digests: Digests,
 }
 
 /// A command can't be submitted.
@@ -46,8 +49,9 @@ pub enum SubmitError {
     /// As many commands as the queue holds are outstanding.
     #[error("the queue is full")]
     Full,
-    /// No whole number of blocks, none, or more than one command may move.
-    #[error("a command moves 1 block up to the transfer limit")]
+    /// No whole number of blocks, none, or more than one command may move; or a list of ranges
+    /// that is empty or too long.
+    #[error("a command moves 1 block up to the transfer limit, or 1 to 256 ranges")]
     Length,
     /// The queue is over.
     #[error("the queue is closed")]
@@ -85,6 +89,15 @@ struct Slot {
     buffer: Vec<u8>,
     /// Bytes of data that have moved by R2T or C2HData.
     moved: usize,
+    fused: Option<Fused>,
+}
+
+/// The other command of a fused pair; the pair ends when both have ended.
+#[derive(Debug, Clone, Copy)]
+struct Fused {
+    partner: u16,
+    /// How the other one ended, once it did.
+    status: Option<Status>,
 }
 
 /// The host's side of one I/O queue.
@@ -123,39 +136,25 @@ impl HostQueue {
 
     // Commands.
 
-    /// Reads `blocks` blocks from `lba`.
-    pub fn submit_read(&mut self, tag: u64, lba: u64, blocks: usize) -> Result<(), SubmitError> {
-        let bytes = blocks.saturating_mul(self.limits.block_bytes);
-        let cid = self.free_cid(bytes)?;
-        self.submit(cid, tag, READ, lba, blocks, Vec::new(), 0);
-        Ok(())
-    }
-
-    /// Writes whole blocks at `lba`. On a secure queue they are sealed sectors, and are given
-    /// their sector MACs here. `is_forced`: durable before it completes. On an error the buffer
-    /// comes back.
-    pub fn submit_write(
+    /// Submits a command; `tag` comes back with its end. On an error the command comes back.
+    pub fn submit(
         &mut self,
         tag: u64,
-        lba: u64,
-        data: Vec<u8>,
-        is_forced: bool,
-    ) -> Result<(), (SubmitError, Vec<u8>)> {
-        match self.free_cid(data.len()) {
-            Ok(cid) => {
-                let control = if is_forced { FORCE_UNIT_ACCESS } else { 0 };
-                let blocks = data.len() / self.limits.block_bytes;
-                self.submit(cid, tag, WRITE, lba, blocks, data, control);
-                Ok(())
-            }
-            Err(error) => Err((error, data)),
+        command: HostCommand,
+    ) -> Result<(), (SubmitError, HostCommand)> {
+        if let Err(error) = self.admit(&command) {
+            return Err((error, command));
         }
-    }
-
-    /// Makes completed writes durable.
-    pub fn submit_flush(&mut self, tag: u64) -> Result<(), SubmitError> {
-        let cid = self.free_cid(self.limits.block_bytes)?;
-        self.submit(cid, tag, FLUSH, 0, 0, Vec::new(), 0);
+        let (first, second) = command.into_entries(self.limits.block_bytes);
+        let cid = self.put(tag, first);
+        if let Some(second) = second {
+            let other = self.put(tag, second);
+            for (cid, partner) in [(cid, other), (other, cid)] {
+                if let Ok(slot) = self.slot(cid) {
+                    slot.fused = Some(Fused { partner, status: None });
+                }
+            }
+        }
         Ok(())
     }
 
@@ -196,45 +195,49 @@ impl HostQueue {
         !self.is_failed && self.slots.iter().any(Option::is_none)
     }
 
-    fn free_cid(&self, bytes: usize) -> Result<u16, SubmitError> {
+    fn admit(&self, command: &HostCommand) -> Result<(), SubmitError> {
         if self.is_failed {
             return Err(SubmitError::Closed);
         }
-        let whole = bytes.is_multiple_of(self.limits.block_bytes);
-        if bytes == 0 || !whole || bytes > self.limits.transfer_max {
+        if !command.has_valid_length(self.limits.block_bytes, self.limits.transfer_max) {
             return Err(SubmitError::Length);
         }
-        let free = self.slots.iter().position(Option::is_none);
-        free.map(|index| index as u16).ok_or(SubmitError::Full)
+        // A secure queue authenticates the list with the command, so both must come together.
+        if let HostCommand::Deallocate(ranges) = command
+            && self.secure.is_some()
+            && ranges.len() * RANGE_BYTES > self.limits.in_capsule_max
+        {
+            return Err(SubmitError::Length);
+        }
+        let free = self.slots.len() - self.outstanding();
+        if free < command.entries() { Err(SubmitError::Full) } else { Ok(()) }
     }
 
-    #[allow(clippy::too_many_arguments)] // the fields of one entry
-    fn submit(
-        &mut self,
-        cid: u16,
-        tag: u64,
-        opcode: u8,
-        lba: u64,
-        blocks: usize,
-        mut buffer: Vec<u8>,
-        control: u32,
-    ) {
+    /// Puts an entry into a free slot and its capsule on the wire; returns the command id.
+    fn put(&mut self, tag: u64, request: Entry) -> u16 {
+        let cid = self.slots.iter().position(Option::is_none).unwrap_or_default() as u16;
         let number = self.counter.take();
-        let bytes = blocks * self.limits.block_bytes;
-        let in_capsule = opcode == WRITE && bytes <= self.limits.in_capsule_max;
-        let sgl = Sgl {
-            length: (bytes as u32).into(),
-            kind: if in_capsule { SGL_IN_CAPSULE } else { SGL_TRANSPORT },
-            ..Sgl::default()
+        let Entry { opcode, fused, cdw10_11, cdw12, bytes, data: mut buffer } = request;
+        let in_capsule = !buffer.is_empty() && bytes <= self.limits.in_capsule_max;
+        let mut entry = SubmissionEntry {
+            opcode,
+            flags: FLAGS_SGL | fused,
+            cid: cid.into(),
+            nsid: self.limits.nsid.into(),
+            sgl: Sgl {
+                length: (bytes as u32).into(),
+                kind: if in_capsule { SGL_IN_CAPSULE } else { SGL_TRANSPORT },
+                ..Sgl::default()
+            },
+            start_lba: cdw10_11.into(),
+            cdw12: cdw12.into(),
+            ..SubmissionEntry::default()
         };
-        let mut entry =
-            SubmissionEntry::transfer(opcode, cid, self.limits.nsid, lba, blocks as u32, sgl);
-        entry.cdw12 = if opcode == FLUSH { 0 } else { entry.cdw12.get() | control }.into();
         if let Some(secure) = &self.secure {
-            secure.seal_command(number, &mut entry);
-            if opcode == WRITE {
+            secure.seal_command(number, &mut entry, &buffer);
+            if entry.has_block_range() {
                 for (index, block) in blocks_of(&mut buffer).enumerate() {
-                    let lba = lba + index as u64;
+                    let lba = cdw10_11 + index as u64;
                     secure.stamp_sector(Direction::Write, number, index as u32, lba, block);
                 }
             }
@@ -247,8 +250,9 @@ impl HostQueue {
             self.transmit.recycle(std::mem::take(&mut buffer));
         }
         if let Some(place) = self.slots.get_mut(usize::from(cid)) {
-            *place = Some(Slot { entry, number, tag, buffer, moved: 0 });
+            *place = Some(Slot { entry, number, tag, buffer, moved: 0, fused: None });
         }
+        cid
     }
 
     fn slot(&mut self, cid: u16) -> Result<&mut Slot, PduError> {
@@ -276,7 +280,9 @@ impl HostQueue {
         let cid = request.cid.get();
         let slot = self.slot(cid)?;
         let (start, length) = (request.offset.get() as usize, request.length.get() as usize);
-        if slot.entry.opcode != WRITE || slot.entry.sgl.kind != SGL_TRANSPORT {
+        if slot.entry.transfer_direction() != Transfer::HostToController
+            || slot.entry.sgl.kind != SGL_TRANSPORT
+        {
             return Err(PduError::field(8, "data asked for by a command that has none"));
         }
         let total = slot.entry.sgl.length.get() as usize;
@@ -378,7 +384,7 @@ impl HostQueue {
         Ok(())
     }
 
-    fn finish(&mut self, cid: u16, status: Status) {
+    fn finish(&mut self, cid: u16, mut status: Status) {
         let Some(mut slot) = self.slots.get_mut(usize::from(cid)).and_then(Option::take) else {
             return;
         };
@@ -404,14 +410,24 @@ impl HostQueue {
                 }
             }
         }
-        if slot.entry.opcode == WRITE
+        if slot.entry.transfer_direction() == Transfer::HostToController
             && status.is_success()
             && slot.entry.sgl.kind == SGL_TRANSPORT
             && slot.moved != slot.entry.sgl.length.get() as usize
         {
-            let detail = "write succeeded before all of its data was asked for".to_owned();
+            let detail = "success before all of the data was asked for".to_owned();
             self.fail(Reason::PduMalformed, Some(lba), detail);
             return;
+        }
+        if let Some(Fused { partner, status: other }) = slot.fused {
+            let Some(other) = other else {
+                if let Ok(Slot { fused: Some(fused), .. }) = self.slot(partner) {
+                    fused.status = Some(status);
+                }
+                self.transmit.recycle(slot.buffer);
+                return;
+            };
+            status = outcome_of_pair(status, other);
         }
         let data = slot.buffer;
         self.events.push_back(HostEvent::Completed { tag: slot.tag, status, data });
@@ -457,6 +473,14 @@ impl StreamSink for HostQueue {
             }
         }
     }
+}
+
+/// How a fused pair ended: as the command that failed by itself did.
+fn outcome_of_pair(one: Status, other: Status) -> Status {
+    let is_consequence = |status: Status| {
+        status.is_success() || status.code() == Status::ABORTED_FAILED_FUSED.code()
+    };
+    if is_consequence(one) && !other.is_success() { other } else { one }
 }
 
 #[cfg(test)]

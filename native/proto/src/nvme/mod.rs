@@ -4,7 +4,9 @@
 
 pub mod command;
 pub mod controller_queue;
+pub mod host_command;
 pub mod host_queue;
+pub mod operation;
 pub mod pdu;
 pub mod reader;
 pub mod status;

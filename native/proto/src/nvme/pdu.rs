@@ -30,6 +30,15 @@ pub mod kind {
     pub const R2T: u8 = 0x09;
 }
 
+/// Digests (CRC32C) negotiated for a connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Digests {
+    /// Of every header.
+    pub header: bool,
+    /// Of the data of every PDU that carries some.
+    pub data: bool,
+}
+
 /// A PDU breaks the rules. `code` and `offset` go into a termination request (fields FES, FEI).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed PDU: {what} (fatal error {code}, at byte {offset})")]

@@ -5,8 +5,10 @@ use proptest::prelude::*;
 use super::super::controller_queue::{
     Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation, WRITE_WINDOW,
 };
+use super::super::operation::{Access, CommandSet, NamespaceFormat};
 use super::*;
 use crate::aead::Secret;
+use crate::nvme::command::WRITE;
 use crate::nvme::pdu::COMMON_BYTES;
 use crate::sector::{
     BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, is_unwritten, set_unwritten,
@@ -56,10 +58,16 @@ impl World {
             queue_depth: 8,
             h2c_data_max: 3 * block_bytes,
             transfer_max: 8 * block_bytes,
+            in_capsule_max: 8192,
+            success_flag,
+            digests: Digests::default(),
+        };
+        let namespace = NamespaceFormat {
+            nsid: 1,
             block_bytes,
             block_count: BLOCKS,
-            nsid: 1,
-            success_flag,
+            commands: CommandSet::NONE,
+            access: Access::Full,
         };
         let host = HostLimits {
             queue_depth: 8,
@@ -68,10 +76,11 @@ impl World {
             in_capsule_max: 8192,
             block_bytes,
             nsid: 1,
+            digests: Digests::default(),
         };
         Self {
             host: HostQueue::new(host, queue_id.map(secure)),
-            controller: ControllerQueue::new(controller, queue_id.map(secure)),
+            controller: ControllerQueue::new(controller, vec![namespace], queue_id.map(secure)),
             store: vec![None; BLOCKS as usize],
             block_bytes,
             done: Vec::new(),
@@ -103,6 +112,7 @@ impl World {
                 }
                 self.controller.complete_read(command.slot, data);
             }
+            other => panic!("not in the command set: {other:?}"),
         }
     }
 
@@ -165,6 +175,18 @@ impl World {
     }
 }
 
+fn write(lba: u64, data: Vec<u8>) -> HostCommand {
+    HostCommand::Write { lba, data, is_forced: false }
+}
+
+fn read(lba: u64, blocks: usize) -> HostCommand {
+    HostCommand::Read { lba, blocks: blocks as u32 }
+}
+
+fn refused(world: &mut World, command: HostCommand) -> SubmitError {
+    world.host.submit(99, command).unwrap_err().0
+}
+
 fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
@@ -208,11 +230,11 @@ proptest! {
             let tag = tag as u64;
             match step {
                 Step::Write(lba, n, byte) => {
-                    world.host.submit_write(tag, lba, vec![byte; n * DATA_BYTES], false).unwrap();
+                    world.host.submit(tag, write(lba, vec![byte; n * DATA_BYTES])).unwrap();
                     model[lba as usize..lba as usize + n].fill(byte);
                 }
-                Step::Read(lba, n) => world.host.submit_read(tag, lba, n).unwrap(),
-                Step::Flush => world.host.submit_flush(tag).unwrap(),
+                Step::Read(lba, n) => world.host.submit(tag, read(lba, n)).unwrap(),
+                Step::Flush => world.host.submit(tag, HostCommand::Flush).unwrap(),
             }
             while world.host.outstanding() > 0 {
                 let bytes = world.sent_by_host();
@@ -238,7 +260,7 @@ proptest! {
         let blocks = sealed(1, 5);
         if answer {
             world.store[5] = Some(blocks);
-            world.host.submit_read(1, 5, 1).unwrap();
+            world.host.submit(1, read(5, 1)).unwrap();
             let bytes = world.sent_by_host();
             world.feed_controller(&bytes);
             let mut bytes = world.sent_by_controller();
@@ -251,7 +273,7 @@ proptest! {
                 prop_assert_eq!(data, &sealed(1, 5)[..], "bit {}", bit);
             }
         } else {
-            world.host.submit_write(1, 5, blocks, false).unwrap();
+            world.host.submit(1, write(5, blocks)).unwrap();
             let mut bytes = world.sent_by_host();
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -268,7 +290,7 @@ proptest! {
         for queue_id in [None, Some(1)] {
             let mut world = World::new(queue_id, true);
             world.feed_controller(&bytes);
-            world.host.submit_read(1, 0, 1).unwrap();
+            world.host.submit(1, read(0, 1)).unwrap();
             world.feed_host(&bytes);
         }
     }
@@ -279,10 +301,10 @@ fn secure_queue_moves_sealed_sectors_in_capsule_and_by_request() {
     for blocks in [1, 2, 7] {
         let mut world = World::new(Some(1), true);
         let data = sealed(blocks, 3);
-        world.host.submit_write(1, 3, data.clone(), false).unwrap();
+        world.host.submit(1, write(3, data.clone())).unwrap();
         world.run();
-        world.host.submit_read(2, 3, blocks).unwrap();
-        world.host.submit_flush(3).unwrap();
+        world.host.submit(2, read(3, blocks)).unwrap();
+        world.host.submit(3, HostCommand::Flush).unwrap();
         world.run();
         assert!(world.completed(1).unwrap().0.is_success());
         assert_eq!(world.completed(2).unwrap().1, &data[..]);
@@ -294,7 +316,7 @@ fn secure_queue_moves_sealed_sectors_in_capsule_and_by_request() {
 #[test]
 fn unwritten_sectors_are_answered_as_such() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_read(1, 9, 2).unwrap();
+    world.host.submit(1, read(9, 2)).unwrap();
     world.run();
     let (_, data) = world.completed(1).unwrap();
     assert!(data.as_chunks::<BLOCK_BYTES>().0.iter().all(is_unwritten));
@@ -303,7 +325,7 @@ fn unwritten_sectors_are_answered_as_such() {
 #[test]
 fn replayed_write_is_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let recorded = world.sent_by_host();
     world.feed_controller(&recorded);
     assert_eq!(world.refusal(), None);
@@ -316,7 +338,7 @@ fn replayed_write_is_refused() {
 #[test]
 fn redirected_write_is_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let mut bytes = world.sent_by_host();
     bytes[COMMON_BYTES + 40] = 6;
     world.feed_controller(&bytes);
@@ -328,7 +350,7 @@ fn redirected_write_is_refused() {
 fn command_of_another_queue_is_refused() {
     let mut one = World::new(Some(1), false);
     let mut two = World::new(Some(2), false);
-    one.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    one.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let bytes = one.sent_by_host();
     two.feed_controller(&bytes);
     assert_eq!(two.refusal(), Some(Reason::CommandMac));
@@ -337,8 +359,8 @@ fn command_of_another_queue_is_refused() {
 #[test]
 fn swapped_write_data_is_refused_before_anything_is_stored() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
-    world.host.submit_write(2, 6, sealed(1, 6), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
+    world.host.submit(2, write(6, sealed(1, 6))).unwrap();
     let mut bytes = world.sent_by_host();
     let each = bytes.len() / 2;
     let data = |index: usize| index * each + 72..(index + 1) * each;
@@ -356,8 +378,8 @@ fn swapped_read_answers_are_refused() {
     let mut world = World::new(Some(1), false);
     world.store[5] = Some(sealed(1, 5));
     world.store[6] = Some(sealed(1, 6));
-    world.host.submit_read(1, 5, 1).unwrap();
-    world.host.submit_read(2, 6, 1).unwrap();
+    world.host.submit(1, read(5, 1)).unwrap();
+    world.host.submit(2, read(6, 1)).unwrap();
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);
     let mut bytes = world.sent_by_controller();
@@ -375,8 +397,8 @@ fn swapped_read_data_is_refused() {
     let mut world = World::new(Some(1), false);
     world.store[5] = Some(sealed(1, 5));
     world.store[6] = Some(sealed(1, 6));
-    world.host.submit_read(1, 5, 1).unwrap();
-    world.host.submit_read(2, 6, 1).unwrap();
+    world.host.submit(1, read(5, 1)).unwrap();
+    world.host.submit(2, read(6, 1)).unwrap();
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);
     let bytes = world.sent_by_controller();
@@ -393,12 +415,12 @@ fn swapped_read_data_is_refused() {
 fn old_read_answer_is_refused() {
     let mut world = World::new(Some(1), false);
     world.store[5] = Some(sealed(1, 5));
-    world.host.submit_read(1, 5, 1).unwrap();
+    world.host.submit(1, read(5, 1)).unwrap();
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);
     let recorded = world.sent_by_controller();
     world.feed_host(&recorded);
-    world.host.submit_read(2, 5, 1).unwrap();
+    world.host.submit(2, read(5, 1)).unwrap();
     world.feed_host(&recorded);
     assert_eq!(world.host_refusal(), Some(Reason::CompletionMac));
     assert_eq!(world.completed(2), None);
@@ -408,7 +430,7 @@ fn old_read_answer_is_refused() {
 fn forged_completion_of_a_dropped_write_is_refused() {
     for status in [Status::SUCCESS, Status::WRITE_FAULT] {
         let mut world = World::new(Some(1), false);
-        world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+        world.host.submit(1, write(5, sealed(1, 5))).unwrap();
         let _dropped = world.sent_by_host();
         let entry = CompletionEntry { status: status.field().into(), ..CompletionEntry::default() };
         let forged = super::super::pdu::CapsuleResp {
@@ -423,10 +445,23 @@ fn forged_completion_of_a_dropped_write_is_refused() {
 #[test]
 fn reflected_bytes_are_refused() {
     let mut world = World::new(Some(1), false);
-    world.host.submit_write(1, 5, sealed(1, 5), false).unwrap();
+    world.host.submit(1, write(5, sealed(1, 5))).unwrap();
     let bytes = world.sent_by_host();
     world.feed_host(&bytes);
     assert_eq!(world.host_refusal(), Some(Reason::PduMalformed));
+}
+
+fn transfer(opcode: u8, cid: u16, lba: u64, blocks: u32, sgl: Sgl) -> SubmissionEntry {
+    SubmissionEntry {
+        opcode,
+        flags: FLAGS_SGL,
+        cid: cid.into(),
+        nsid: 1.into(),
+        sgl,
+        start_lba: lba.into(),
+        cdw12: (blocks - 1).into(),
+        ..SubmissionEntry::default()
+    }
 }
 
 type Change = fn(&mut SubmissionEntry);
@@ -436,7 +471,7 @@ fn bad_commands_get_their_own_status() {
     let send = |change: Change| {
         let mut world = World::new(None, false);
         let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
-        let mut entry = SubmissionEntry::transfer(READ, 3, 1, 4, 1, sgl);
+        let mut entry = transfer(READ, 3, 4, 1, sgl);
         change(&mut entry);
         let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0), entry };
         world.feed_controller(capsule.as_bytes());
@@ -465,7 +500,7 @@ fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
     let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
     let capsule = |cid| CapsuleCmd {
         common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0),
-        entry: SubmissionEntry::transfer(WRITE, cid, 1, 4, 1, sgl),
+        entry: transfer(WRITE, cid, 4, 1, sgl),
     };
     for cid in 0..7 {
         world.feed_controller(capsule(cid).as_bytes());
@@ -482,13 +517,13 @@ fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
 #[test]
 fn submission_is_bounded_by_depth_and_length() {
     let mut world = World::new(None, false);
-    assert_eq!(world.host.submit_read(0, 0, 9), Err(SubmitError::Length));
-    assert_eq!(world.host.submit_read(0, 0, 0), Err(SubmitError::Length));
+    assert_eq!(refused(&mut world, read(0, 9)), SubmitError::Length);
+    assert_eq!(refused(&mut world, read(0, 0)), SubmitError::Length);
     for tag in 0..7 {
-        world.host.submit_read(tag, 0, 1).unwrap();
+        world.host.submit(tag, read(0, 1)).unwrap();
     }
     assert!(!world.host.can_submit());
-    assert_eq!(world.host.submit_read(7, 0, 1), Err(SubmitError::Full));
+    assert_eq!(refused(&mut world, read(0, 1)), SubmitError::Full);
 }
 
 #[test]
@@ -498,7 +533,7 @@ fn data_is_asked_for_only_as_the_window_allows_and_in_order() {
     world.controller.limits.transfer_max = all;
     world.host.limits.transfer_max = all;
     for tag in 0..5 {
-        world.host.submit_write(tag, 0, vec![tag as u8; all], false).unwrap();
+        world.host.submit(tag, write(0, vec![tag as u8; all])).unwrap();
     }
     let bytes = world.sent_by_host();
     world.feed_controller(&bytes);

@@ -34,6 +34,10 @@ statuses! {
     INTERNAL_ERROR = 0x006, "Internal Error";
     /// Aborted on request.
     ABORTED = 0x007, "Command Abort Requested";
+    /// The other command of the fused operation failed.
+    ABORTED_FAILED_FUSED = 0x009, "Command Aborted due to Failed Fused Command";
+    /// The other command of the fused operation didn't come.
+    ABORTED_MISSING_FUSED = 0x00a, "Command Aborted due to Missing Fused Command";
     /// The namespace id isn't there.
     INVALID_NAMESPACE = 0x00b, "Invalid Namespace or Format";
     /// Wrong order of commands.
@@ -42,10 +46,28 @@ statuses! {
     SGL_LENGTH_INVALID = 0x00f, "Data SGL Length Invalid";
     /// The data pointer's type isn't supported.
     SGL_TYPE_INVALID = 0x011, "SGL Descriptor Type Invalid";
+    /// More blocks than are written atomically.
+    ATOMIC_WRITE_UNIT_EXCEEDED = 0x014, "Atomic Write Unit Exceeded";
+    /// The data pointer's offset isn't allowed.
+    SGL_OFFSET_INVALID = 0x016, "SGL Offset Invalid";
+    /// The host's identifier has the wrong length for this command.
+    HOST_IDENTIFIER_INCONSISTENT = 0x018, "Host Identifier Inconsistent Format";
+    /// Preempted by another host's reservation.
+    ABORTED_PREEMPTED = 0x01b, "Command Aborted due to Preempt and Abort";
+    /// The namespace may only be read.
+    NAMESPACE_WRITE_PROTECTED = 0x020, "Namespace is Write Protected";
+    /// Something interrupted the command; it may be sent again.
+    COMMAND_INTERRUPTED = 0x021, "Command Interrupted";
+    /// The transport damaged the data; it may be sent again.
+    TRANSIENT_TRANSPORT_ERROR = 0x022, "Transient Transport Error";
     /// Blocks beyond the end of the namespace.
     LBA_OUT_OF_RANGE = 0x080, "LBA Out of Range";
+    /// No room for the blocks.
+    CAPACITY_EXCEEDED = 0x081, "Capacity Exceeded";
     /// Temporarily impossible: no counters leased, nothing may be sealed.
     NAMESPACE_NOT_READY = 0x082, "Namespace Not Ready";
+    /// Another host's reservation forbids it.
+    RESERVATION_CONFLICT = 0x083, "Reservation Conflict";
     /// Queue identifier in use or out of range.
     INVALID_QUEUE = 0x101, "Invalid Queue Identifier";
     /// The log page isn't offered.
@@ -54,6 +76,8 @@ statuses! {
     FEATURE_NOT_CHANGEABLE = 0x10e, "Feature Not Changeable";
     /// Too many asynchronous event requests.
     EVENT_REQUESTS_EXCEEDED = 0x105, "Asynchronous Event Request Limit Exceeded";
+    /// Connect succeeded, but the host must authenticate first.
+    AUTHENTICATION_REQUIRED = 0x191, "Authentication Required";
     /// Connect: record format not supported.
     CONNECT_FORMAT = 0x180, "Connect Incompatible Format";
     /// Connect: no more controllers, or the controller is in use.
@@ -72,6 +96,18 @@ statuses! {
     APPLICATION_TAG_CHECK = 0x283, "End-to-end Application Tag Check Error";
     /// The sector isn't the latest that was written here.
     REFERENCE_TAG_CHECK = 0x284, "End-to-end Reference Tag Check Error";
+    /// The stored blocks aren't the expected ones.
+    COMPARE_FAILURE = 0x285, "Compare Failure";
+    /// The host may not do this.
+    ACCESS_DENIED = 0x286, "Access Denied";
+    /// The stored blocks were deallocated or never written.
+    DEALLOCATED_BLOCK = 0x287, "Deallocated or Unwritten Logical Block";
+    /// ANA: this controller will never reach the namespace again.
+    ANA_PERSISTENT_LOSS = 0x301, "Asymmetric Access Persistent Loss";
+    /// ANA: this controller doesn't reach the namespace.
+    ANA_INACCESSIBLE = 0x302, "Asymmetric Access Inaccessible";
+    /// ANA: the state is changing.
+    ANA_TRANSITION = 0x303, "Asymmetric Access Transition";
     /// The back end's queue was lost; the outcome isn't known.
     INTERNAL_PATH_ERROR = 0x300, "Internal Path Error";
 }

@@ -1,0 +1,193 @@
+//! What every store must do, checked against a map of blocks.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::super::store::{
+    BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest,
+};
+
+/// Longest range of one operation.
+const RANGE_MAX: u64 = 40;
+/// Operations of the random part.
+const OPERATIONS: u64 = 600;
+
+/// A block as version `version` of `lba`: no two are alike.
+pub fn block(block_bytes: usize, lba: u64, version: u64) -> Vec<u8> {
+    let mut block = vec![0; block_bytes];
+    let mut random = ChaCha8Rng::seed_from_u64(lba ^ version.rotate_left(32));
+    random.fill_bytes(&mut block);
+    block
+}
+
+/// Blocks from `lba`, all of one version.
+pub fn blocks(block_bytes: usize, lba: u64, count: u64, version: u64) -> Vec<u8> {
+    (lba..lba + count).flat_map(|lba| block(block_bytes, lba, version)).collect()
+}
+
+/// Waits until the channel has `count` ends to tell, and tells them.
+pub fn wait(channel: &mut dyn StoreChannel, count: usize) -> Vec<StoreDone> {
+    let mut done = Vec::new();
+    channel.poll(&mut done);
+    while done.len() < count {
+        let fd =
+            channel.as_fd().expect("every operation of a channel without descriptor has ended");
+        let limit = Timespec::try_from(Duration::from_secs(20)).expect("time-out");
+        let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).expect("poll");
+        assert_eq!(ready, 1, "the descriptor never told of an end");
+        channel.poll(&mut done);
+    }
+    done
+}
+
+/// Executes one operation and returns its buffer.
+pub fn execute(channel: &mut dyn StoreChannel, request: StoreRequest) -> std::io::Result<Vec<u8>> {
+    channel.submit(77, request);
+    assert_eq!(channel.in_flight(), 1);
+    let mut done = wait(channel, 1);
+    assert_eq!((done.len(), channel.in_flight()), (1, 0));
+    let StoreDone { ticket, result, buffer } = done.remove(0);
+    assert_eq!(ticket, 77);
+    result.map(|()| buffer)
+}
+
+/// Reads blocks.
+pub fn read(channel: &mut dyn StoreChannel, block_bytes: usize, lba: u64, count: u64) -> Vec<u8> {
+    let buffer = vec![0xAA; count as usize * block_bytes];
+    execute(channel, StoreRequest::Read { lba, buffer }).expect("read")
+}
+
+fn refuses_what_is_out_of_range(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+    let (size, count) = (store.block_bytes(), store.block_count());
+    let write = |lba, bytes| StoreRequest::Write { lba, buffer: vec![1; bytes], durable: false };
+    let requests = [
+        StoreRequest::Read { lba: count, buffer: vec![0; size] },
+        StoreRequest::Read { lba: u64::MAX, buffer: vec![0; size] },
+        StoreRequest::Read { lba: 0, buffer: vec![0; size - 1] },
+        StoreRequest::Read { lba: 0, buffer: Vec::new() },
+        write(count - 1, 2 * size),
+        write(0, size + 1),
+        StoreRequest::Deallocate { lba: count - 1, blocks: 2 },
+        StoreRequest::Deallocate { lba: 1, blocks: u64::MAX },
+    ];
+    for request in requests {
+        assert!(execute(channel, request).is_err());
+    }
+    assert_eq!(read(channel, size, count - 1, 1), vec![0; size]);
+}
+
+fn random_operation(
+    random: &mut ChaCha8Rng,
+    model: &mut HashMap<u64, u64>,
+    (size, count): (usize, u64),
+    version: u64,
+) -> (StoreRequest, Option<Vec<u8>>) {
+    let lba = random.next_u64() % count;
+    let length = 1 + random.next_u64() % RANGE_MAX.min(count - lba);
+    let range = lba..lba + length;
+    match random.next_u32() % 10 {
+        0..=3 => {
+            model.extend(range.map(|lba| (lba, version)));
+            let buffer = blocks(size, lba, length, version);
+            let durable = random.next_u32().is_multiple_of(8);
+            (StoreRequest::Write { lba, buffer, durable }, None)
+        }
+        4 => {
+            model.retain(|lba, _| !range.contains(lba));
+            (StoreRequest::Deallocate { lba, blocks: length }, None)
+        }
+        5 => (StoreRequest::Flush, None),
+        _ => {
+            let expected = range.flat_map(|lba| match model.get(&lba) {
+                Some(&version) => block(size, lba, version),
+                None => vec![0; size],
+            });
+            let buffer = vec![0xAA; length as usize * size];
+            (StoreRequest::Read { lba, buffer }, Some(expected.collect()))
+        }
+    }
+}
+
+fn follows_the_model(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+    let size = (store.block_bytes(), store.block_count());
+    let mut random = ChaCha8Rng::seed_from_u64(7);
+    let mut model = HashMap::new();
+    for version in 1..OPERATIONS {
+        let (request, expected) = random_operation(&mut random, &mut model, size, version);
+        let buffer = execute(channel, request).expect("operation");
+        assert!(expected.is_none_or(|expected| expected == buffer), "operation {version}");
+    }
+    let mut written = HashMap::new();
+    let mut visit = |lba, metadata: &[u8; METADATA_BYTES]| {
+        assert!(written.insert(lba, *metadata).is_none(), "block {lba} twice");
+    };
+    store.scan(&mut visit).expect("scan");
+    if store.block_bytes() == BLOCK_BYTES {
+        assert_eq!(written.len(), model.len());
+        for (lba, metadata) in written {
+            let expected = block(BLOCK_BYTES, lba, model[&lba]);
+            assert_eq!(metadata, expected[DATA_BYTES..]);
+        }
+    } else {
+        assert!(written.is_empty());
+    }
+}
+
+fn keeps_many_in_flight(store: &dyn BlockStore) {
+    let size = store.block_bytes();
+    let mut channels = [store.open().expect("channel"), store.open().expect("channel")];
+    let [first, second] = &mut channels;
+    for round in 0..4 {
+        for lba in 0..100 {
+            let buffer = block(size, lba, 1000 + round);
+            first.submit(lba, StoreRequest::Write { lba, buffer, durable: lba % 16 == 0 });
+        }
+        assert_eq!(first.in_flight(), 100);
+        let ends = wait(&mut **first, 100);
+        assert!(ends.iter().all(|end| end.result.is_ok() && end.buffer.len() == size));
+        for lba in 0..100 {
+            second.submit(lba, StoreRequest::Read { lba, buffer: vec![0; size] });
+        }
+        let mut ends = wait(&mut **second, 100);
+        ends.sort_by_key(|end| end.ticket);
+        for (lba, end) in (0..).zip(ends) {
+            assert_eq!((end.ticket, end.result.is_ok()), (lba, true));
+            assert_eq!(end.buffer, block(size, lba, 1000 + round));
+        }
+    }
+}
+
+fn counts_operations(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+    let counter = |name| {
+        let statistics = store.statistics();
+        statistics.iter().find(|(known, _)| *known == name).expect("counter").1
+    };
+    let names = ["device_reads", "device_writes", "device_flushes", "device_deallocations"];
+    let before = names.map(counter);
+    let failures = counter("device_failures");
+    let bytes = counter("device_bytes_written");
+    let size = store.block_bytes();
+    let buffer = blocks(size, 5, 3, 9);
+    execute(channel, StoreRequest::Write { lba: 5, buffer, durable: false }).expect("write");
+    read(channel, size, 5, 1);
+    execute(channel, StoreRequest::Flush).expect("flush");
+    execute(channel, StoreRequest::Deallocate { lba: 5, blocks: 1 }).expect("deallocate");
+    assert_eq!(names.map(counter), before.map(|count| count + 1));
+    assert_eq!(counter("device_bytes_written"), bytes + 3 * size as u64);
+    let beyond = StoreRequest::Deallocate { lba: store.block_count(), blocks: 1 };
+    assert!(execute(channel, beyond).is_err());
+    assert_eq!(counter("device_failures"), failures + 1);
+}
+
+/// Checks an empty store of at least 200 blocks.
+pub fn check(store: &dyn BlockStore) {
+    let mut channel = store.open().expect("channel");
+    refuses_what_is_out_of_range(store, &mut *channel);
+    follows_the_model(store, &mut *channel);
+    keeps_many_in_flight(store);
+    counts_operations(store, &mut *channel);
+}

@@ -1,0 +1,227 @@
+//! Blocks in memory, for tests and benchmarks. Lost with the process; flush has nothing to do.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::super::store::{
+    BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone,
+    StoreRequest,
+};
+
+/// Blocks per region. A region is allocated by its first write and freed when all of it is
+/// deallocated at once; it is also what is locked, so that a block changes as a whole.
+const REGION_BLOCKS: u64 = 256;
+
+#[derive(Debug)]
+struct Shared {
+    block_bytes: usize,
+    block_count: u64,
+    regions: Vec<RwLock<Vec<u8>>>,
+    counters: StoreCounters,
+}
+
+/// A store in memory, allocated a region at a time.
+#[derive(Debug)]
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+}
+
+impl MemoryStore {
+    /// An empty store: 4160-byte blocks if sealed, 4096 if not.
+    #[must_use]
+    pub fn new(block_count: u64, is_sealed: bool) -> Self {
+        let block_bytes = if is_sealed { BLOCK_BYTES } else { DATA_BYTES };
+        let regions = (0..block_count.div_ceil(REGION_BLOCKS)).map(|_| RwLock::default());
+        let (regions, counters) = (regions.collect(), StoreCounters::default());
+        Self { shared: Arc::new(Shared { block_bytes, block_count, regions, counters }) }
+    }
+
+    /// A channel of its own type.
+    #[must_use]
+    pub fn channel(&self) -> MemoryChannel {
+        MemoryChannel { shared: Arc::clone(&self.shared), done: Vec::new() }
+    }
+}
+
+impl BlockStore for MemoryStore {
+    fn block_bytes(&self) -> usize {
+        self.shared.block_bytes
+    }
+
+    fn block_count(&self) -> u64 {
+        self.shared.block_count
+    }
+
+    fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
+        Ok(Box::new(self.channel()))
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
+        if self.shared.block_bytes != BLOCK_BYTES {
+            return Ok(());
+        }
+        for (first, region) in (0..).step_by(REGION_BLOCKS as usize).zip(&self.shared.regions) {
+            let region = region.read().unwrap_or_else(PoisonError::into_inner);
+            for (lba, block) in (first..).zip(region.chunks_exact(BLOCK_BYTES)) {
+                // A block that was written names its format version, so it is not all zeros.
+                if let Some(metadata) = block.last_chunk()
+                    && *metadata != [0; METADATA_BYTES]
+                {
+                    visit(lba, metadata);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn statistics(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counters.by_name()
+    }
+}
+
+/// Part of a region: which region, and the bytes in it.
+struct Part<'a> {
+    region: &'a RwLock<Vec<u8>>,
+    start: usize,
+    end: usize,
+}
+
+impl Shared {
+    fn region_bytes(&self) -> usize {
+        REGION_BLOCKS as usize * self.block_bytes
+    }
+
+    /// The parts of regions that a range covers, in order. The range is inside the store.
+    fn parts(&self, mut lba: u64, blocks: u64) -> impl Iterator<Item = Part<'_>> {
+        let end = lba + blocks;
+        std::iter::from_fn(move || {
+            if lba == end {
+                return None;
+            }
+            let index = lba / REGION_BLOCKS;
+            let stop = end.min((index + 1) * REGION_BLOCKS);
+            let offset = |lba: u64| (lba - index * REGION_BLOCKS) as usize * self.block_bytes;
+            let (start, end) = (offset(lba), offset(stop));
+            lba = stop;
+            self.regions.get(index as usize).map(|region| Part { region, start, end })
+        })
+    }
+
+    fn read(&self, lba: u64, mut buffer: &mut [u8]) {
+        for part in self.parts(lba, (buffer.len() / self.block_bytes) as u64) {
+            let (piece, rest) = buffer.split_at_mut(part.end - part.start);
+            let region = part.region.read().unwrap_or_else(PoisonError::into_inner);
+            match region.get(part.start..part.end) {
+                Some(stored) => piece.copy_from_slice(stored),
+                None => piece.fill(0),
+            }
+            buffer = rest;
+        }
+    }
+
+    fn write(&self, lba: u64, mut buffer: &[u8]) {
+        for part in self.parts(lba, (buffer.len() / self.block_bytes) as u64) {
+            let (piece, rest) = buffer.split_at(part.end - part.start);
+            let mut region = part.region.write().unwrap_or_else(PoisonError::into_inner);
+            if region.is_empty() {
+                region.resize(self.region_bytes(), 0);
+            }
+            if let Some(stored) = region.get_mut(part.start..part.end) {
+                stored.copy_from_slice(piece);
+            }
+            buffer = rest;
+        }
+    }
+
+    fn deallocate(&self, lba: u64, blocks: u64) {
+        for part in self.parts(lba, blocks) {
+            let mut region = part.region.write().unwrap_or_else(PoisonError::into_inner);
+            if part.end - part.start == self.region_bytes() {
+                *region = Vec::new();
+            } else if let Some(stored) = region.get_mut(part.start..part.end) {
+                stored.fill(0);
+            }
+        }
+    }
+
+    fn execute(&self, request: &mut StoreRequest) -> io::Result<()> {
+        request.check(self.block_bytes, self.block_count)?;
+        match request {
+            StoreRequest::Read { lba, buffer } => {
+                self.read(*lba, buffer);
+                self.counters.read(buffer.len());
+            }
+            StoreRequest::Write { lba, buffer, .. } => {
+                self.write(*lba, buffer);
+                self.counters.written(buffer.len());
+            }
+            StoreRequest::Flush => self.counters.flushed(),
+            StoreRequest::Deallocate { lba, blocks } => {
+                self.deallocate(*lba, *blocks);
+                self.counters.deallocated();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A channel of a memory store: everything ends inside `submit`.
+#[derive(Debug)]
+pub struct MemoryChannel {
+    shared: Arc<Shared>,
+    done: Vec<StoreDone>,
+}
+
+impl StoreChannel for MemoryChannel {
+    fn submit(&mut self, ticket: u64, mut request: StoreRequest) {
+        let result = self.shared.execute(&mut request);
+        if result.is_err() {
+            self.shared.counters.failed();
+        }
+        self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+    }
+
+    fn poll(&mut self, done: &mut Vec<StoreDone>) {
+        done.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance;
+    use super::*;
+
+    fn allocated(store: &MemoryStore) -> usize {
+        let regions = store.shared.regions.iter();
+        regions.filter(|region| !region.read().expect("region").is_empty()).count()
+    }
+
+    #[test]
+    fn behaves_as_a_store() {
+        conformance::check(&MemoryStore::new(1000, true));
+        conformance::check(&MemoryStore::new(1000, false));
+    }
+
+    #[test]
+    fn deallocating_a_whole_region_frees_it() {
+        let store = MemoryStore::new(1000, true);
+        let mut channel = store.channel();
+        let write = |lba| StoreRequest::Write { lba, buffer: vec![1; BLOCK_BYTES], durable: false };
+        channel.submit(1, write(3));
+        channel.submit(2, write(256));
+        assert_eq!(allocated(&store), 2);
+        channel.submit(3, StoreRequest::Deallocate { lba: 0, blocks: 255 });
+        assert_eq!(allocated(&store), 2);
+        channel.submit(4, StoreRequest::Deallocate { lba: 0, blocks: 256 });
+        assert_eq!(allocated(&store), 1);
+    }
+}

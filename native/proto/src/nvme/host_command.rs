@@ -1,0 +1,186 @@
+//! What a host asks of a controller, and how that becomes submission entries.
+
+use super::command::{
+    COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FORCE_UNIT_ACCESS,
+    FUSED_FIRST, FUSED_SECOND, RANGE_BYTES, READ, VERIFY, WRITE, WRITE_IF, WRITE_ZEROES,
+};
+use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
+
+/// Most blocks of one command: its count has 16 bits, less one.
+const BLOCKS_MAX: u32 = 1 << 16;
+
+/// A command of a host. Data are whole blocks; on a secure queue they are sealed sectors, and are
+/// given their sector MACs when they are submitted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HostCommand {
+    /// Read blocks.
+    Read {
+        /// First LBA.
+        lba: u64,
+        /// Blocks.
+        blocks: u32,
+    },
+    /// Write blocks.
+    Write {
+        /// First LBA.
+        lba: u64,
+        /// The blocks.
+        data: Vec<u8>,
+        /// Durable before it completes.
+        is_forced: bool,
+    },
+    /// Make completed writes durable.
+    Flush,
+    /// Make blocks read as zeros.
+    WriteZeroes {
+        /// First LBA.
+        lba: u64,
+        /// Blocks.
+        blocks: u32,
+        /// The blocks may be deallocated.
+        deallocate: bool,
+    },
+    /// Deallocate 1 to [`RANGES_MAX`] ranges. On a secure queue the list must fit the capsule.
+    Deallocate(Vec<LbaRange>),
+    /// Compare the stored blocks with these.
+    Compare {
+        /// First LBA.
+        lba: u64,
+        /// What should be stored.
+        data: Vec<u8>,
+    },
+    /// Check the stored blocks without moving them.
+    Verify {
+        /// First LBA.
+        lba: u64,
+        /// Blocks.
+        blocks: u32,
+    },
+    /// Write `data` if the stored blocks equal `expected` (same length, at most
+    /// [`FUSED_BLOCKS_MAX`] blocks). Takes two entries of the queue, ends once.
+    CompareAndWrite {
+        /// First LBA.
+        lba: u64,
+        /// What must be stored now.
+        expected: Vec<u8>,
+        /// What to store then.
+        data: Vec<u8>,
+    },
+    /// Secure queues only: write each block if the IV stored now is the one it names
+    /// (`sector::set_expected_iv`).
+    WriteIf {
+        /// First LBA.
+        lba: u64,
+        /// The sealed blocks with their expected IVs.
+        data: Vec<u8>,
+        /// Durable before it completes.
+        is_forced: bool,
+    },
+}
+
+/// The fields of one submission entry, and its data.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    pub(super) opcode: u8,
+    /// Bits of the fused operation.
+    pub(super) fused: u8,
+    /// Command dwords 10 and 11; for ranges of blocks the first LBA.
+    pub(super) cdw10_11: u64,
+    pub(super) cdw12: u32,
+    /// Bytes that move, in either direction.
+    pub(super) bytes: usize,
+    /// Data for the controller.
+    pub(super) data: Vec<u8>,
+}
+
+impl HostCommand {
+    /// Entries of the queue it takes.
+    pub(super) fn entries(&self) -> usize {
+        if matches!(self, Self::CompareAndWrite { .. }) { 2 } else { 1 }
+    }
+
+    /// Whether its lengths are what a command may have.
+    pub(super) fn has_valid_length(&self, block_bytes: usize, transfer_max: usize) -> bool {
+        let whole = |bytes: usize| {
+            bytes > 0 && bytes <= transfer_max && bytes.is_multiple_of(block_bytes.max(1))
+        };
+        match self {
+            Self::Read { blocks, .. } => whole((*blocks as usize).saturating_mul(block_bytes)),
+            Self::Write { data, .. } | Self::Compare { data, .. } | Self::WriteIf { data, .. } => {
+                whole(data.len())
+            }
+            Self::Flush => true,
+            Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
+                (1..=BLOCKS_MAX).contains(blocks)
+            }
+            Self::Deallocate(ranges) => (1..=RANGES_MAX).contains(&ranges.len()),
+            Self::CompareAndWrite { expected, data, .. } => {
+                whole(data.len())
+                    && expected.len() == data.len()
+                    && data.len() <= FUSED_BLOCKS_MAX as usize * block_bytes
+            }
+        }
+    }
+
+    /// The entry to submit, and the second one of a fused pair. Lengths must be valid.
+    pub(super) fn into_entries(self, block_bytes: usize) -> (Entry, Option<Entry>) {
+        let count = |blocks: u32| blocks.wrapping_sub(1) & 0xffff;
+        let moved = |opcode: u8, lba: u64, data: Vec<u8>, control: u32| Entry {
+            opcode,
+            cdw10_11: lba,
+            cdw12: count((data.len() / block_bytes) as u32) | control,
+            bytes: data.len(),
+            data,
+            ..Entry::default()
+        };
+        let forced = |is_forced: bool| if is_forced { FORCE_UNIT_ACCESS } else { 0 };
+        let ranged = |opcode, lba, blocks, control, bytes| Entry {
+            opcode,
+            cdw10_11: lba,
+            cdw12: count(blocks) | control,
+            bytes,
+            ..Entry::default()
+        };
+        let entry = match self {
+            Self::Read { lba, blocks } => {
+                ranged(READ, lba, blocks, 0, blocks as usize * block_bytes)
+            }
+            Self::Write { lba, data, is_forced } => moved(WRITE, lba, data, forced(is_forced)),
+            Self::Flush => Entry { opcode: FLUSH, ..Entry::default() },
+            Self::WriteZeroes { lba, blocks, deallocate } => {
+                let control = if deallocate { DEALLOCATE_BIT } else { 0 };
+                ranged(WRITE_ZEROES, lba, blocks, control, 0)
+            }
+            Self::Deallocate(ranges) => {
+                let data = encode_ranges(&ranges);
+                Entry {
+                    opcode: DATASET_MANAGEMENT,
+                    cdw10_11: (ranges.len() as u64).wrapping_sub(1) & 0xff | DEALLOCATE_ATTRIBUTE,
+                    bytes: data.len(),
+                    data,
+                    ..Entry::default()
+                }
+            }
+            Self::Compare { lba, data } => moved(COMPARE, lba, data, 0),
+            Self::Verify { lba, blocks } => ranged(VERIFY, lba, blocks, 0, 0),
+            Self::WriteIf { lba, data, is_forced } => moved(WRITE_IF, lba, data, forced(is_forced)),
+            Self::CompareAndWrite { lba, expected, data } => {
+                let first = Entry { fused: FUSED_FIRST, ..moved(COMPARE, lba, expected, 0) };
+                let second = Entry { fused: FUSED_SECOND, ..moved(WRITE, lba, data, 0) };
+                return (first, Some(second));
+            }
+        };
+        (entry, None)
+    }
+}
+
+/// The range list of a Dataset Management command: context attributes 0, blocks, first LBA.
+fn encode_ranges(ranges: &[LbaRange]) -> Vec<u8> {
+    let mut list = Vec::with_capacity(ranges.len() * RANGE_BYTES);
+    for range in ranges {
+        list.extend_from_slice(&[0; 4]);
+        list.extend_from_slice(&range.blocks.to_le_bytes());
+        list.extend_from_slice(&range.lba.to_le_bytes());
+    }
+    list
+}
