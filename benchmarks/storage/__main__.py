@@ -13,15 +13,17 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
 from benchmarks.storage.cells import Cell, Sample, all_cells
 from benchmarks.storage.measure import System, host_of, measure
 from benchmarks.storage.report import plot, table, write_json
 from benchmarks.storage.world import running_systems
+from rich.console import Console
+from rich.progress import Progress
+
 from sealane.errors import Error
 
+# What the table needs where nobody says how wide the paper is.
+TABLE_COLUMNS = 132
 HOST_NQN = "nqn.2026-11.dev.sealane:benchmark-host"
 
 
@@ -151,7 +153,7 @@ async def systems_of(arguments: argparse.Namespace) -> AsyncIterator[list[System
 def main() -> int:
     """Run; one line on an error."""
     arguments = parser().parse_args()
-    console = Console()
+    console = Console(width=TABLE_COLUMNS) if not sys.stdout.isatty() else Console()
     try:
         asyncio.run(run(arguments, console))
     except Error as error:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sealane import _native
-from sealane.protocol.nvme.identify import NamespaceIdentity
-from sealane.transport.nvme import ConnectedQueue, HostController
-
 from benchmarks.storage.cells import Cell, Sample
+
+from sealane import _native
+from sealane.protocol.nvme.constants import NAMESPACE_ID
+from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme.initiator import ConnectedQueue, HostController
 
 WARM_UP_SECONDS = 0.2
 
@@ -80,6 +81,21 @@ def host_of(system: System) -> HostController:
     )
 
 
+def described(queue: ConnectedQueue, namespace: NamespaceIdentity) -> "_native.LoadQueue":
+    """Describe a connected queue to the engine."""
+    return {
+        "descriptor": queue.socket.fileno(),
+        "queue_depth": queue.queue_depth,
+        "h2c_data_max": queue.h2c_data_max,
+        "transfer_max": queue.transfer_max,
+        "in_capsule_max": queue.in_capsule_max,
+        "header_digest": False,
+        "data_digest": False,
+        "block_bytes": namespace.block_bytes,
+        "nsid": NAMESPACE_ID,
+    }
+
+
 async def load(
     queues: list[ConnectedQueue],
     namespace: NamespaceIdentity,
@@ -88,11 +104,11 @@ async def load(
     seconds: float,
     span: int,
     seed: int,
-) -> _native.LoadResult:
+) -> "_native.LoadResult":
     """Run the engine's load on its own threads."""
     return await asyncio.to_thread(
         _native.run_load,
-        [queue.limits(namespace) for queue in queues],
+        [described(queue, namespace) for queue in queues],
         is_write=cell.operation == "write",
         is_random=cell.pattern == "random",
         io_bytes=cell.io_bytes,

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import matplotlib as mpl
+from benchmarks.storage.cells import Cell, Sample
 from rich import box
 from rich.table import Table
 
-from benchmarks.storage.cells import Cell, Sample
-
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - only after the back end is chosen
+from matplotlib import pyplot as plt
 
 MIB: Final = 1 << 20
 
@@ -44,15 +43,18 @@ def table(samples: Sequence[Sample], cells: Sequence[Cell], systems: Sequence[st
     found = Table(title="NVMe/TCP, medians", box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("cell", "QD", "queues", "system"):
         found.add_column(heading)
-    for heading in ("IOPS", "MiB/s", "p50 µs", "p99 µs", "p99.9 µs", "CPU µs per I/O", "ratio"):
+    processes = list(dict.fromkeys(p for system in systems for p in _processes(samples, system)))
+    figures = ("IOPS", "MiB/s", "p50 µs", "p99 µs", "p99.9 µs")
+    for heading in (*figures, *(f"{p}\nCPU µs/IO" for p in processes), "ratio"):
         found.add_column(heading, justify="right")
     for cell in cells:
         for index, system in enumerate(systems):
             of = _Medians(samples, system, cell)
-            cpu = " + ".join(
-                f"{name} {of(lambda s, n=name: s.cpu_us_per_command[n]):.1f}"
-                for name in _processes(samples, system)
-            )
+            known = _processes(samples, system)
+            cpu = [
+                f"{of(lambda s, n=name: s.cpu_us_per_command[n]):.1f}" if name in known else ""
+                for name in processes
+            ]
             ratio = "" if index == 0 else f"{paired_ratio(samples, system, systems[0], cell):.2f}"
             found.add_row(
                 cell.title if index == 0 else "",
@@ -64,7 +66,7 @@ def table(samples: Sequence[Sample], cells: Sequence[Cell], systems: Sequence[st
                 f"{of(lambda s: s.latency_p50_us):,.0f}",
                 f"{of(lambda s: s.latency_p99_us):,.0f}",
                 f"{of(lambda s: s.latency_p999_us):,.0f}",
-                cpu,
+                *cpu,
                 ratio,
                 end_section=index == len(systems) - 1,
             )
@@ -104,7 +106,9 @@ def write_json(
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def plot(path: Path, samples: Sequence[Sample], cells: Sequence[Cell], systems: Sequence[str]) -> None:
+def plot(
+    path: Path, samples: Sequence[Sample], cells: Sequence[Cell], systems: Sequence[str]
+) -> None:
     """IOPS of the systems side by side, and their CPU per I/O, one bar group a cell."""
     figure, (rates, costs) = plt.subplots(2, 1, figsize=(11, 8), sharex=True, layout="constrained")
     width = 0.8 / len(systems)

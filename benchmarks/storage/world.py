@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from benchmarks.storage.measure import System
+
 import sealane.client
 from sealane.daemon.demo.cluster import ClusterBuilder
 from sealane.errors import UnavailableError
-
-from benchmarks.storage.measure import System
 
 PLAIN_NQN: Final = "nqn.2026-11.dev.sealane:benchmark-plain"
 
@@ -34,7 +34,7 @@ async def running_systems(
         builder = ClusterBuilder(scratch, announce=lambda _: None)
         async with (
             builder.storage(**options) as (_, target, gateway),
-            sealane.client.connect(gateway.socket) as client,
+            sealane.client.connect(str(gateway.socket)) as client,
         ):
             traddr, _, trsvcid = target.addresses["target"].rpartition(":")
             plain = System(

@@ -32,8 +32,8 @@ struct LoadQueue {
 #[pyfunction]
 #[pyo3(signature = (queues, *, is_write, is_random, io_bytes, depth, span_bytes, seconds, seed))]
 #[allow(clippy::too_many_arguments)] // all by keyword
-fn run_load<'py>(
-    py: Python<'py>,
+fn run_load(
+    py: Python<'_>,
     queues: Vec<LoadQueue>,
     is_write: bool,
     is_random: bool,
@@ -42,7 +42,7 @@ fn run_load<'py>(
     span_bytes: u64,
     seconds: f64,
     seed: u64,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Bound<'_, PyDict>> {
     let block_bytes = queues.first().map_or(0, |queue| queue.block_bytes);
     let same = queues.iter().all(|queue| queue.block_bytes == block_bytes);
     if block_bytes == 0 || !same || io_bytes == 0 || !io_bytes.is_multiple_of(block_bytes) {

@@ -56,12 +56,12 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     crate::pdu::register(module)
 }
 
-fn invalid(error: impl ToString) -> PyErr {
+pub(crate) fn invalid(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
 /// A duplicate of a descriptor that Python owns and will close.
-fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(invalid("a file descriptor must not be negative"));
     }
@@ -341,7 +341,7 @@ struct HostQueue {
     queue: HostVolumeQueue,
 }
 
-fn transfer_error(error: TransferError) -> PyErr {
+pub(crate) fn transfer_error(error: TransferError) -> PyErr {
     let text = error.to_string();
     match error {
         TransferError::Status { status, lba } => StatusError::new_err((status.code(), lba, text)),

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rustix::event::PollFlags;
 use rustix::time::{ClockId, clock_gettime};
-use sealane_proto::nvme::host_queue::{HostCommand, HostEvent, HostLimits, HostQueue};
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
 
 use super::connection::{Connection, Gone, wait};
 use super::initiator::{TransferError, closed};

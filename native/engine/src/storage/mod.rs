@@ -10,6 +10,7 @@ pub mod freshness;
 pub mod gateway;
 mod gateway_worker;
 pub mod initiator;
+pub mod load;
 pub mod memory;
 pub mod pieces;
 pub mod queues;
