@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import secrets
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -89,7 +90,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> None:
 
 async def prefill(systems: list[System], arguments: argparse.Namespace) -> None:
     """Write the whole span once: a read of what was never written is too cheap."""
-    chunk = os.urandom(8 << 20)
+    chunk = secrets.token_bytes(8 << 20)
     for system in systems:
         async with host_of(system) as host:
             await host.request_queues(1)

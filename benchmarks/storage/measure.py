@@ -72,7 +72,7 @@ async def measure(
 
 
 def host_of(system: System) -> HostController:
-    """A host of the subsystem."""
+    """Make a host of the subsystem."""
     return HostController(
         traddr=system.traddr,
         trsvcid=system.trsvcid,
