@@ -7,20 +7,21 @@ path opens (`open_queue`). Sealing and opening happen in the engine.
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import Export, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
@@ -31,8 +32,8 @@ from sealane.protocol.nvme.constants import (
     QUEUE_DEPTH_MAX,
     SECURE_TRANSFER_BYTES,
 )
-from sealane.protocol.nvme.identify import Subsystem
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn
+from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 from sealane.transport.nvme.initiator import ConnectedQueue, HostController
 
 
@@ -76,7 +77,7 @@ class _BackEnd:
     host: HostController | None = None
 
 
-class AttachedVolume:
+class AttachedVolume(Exported):
     """One attached volume: its plain subsystem, its key and counters in the engine."""
 
     def __init__(
@@ -150,7 +151,7 @@ class AttachedVolume:
         try:
             secure = _native.SecureQueueParameters(
                 secret=grant.secret,
-                volume_id=self._subsystem.volume_id.bytes,
+                volume_id=self._subsystem.namespaces[0].namespace_uuid.bytes,
                 host_nqn=grant.host_nqn,
                 queue_id=connect.queue_id,
                 association_epoch=grant.association_epoch,
@@ -216,7 +217,7 @@ class AttachedVolume:
             return back_end.host
 
 
-class Gateway:
+class Gateway(Provider):
     """NVMe/TCP front end of attached volumes; loopback only unless told otherwise."""
 
     def __init__(self, *, traddr: str, trsvcid: int, allow_remote: bool = False) -> None:
@@ -247,6 +248,10 @@ class Gateway:
         """Subsystem by name, for the listener."""
         return self._attached.get(subsystem_nqn)
 
+    def exported(self) -> Iterable[Exported]:
+        """Every attached volume, for discovery."""
+        return list(self._attached.values())
+
     async def attach(
         self,
         volume: VolumeKey,
@@ -269,7 +274,7 @@ class Gateway:
         )
         attached = AttachedVolume(
             native=native,
-            subsystem=Subsystem(
+            subsystem=volume_subsystem(
                 nqn=nqn,
                 volume_id=volume.volume_id,
                 serial=volume.volume_id.hex[:20],
@@ -284,6 +289,7 @@ class Gateway:
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached
+        self._listener.changed()
         return attached
 
     async def detach(self, attached: AttachedVolume) -> None:

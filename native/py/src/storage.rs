@@ -10,13 +10,9 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::events::EventLog;
-use sealane_engine::storage::file::FileStore;
 use sealane_engine::storage::gateway::{GatewayVolume as EngineGateway, QueuePair};
 use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
-use sealane_engine::storage::memory::MemoryStore;
 use sealane_engine::storage::pieces;
-use sealane_engine::storage::store::SectorStore;
-use sealane_engine::storage::target::TargetVolume as EngineTarget;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
@@ -45,7 +41,6 @@ create_exception!(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
-    module.add_class::<TargetVolume>()?;
     module.add_class::<GatewayVolume>()?;
     module.add_class::<HostQueue>()?;
     module.add("QueueError", module.py().get_type::<QueueError>())?;
@@ -53,6 +48,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
     module.add_function(wrap_pyfunction!(status_name, module)?)?;
     module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
+    crate::target::register(module)?;
     crate::pdu::register(module)
 }
 
@@ -71,7 +67,7 @@ pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     Ok(borrowed.try_clone_to_owned()?)
 }
 
-fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
+pub(crate) fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
     let length = bytes.len();
     bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes, must have {N}")))
 }
@@ -85,7 +81,7 @@ fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     Ok(Secret::take(&mut copy))
 }
 
-fn statistics<'py>(
+pub(crate) fn statistics<'py>(
     py: Python<'py>,
     counters: Vec<(&'static str, u64)>,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -98,7 +94,7 @@ fn statistics<'py>(
 
 /// Keys and context of one secure queue; used up by `start_queue`.
 #[pyclass(module = "sealane._native")]
-struct SecureQueueParameters {
+pub(crate) struct SecureQueueParameters {
     secret: Option<Secret>,
     context: QueueContext,
 }
@@ -125,7 +121,7 @@ impl SecureQueueParameters {
 
 impl SecureQueueParameters {
     /// A secret makes one queue: a second one would use its nonces again.
-    fn take(&mut self) -> PyResult<SecureQueue> {
+    pub(crate) fn take(&mut self) -> PyResult<SecureQueue> {
         let secret = self.secret.take().ok_or_else(|| invalid("queue secret is used already"))?;
         Ok(SecureQueue::new(&secret, &self.context))
     }
@@ -133,7 +129,7 @@ impl SecureQueueParameters {
 
 /// One event of a volume.
 #[pyclass(frozen, get_all, module = "sealane._native")]
-struct StorageEvent {
+pub(crate) struct StorageEvent {
     kind: &'static str,
     reason: &'static str,
     lba: Option<u64>,
@@ -142,7 +138,7 @@ struct StorageEvent {
     detail: String,
 }
 
-fn taken(log: &EventLog) -> Vec<StorageEvent> {
+pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
     let convert = |event: sealane_engine::storage::events::StorageEvent| StorageEvent {
         kind: event.kind,
         reason: event.reason,
@@ -162,74 +158,6 @@ fn basic_namespace(block_bytes: usize, block_count: u64) -> NamespaceFormat {
         block_count,
         commands: CommandSet::NONE,
         access: Access::Full,
-    }
-}
-
-/// A volume of sealed sectors, as a target has it.
-#[pyclass(frozen, module = "sealane._native")]
-struct TargetVolume {
-    volume: EngineTarget,
-    sector_count: u64,
-}
-
-#[pymethods]
-impl TargetVolume {
-    #[new]
-    #[pyo3(signature = (*, sector_count, path))]
-    fn new(py: Python<'_>, sector_count: u64, path: Option<PathBuf>) -> PyResult<Self> {
-        if sector_count == 0 {
-            return Err(invalid("a volume has at least 1 sector"));
-        }
-        let volume = py.detach(|| {
-            let store: Box<dyn SectorStore> = match path {
-                Some(path) => Box::new(FileStore::create(&path, sector_count)?),
-                None => Box::new(MemoryStore::new(sector_count)),
-            };
-            EngineTarget::new(sector_count, store)
-        })?;
-        Ok(Self { volume, sector_count })
-    }
-
-    #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max, secure))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn start_queue(
-        &self,
-        fd: i32,
-        association: u64,
-        queue_id: u16,
-        queue_depth: u16,
-        h2c_data_max: usize,
-        transfer_max: usize,
-        mut secure: PyRefMut<'_, SecureQueueParameters>,
-    ) -> PyResult<()> {
-        let fd = duplicate(fd)?;
-        let limits = ControllerLimits {
-            queue_depth,
-            h2c_data_max,
-            in_capsule_max: h2c_data_max,
-            transfer_max,
-            success_flag: false,
-            digests: Digests::default(),
-        };
-        let namespace = basic_namespace(BLOCK_BYTES, self.sector_count);
-        Ok(self.volume.start_queue(fd, association, queue_id, limits, namespace, secure.take()?)?)
-    }
-
-    #[pyo3(signature = (association=None))]
-    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        py.detach(|| self.volume.close_queues(association));
-    }
-
-    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics(py, self.volume.statistics())
-    }
-
-    fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.volume.events())
-    }
-
-    fn event_fd(&self) -> i32 {
-        self.volume.events().as_fd().as_raw_fd()
     }
 }
 
