@@ -89,8 +89,8 @@ def described(queue: ConnectedQueue, namespace: NamespaceIdentity) -> "_native.L
         "h2c_data_max": queue.h2c_data_max,
         "transfer_max": queue.transfer_max,
         "in_capsule_max": queue.in_capsule_max,
-        "header_digest": False,
-        "data_digest": False,
+        "header_digest": queue.header_digest,
+        "data_digest": queue.data_digest,
         "block_bytes": namespace.block_bytes,
         "nsid": NAMESPACE_ID,
     }
