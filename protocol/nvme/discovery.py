@@ -12,8 +12,9 @@ _IPV4 = 1
 _IPV6 = 2
 _NVM_SUBSYSTEM = 2
 _CURRENT_DISCOVERY = 3
-_NO_SECURE_CHANNEL = 0x02
-_FLOW_CONTROL_OPTIONAL = 0x04
+# Bits 1:0 leave open whether a secure channel is wanted, as Linux's target does: libnvme 1.3 takes
+# "not required" (2) for a wish for TLS and then doesn't connect.
+_REQUIREMENTS = 0x04  # SQ flow control may be switched off
 _DYNAMIC = 0xFFFF
 _SAME_LOG_EVERYWHERE = 0x01
 _PERSISTENT = 0x02
@@ -47,7 +48,7 @@ def _encode(record: DiscoveryRecord) -> bytes:
         _TCP,
         _IPV6 if ":" in record.traddr else _IPV4,
         _CURRENT_DISCOVERY if record.is_discovery else _NVM_SUBSYSTEM,
-        _NO_SECURE_CHANNEL | _FLOW_CONTROL_OPTIONAL,
+        _REQUIREMENTS,
         record.port_id,
         _DYNAMIC,
         QUEUE_DEPTH_MAX,
