@@ -1,15 +1,19 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+pub mod emulated;
 pub mod journal;
 pub mod layout;
 pub mod memory;
+pub mod nvme;
+pub mod nvme_command;
 pub mod pages;
 pub mod plain_file;
 pub mod recovery;
 pub mod ring;
 pub mod sealed_file;
 pub mod sealed_map;
+pub mod selection;
 pub mod slots;
 pub mod table;
 
