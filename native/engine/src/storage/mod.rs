@@ -8,6 +8,7 @@ pub mod events;
 pub mod gateway;
 mod gateway_worker;
 pub mod initiator;
+pub mod load;
 pub mod pieces;
 pub mod queues;
 pub mod store;
