@@ -49,6 +49,20 @@ class Node:
         return started
 
 
+@dataclass(frozen=True)
+class Disk:
+    """A subsystem with one namespace, as the guest connects to it."""
+
+    nqn: str
+    port: int
+    uuid: str
+    volume: str = ""  # its name, if it is a gateway's
+
+    def connect(self, *options: str) -> tuple[object, ...]:
+        """Make the step that connects to it."""
+        return ("connect", self.nqn, self.port, *options)
+
+
 @dataclass
 class Cluster:
     """The three roles of the storage data path."""
@@ -79,7 +93,7 @@ class Cluster:
 
         return asyncio.run(create())
 
-    def attach(self, name: str) -> Attachment:
+    def attach(self, name: str) -> Disk:
         """Export a volume to the lab's guest."""
 
         async def attach() -> Attachment:
@@ -88,7 +102,8 @@ class Cluster:
             assert volume.attachment is not None
             return volume.attachment
 
-        return asyncio.run(attach())
+        at = asyncio.run(attach())
+        return Disk(at.subsystem_nqn, at.trsvcid, name.removeprefix("volumes/"), name)
 
     def attachment(self, name: str) -> Attachment:
         """Return what has gone through an attached volume."""
