@@ -195,5 +195,5 @@ def count_pieces(path: Path, pieces: list[bytes]) -> int:
 def store_file(job: VolumeJob, volume: Volume) -> Path:
     """Find the file that the target keeps the volume's sectors in."""
     volume_id = volume.name.removeprefix("volumes/")
-    (path,) = job.cluster.store_directory.glob(f"{volume_id}*")
+    (path,) = job.cluster.store_directory.glob(f"{volume_id}.sectors")
     return path
