@@ -11,7 +11,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::events::EventLog;
 use sealane_engine::storage::file::FileStore;
-use sealane_engine::storage::gateway::{GatewayVolume as EngineGateway, QueuePair};
 use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
 use sealane_engine::storage::memory::MemoryStore;
 use sealane_engine::storage::pieces;
@@ -213,108 +212,6 @@ impl TargetVolume {
         };
         let namespace = basic_namespace(BLOCK_BYTES, self.sector_count);
         Ok(self.volume.start_queue(fd, association, queue_id, limits, namespace, secure.take()?)?)
-    }
-
-    #[pyo3(signature = (association=None))]
-    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        py.detach(|| self.volume.close_queues(association));
-    }
-
-    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics(py, self.volume.statistics())
-    }
-
-    fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.volume.events())
-    }
-
-    fn event_fd(&self) -> i32 {
-        self.volume.events().as_fd().as_raw_fd()
-    }
-}
-
-/// An attached volume, as a gateway has it.
-#[pyclass(frozen, module = "sealane._native")]
-struct GatewayVolume {
-    volume: EngineGateway,
-    sector_count: u64,
-}
-
-#[pymethods]
-impl GatewayVolume {
-    #[new]
-    #[pyo3(signature = (*, volume_id, generation, sector_count, key_epoch, key))]
-    fn new(
-        volume_id: &[u8],
-        generation: u32,
-        sector_count: u64,
-        key_epoch: u32,
-        key: &Bound<'_, PyByteArray>,
-    ) -> PyResult<Self> {
-        let identity = VolumeIdentity { volume_id: array("volume_id", volume_id)?, generation };
-        let key = SealKey::new(&take_secret("key", key)?, identity, key_epoch);
-        Ok(Self { volume: EngineGateway::new(key)?, sector_count })
-    }
-
-    #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
-    fn add_counters(
-        &self,
-        broker_instance: u16,
-        start_epoch: u32,
-        start: u64,
-        end: u64,
-    ) -> PyResult<()> {
-        let range = CounterRange::new(broker_instance, start_epoch, start, end).map_err(invalid)?;
-        self.volume.add_counters(range);
-        Ok(())
-    }
-
-    fn counters_remaining(&self) -> u64 {
-        self.volume.counters_remaining()
-    }
-
-    #[pyo3(signature = (front_fd, back_fd, *, association, queue_id, front_queue_depth,
-        front_h2c_data_max, front_transfer_max, success_flag, back_queue_depth, back_h2c_data_max,
-        back_transfer_max, back_in_capsule_max, secure))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn start_queue(
-        &self,
-        front_fd: i32,
-        back_fd: i32,
-        association: u64,
-        queue_id: u16,
-        front_queue_depth: u16,
-        front_h2c_data_max: usize,
-        front_transfer_max: usize,
-        success_flag: bool,
-        back_queue_depth: u16,
-        back_h2c_data_max: usize,
-        back_transfer_max: usize,
-        back_in_capsule_max: usize,
-        mut secure: PyRefMut<'_, SecureQueueParameters>,
-    ) -> PyResult<()> {
-        let (front_fd, back_fd) = (duplicate(front_fd)?, duplicate(back_fd)?);
-        let front = ControllerLimits {
-            queue_depth: front_queue_depth,
-            h2c_data_max: front_h2c_data_max,
-            in_capsule_max: front_h2c_data_max,
-            transfer_max: front_transfer_max,
-            success_flag,
-            digests: Digests::default(),
-        };
-        let namespace = basic_namespace(DATA_BYTES, self.sector_count);
-        let back = HostLimits {
-            queue_depth: back_queue_depth,
-            h2c_data_max: back_h2c_data_max,
-            transfer_max: back_transfer_max,
-            in_capsule_max: back_in_capsule_max,
-            block_bytes: BLOCK_BYTES,
-            nsid: 1,
-            digests: Digests::default(),
-        };
-        let pair =
-            QueuePair { association, queue_id, front, namespace, back, secure: secure.take()? };
-        Ok(self.volume.start_queue(front_fd, back_fd, pair)?)
     }
 
     #[pyo3(signature = (association=None))]

@@ -8,7 +8,6 @@ pub mod events;
 pub mod file;
 pub mod freshness;
 pub mod gateway;
-mod gateway_worker;
 pub mod initiator;
 pub mod memory;
 pub mod pieces;
