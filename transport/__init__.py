@@ -1,1 +1,1 @@
-"""Sessions between datacenters: the completion-time model and the establishment transcript."""
+"""Between machines: sessions across datacenters, and NVMe/TCP connections."""

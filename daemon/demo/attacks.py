@@ -22,8 +22,8 @@ from sealane.daemon.demo.storage import (
     host_queue,
     store_file,
 )
-from sealane.daemon.storage.initiator import VolumeQueue
 from sealane.errors import Error, VerificationError
+from sealane.transport.nvme.initiator import VolumeQueue
 
 REFUSAL_SECONDS: Final = 10.0
 ATTACKS: Final = 5

@@ -16,8 +16,8 @@ from sealane.daemon.demo.adversary import SLOT_BYTES
 from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.results import VolumeProof
 from sealane.daemon.demo.source import Source, distinctive_pieces
-from sealane.daemon.storage.initiator import HostController, VolumeQueue
 from sealane.errors import UnavailableError, UsageError
+from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
 SECTOR_BYTES: Final = 4096
 CHUNK_BYTES: Final = 8 << 20

@@ -14,7 +14,6 @@ from sealane import _native
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import Export, OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.initiator import ConnectedQueue, HostController
 from sealane.daemon.storage.listener import (
     Admission,
     Association,
@@ -32,8 +31,9 @@ from sealane.protocol.nvme.constants import (
     QUEUE_DEPTH_MAX,
     SECURE_TRANSFER_BYTES,
 )
-from sealane.protocol.nvme.identify import Subsystem
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn
+from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
+from sealane.transport.nvme.initiator import ConnectedQueue, HostController
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class AttachedVolume:
         try:
             secure = _native.SecureQueueParameters(
                 secret=grant.secret,
-                volume_id=self._subsystem.volume_id.bytes,
+                volume_id=self._subsystem.namespaces[0].namespace_uuid.bytes,
                 host_nqn=grant.host_nqn,
                 queue_id=connect.queue_id,
                 association_epoch=grant.association_epoch,
@@ -269,7 +269,7 @@ class Gateway:
         )
         attached = AttachedVolume(
             native=native,
-            subsystem=Subsystem(
+            subsystem=volume_subsystem(
                 nqn=nqn,
                 volume_id=volume.volume_id,
                 serial=volume.volume_id.hex[:20],

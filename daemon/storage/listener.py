@@ -14,10 +14,9 @@ from typing import Protocol
 
 from sealane import _native
 from sealane.daemon.storage.events import StorageEvent
-from sealane.daemon.storage.stream import PduStream
-from sealane.daemon.storage.tasks import TaskOwner
 from sealane.errors import Error, ProtocolError, UnavailableError, UsageError
-from sealane.protocol.nvme.admin import AdminController, encode_completion
+from sealane.protocol.nvme.admin import AdminController
+from sealane.protocol.nvme.command import encode_completion
 from sealane.protocol.nvme.connect import Connect, decode_connect
 from sealane.protocol.nvme.constants import (
     CONNECT_DATA_BYTES,
@@ -27,7 +26,9 @@ from sealane.protocol.nvme.constants import (
     PduKind,
     Status,
 )
-from sealane.protocol.nvme.identify import Subsystem
+from sealane.protocol.nvme.subsystem import Subsystem
+from sealane.transport.nvme.stream import PduStream
+from sealane.transport.tasks import TaskOwner
 
 _HANDSHAKE_SECONDS = 5.0
 _ADMIT_SECONDS = 15.0

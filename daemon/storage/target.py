@@ -27,8 +27,8 @@ from sealane.daemon.storage.listener import (
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import H2C_DATA_BYTES, SECURE_TRANSFER_BYTES, Status
-from sealane.protocol.nvme.identify import Subsystem
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
+from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 
 TICKET_SECONDS = 30.0
 _TICKETS_MAX = 1024
@@ -212,7 +212,7 @@ class Target:
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
             volume_id=volume_id,
             native=native,
-            subsystem=Subsystem(
+            subsystem=volume_subsystem(
                 nqn=volume_nqn(volume_id),
                 volume_id=volume_id,
                 serial=volume_id.hex[:20],

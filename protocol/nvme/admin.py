@@ -1,255 +1,441 @@
-"""Admin queue of a controller with one namespace, without input or output.
+"""Admin queue of a controller, without input or output.
 
-A submission entry goes in; the answer (data, completion) comes out, or nothing for a command
-that stays parked. The listener owns sockets and time.
+A submission entry goes in; the answer (data, completion) comes out, or nothing for an event
+request that stays parked. Events complete parked requests later (`next_answer`). The listener owns
+sockets and time, the data path owns I/O queues.
 """
 
-import struct
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from sealane.protocol.nvme.command import Answer, Command, RefusedError, encode_completion
 from sealane.protocol.nvme.constants import (
-    DO_NOT_RETRY,
-    EVENT_REQUESTS_MAX,
-    IDENTIFY_BYTES,
-    KEEP_ALIVE_GRANULARITY_MS,
-    NAMESPACE_ID,
-    QUEUE_COUNT_MAX,
+    BROADCAST_NSID,
+    ERROR_ENTRIES_MAX,
+    NO_FLOW_CONTROL_HEAD,
+    NOTIFICATIONS_MAX,
     QUEUE_DEPTH_MAX,
-    VERSION_2_0,
     AdminOpcode,
     FabricsType,
     Feature,
+    LogPage,
     Property,
     Status,
 )
-from sealane.protocol.nvme.identify import (
+from sealane.protocol.nvme.events import AsyncEvents, Event
+from sealane.protocol.nvme.features import (
+    HOST_BEHAVIOR_BYTES,
+    FeatureRefusedError,
+    Features,
+    encode_feature_effects,
+)
+from sealane.protocol.nvme.identify import IdentifyRequest, identify
+from sealane.protocol.nvme.in_band import Authentication, QueueAuthentication
+from sealane.protocol.nvme.logs import (
+    LoggedFailure,
+    Notification,
+    encode_ana,
+    encode_changed_namespaces,
+    encode_command_effects,
+    encode_errors,
+    encode_firmware_slot,
+    encode_health,
+    encode_notification,
+    encode_supported,
+)
+from sealane.protocol.nvme.properties import Properties, Transition
+from sealane.protocol.nvme.subsystem import (
+    CommandFailure,
+    ControllerResources,
+    NoResources,
     Subsystem,
-    encode_active_namespaces,
-    encode_controller,
-    encode_descriptors,
-    encode_namespace,
 )
 
-_BROADCAST = 0xFFFF_FFFF
-_SGL_TRANSPORT = 0x5A
-_LOG_BYTES_MAX = 4096
-_ENABLE = 0x0000_0001
-_SHUTDOWN = 0x0000_C000
-_READY = 0x01
-_SHUTDOWN_COMPLETE = 0x08
-
-# opcode, flags, command id, namespace id, 16 unused, SGL (address, length, kind), CDW10 to CDW15
-_ENTRY = struct.Struct("<BBHI16xQI3xB6I")
-_COMPLETION = struct.Struct("<QHHHH")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What to send: data first, if there is any, then the completion entry."""
-
-    command_id: int
-    completion: bytes
-    data: bytes = b""
+_GROUPS_ONLY = 0x01
+_NOT_ABORTED = 1
+_PAGES_WITH_SPECIFIC_FIELD: Final = frozenset({LogPage.ANA, LogPage.DISCOVERY})
+_DISCOVERY_OPCODES: Final = frozenset(AdminOpcode) - {AdminOpcode.ABORT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    status: Status = Status.SUCCESS
     result: int = 0
     data: bytes = b""
 
 
-def encode_completion(
-    command_id: int, *, status: int = 0, result: int = 0, queue_head: int = 0, retry: bool = False
-) -> bytes:
-    """Completion entry; an error says "do not retry" unless `retry`."""
-    field = status if status == 0 or retry else status | DO_NOT_RETRY
-    return _COMPLETION.pack(result, queue_head, 0, command_id, field << 1)
-
-
-def decode_completion(entry: bytes) -> tuple[int, int, int]:
-    """Command id, status (type and code) and result of a completion entry."""
-    result, _, _, command_id, field = _COMPLETION.unpack(entry)
-    return command_id, (field >> 1) & 0x7FF, result
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LogRequest:
+    page: int
+    specific: int
+    retain_event: bool
+    offset: int
+    length: int
+    nsid: int
 
 
 class AdminController:
-    """One controller: properties, features, identify, logs; parked event requests."""
+    """One controller: properties, features, identify, logs, events."""
 
-    def __init__(self, subsystem: Subsystem, *, controller_id: int, keep_alive_ms: int) -> None:
+    def __init__(
+        self,
+        subsystem: Subsystem,
+        *,
+        controller_id: int,
+        keep_alive_ms: int,
+        host_id: bytes = bytes(16),
+        queue_size: int = QUEUE_DEPTH_MAX,
+        flow_control: bool = True,
+        resources: ControllerResources | None = None,
+        authentication: Authentication | None = None,
+    ) -> None:
         self._subsystem = subsystem
         self._controller_id = controller_id
-        self._keep_alive_ms = keep_alive_ms
-        self._configuration = 0
-        self._event_configuration = 0
-        self._parked: list[int] = []
-        self._queue_count = 0
-        self._head = 0
+        self._queue_size = queue_size
+        self._flow_control = flow_control
+        self._resources = resources or NoResources()
+        self._properties = Properties(is_discovery=subsystem.is_discovery)
+        self._features = Features(subsystem, keep_alive_ms=keep_alive_ms, host_id=host_id)
+        self._events = AsyncEvents(subsystem)
+        self._authentication = QueueAuthentication(authentication)
+        self._completions: deque[Answer] = deque()
+        self._changed: set[int] = set()
+        self._ana_changes = 0
+        self._failures: deque[LoggedFailure] = deque(maxlen=ERROR_ENTRIES_MAX)
+        self._failure_count = 0
+        self._failures_taken = 0
+        self._notifications: deque[tuple[int, Notification, int]] = deque(maxlen=NOTIFICATIONS_MAX)
+        self._notification_count = 0
+        self._discovery_log = b""
+        self._head = 1  # Connect was the first entry
+        self._has_io_queues = False
+        self._transition = Transition.NONE
+        self._handlers = self._make_handlers()
+        self._pages = self._make_pages()
+
+    # Commands
+
+    def update(self, subsystem: Subsystem) -> None:
+        """Show a changed subsystem; reports events for namespaces and their access."""
+        before, self._subsystem = self._subsystem, subsystem
+        old = {namespace.nsid: namespace for namespace in before.namespaces}
+        new = {namespace.nsid: namespace for namespace in subsystem.namespaces}
+        for nsid in old.keys() | new.keys():
+            was, now = old.get(nsid), new.get(nsid)
+            if was is None or now is None or was.block_count != now.block_count:
+                self._changed.add(nsid)
+                self._events.report(Event.NAMESPACE_CHANGED)
+        if {(each.nsid, each.ana_state) for each in before.namespaces} != {
+            (each.nsid, each.ana_state) for each in subsystem.namespaces
+        }:
+            self._ana_changes += 1
+        if any(old[nsid].ana_state != new[nsid].ana_state for nsid in old.keys() & new.keys()):
+            self._events.report(Event.ANA_CHANGED)
+
+    def set_discovery_log(self, page: bytes) -> None:
+        """Set log page 70h; reports an event if it had another content."""
+        if self._discovery_log and page != self._discovery_log:
+            self._events.report(Event.DISCOVERY_CHANGED)
+        self._discovery_log = page
+
+    def notify_reservation(self, nsid: int, kind: Notification) -> None:
+        """Log what happened to a reservation, unless the host masked it (feature 82h)."""
+        if self._features.notification_mask(nsid) >> kind & 1:
+            return
+        self._notification_count += 1
+        self._notifications.append((self._notification_count, kind, nsid))
+        self._events.report(Event.RESERVATION_CHANGED)
+
+    def set_io_queues(self, *, connected: bool) -> None:
+        """Say whether I/O queues exist: their number can't be negotiated then."""
+        self._has_io_queues = connected
+
+    # Inputs
+
+    def handle(self, entry: bytes, data: bytes = b"") -> Answer | None:
+        """Execute one admin command; None if it is parked."""
+        command = Command.decode(entry, data)
+        self._head = (self._head + 1) % self._queue_size
+        try:
+            outcome = self._execute(command)
+            if outcome is None:
+                return None
+            command.check_room(len(outcome.data))
+        except (RefusedError, FeatureRefusedError) as error:
+            self._log_failure(command, error.status)
+            return self._answer(command.command_id, status=error.status)
+        return self._answer(command.command_id, result=outcome.result, data=outcome.data)
+
+    # Outputs
+
+    def next_answer(self) -> Answer | None:
+        """Completion of a parked event request, if one is due."""
+        if self._completions:
+            return self._completions.popleft()
+        due = self._events.next_completion()
+        return None if due is None else self._answer(due[0], result=due[1])
+
+    def take_transition(self) -> Transition:
+        """Return what the last Property Set did to the controller, once."""
+        taken, self._transition = self._transition, Transition.NONE
+        return taken
+
+    # Questions
 
     @property
     def is_ready(self) -> bool:
         """Whether the host has enabled the controller and not shut it down."""
-        return bool(self._configuration & _ENABLE) and not self._configuration & _SHUTDOWN
+        return self._properties.is_ready
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether the host has proved itself, or needn't."""
+        return self._authentication.is_open
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection must end: the host couldn't prove itself."""
+        return self._authentication.is_ending
 
     @property
     def queue_count(self) -> int:
         """I/O queues granted by Set Features; before that, as many as there can be."""
-        return self._queue_count or QUEUE_COUNT_MAX
+        return self._features.queue_count
 
     @property
     def keep_alive_ms(self) -> int:
         """Keep-alive time-out, 0 for none, rounded up to its granularity."""
-        granules = -(-self._keep_alive_ms // KEEP_ALIVE_GRANULARITY_MS)
-        return granules * KEEP_ALIVE_GRANULARITY_MS
+        return self._features.keep_alive_ms
 
-    def handle(self, entry: bytes) -> Answer | None:
-        """Execute one admin command; None if it is parked."""
-        opcode, _, command_id, nsid, _, length, sgl_kind, *words = _ENTRY.unpack(entry)
-        self._head = (self._head + 1) % QUEUE_DEPTH_MAX
-        if opcode == AdminOpcode.ASYNC_EVENT_REQUEST and len(self._parked) < EVENT_REQUESTS_MAX:
-            self._parked.append(command_id)
-            return None
-        outcome = self._execute(opcode, nsid, words, entry)
-        if outcome.data and (sgl_kind != _SGL_TRANSPORT or length < len(outcome.data)):
-            outcome = _Outcome(status=Status.INVALID_FIELD)
-        completion = encode_completion(
-            command_id, status=outcome.status, result=outcome.result, queue_head=self._head
-        )
-        return Answer(command_id=command_id, completion=completion, data=outcome.data)
+    def _answer(
+        self, command_id: int, *, status: int = 0, result: int = 0, data: bytes = b""
+    ) -> Answer:
+        head = self._head if self._flow_control else NO_FLOW_CONTROL_HEAD
+        completion = encode_completion(command_id, status=status, result=result, queue_head=head)
+        return Answer(command_id=command_id, completion=completion, data=data)
 
-    def _execute(self, opcode: int, nsid: int, words: list[int], entry: bytes) -> _Outcome:
-        outcome = _Outcome(status=Status.INVALID_OPCODE)
-        match opcode:
-            case AdminOpcode.FABRICS:
-                outcome = self._fabrics(entry)
-            case AdminOpcode.KEEP_ALIVE:
-                outcome = _Outcome()
-            case _ if not self.is_ready:
-                outcome = _Outcome(status=Status.SEQUENCE_ERROR)
-            case AdminOpcode.IDENTIFY:
-                outcome = self._identify(nsid, words[0] & 0xFF)
-            case AdminOpcode.SET_FEATURES:
-                outcome = self._set_feature(words)
-            case AdminOpcode.GET_FEATURES:
-                outcome = self._get_feature(words[0])
-            case AdminOpcode.GET_LOG_PAGE:
-                outcome = self._log_page(words)
-            case AdminOpcode.ABORT:
-                outcome = _Outcome(result=1)  # bit 0: the command was not aborted
-            case AdminOpcode.ASYNC_EVENT_REQUEST:
-                outcome = _Outcome(status=Status.EVENT_REQUESTS_EXCEEDED)
-        return outcome
+    def _execute(self, command: Command) -> _Outcome | None:
+        if self._events.has_parked(command.command_id):
+            raise RefusedError(Status.COMMAND_ID_CONFLICT)
+        command.check_flags()
+        if command.opcode == AdminOpcode.FABRICS:
+            return self._fabrics(command)
+        if not self.is_authenticated:
+            raise RefusedError(Status.AUTHENTICATION_REQUIRED)
+        handler = self._handlers.get(command.opcode)
+        if handler is None:
+            raise RefusedError(Status.INVALID_OPCODE)
+        if not self.is_ready:
+            raise RefusedError(Status.SEQUENCE_ERROR)
+        return handler(command)
 
-    def _fabrics(self, entry: bytes) -> _Outcome:
-        kind, attributes = entry[4], entry[40] & 0x07
-        offset, value = struct.unpack_from("<IQ", entry, 44)
+    def _make_handlers(self) -> Mapping[int, Callable[[Command], _Outcome | None]]:
+        handlers: dict[int, Callable[[Command], _Outcome | None]] = {
+            AdminOpcode.GET_LOG_PAGE: self._log_page,
+            AdminOpcode.IDENTIFY: self._identify,
+            AdminOpcode.ABORT: self._abort,
+            AdminOpcode.SET_FEATURES: self._set_feature,
+            AdminOpcode.GET_FEATURES: self._get_feature,
+            AdminOpcode.ASYNC_EVENT_REQUEST: self._park,
+            AdminOpcode.KEEP_ALIVE: lambda _: _Outcome(),
+        }
+        if self._subsystem.is_discovery:
+            return {op: handlers[op] for op in handlers if op in _DISCOVERY_OPCODES}
+        return handlers
+
+    # Fabrics commands and properties
+
+    def _fabrics(self, command: Command) -> _Outcome:
+        data = self._authentication.execute(command)
+        if data is not None:
+            return _Outcome(data=data)
+        if not self.is_authenticated:
+            raise RefusedError(Status.AUTHENTICATION_REQUIRED)
+        kind, size = command.entry[4], command.entry[40] & 0x07
+        offset = command.words[1]
         if kind == FabricsType.PROPERTY_GET:
-            return self._get_property(offset, attributes)
+            value = self._properties.read(offset, size)
+            if value is None:
+                raise RefusedError(Status.INVALID_FIELD)
+            return _Outcome(result=value)
         if kind == FabricsType.PROPERTY_SET:
-            if offset != Property.CONFIGURATION or attributes != 0:
-                return _Outcome(status=Status.INVALID_FIELD)
-            self._configuration = value & 0xFFFF_FFFF
+            if offset != Property.CONFIGURATION or size:
+                raise RefusedError(Status.INVALID_FIELD)
+            self._configure(command.words[2])
             return _Outcome()
         if kind == FabricsType.CONNECT:
-            return _Outcome(status=Status.SEQUENCE_ERROR)
-        return _Outcome(status=Status.INVALID_OPCODE)
+            raise RefusedError(Status.SEQUENCE_ERROR)
+        raise RefusedError(Status.INVALID_OPCODE)
 
-    def _get_property(self, offset: int, size: int) -> _Outcome:
-        capabilities = (
-            (QUEUE_DEPTH_MAX - 1)
-            | 1 << 16  # queues are contiguous
-            | 20 << 24  # ready within 10 s
-            | 1 << 37  # NVM command set
+    def _configure(self, value: int) -> None:
+        transition = self._properties.configure(value)
+        if transition is Transition.RESET:
+            self._features.reset()
+            self._events.reset()
+            self._completions.clear()
+            self._changed.clear()
+            self._notifications.clear()
+        if transition is not Transition.NONE:
+            self._transition = transition
+
+    # Admin commands
+
+    def _identify(self, command: Command) -> _Outcome:
+        request = IdentifyRequest(
+            structure=command.words[0] & 0xFF,
+            nsid=command.nsid,
+            command_set=command.words[1] >> 24,
+            controller_id=command.words[0] >> 16,
         )
-        status = (_READY if self.is_ready else 0) | (
-            _SHUTDOWN_COMPLETE if self._configuration & _SHUTDOWN else 0
+        try:
+            data = identify(request, self._subsystem, controller_id=self._controller_id)
+        except LookupError:
+            raise RefusedError(Status.INVALID_NAMESPACE) from None
+        except ValueError:
+            raise RefusedError(Status.INVALID_FIELD) from None
+        if data is None:
+            raise RefusedError(Status.INVALID_FIELD)
+        return _Outcome(data=data)
+
+    def _set_feature(self, command: Command) -> _Outcome:
+        selector, value = command.words[0], command.words[1]
+        feature = selector & 0xFF
+        if feature == Feature.NUMBER_OF_QUEUES and self._has_io_queues:
+            raise RefusedError(Status.SEQUENCE_ERROR)
+        takes_data = feature == Feature.HOST_BEHAVIOR and feature in self._features.known
+        data = command.in_capsule(HOST_BEHAVIOR_BYTES) if takes_data else b""
+        result = self._features.set(
+            selector, value, nsid=command.nsid, data=data, subsystem=self._subsystem
         )
-        properties = {
-            (Property.CAPABILITIES, 1): capabilities,
-            (Property.VERSION, 0): VERSION_2_0,
-            (Property.CONFIGURATION, 0): self._configuration,
-            (Property.STATUS, 0): status,
+        if feature == Feature.ASYNC_EVENT_CONFIGURATION and not self._events.configure(value):
+            raise RefusedError(Status.INVALID_FIELD)
+        return _Outcome(result=result)
+
+    def _get_feature(self, command: Command) -> _Outcome:
+        selector, variant = command.words[0], command.words[1]
+        result, data = self._features.get(
+            selector, variant, nsid=command.nsid, subsystem=self._subsystem
+        )
+        is_current = selector >> 8 & 0x07 == 0
+        if selector & 0xFF == Feature.ASYNC_EVENT_CONFIGURATION and is_current:
+            result = self._events.configuration
+        return _Outcome(result=result, data=data)
+
+    def _park(self, command: Command) -> None:
+        if not self._events.park(command.command_id):
+            raise RefusedError(Status.EVENT_REQUESTS_EXCEEDED)
+
+    def _abort(self, command: Command) -> _Outcome:
+        queue_id, command_id = command.words[0] & 0xFFFF, command.words[0] >> 16
+        if queue_id == 0:
+            is_aborted = self._events.abort(command_id)
+            if is_aborted:
+                self._completions.append(self._answer(command_id, status=Status.ABORTED))
+        else:
+            is_aborted = self._resources.abort(queue_id=queue_id, command_id=command_id)
+        return _Outcome(result=0 if is_aborted else _NOT_ABORTED)
+
+    # Log pages
+
+    def _make_pages(self) -> Mapping[int, Callable[[_LogRequest], bytes]]:
+        pages: dict[int, Callable[[_LogRequest], bytes]] = {
+            LogPage.SUPPORTED: lambda _: encode_supported(self._pages),
+            LogPage.ERROR: lambda _: encode_errors(self._logged()),
         }
-        for (known, known_size), value in properties.items():
-            if (known, known_size) == (offset, size):
-                return _Outcome(result=value)
-        return _Outcome(status=Status.INVALID_FIELD)
-
-    def _identify(self, nsid: int, structure: int) -> _Outcome:
-        outcome = _Outcome(status=Status.INVALID_FIELD)
-        match structure:
-            case 0x00 | 0x03 if nsid in {0, _BROADCAST}:
-                outcome = _Outcome(status=Status.INVALID_NAMESPACE)
-            case 0x00 if nsid != NAMESPACE_ID:
-                outcome = _Outcome(data=bytes(IDENTIFY_BYTES))  # inactive: all zero
-            case 0x00:
-                outcome = _Outcome(data=encode_namespace(self._subsystem))
-            case 0x01:
-                identity = encode_controller(self._subsystem, controller_id=self._controller_id)
-                outcome = _Outcome(data=identity)
-            case 0x02 if nsid < _BROADCAST - 1:
-                outcome = _Outcome(data=encode_active_namespaces(nsid))
-            case 0x03 if nsid != NAMESPACE_ID:
-                outcome = _Outcome(status=Status.INVALID_NAMESPACE)
-            case 0x03:
-                outcome = _Outcome(data=encode_descriptors(self._subsystem.volume_id))
-        return outcome
-
-    def _set_feature(self, words: list[int]) -> _Outcome:
-        feature, value = words[0] & 0xFF, words[1]
-        if words[0] >> 31:
-            return _Outcome(status=Status.INVALID_FIELD)  # nothing can be saved
-        match feature:
-            case Feature.NUMBER_OF_QUEUES:
-                asked = min(value & 0xFFFF, value >> 16) + 1
-                self._queue_count = min(asked, QUEUE_COUNT_MAX)
-            case Feature.KEEP_ALIVE_TIMER:
-                self._keep_alive_ms = value
-            case Feature.ASYNC_EVENT_CONFIGURATION:
-                self._event_configuration = value
-            case _:
-                return _Outcome(status=Status.INVALID_FIELD)
-        return self._get_feature(feature)
-
-    def _get_feature(self, selector: int) -> _Outcome:
-        granted = self.queue_count - 1
-        values: dict[int, int] = {
-            Feature.NUMBER_OF_QUEUES: granted | granted << 16,
-            Feature.KEEP_ALIVE_TIMER: self.keep_alive_ms,
-            Feature.ASYNC_EVENT_CONFIGURATION: self._event_configuration,
+        if self._subsystem.is_discovery:
+            return pages | {LogPage.DISCOVERY: lambda _: self._discovery_log}
+        pages |= {
+            LogPage.HEALTH: self._health,
+            LogPage.FIRMWARE_SLOT: lambda _: encode_firmware_slot(self._subsystem),
+            LogPage.CHANGED_NAMESPACES: lambda _: encode_changed_namespaces(self._changed),
+            LogPage.COMMAND_EFFECTS: lambda _: encode_command_effects(self._subsystem),
+            LogPage.FEATURE_EFFECTS: lambda _: encode_feature_effects(self._features.known),
         }
-        value = values.get(selector & 0xFF)
-        if value is None or selector >> 8 & 0x07:
-            return _Outcome(status=Status.INVALID_FIELD)
-        return _Outcome(result=value)
+        if self._subsystem.is_multipath:
+            pages[LogPage.ANA] = self._ana
+        if self._subsystem.has_reservations:
+            pages[LogPage.RESERVATION_NOTIFICATION] = self._notification
+        return pages
 
-    def _log_page(self, words: list[int]) -> _Outcome:
-        page = words[0] & 0xFF
-        length = ((words[0] >> 16) | (words[1] & 0xFFFF) << 16) * 4 + 4
-        offset = words[2] | words[3] << 32
-        supported = bytearray(1024)
-        firmware = bytearray(512)
-        firmware[0] = 1
-        firmware[8:16] = self._subsystem.firmware.encode("ascii")[:8].ljust(8)
-        pages: dict[int, bytes] = {
-            0x00: bytes(supported),
-            0x01: bytes(64),  # one error entry: none happened
-            0x02: self._smart(),
-            0x03: bytes(firmware),
-        }
-        for known in pages:
-            supported[known * 4] = 1
-        pages[0x00] = bytes(supported)
-        content = pages.get(page)
-        if content is None:
-            return _Outcome(status=Status.INVALID_LOG_PAGE)
-        if length > _LOG_BYTES_MAX or offset % 4 or offset > len(content):
-            return _Outcome(status=Status.INVALID_FIELD)
-        return _Outcome(data=content[offset : offset + length].ljust(length, b"\0"))
+    def _log_page(self, command: Command) -> _Outcome:
+        words = command.words
+        request = _LogRequest(
+            page=words[0] & 0xFF,
+            specific=words[0] >> 8 & 0x7F,
+            retain_event=bool(words[0] >> 15 & 1),
+            offset=words[2] | words[3] << 32,
+            length=((words[0] >> 16) | (words[1] & 0xFFFF) << 16) * 4 + 4,
+            nsid=command.nsid,
+        )
+        page = self._pages.get(request.page)
+        if page is None:
+            raise RefusedError(Status.INVALID_LOG_PAGE)
+        # Log specific identifier, UUID index, offset type and command set name nothing here.
+        is_plain = not words[1] >> 16 and not words[4]
+        has_specific = request.page in _PAGES_WITH_SPECIFIC_FIELD or not request.specific
+        is_sized = request.length <= self._subsystem.transfer_max and not request.offset % 4
+        if not (is_plain and has_specific and is_sized):
+            raise RefusedError(Status.INVALID_FIELD)
+        command.check_room(request.length)  # before reading a page has an effect
+        content = page(request)
+        if request.offset > len(content):
+            raise RefusedError(Status.INVALID_FIELD)
+        if not request.retain_event:
+            is_whole = request.offset == 0 and request.length >= len(content)
+            self._events.clear(request.page, is_whole=is_whole)
+            self._consume(request.page)
+        part = content[request.offset : request.offset + request.length]
+        return _Outcome(data=part.ljust(request.length, b"\0"))
 
-    @staticmethod
-    def _smart() -> bytes:
-        """SMART data: no warning, spare at 100 % of what there is to spare."""
-        page = bytearray(512)
-        page[3] = 100
-        return bytes(page)
+    def _health(self, request: _LogRequest) -> bytes:
+        nsid = None if request.nsid in {0, BROADCAST_NSID} else request.nsid
+        if nsid is not None and self._subsystem.namespace(nsid) is None:
+            raise RefusedError(Status.INVALID_NAMESPACE)
+        self._logged()
+        return encode_health(self._resources.health(nsid), error_count=self._failure_count)
+
+    def _ana(self, request: _LogRequest) -> bytes:
+        return encode_ana(
+            self._subsystem.namespaces,
+            change_count=self._ana_changes,
+            groups_only=bool(request.specific & _GROUPS_ONLY),
+        )
+
+    def _notification(self, _: _LogRequest) -> bytes:
+        if not self._notifications:
+            return encode_notification(count=0, kind=None, remaining=0, nsid=0)
+        count, kind, nsid = self._notifications[0]
+        remaining = len(self._notifications) - 1
+        return encode_notification(count=count, kind=kind, remaining=remaining, nsid=nsid)
+
+    def _consume(self, page: int) -> None:
+        """Forget what a page told, now that the host has read it."""
+        if page == LogPage.CHANGED_NAMESPACES:
+            self._changed.clear()
+        elif page == LogPage.RESERVATION_NOTIFICATION and self._notifications:
+            self._notifications.popleft()
+            if self._notifications:
+                self._events.report(Event.RESERVATION_CHANGED)
+
+    def _log_failure(self, command: Command, status: Status) -> None:
+        self._keep_failure(
+            CommandFailure(
+                queue_id=0,
+                command_id=command.command_id,
+                status=status,
+                nsid=0 if command.opcode == AdminOpcode.FABRICS else command.nsid,
+            )
+        )
+
+    def _logged(self) -> list[LoggedFailure]:
+        """Take over what the data path logged meanwhile; newest first."""
+        for failure in reversed(self._resources.failures()):
+            if failure.count > self._failures_taken:
+                self._failures_taken = failure.count
+                self._keep_failure(failure)
+        return list(reversed(self._failures))
+
+    def _keep_failure(self, failure: CommandFailure) -> None:
+        self._failure_count += 1
+        self._failures.append(LoggedFailure(count=self._failure_count, failure=failure))

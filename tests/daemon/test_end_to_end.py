@@ -13,8 +13,8 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import Volume, connect
-from sealane.daemon.storage.initiator import HostController, NvmeStatusError
 from sealane.errors import UsageError
+from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
 MIB = 1 << 20

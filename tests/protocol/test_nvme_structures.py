@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 from sealane import _native
 from sealane.errors import ProtocolError, UsageError
 from sealane.protocol.nvme import constants, identify
-from sealane.protocol.nvme.admin import (
-    AdminController,
-    Answer,
-    decode_completion,
-    encode_completion,
-)
+from sealane.protocol.nvme.command import decode_completion, encode_completion
 from sealane.protocol.nvme.connect import TICKET_OFFSET, Connect, decode_connect
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn, gateway_nqn, volume_nqn
+from sealane.protocol.nvme.subsystem import volume_subsystem
 
 VOLUME = uuid.UUID(int=0x1234)
 HOST = "nqn.2026-11.dev.sealane:host"
-SUBSYSTEM = identify.Subsystem(
+SUBSYSTEM = volume_subsystem(
     nqn=volume_nqn(VOLUME),
     volume_id=VOLUME,
     serial="0123456789",
@@ -96,7 +92,9 @@ def test_identify_says_what_the_subsystem_is() -> None:
     assert (controller.controller_id, controller.subsystem_nqn) == (5, SUBSYSTEM.nqn)
     assert (controller.transfer_max, controller.in_capsule_max) == (262_144, 8192)
     assert controller.volatile_write_cache
-    namespace = identify.decode_namespace(identify.encode_namespace(SUBSYSTEM))
+    namespace = identify.decode_namespace(
+        identify.encode_namespace(SUBSYSTEM, SUBSYSTEM.namespaces[0])
+    )
     assert namespace == identify.NamespaceIdentity(
         block_count=1000, block_bytes=4096, metadata_bytes=64
     )
@@ -122,7 +120,7 @@ def test_what_a_controller_claims_is_bounded(mdts: int, capsule: int) -> None:
 
 @given(exponent=st.integers(0, 255))
 def test_block_sizes_out_of_range_are_refused(exponent: int) -> None:
-    data = bytearray(identify.encode_namespace(SUBSYSTEM))
+    data = bytearray(identify.encode_namespace(SUBSYSTEM, SUBSYSTEM.namespaces[0]))
     data[130] = exponent
     with contextlib.nullcontext() if 9 <= exponent <= 16 else pytest.raises(ProtocolError):
         assert identify.decode_namespace(bytes(data)).block_bytes == 1 << exponent
@@ -142,116 +140,7 @@ def test_our_own_names_are_names() -> None:
         assert check_nqn(name) == name
 
 
-# Admin queue
-
-
-def entry(opcode: int, *words: int, nsid: int = 0, length: int = 4096, cid: int = 1) -> bytes:
-    padded = (*words, 0, 0, 0, 0, 0, 0)[:6]
-    return struct.pack("<BBHI16xQI3xB6I", opcode, 0x40, cid, nsid, 0, length, 0x5A, *padded)
-
-
-def set_property(offset: int, value: int) -> bytes:
-    made = bytearray(entry(0x7F, length=0))
-    struct.pack_into("<IQ", made, 44, offset, value)
-    return bytes(made)
-
-
-def get_property(offset: int, size: int) -> bytes:
-    made = bytearray(entry(0x7F, length=0, nsid=4))
-    made[40] = size
-    struct.pack_into("<I", made, 44, offset)
-    return bytes(made)
-
-
-@pytest.fixture
-def admin() -> AdminController:
-    controller = AdminController(SUBSYSTEM, controller_id=1, keep_alive_ms=1500)
-    assert status(controller.handle(set_property(0x14, 0x460001))) == 0
-    return controller
-
-
-def status(answer: Answer | None) -> int:
-    assert answer is not None
-    return decode_completion(answer.completion)[1]
-
-
-def result(answer: Answer | None) -> int:
-    assert answer is not None
-    assert status(answer) == 0
-    return decode_completion(answer.completion)[2]
-
-
-def test_controller_becomes_ready_when_enabled_and_stops_when_shut_down() -> None:
-    controller = AdminController(SUBSYSTEM, controller_id=1, keep_alive_ms=0)
-    assert status(controller.handle(entry(0x06, 1))) == constants.Status.SEQUENCE_ERROR
-    controller.handle(set_property(0x14, 1))
-    assert result(controller.handle(get_property(0x1C, 0))) == 1
-    controller.handle(set_property(0x14, 0x4001))
-    assert result(controller.handle(get_property(0x1C, 0))) == 8
-    assert not controller.is_ready
-
-
-def test_properties(admin: AdminController) -> None:
-    assert result(admin.handle(get_property(0x08, 0))) == 0x20000
-    assert result(admin.handle(get_property(0x00, 1))) & 0xFFFF == constants.QUEUE_DEPTH_MAX - 1
-    for refused in (get_property(0x00, 0), get_property(0x99, 0), set_property(0x1C, 1)):
-        assert status(admin.handle(refused)) == constants.Status.INVALID_FIELD
-
-
-def test_features(admin: AdminController) -> None:
-    assert result(admin.handle(entry(0x09, 0x07, 3 | 1 << 16))) == 1 | 1 << 16
-    assert admin.queue_count == 2
-    assert result(admin.handle(entry(0x0A, 0x0F))) == 2000
-    assert result(admin.handle(entry(0x09, 0x0F, 2001))) == 3000
-    assert result(admin.handle(entry(0x09, 0x0B, 0x100))) == 0x100
-    assert status(admin.handle(entry(0x09, 0x81))) == constants.Status.INVALID_FIELD
-    assert status(admin.handle(entry(0x09, 0x07 | 1 << 31, 1))) == constants.Status.INVALID_FIELD
-
-
-def test_identify_structures(admin: AdminController) -> None:
-    listed = admin.handle(entry(0x06, 2))
-    assert listed is not None
-    assert listed.data[:8] == struct.pack("<II", 1, 0)
-    described = admin.handle(entry(0x06, 3, nsid=1))
-    assert described is not None
-    assert described.data[:4] + described.data[4:20] == bytes([2, 16, 0, 0]) + VOLUME.bytes
-    inactive = admin.handle(entry(0x06, 0, nsid=2))
-    assert inactive is not None
-    assert not any(inactive.data)
-    assert status(admin.handle(entry(0x06, 0))) == constants.Status.INVALID_NAMESPACE
-    assert status(admin.handle(entry(0x06, 3, nsid=2))) == constants.Status.INVALID_NAMESPACE
-    assert status(admin.handle(entry(0x06, 0x55))) == constants.Status.INVALID_FIELD
-    assert status(admin.handle(entry(0x06, 1, length=4095))) == constants.Status.INVALID_FIELD
-
-
-def test_event_requests_are_parked_up_to_their_limit(admin: AdminController) -> None:
-    for cid in range(constants.EVENT_REQUESTS_MAX):
-        assert admin.handle(entry(0x0C, cid=cid)) is None
-    assert status(admin.handle(entry(0x0C))) == constants.Status.EVENT_REQUESTS_EXCEEDED
-
-
-@pytest.mark.parametrize("page", [0x00, 0x01, 0x02, 0x03])
-def test_log_pages(admin: AdminController, page: int) -> None:
-    answer = admin.handle(entry(0x02, page | 15 << 16))
-    assert answer is not None
-    assert len(answer.data) == 64
-    assert status(admin.handle(entry(0x02, 0x0C))) == constants.Status.INVALID_LOG_PAGE
-    assert status(admin.handle(entry(0x02, page, 0xFFFF))) == constants.Status.INVALID_FIELD
-
-
-def test_what_is_not_offered_is_said_so(admin: AdminController) -> None:
-    for opcode in (0x00, 0x0D, 0x10, 0x80, 0x84):
-        assert status(admin.handle(entry(opcode))) == constants.Status.INVALID_OPCODE
-    assert result(admin.handle(entry(0x08, 5))) == 1
-    assert status(admin.handle(entry(0x18, length=0))) == 0
-
-
-@given(raw=st.binary(min_size=64, max_size=64))
-def test_any_admin_entry_gets_an_answer_or_is_parked(raw: bytes) -> None:
-    controller = AdminController(SUBSYSTEM, controller_id=1, keep_alive_ms=0)
-    controller.handle(set_property(0x14, 1))
-    answer = controller.handle(raw)
-    assert answer is None or len(answer.completion) == constants.COMPLETION_BYTES
+# Status codes and layouts
 
 
 def test_status_names_agree_with_the_engine() -> None:

@@ -18,10 +18,10 @@ from sealane import _native
 from sealane.daemon.storage import listener
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway
-from sealane.daemon.storage.initiator import HostController, NvmeStatusError, VolumeQueue
 from sealane.daemon.storage.listener import Admission
 from sealane.daemon.storage.target import Target, TargetSubsystem
 from sealane.errors import ProtocolError, UnavailableError, UsageError
+from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
 GATEWAY = "nqn.2026-11.dev.sealane:gateway:g1"

@@ -14,7 +14,6 @@ import pytest
 from sealane import _native
 from sealane.daemon.storage import listener as listening
 from sealane.daemon.storage.events import EventFeed
-from sealane.daemon.storage.initiator import HostController, NvmeStatusError
 from sealane.daemon.storage.listener import (
     Admission,
     Association,
@@ -22,12 +21,14 @@ from sealane.daemon.storage.listener import (
     Exported,
     Listener,
 )
-from sealane.daemon.storage.stream import VANISHED_SECONDS, PduStream
 from sealane.errors import UnavailableError
-from sealane.protocol.nvme.admin import AdminController, Answer, decode_completion
+from sealane.protocol.nvme.admin import AdminController
+from sealane.protocol.nvme.command import Answer, decode_completion
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, PduKind, Status
-from sealane.protocol.nvme.identify import Subsystem
+from sealane.protocol.nvme.subsystem import volume_subsystem
+from sealane.transport.nvme.initiator import HostController, NvmeStatusError
+from sealane.transport.nvme.stream import VANISHED_SECONDS, PduStream
 
 HOST = "nqn.2026-11.dev.sealane:host"
 NQN = "nqn.2026-11.dev.sealane:volume:test"
@@ -50,7 +51,7 @@ class OneSubsystem:
     """A provider with one subsystem whose queues go to the test instead of the engine."""
 
     def __init__(self) -> None:
-        self.subsystem = Subsystem(
+        self.subsystem = volume_subsystem(
             nqn=NQN,
             volume_id=uuid.UUID(int=1),
             serial="1",

@@ -72,8 +72,12 @@ statuses! {
     INVALID_QUEUE = 0x101, "Invalid Queue Identifier";
     /// The log page isn't offered.
     INVALID_LOG_PAGE = 0x109, "Invalid Log Page";
-    /// The feature can't be saved or changed.
+    /// The feature can't be saved.
+    FEATURE_NOT_SAVEABLE = 0x10d, "Feature Identifier Not Saveable";
+    /// The feature can't be changed.
     FEATURE_NOT_CHANGEABLE = 0x10e, "Feature Not Changeable";
+    /// The feature belongs to the controller, not to a namespace.
+    FEATURE_NOT_NAMESPACE_SPECIFIC = 0x10f, "Feature Not Namespace Specific";
     /// Too many asynchronous event requests.
     EVENT_REQUESTS_EXCEEDED = 0x105, "Asynchronous Event Request Limit Exceeded";
     /// Connect succeeded, but the host must authenticate first.

@@ -12,10 +12,8 @@ from types import TracebackType
 from typing import ParamSpec, Self
 
 from sealane import _native
-from sealane.daemon.storage.stream import PduStream
-from sealane.daemon.storage.tasks import TaskOwner
 from sealane.errors import Error, ProtocolError, UnavailableError
-from sealane.protocol.nvme.admin import decode_completion
+from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.connect import TICKET_BYTES, Connect
 from sealane.protocol.nvme.constants import (
     DYNAMIC_CONTROLLER,
@@ -35,6 +33,8 @@ from sealane.protocol.nvme.identify import (
     decode_controller,
     decode_namespace,
 )
+from sealane.transport.nvme.stream import PduStream
+from sealane.transport.tasks import TaskOwner
 
 _TIMEOUT_SECONDS = 10.0
 _IO_TIMEOUT_SECONDS = 60.0

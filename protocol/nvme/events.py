@@ -1,0 +1,125 @@
+"""Asynchronous events of a controller (NVMe Base 2.0 §5.2): parked requests, masks, pending events.
+
+An event that was reported stays masked until the host reads its log page. The mask is kept per
+event and not per event type as the letter has it: a host that is slow to read one log must still
+hear at once that a namespace's access changed. Hosts can't tell the difference otherwise.
+"""
+
+from enum import Enum
+from typing import Self
+
+from sealane.protocol.nvme.constants import EVENT_REQUESTS_MAX, LogPage
+from sealane.protocol.nvme.subsystem import Subsystem
+
+_NOTICE = 2
+_COMMAND_SET = 6
+
+
+class Event(Enum):
+    """An event: (type, information, log page, bit in OAES and feature 0Bh; 0 if always on)."""
+
+    NAMESPACE_CHANGED = (_NOTICE, 0x00, LogPage.CHANGED_NAMESPACES, 1 << 8)
+    ANA_CHANGED = (_NOTICE, 0x03, LogPage.ANA, 1 << 11)
+    DISCOVERY_CHANGED = (_NOTICE, 0xF0, LogPage.DISCOVERY, 1 << 31)
+    RESERVATION_CHANGED = (_COMMAND_SET, 0x00, LogPage.RESERVATION_NOTIFICATION, 0)
+
+    def __init__(self, kind: int, information: int, page: LogPage, bit: int) -> None:
+        self.page = page
+        self.bit = bit
+        self.result = kind | information << 8 | page << 16
+
+    @classmethod
+    def offered(cls, subsystem: Subsystem) -> tuple[Self, ...]:
+        """Events that a controller of this subsystem can report."""
+        offers = {
+            cls.NAMESPACE_CHANGED: not subsystem.is_discovery,
+            cls.ANA_CHANGED: subsystem.is_multipath,
+            cls.DISCOVERY_CHANGED: subsystem.is_discovery,
+            cls.RESERVATION_CHANGED: subsystem.has_reservations,
+        }
+        return tuple(event for event, is_offered in offers.items() if is_offered)
+
+
+class AsyncEvents:
+    """Pairs parked requests with events. Each event is pending at most once: a bound by itself."""
+
+    def __init__(self, subsystem: Subsystem) -> None:
+        self._offered = Event.offered(subsystem)
+        self._configuration = 0
+        self._parked: list[int] = []
+        self._pending: list[Event] = []
+        self._masked: set[Event] = set()
+
+    # Commands
+
+    def park(self, command_id: int) -> bool:
+        """Keep a request for the next event; False if too many are parked."""
+        if len(self._parked) >= EVENT_REQUESTS_MAX:
+            return False
+        self._parked.append(command_id)
+        return True
+
+    def configure(self, configuration: int) -> bool:
+        """Set feature 0Bh; False if it names an event that isn't offered."""
+        if configuration & ~sum(event.bit for event in self._offered):
+            return False
+        self._configuration = configuration
+        self._pending = [event for event in self._pending if self._is_enabled(event)]
+        return True
+
+    def clear(self, page: int, *, is_whole: bool) -> None:
+        """Unmask what a log page tells: the host read it and didn't ask to retain the event.
+
+        What was pending is dropped only if the page was read `is_whole`: a change between two
+        parts of a page must be heard of.
+        """
+        self._masked = {event for event in self._masked if event.page != page}
+        if is_whole:
+            self._pending = [event for event in self._pending if event.page != page]
+
+    def abort(self, command_id: int) -> bool:
+        """Take a parked request back."""
+        if command_id not in self._parked:
+            return False
+        self._parked.remove(command_id)
+        return True
+
+    def reset(self) -> None:
+        """Forget everything, as a controller reset does."""
+        self._configuration = 0
+        self._parked.clear()
+        self._pending.clear()
+        self._masked.clear()
+
+    # Inputs
+
+    def report(self, event: Event) -> None:
+        """Something happened; it is pending unless the host switched it off."""
+        is_wanted = event in self._offered and self._is_enabled(event)
+        if is_wanted and event not in self._pending:
+            self._pending.append(event)
+
+    # Outputs
+
+    def next_completion(self) -> tuple[int, int] | None:
+        """Command id and result of a request that an event completes."""
+        for event in self._pending:
+            if self._parked and event not in self._masked:
+                self._pending.remove(event)
+                self._masked.add(event)
+                return self._parked.pop(0), event.result
+        return None
+
+    # Questions
+
+    @property
+    def configuration(self) -> int:
+        """Feature 0Bh."""
+        return self._configuration
+
+    def has_parked(self, command_id: int) -> bool:
+        """Whether a request with this id waits."""
+        return command_id in self._parked
+
+    def _is_enabled(self, event: Event) -> bool:
+        return event.bit == 0 or bool(self._configuration & event.bit)
