@@ -22,9 +22,7 @@ use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{
-    BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, field,
-};
+use sealane_proto::sector::{BLOCK_BYTES, field};
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
 create_exception!(
@@ -45,22 +43,22 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
     module.add_class::<TargetVolume>()?;
-    module.add_class::<GatewayVolume>()?;
     module.add_class::<HostQueue>()?;
     module.add("QueueError", module.py().get_type::<QueueError>())?;
     module.add("StatusError", module.py().get_type::<StatusError>())?;
     module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
     module.add_function(wrap_pyfunction!(status_name, module)?)?;
     module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
+    crate::gateway::register(module)?;
     crate::pdu::register(module)
 }
 
-fn invalid(error: impl ToString) -> PyErr {
+pub(crate) fn invalid(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
 /// A duplicate of a descriptor that Python owns and will close.
-fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(invalid("a file descriptor must not be negative"));
     }
@@ -70,13 +68,13 @@ fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     Ok(borrowed.try_clone_to_owned()?)
 }
 
-fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
+pub(crate) fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
     let length = bytes.len();
     bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes, must have {N}")))
 }
 
 /// Takes 32 secret bytes and zeroes the caller's copy.
-fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
+pub(crate) fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     let mut copy = array::<KEY_BYTES>(name, &bytes.to_vec())?;
     for index in 0..bytes.len() {
         bytes.set_item(index, 0)?;
@@ -84,7 +82,7 @@ fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     Ok(Secret::take(&mut copy))
 }
 
-fn statistics<'py>(
+pub(crate) fn statistics<'py>(
     py: Python<'py>,
     counters: Vec<(&'static str, u64)>,
 ) -> PyResult<Bound<'py, PyDict>> {
@@ -97,7 +95,7 @@ fn statistics<'py>(
 
 /// Keys and context of one secure queue; used up by `start_queue`.
 #[pyclass(module = "sealane._native")]
-struct SecureQueueParameters {
+pub(crate) struct SecureQueueParameters {
     secret: Option<Secret>,
     context: QueueContext,
 }
@@ -124,7 +122,7 @@ impl SecureQueueParameters {
 
 impl SecureQueueParameters {
     /// A secret makes one queue: a second one would use its nonces again.
-    fn take(&mut self) -> PyResult<SecureQueue> {
+    pub(crate) fn take(&mut self) -> PyResult<SecureQueue> {
         let secret = self.secret.take().ok_or_else(|| invalid("queue secret is used already"))?;
         Ok(SecureQueue::new(&secret, &self.context))
     }
@@ -132,7 +130,7 @@ impl SecureQueueParameters {
 
 /// One event of a volume.
 #[pyclass(frozen, get_all, module = "sealane._native")]
-struct StorageEvent {
+pub(crate) struct StorageEvent {
     kind: &'static str,
     reason: &'static str,
     lba: Option<u64>,
@@ -141,7 +139,7 @@ struct StorageEvent {
     detail: String,
 }
 
-fn taken(log: &EventLog) -> Vec<StorageEvent> {
+pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
     let convert = |event: sealane_engine::storage::events::StorageEvent| StorageEvent {
         kind: event.kind,
         reason: event.reason,
