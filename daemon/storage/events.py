@@ -34,18 +34,30 @@ class EventSource(Protocol):
 
 
 class EventFeed:
-    """Reads one volume's events while the loop runs; `on_closed` hears of each closed queue.
+    """Reads the events of one volume, from all its `sources`, while the loop runs.
 
-    `on_event`, if set, hears of each event first and says whether to keep it.
+    `on_closed` hears of each closed queue; `on_event`, if set, of each event before that, and says
+    whether to keep it.
     """
 
     def __init__(self, source: EventSource, on_closed: Callable[[StorageEvent], None]) -> None:
-        self._source = source
+        self._sources: list[EventSource] = []
         self._on_closed = on_closed
         self.on_event: Callable[[StorageEvent], bool] | None = None
         self._kept: deque[StorageEvent] = deque(maxlen=_EVENTS_MAX)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(source.event_fd(), self._drain)
+        self.add(source)
+
+    def add(self, source: EventSource) -> None:
+        """Read another source from now on."""
+        self._sources.append(source)
+        self._loop.add_reader(source.event_fd(), self._drain, source)
+
+    def remove(self, source: EventSource) -> None:
+        """Read what is left of a source and no more of it."""
+        self._drain(source)
+        self._loop.remove_reader(source.event_fd())
+        self._sources.remove(source)
 
     def publish(self, event: StorageEvent) -> None:
         """Add an event of the control side."""
@@ -53,17 +65,19 @@ class EventFeed:
 
     def take(self) -> Sequence[StorageEvent]:
         """Events since the last call, the oldest dropped if there are too many."""
-        self._drain()
+        for source in self._sources:
+            self._drain(source)
         taken = list(self._kept)
         self._kept.clear()
         return taken
 
     def close(self) -> None:
         """Stop reading; what happened until now can still be taken."""
-        self._loop.remove_reader(self._source.event_fd())
+        for source in self._sources:
+            self._loop.remove_reader(source.event_fd())
 
-    def _drain(self) -> None:
-        for native in self._source.take_events():
+    def _drain(self, source: EventSource) -> None:
+        for native in source.take_events():
             event = StorageEvent(
                 kind=native.kind,
                 reason=native.reason,

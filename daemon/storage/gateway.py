@@ -7,7 +7,7 @@ lost and replaced (`sealane.daemon.storage.back_end`) without the host noticing 
 import asyncio
 import ipaddress
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,13 +22,14 @@ from sealane.daemon.storage.back_end import (
     QueueName,
 )
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect
@@ -85,6 +86,8 @@ class _Joined:
             in_capsule_max=H2C_DATA_BYTES,
             transfer_max=FRONT_TRANSFER_BYTES,
             success_flag=self.connect.disable_flow_control,
+            header_digest=self.connect.header_digest,
+            data_digest=self.connect.data_digest,
         )
         self.volume.back_end.start(self.name, self.prepared)
 
@@ -92,7 +95,7 @@ class _Joined:
         self.volume.back_end.discard(self.prepared)
 
 
-class AttachedVolume:
+class AttachedVolume(Exported):
     """One attached volume: its plain subsystem, its key and counters in the engine."""
 
     def __init__(
@@ -181,6 +184,10 @@ class AttachedVolume:
             # Also when a second cancellation comes while the queues drain.
             await self.back_end.close_association(association_id)
 
+    def idle_ms(self, association_id: int) -> int | None:
+        """Time since the host was last heard on any I/O queue."""
+        return self.native.idle_ms(association_id)
+
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""
         self._feed.publish(
@@ -193,7 +200,7 @@ class AttachedVolume:
         )
 
 
-class Gateway:
+class Gateway(Provider):
     """NVMe/TCP front end of attached volumes; loopback only unless told otherwise."""
 
     def __init__(
@@ -211,7 +218,7 @@ class Gateway:
             )
         self._attached: dict[str, AttachedVolume] = {}
         self._settings = settings or GatewaySettings()
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid)
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -235,6 +242,10 @@ class Gateway:
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Subsystem by name, for the listener."""
         return self._attached.get(subsystem_nqn)
+
+    def exported(self) -> Iterable[Exported]:
+        """Every attached volume, for discovery."""
+        return list(self._attached.values())
 
     async def attach(
         self,
@@ -292,6 +303,7 @@ class Gateway:
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached
+        self._listener.changed()
         return attached
 
     async def detach(self, attached: AttachedVolume) -> None:

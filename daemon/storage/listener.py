@@ -1,116 +1,94 @@
 """NVMe/TCP listener: handshake, Connect and admin queues here; I/O queues go to the engine.
 
 The response to an I/O queue's Connect is fully sent before the socket is handed over, and no byte
-beyond the Connect command is ever read here.
+beyond the Connect command (or the host's authentication) is ever read here.
 """
 
 import asyncio
 import contextlib
 import itertools
 import socket
-import uuid
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
-from sealane import _native
+from sealane.daemon.logs import get_logger
+from sealane.daemon.storage.admin_session import AUTHENTICATION_SECONDS, AdminSession
+from sealane.daemon.storage.authenticating import (
+    authenticate_queue,
+    connect_result,
+    make_authentication,
+    respond,
+)
+from sealane.daemon.storage.connecting import check_connect, find_association, handshake
+from sealane.daemon.storage.discovery import DiscoverySubsystem
 from sealane.daemon.storage.events import StorageEvent
-from sealane.errors import Error, ProtocolError, UnavailableError, UsageError
+from sealane.daemon.storage.exported import (
+    Admission,
+    Association,
+    ConnectRefusedError,
+    Exported,
+    Portal,
+    Provider,
+)
+from sealane.errors import Error, ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.admin import AdminController
-from sealane.protocol.nvme.command import encode_completion
-from sealane.protocol.nvme.connect import Connect, decode_connect
+from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
-    CONNECT_DATA_BYTES,
-    DYNAMIC_CONTROLLER,
-    H2C_DATA_BYTES,
-    QUEUE_DEPTH_MAX,
-    PduKind,
+    ADMIN_CAPSULE_BYTES,
+    DISCOVERY_NQN,
     Status,
 )
-from sealane.protocol.nvme.subsystem import Subsystem
-from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.stream import PduFaultError, PduStream
 from sealane.transport.tasks import TaskOwner
 
-_HANDSHAKE_SECONDS = 5.0
-_ADMIT_SECONDS = 15.0
+HANDSHAKE_SECONDS = 5.0
+ADMIT_SECONDS = 15.0
+# Connections that this listener itself holds: admin queues, and queues not yet handed over.
+CONNECTIONS_MAX = 256
+CONNECTIONS_PER_SOURCE_MAX = 128  # so that one address can't keep all others out
+HANDSHAKES_MAX = 64  # of them, those that have not yet said who they are
+IO_QUEUES_MAX = 1024  # of all associations; each is a thread of the engine
 _ACCEPT_PAUSE_SECONDS = 0.1
 _FAREWELL_SECONDS = 2.0
-_CONNECTIONS_MAX = 256
+# How long and how much a host that broke the rules may go on before it is cut.
+_DRAIN_SECONDS = 1.0
+_DRAIN_BYTES_MAX = 1 << 20
 _CONTROLLERS_MAX = 0xFFEF
-_DIGESTS = 0x03
 
-
-class ConnectRefusedError(ProtocolError):
-    """A Connect command is answered with `status`; `result` names the field at fault."""
-
-    def __init__(self, reason: str, message: str, *, status: Status, result: int = 0) -> None:
-        super().__init__(reason, message)
-        self.status = status
-        self.result = result
-
-
-class Admission(Protocol):
-    """An I/O queue that may start once its Connect is answered."""
-
-    def start(self, descriptor: int) -> None:
-        """Hand the connection to the engine, which duplicates the descriptor."""
-
-    def close(self) -> None:
-        """Give up what was prepared, if it wasn't started."""
-
-
-class Exported(Protocol):
-    """A subsystem that hosts can connect to."""
-
-    @property
-    def subsystem(self) -> Subsystem:
-        """What it shows."""
-
-    def allows(self, host_nqn: str) -> bool:
-        """Whether this host may have a controller."""
-
-    async def admit(self, association: "Association", connect: Connect) -> Admission:
-        """Prepare an I/O queue; ConnectRefusedError to refuse it."""
-
-    async def association_closed(self, association_id: int) -> None:
-        """Stop and drain the association's queues."""
-
-    def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
-        """Report a refused Connect."""
-
-
-class Provider(Protocol):
-    """Finds subsystems by name."""
-
-    def find(self, subsystem_nqn: str) -> Exported | None:
-        """Find a subsystem; None if there is no such."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Association:
-    """A host and one controller: an admin queue and its I/O queues."""
-
-    association_id: int
-    controller_id: int
-    host_nqn: str
-    host_id: uuid.UUID
-    exported: Exported
-    admin: AdminController
-    task: asyncio.Task[None] | None = None
-    queue_ids: set[int] = field(default_factory=set)
-    is_closed: bool = False
+Observer = Callable[[str], None]
+"""Hears the reason id of each fault of a peer."""
 
 
 class Listener:
-    """Accepts hosts at one address; bounded in connections, time and bytes."""
+    """Accepts hosts at one address; bounded in connections, time and bytes.
 
-    def __init__(self, provider: Provider, *, traddr: str, trsvcid: int) -> None:
-        self._provider = provider
+    It answers the discovery service too. With `portals`, the addresses of the listeners that
+    serve the provider's subsystems, it serves nothing but discovery. Digests are granted if the
+    data path of every subsystem knows them (`offers_digests`).
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        traddr: str,
+        trsvcid: int,
+        portals: Callable[[], Iterable[Portal]] | None = None,
+        offers_digests: bool = False,
+    ) -> None:
+        self._providers = [provider]
         self._address = (traddr, trsvcid)
+        self._serves_io = portals is None
+        self._offers_digests = offers_digests
+        self._discovery = DiscoverySubsystem(self._exported, portals or self._own_portals)
         self._socket: socket.socket | None = None
         self._tasks = TaskOwner()
         self._associations: dict[int, Association] = {}
+        self._sessions: dict[int, AdminSession] = {}
         self._association_ids = itertools.count(1)
-        self._connections = 0
+        self._sources: Counter[str] = Counter()
+        self._handshakes = 0
+        self._observers: list[Observer] = []
 
     @property
     def address(self) -> tuple[str, int]:
@@ -120,6 +98,19 @@ class Listener:
         host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
 
+    @property
+    def associations(self) -> Sequence[Association]:
+        """Hosts that are connected."""
+        return list(self._associations.values())
+
+    def add_provider(self, provider: Provider) -> None:
+        """Serve another provider's subsystems too; the first that knows a name has it."""
+        self._providers.append(provider)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of each fault of a peer."""
+        self._observers.append(observer)
+
     async def start(self) -> None:
         """Listen. UsageError if the address can't be had."""
         traddr, trsvcid = self._address
@@ -128,7 +119,7 @@ class Listener:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((traddr, trsvcid))
-            listening.listen(_CONNECTIONS_MAX)
+            listening.listen(CONNECTIONS_MAX)
             listening.setblocking(False)
         except OSError as error:
             listening.close()
@@ -146,21 +137,44 @@ class Listener:
             self._socket.close()
         await self._tasks.close()
 
+    def changed(self) -> None:
+        """Tell hosts what changed: their subsystem, the discovery log, or their permission."""
+        self._discovery.changed()
+        for association in self.associations:
+            exported = association.exported
+            if not exported.allows(association.host_nqn):
+                self.end_association(association.association_id)
+                continue
+            association.admin.update(exported.shown_to(association.host_nqn))
+            if exported is self._discovery:
+                association.admin.set_discovery_log(self._discovery.log_of(association))
+            if (session := self._sessions.get(association.controller_id)) is not None:
+                session.wake()
+
     def queue_closed(self, event: StorageEvent) -> None:
         """End the association of an I/O queue that closed: at once after a fault.
 
         A host that leaves in order closes its I/O queues first and then shuts its controller down
-        (Linux does): it gets the time to.
+        (Linux does): it gets the time to. A queue that a controller reset closed isn't known here
+        any more, and its association goes on.
         """
+        association = next(
+            (a for a in self.associations if a.association_id == event.association), None
+        )
+        if association is None or event.queue_id not in association.queue_ids:
+            return
+        association.queue_ids.discard(event.queue_id)
         if event.reason:
             self.end_association(event.association)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(_FAREWELL_SECONDS, self.end_association, event.association)
+            loop.call_later(
+                _FAREWELL_SECONDS, self._end_unless_reset, association, association.resets
+            )
 
     def end_association(self, association_id: int) -> None:
         """Close an association; its queues are drained in its own task."""
-        for association in self._associations.values():
+        for association in self.associations:
             mine = association.association_id == association_id
             if mine and association.task is not None and not association.is_closed:
                 association.task.cancel()
@@ -169,13 +183,35 @@ class Listener:
         """Close every association of a subsystem and wait until its queues are drained."""
         ending = [
             association.task
-            for association in self._associations.values()
+            for association in self.associations
             if association.exported is exported and association.task is not None
         ]
         for task in ending:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
+        self.changed()
+
+    def _end_unless_reset(self, association: Association, resets: int) -> None:
+        if association.resets == resets:
+            self.end_association(association.association_id)
+
+    def _own_portals(self) -> Iterable[Portal]:
+        traddr, trsvcid = self.address
+        return (Portal(traddr=traddr, trsvcid=trsvcid),)
+
+    def _exported(self) -> Iterable[Exported]:
+        return itertools.chain.from_iterable(each.exported() for each in self._providers)
+
+    def _find(self, subsystem_nqn: str) -> Exported | None:
+        if subsystem_nqn == DISCOVERY_NQN:
+            return self._discovery
+        if not self._serves_io:
+            return None
+        found = (provider.find(subsystem_nqn) for provider in self._providers)
+        return next((exported for exported in found if exported is not None), None)
+
+    # Connections
 
     def _listen(self, listening: socket.socket) -> None:
         if listening.fileno() >= 0:
@@ -184,7 +220,7 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         """Accept without waiting, so that no cancellation can lose a connection."""
         try:
-            connection, _ = listening.accept()
+            connection, peer = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError:
@@ -193,176 +229,195 @@ class Listener:
             loop.remove_reader(listening)
             loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
             return
-        if self._connections >= _CONNECTIONS_MAX:
+        source = str(peer[0])
+        limit = self._limit_reached(source)
+        if limit is not None:
             connection.close()
+            self._fault(source, limit, "connection refused: too many of them")
             return
-        self._connections += 1
-        task = self._tasks.start(self._serve(connection), name="nvme-connection")
-        task.add_done_callback(lambda _: self._gone(connection))
+        self._sources[source] += 1
+        self._handshakes += 1
+        task = self._tasks.start(self._serve(connection, source), name="nvme-connection")
+        task.add_done_callback(lambda _: self._gone(connection, source))
 
-    def _gone(self, connection: socket.socket) -> None:
+    def _limit_reached(self, source: str) -> str | None:
+        if self._sources.total() >= CONNECTIONS_MAX:
+            return "connections.limit"
+        if self._sources[source] >= CONNECTIONS_PER_SOURCE_MAX:
+            return "connections.source.limit"
+        return "handshakes.limit" if self._handshakes >= HANDSHAKES_MAX else None
+
+    def _gone(self, connection: socket.socket, source: str) -> None:
         # In a callback and not in the task, which may be cancelled before its first step.
-        self._connections -= 1
+        self._sources[source] -= 1
+        if not self._sources[source]:
+            del self._sources[source]
         connection.close()
 
-    async def _serve(self, connection: socket.socket) -> None:
-        stream = PduStream(connection, data_max=CONNECT_DATA_BYTES)
+    def _fault(self, source: str, reason: str, detail: str) -> None:
+        get_logger().warning("nvme_fault", source=source, reason=reason, message=detail)
+        for observer in self._observers:
+            observer(reason)
+
+    async def _serve(self, connection: socket.socket, source: str) -> None:
+        stream = PduStream(connection, data_max=ADMIN_CAPSULE_BYTES)
         try:
-            async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                connect = await self._handshake(stream)
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    connect = await handshake(stream, offers_digests=self._offers_digests)
+            finally:
+                self._handshakes -= 1
+            await self._connected(stream, connect)
+        except ConnectRefusedError as error:
+            self._fault(source, error.reason, str(error.args[0]))
+        except TimeoutError:
+            self._fault(source, "connection.timeout", "the host took too long")
+        except UnavailableError as error:
+            if error.reason != "connection.lost":
+                self._fault(source, error.reason, str(error.args[0]))
+        except VerificationError as error:
+            self._fault(source, error.reason, str(error.args[0]))
+        except ProtocolError as error:
+            self._fault(source, error.reason, str(error.args[0]))
+            fault = error if isinstance(error, PduFaultError) else None
+            with contextlib.suppress(UnavailableError, TimeoutError):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    await stream.terminate(from_host=False, fault=fault)
+                    await stream.drain(bytes_max=_DRAIN_BYTES_MAX)
+
+    async def _connected(self, stream: PduStream, connect: Connect) -> None:
+        exported = self._find(connect.subsystem_nqn)
+        try:
+            exported = check_connect(exported, connect)
             if connect.queue_id == 0:
-                await self._serve_admin(stream, connect)
-            else:
-                await self._serve_io(stream, connect)
-        except (ConnectRefusedError, UnavailableError, TimeoutError):
-            pass  # answered already, or nobody is left to answer
-        except ProtocolError:
-            with contextlib.suppress(UnavailableError):
-                await stream.terminate(from_host=False)
+                association, authentication = self._make_association(stream, exported, connect)
+        except ConnectRefusedError as error:
+            await self._refuse(stream, connect, exported, error)
+            raise
+        if connect.queue_id == 0:
+            await self._serve_admin(stream, connect, association, authentication)
+        else:
+            await self._serve_io(stream, connect, exported)
 
-    async def _handshake(self, stream: PduStream) -> Connect:
-        request, _ = await stream.receive()
-        if request.kind != PduKind.IC_REQ or request.version != 0:
-            raise ProtocolError("pdu.malformed", "a connection starts with ICReq, version 0")
-        if request.alignment > 0:
-            raise ProtocolError("pdu.malformed", "data alignment other than 4 is not offered")
-        # Digests are asked for in bits 0 and 1; the response grants none.
-        if request.digests & ~_DIGESTS:
-            raise ProtocolError("pdu.malformed", "unknown digests asked for")
-        await stream.send(_native.encode_ic_resp(H2C_DATA_BYTES))
-        capsule, data = await stream.receive()
-        if capsule.kind != PduKind.CAPSULE_CMD:
-            raise ProtocolError("connect.expected", "the first capsule must be Connect")
-        return decode_connect(capsule.entry, data)
+    # Admin queues
 
-    async def _serve_admin(self, stream: PduStream, connect: Connect) -> None:
-        exported = await self._checked(stream, connect)
+    def _make_association(
+        self, stream: PduStream, exported: Exported, connect: Connect
+    ) -> tuple[Association, bool]:
         controller_id = next(
             (cid for cid in range(1, _CONTROLLERS_MAX) if cid not in self._associations), None
         )
         if controller_id is None:
-            raise UnavailableError("connect.busy", "no controller id is free")
+            raise ConnectRefusedError(
+                "controllers.limit", "no controller id is free", status=Status.CONNECT_BUSY
+            )
+        machine = make_authentication(exported, connect)
+        reached = stream.socket.getsockname()
         association = Association(
             association_id=next(self._association_ids),
             controller_id=controller_id,
             host_nqn=connect.host_nqn,
             host_id=connect.host_id,
             exported=exported,
+            portal=Portal(traddr=str(reached[0]), trsvcid=int(reached[1])),
             admin=AdminController(
-                exported.subsystem,
+                exported.shown_to(connect.host_nqn),
                 controller_id=controller_id,
                 keep_alive_ms=connect.keep_alive_ms,
+                host_id=connect.host_id.bytes,
+                queue_size=connect.queue_size,
+                flow_control=not connect.disable_flow_control,
+                authentication=machine,
             ),
             task=asyncio.current_task(),
         )
+        association.admin.set_resources(exported.resources(association))
+        if exported is self._discovery:
+            association.admin.set_discovery_log(self._discovery.log_of(association))
+        return association, machine is not None
+
+    async def _serve_admin(
+        self,
+        stream: PduStream,
+        connect: Connect,
+        association: Association,
+        needs_authentication: bool,
+    ) -> None:
+        controller_id = association.controller_id
+        session = AdminSession(stream, association, on_stopped=self._stop_queues)
         self._associations[controller_id] = association
+        self._sessions[controller_id] = session
         try:
-            await stream.send(_response(connect.command_id, result=controller_id))
-            await self._admin_loop(stream, association)
+            await respond(
+                stream,
+                connect.command_id,
+                result=connect_result(controller_id, authentication=needs_authentication),
+            )
+            await session.run()
         finally:
             association.is_closed = True
-            del self._associations[controller_id]
-            await exported.association_closed(association.association_id)
+            del self._associations[controller_id], self._sessions[controller_id]
+            await association.exported.association_closed(association.association_id)
 
-    async def _admin_loop(self, stream: PduStream, association: Association) -> None:
-        while True:
-            keep_alive = association.admin.keep_alive_ms
-            async with asyncio.timeout(keep_alive / 1000 if keep_alive else None):
-                capsule, data = await stream.receive()
-            if capsule.kind != PduKind.CAPSULE_CMD or data:
-                raise ProtocolError("pdu.malformed", "an admin queue takes commands without data")
-            answer = association.admin.handle(capsule.entry)
-            if answer is None:
-                continue
-            parts = [_native.encode_capsule_resp(answer.completion)]
-            if answer.data:
-                parts.insert(0, _native.encode_c2h_data(answer.command_id, answer.data))
-            await stream.send(*parts)
+    async def _stop_queues(self, association: Association) -> None:
+        """Stop the I/O queues of a controller that was reset or shut down."""
+        association.resets += 1
+        association.queue_ids.clear()
+        await association.exported.association_closed(association.association_id)
+        association.admin.set_io_queues(connected=False)
 
-    async def _serve_io(self, stream: PduStream, connect: Connect) -> None:
-        exported = await self._checked(stream, connect)
+    # I/O queues
+
+    async def _serve_io(self, stream: PduStream, connect: Connect, exported: Exported) -> None:
         admission: Admission | None = None
         answered = False
         try:
-            association = self._associate(exported, connect)
-            async with asyncio.timeout(_ADMIT_SECONDS):
-                admission = await exported.admit(association, connect)
-            if self._associations.get(association.controller_id) is not association:
-                raise UnavailableError("connection.lost", "the association ended meanwhile")
+            association = find_association(self._associations, exported, connect)
+            self._check_room()
+            # Taken before anything waits, so that no two Connects can have it.
             association.queue_ids.add(connect.queue_id)
-            answered = True
-            await stream.send(_response(connect.command_id, result=association.controller_id))
-            if self._associations.get(association.controller_id) is association:
+            resets = association.resets
+            machine = make_authentication(exported, connect)
+            try:
+                async with asyncio.timeout(ADMIT_SECONDS):
+                    admission = await exported.admit(association, connect)
+                self._check_current(association, resets)
+                association.admin.set_io_queues(connected=True)
+                answered = True
+                result = connect_result(
+                    association.controller_id, authentication=machine is not None
+                )
+                await respond(stream, connect.command_id, result=result)
+                async with asyncio.timeout(AUTHENTICATION_SECONDS):
+                    await authenticate_queue(stream, machine)
+                self._check_current(association, resets)
                 admission.start(stream.socket.fileno())
                 admission = None
-        except ConnectRefusedError as error:
-            await self._refuse(stream, connect, exported, error)
+            except BaseException:
+                if association.resets == resets:
+                    association.queue_ids.discard(connect.queue_id)
+                raise
         except (Error, TimeoutError) as error:
-            reason = error.reason if isinstance(error, Error) else "connect.timeout"
-            refused = ConnectRefusedError(
-                reason,
-                str(error) or "preparing the queue took too long",
-                status=Status.CONNECT_BUSY,
-            )
+            refused = _as_refusal(error)
             if answered:
                 exported.refused(refused, connect)  # a second answer would be a lie: just close
             else:
                 await self._refuse(stream, connect, exported, refused)
+            raise refused from error
         finally:
             if admission is not None:
                 admission.close()
 
-    async def _checked(self, stream: PduStream, connect: Connect) -> Exported:
-        exported = self._provider.find(connect.subsystem_nqn)
-        if exported is None:
-            error = ConnectRefusedError(
-                "connect.subsystem",
-                f"no subsystem {connect.subsystem_nqn!r} here",
-                status=Status.CONNECT_PARAMETERS,
-                result=256 | 1 << 16,
-            )
-            await self._refuse(stream, connect, None, error)
-        elif not exported.allows(connect.host_nqn):
-            error = ConnectRefusedError(
-                "connect.host",
-                f"host {connect.host_nqn!r} may not use {connect.subsystem_nqn}",
-                status=Status.CONNECT_HOST,
-            )
-            await self._refuse(stream, connect, exported, error)
-        elif connect.record_format != 0:
-            error = ConnectRefusedError(
-                "connect.format",
-                f"record format {connect.record_format}; allowed: 0",
-                status=Status.CONNECT_FORMAT,
-            )
-            await self._refuse(stream, connect, exported, error)
-        elif connect.queue_id == 0 and connect.controller_id != DYNAMIC_CONTROLLER:
-            error = _bad_field("controller id", connect.controller_id, offset=16 | 1 << 16)
-            await self._refuse(stream, connect, exported, error)
-        elif not 2 <= connect.queue_size <= QUEUE_DEPTH_MAX:
-            error = _bad_field("queue size", connect.queue_size, offset=44)
-            await self._refuse(stream, connect, exported, error)
-        else:
-            return exported
-        raise error
-
-    def _associate(self, exported: Exported, connect: Connect) -> Association:
-        association = self._associations.get(connect.controller_id)
-        same = association is not None and (
-            association.exported is exported
-            and association.host_nqn == connect.host_nqn
-            and association.host_id == connect.host_id
-        )
-        if association is None or not same:
-            raise _bad_field("controller id", connect.controller_id, offset=16 | 1 << 16)
-        allowed = 1 <= connect.queue_id <= association.admin.queue_count
-        if not allowed or connect.queue_id in association.queue_ids:
-            raise _bad_field("queue id", connect.queue_id, offset=42)
-        if not association.admin.is_ready:
+    def _check_room(self) -> None:
+        if sum(len(each.queue_ids) for each in self.associations) >= IO_QUEUES_MAX:
             raise ConnectRefusedError(
-                "connect.sequence", "the controller isn't enabled", status=Status.SEQUENCE_ERROR
+                "queues.limit", "too many I/O queues", status=Status.CONNECT_BUSY
             )
-        return association
+
+    def _check_current(self, association: Association, resets: int) -> None:
+        known = self._associations.get(association.controller_id)
+        if known is not association or association.resets != resets:
+            raise UnavailableError("connection.lost", "the association ended meanwhile")
 
     async def _refuse(
         self,
@@ -373,19 +428,12 @@ class Listener:
     ) -> None:
         if exported is not None:
             exported.refused(error, connect)
-        await stream.send(
-            _response(connect.command_id, status=int(error.status), result=error.result)
-        )
+        await respond(stream, connect.command_id, status=int(error.status), result=error.result)
 
 
-def _bad_field(name: str, value: int, *, offset: int) -> ConnectRefusedError:
-    return ConnectRefusedError(
-        "connect.parameter",
-        f"{name} {value} can't be used",
-        status=Status.CONNECT_PARAMETERS,
-        result=offset,
-    )
-
-
-def _response(command_id: int, *, status: int = 0, result: int = 0) -> bytes:
-    return _native.encode_capsule_resp(encode_completion(command_id, status=status, result=result))
+def _as_refusal(error: Error | TimeoutError) -> ConnectRefusedError:
+    if isinstance(error, ConnectRefusedError):
+        return error
+    reason = error.reason if isinstance(error, Error) else "connect.timeout"
+    detail = str(error.args[0]) if error.args else "preparing the queue took too long"
+    return ConnectRefusedError(reason, detail, status=Status.CONNECT_BUSY)

@@ -17,22 +17,29 @@ from typing import Literal
 from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.storage.events import EventFeed, StorageEvent
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
-from sealane.protocol.nvme.constants import H2C_DATA_BYTES, SECURE_TRANSFER_BYTES, Status
+from sealane.protocol.nvme.constants import (
+    H2C_DATA_BYTES,
+    IN_CAPSULE_BYTES,
+    SECURE_TRANSFER_BYTES,
+    Status,
+)
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
 from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 
 TICKET_SECONDS = 30.0
 _TICKETS_MAX = 1024
 _METADATA_BYTES = 64
+_NAMESPACE_ID = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,13 +73,13 @@ class _Admitted:
             association_epoch=self.ticket.association_epoch,
             incarnation=self.ticket.incarnation,
         )
-        self.volume.epochs[self.association.association_id] = self.ticket.association_epoch
-        self.volume.native.start_queue(
+        served = self.volume.serve(self.association, self.ticket.association_epoch)
+        served.start_queue(
             descriptor,
-            association=self.association.association_id,
             queue_id=self.connect.queue_id,
             queue_depth=self.connect.queue_size,
             h2c_data_max=H2C_DATA_BYTES,
+            in_capsule_max=IN_CAPSULE_BYTES,
             transfer_max=SECURE_TRANSFER_BYTES,
             secure=secure,
         )
@@ -81,19 +88,33 @@ class _Admitted:
         wipe(self.ticket.secret)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Served:
+    """The I/O queues of one association."""
+
+    controller: _native.Controller
+    epoch: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
-class TargetSubsystem:
+class TargetSubsystem(Exported):
     """One volume and its secure subsystem."""
 
     volume_id: uuid.UUID
-    native: _native.TargetVolume
+    native: _native.Namespace
     subsystem: Subsystem
     feed: EventFeed
     path: Path | None
     tickets: dict[bytes, _Ticket] = field(default_factory=dict)
     hosts: set[str] = field(default_factory=set)
     newest_epoch: int = 0
-    epochs: dict[int, int] = field(default_factory=dict)
+    served: dict[int, _Served] = field(default_factory=dict)
+    past_refusals: int = 0
+
+    @property
+    def is_discoverable(self) -> bool:
+        """Not without a ticket of the control channel."""
+        return False
 
     def allows(self, host_nqn: str) -> bool:
         """Only hosts that the control channel ever admitted."""
@@ -124,10 +145,51 @@ class TargetSubsystem:
                 found = self.tickets.pop(known)
         return found
 
+    def serve(self, association: Association, epoch: int) -> _native.Controller:
+        """Return the engine's controller of an association, made for its first queue."""
+        served = self.served.get(association.association_id)
+        if served is None:
+            controller = _native.Controller(
+                association=association.association_id,
+                host_nqn=association.host_nqn,
+                host_id=association.host_id.bytes,
+                controller_id=association.controller_id,
+            )
+            controller.set_namespaces([(_NAMESPACE_ID, self.native, "optimized")])
+            served = _Served(controller=controller, epoch=epoch)
+            self.served[association.association_id] = served
+            self.feed.add(controller)
+        served.epoch = epoch
+        return served.controller
+
+    async def drain(self, association_id: int) -> None:
+        """Stop an association's queues; who comes second waits as long as who came first."""
+        served = self.served.get(association_id)
+        if served is not None:
+            await asyncio.to_thread(served.controller.close)
+
     async def association_closed(self, association_id: int) -> None:
-        """Stop and drain the association's queues."""
-        await asyncio.to_thread(self.native.close_queues, association_id)
-        self.epochs.pop(association_id, None)
+        """Stop and drain the association's queues, and forget it."""
+        await self.drain(association_id)
+        served = self.served.pop(association_id, None)
+        if served is not None:
+            self.feed.remove(served.controller)
+            self.past_refusals += served.controller.refusals()
+
+    async def close(self) -> None:
+        """Stop and drain every queue and let the store go."""
+        for association_id in [*self.served]:
+            await self.association_closed(association_id)
+        self.feed.close()
+        await asyncio.to_thread(self.native.close)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the namespace and of its queues."""
+        counters = self.native.statistics()
+        controllers = [served.controller for served in self.served.values()]
+        counters["refusals"] += self.past_refusals + sum(each.refusals() for each in controllers)
+        counters["queues_running"] = sum(each.queues_running() for each in controllers)
+        return counters
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""
@@ -141,7 +203,7 @@ class TargetSubsystem:
         )
 
 
-class Target:
+class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in
@@ -183,8 +245,7 @@ class Target:
         """Close every connection and wait for every queue."""
         await self._listener.stop()
         for volume in self._volumes.values():
-            await asyncio.to_thread(volume.native.close_queues)
-            volume.feed.close()
+            await volume.close()
 
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Subsystem by name, for the listener."""
@@ -201,7 +262,11 @@ class Target:
         path = self._directory / f"{volume_id}.sectors" if self._directory else None
         try:
             native = await asyncio.to_thread(
-                _native.TargetVolume, sector_count=sector_count, path=path
+                _native.Namespace,
+                store="memory" if path is None else "file",
+                block_count=sector_count,
+                sealed=True,
+                path=path,
             )
         except FileExistsError as error:
             raise UsageError(
@@ -229,8 +294,7 @@ class Target:
         volume = self._volume(volume_id)
         del self._volumes[volume_nqn(volume_id)]
         await self._listener.end_export(volume)
-        await asyncio.to_thread(volume.native.close_queues)
-        volume.feed.close()
+        await volume.close()
         if volume.path is not None:
             await asyncio.to_thread(volume.path.unlink, missing_ok=True)
 
@@ -277,15 +341,14 @@ class Target:
         """Refuse older association epochs from now on; return when their queues are drained."""
         volume = self._volume(volume_id)
         volume.newest_epoch = max(volume.newest_epoch, association_epoch)
-        older = [key for key, epoch in volume.epochs.items() if epoch < association_epoch]
+        older = [key for key, served in volume.served.items() if served.epoch < association_epoch]
         for association_id in older:
-            # Also when somebody else is stopping it: who comes second waits as long.
-            await asyncio.to_thread(volume.native.close_queues, association_id)
+            await volume.drain(association_id)
             self._listener.end_association(association_id)
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         """Counters of the engine."""
-        return self._volume(volume_id).native.statistics()
+        return self._volume(volume_id).statistics()
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
         """Events since the last call."""

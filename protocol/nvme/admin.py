@@ -87,14 +87,13 @@ class AdminController:
         host_id: bytes = bytes(16),
         queue_size: int = QUEUE_DEPTH_MAX,
         flow_control: bool = True,
-        resources: ControllerResources | None = None,
         authentication: Authentication | None = None,
     ) -> None:
         self._subsystem = subsystem
         self._controller_id = controller_id
         self._queue_size = queue_size
         self._flow_control = flow_control
-        self._resources = resources or NoResources()
+        self._resources: ControllerResources = NoResources()
         self._properties = Properties(is_discovery=subsystem.is_discovery)
         self._features = Features(subsystem, keep_alive_ms=keep_alive_ms, host_id=host_id)
         self._events = AsyncEvents(subsystem)
@@ -147,6 +146,10 @@ class AdminController:
         self._notifications.append((self._notification_count, kind, nsid))
         self._events.report(Event.RESERVATION_CHANGED)
 
+    def set_resources(self, resources: ControllerResources) -> None:
+        """Say where the data path's figures come from."""
+        self._resources = resources
+
     def set_io_queues(self, *, connected: bool) -> None:
         """Say whether I/O queues exist: their number can't be negotiated then."""
         self._has_io_queues = connected
@@ -166,6 +169,13 @@ class AdminController:
             self._log_failure(command, error.status)
             return self._answer(command.command_id, status=error.status)
         return self._answer(command.command_id, result=outcome.result, data=outcome.data)
+
+    def refuse(self, entry: bytes) -> Answer:
+        """Answer a command whose data was damaged on the way: it may be sent again."""
+        self._head = (self._head + 1) % self._queue_size
+        command = Command.decode(entry, b"")
+        self._log_failure(command, Status.TRANSIENT_TRANSPORT_ERROR)
+        return self._answer(command.command_id, status=Status.TRANSIENT_TRANSPORT_ERROR, retry=True)
 
     # Outputs
 
@@ -209,10 +219,18 @@ class AdminController:
         return self._features.keep_alive_ms
 
     def _answer(
-        self, command_id: int, *, status: int = 0, result: int = 0, data: bytes = b""
+        self,
+        command_id: int,
+        *,
+        status: int = 0,
+        result: int = 0,
+        data: bytes = b"",
+        retry: bool = False,
     ) -> Answer:
         head = self._head if self._flow_control else NO_FLOW_CONTROL_HEAD
-        completion = encode_completion(command_id, status=status, result=result, queue_head=head)
+        completion = encode_completion(
+            command_id, status=status, result=result, queue_head=head, retry=retry
+        )
         return Answer(command_id=command_id, completion=completion, data=data)
 
     def _execute(self, command: Command) -> _Outcome | None:

@@ -40,6 +40,9 @@ class Connect:
     subsystem_nqn: str
     host_nqn: str
     ticket: bytes = bytes(TICKET_BYTES)
+    header_digest: bool = False
+    """Negotiated on this connection (ICReq) and not part of the command; nor is the next."""
+    data_digest: bool = False
 
     def encode(self) -> tuple[bytes, bytes]:
         """Submission entry and data."""

@@ -68,6 +68,13 @@ class ControllerIdentity:
     transfer_max: int
     in_capsule_max: int
     volatile_write_cache: bool
+    outstanding_max: int = 0  # MAXCMD: commands a queue may have outstanding; 0 says nothing
+    optional_commands: int = 0  # ONCS
+    fused_commands: int = 0  # FUSES
+    events: int = 0  # OAES
+    reports_ana: bool = False
+    namespace_max: int = 1  # NN: the largest namespace identifier
+    is_discovery: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,19 +146,28 @@ def _encode_io_controller(data: bytearray, subsystem: Subsystem) -> None:
     data[1803] = 1  # one SGL descriptor per command
 
 
-def decode_controller(data: bytes) -> ControllerIdentity:
-    """Identify Controller as a host reads it."""
+def decode_controller(data: bytes, *, page_bytes: int = _PAGE_BYTES) -> ControllerIdentity:
+    """Identify Controller as a host reads it; `page_bytes` is CAP.MPSMIN's, the unit of MDTS."""
     _check(data)
     mdts = data[77]
     capsule_units = struct.unpack_from("<I", data, 1792)[0]
+    offset_units = struct.unpack_from("<H", data, 1800)[0]
     return ControllerIdentity(
         subsystem_nqn=data[768:1024].rstrip(b"\0").decode(errors="replace"),
         controller_id=struct.unpack_from("<H", data, 78)[0],
         model=data[24:64].decode("ascii", errors="replace").strip(),
         # Above 2^20 pages the exponent is nonsense; treat it as "no limit".
-        transfer_max=_PAGE_BYTES << mdts if 0 < mdts <= 20 else 0,
-        in_capsule_max=max(0, capsule_units * 16 - SUBMISSION_BYTES),
+        transfer_max=page_bytes << mdts if 0 < mdts <= 20 else 0,
+        # Data that doesn't follow the entry at once (ICDOFF) is not for NVMe/TCP: send none.
+        in_capsule_max=max(0, capsule_units * 16 - SUBMISSION_BYTES) if not offset_units else 0,
         volatile_write_cache=bool(data[525] & 1),
+        outstanding_max=struct.unpack_from("<H", data, 514)[0],
+        optional_commands=struct.unpack_from("<H", data, 520)[0],
+        fused_commands=struct.unpack_from("<H", data, 522)[0],
+        events=struct.unpack_from("<I", data, 92)[0],
+        reports_ana=bool(data[76] & 0x08),
+        namespace_max=struct.unpack_from("<I", data, 516)[0],
+        is_discovery=data[111] == 2,
     )
 
 

@@ -8,8 +8,8 @@ from sealane.protocol.nvme.authentication import (
     AuthenticationError,
     decode_authentication,
 )
-from sealane.protocol.nvme.command import Command, RefusedError
-from sealane.protocol.nvme.constants import Status
+from sealane.protocol.nvme.command import Answer, Command, RefusedError, encode_completion
+from sealane.protocol.nvme.constants import AdminOpcode, Status
 
 _KINDS = (AuthenticationCommand.SEND, AuthenticationCommand.RECEIVE)
 
@@ -57,6 +57,21 @@ class QueueAuthentication:
         """Whether it failed and the host knows all it will be told: close the connection."""
         machine = self._machine
         return machine is not None and machine.has_failed and not machine.has_message
+
+    def handle(self, entry: bytes, data: bytes) -> Answer:
+        """Answer a command on a queue that takes nothing else before authentication."""
+        command = Command.decode(entry, data)
+        status, answer = Status.SUCCESS, None
+        try:
+            command.check_flags()
+            if command.opcode == AdminOpcode.FABRICS:
+                answer = self.execute(command)
+            if answer is None:
+                status = Status.AUTHENTICATION_REQUIRED
+        except RefusedError as error:
+            status = error.status
+        completion = encode_completion(command.command_id, status=status)
+        return Answer(command_id=command.command_id, completion=completion, data=answer or b"")
 
     def execute(self, command: Command) -> bytes | None:
         """Execute an authentication command and return its data; None for another command."""

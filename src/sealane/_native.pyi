@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Self, TypedDict, final
+from typing import Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -190,6 +190,8 @@ class QueueError(Exception):
 class StatusError(Exception):
     """A command was answered with an error: arguments (status code, LBA, text)."""
 
+class DataDigestError(ValueError): ...
+
 class PduError(ValueError):
     """A PDU breaks the rules: arguments (fatal error status, header offset, text)."""
 
@@ -226,25 +228,115 @@ class StorageEvent:
     def detail(self) -> str: ...
 
 @final
-class TargetVolume:
-    """A volume of sealed sectors; `path` None keeps it in memory, else the file must not exist."""
+class Namespace:
+    """A namespace of a target: a store, and who may use it when.
 
-    def __new__(cls, *, sector_count: int, path: str | os.PathLike[str] | None) -> TargetVolume: ...
+    `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
+    what the store holds; else plain 4096-byte blocks. `exist` "create": the file must not exist.
+    OSError if the store can't be had; ValueError for options that don't go together.
+    """
+
+    def __new__(
+        cls,
+        *,
+        store: Literal["memory", "file", "nvme", "emulated"],
+        block_count: int,
+        sealed: bool,
+        path: str | os.PathLike[str] | None = None,
+        exist: Literal["create", "open"] = "create",
+        drive: str | None = None,
+        in_place: bool = False,
+    ) -> Namespace: ...
+    @property
+    def block_count(self) -> int: ...
+    @property
+    def sealed(self) -> bool: ...
+    # Per second, from now on and for commands that wait; 0: no limit.
+    def set_limits(
+        self,
+        *,
+        iops: int = 0,
+        bytes_per_second: int = 0,
+        read_iops: int = 0,
+        write_iops: int = 0,
+        read_bytes_per_second: int = 0,
+        write_bytes_per_second: int = 0,
+    ) -> None: ...
+    # host_reads, host_writes, flushes, deallocations: commands; sectors_read, sectors_stored:
+    # blocks moved; sectors_written: sealed sectors that are written now; busy_ms; media_errors;
+    # refusals; reservation_conflicts; throttled; contended; events_dropped; the store's own.
+    def statistics(self) -> dict[str, int]: ...
+    def reservation(self) -> ReservationState: ...
+    # Kind "refused": a stored sector or the store; "reservation": `reason` is the notice,
+    # `detail` the hexadecimal host identifier of the registrant to tell.
+    def take_events(self) -> list[StorageEvent]: ...
+    def event_fd(self) -> int: ...
+    # OSError if the store can't.
+    def sync(self) -> None: ...
+    # The store goes with the last queue that uses it.
+    def close(self) -> None: ...
+
+class ReservationState(TypedDict):
+    """Reservations of a namespace; `type` 0: none; `holder` None: nobody, or all registrants."""
+
+    type: int
+    holder: bytes | None
+    generation: int
+    registrants: list[tuple[bytes, int, bool]]
+    """(host identifier, key, whether it holds the reservation)"""
+
+@final
+class Controller:
+    """Every I/O queue of one association. `host_id` has 16 bytes."""
+
+    def __new__(
+        cls, *, association: int, host_nqn: str, host_id: bytes, controller_id: int
+    ) -> Controller: ...
+    @property
+    def association(self) -> int: ...
+    @property
+    def host_nqn(self) -> str: ...
+    @property
+    def controller_id(self) -> int: ...
+    # (nsid, namespace, ANA state); replaces what was there, also for queues that run.
+    def set_namespaces(
+        self,
+        entries: Sequence[
+            tuple[
+                int,
+                Namespace,
+                Literal["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"],
+            ]
+        ],
+    ) -> None: ...
+    # Duplicates the descriptor. Sealed namespaces are seen by secure queues only, plain ones by
+    # queues without `secure`.
     def start_queue(
         self,
-        fd: int,
+        descriptor: int,
         *,
-        association: int,
         queue_id: int,
         queue_depth: int,
         h2c_data_max: int,
+        in_capsule_max: int,
         transfer_max: int,
-        secure: SecureQueueParameters,
+        header_digest: bool = False,
+        data_digest: bool = False,
+        success_flag: bool = False,
+        secure: SecureQueueParameters | None = None,
     ) -> None: ...
-    def close_queues(self, association: int | None = None) -> None: ...
-    def statistics(self) -> dict[str, int]: ...
+    # Since the last byte received on any of its I/O queues, or the start of the last queue.
+    def idle_ms(self) -> int: ...
+    # Only a command whose data hasn't all arrived can be aborted. Waits for the queue's thread.
+    def abort(self, queue_id: int, command_id: int) -> bool: ...
+    def queues_running(self) -> int: ...
+    # Commands and PDUs that failed a check and ended their queue.
+    def refusals(self) -> int: ...
+    # "queue_opened", "queue_closed", and "refused" for what isn't about a stored sector.
     def take_events(self) -> list[StorageEvent]: ...
     def event_fd(self) -> int: ...
+    # Stops every queue and waits until nothing is in flight: use a thread.
+    def close(self) -> None: ...
 
 class StaleAssociationError(Exception):
     """The association of a back-end queue is over: open a newer one."""
@@ -314,6 +406,8 @@ class GatewayVolume:
     def lose_association(self, detail: str) -> None: ...
     # Ends the volume: every command ends with an error from now on.
     def fail(self, detail: str) -> None: ...
+    # Since the last byte from the host on any I/O queue of the association; None if it has none.
+    def idle_ms(self, association: int) -> int | None: ...
     def close_queues(self, association: int | None = None) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def take_events(self) -> list[StorageEvent]: ...
@@ -366,13 +460,24 @@ class PduHeader:
     @property
     def length(self) -> int: ...
 
-def pdu_lengths(common: bytes, data_max: int) -> tuple[int, int, int]: ...
-def decode_pdu(header: bytes) -> PduHeader: ...
-def encode_ic_req() -> bytes: ...
-def encode_ic_resp(h2c_data_max: int) -> bytes: ...
-def encode_capsule_cmd(submission: bytes, data: bytes) -> bytes: ...
-def encode_capsule_resp(completion: bytes) -> bytes: ...
-def encode_c2h_data(cid: int, data: bytes) -> bytes: ...
+def pdu_lengths(
+    common: bytes, data_max: int, *, header_digest: bool = False, data_digest: bool = False
+) -> tuple[int, int, int]: ...  # type, bytes of header and of data, digests included
+def decode_pdu(
+    header: bytes, *, header_digest: bool = False, data_digest: bool = False
+) -> PduHeader: ...
+def pdu_data(header: PduHeader, data: bytes) -> bytes: ...  # without the digest; DataDigestError
+def encode_ic_req(*, header_digest: bool = False, data_digest: bool = False) -> bytes: ...
+def encode_ic_resp(
+    h2c_data_max: int, *, header_digest: bool = False, data_digest: bool = False
+) -> bytes: ...
+def encode_capsule_cmd(
+    submission: bytes, data: bytes, *, header_digest: bool = False, data_digest: bool = False
+) -> bytes: ...
+def encode_capsule_resp(completion: bytes, *, header_digest: bool = False) -> bytes: ...
+def encode_c2h_data(
+    cid: int, data: bytes, *, header_digest: bool = False, data_digest: bool = False
+) -> bytes: ...
 def encode_termination(from_host: bool, code: int, offset: int) -> bytes: ...
 def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
 def status_name(code: int) -> str | None: ...

@@ -25,6 +25,7 @@ from sealane.protocol.nvme.properties import Transition
 from sealane.protocol.nvme.subsystem import (
     ALL_COMMANDS,
     CommandFailure,
+    ControllerResources,
     Health,
     Namespace,
     Subsystem,
@@ -92,7 +93,9 @@ def get_log(page: int, length: int, *, offset: int = 0, retain: bool = False, **
     return entry(0x02, *words, length=length, **more)
 
 
-def enabled(subsystem: Subsystem, **options: object) -> AdminController:
+def enabled(
+    subsystem: Subsystem, resources: ControllerResources | None = None, **options: object
+) -> AdminController:
     controller = AdminController(
         subsystem,
         controller_id=1,
@@ -100,6 +103,8 @@ def enabled(subsystem: Subsystem, **options: object) -> AdminController:
         host_id=HOST_ID,
         **options,  # type: ignore[arg-type]
     )
+    if resources is not None:
+        controller.set_resources(resources)
     assert status(controller.handle(set_property(0x14, ENABLE))) == 0
     assert controller.take_transition() is Transition.ENABLED
     return controller

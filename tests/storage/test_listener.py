@@ -6,7 +6,7 @@ import secrets
 import socket
 import struct
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -14,19 +14,21 @@ import pytest
 from sealane import _native
 from sealane.daemon.storage import listener as listening
 from sealane.daemon.storage.events import EventFeed
-from sealane.daemon.storage.listener import (
+from sealane.daemon.storage.exported import (
     Admission,
     Association,
     ConnectRefusedError,
     Exported,
-    Listener,
+    Provider,
 )
+from sealane.daemon.storage.listener import Listener
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.admin import AdminController
+from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.command import Answer, decode_completion
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, PduKind, Status
-from sealane.protocol.nvme.subsystem import volume_subsystem
+from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from sealane.transport.nvme.stream import VANISHED_SECONDS, PduStream
 
@@ -47,11 +49,11 @@ class Handed:
         """Nothing was prepared."""
 
 
-class OneSubsystem:
+class OneSubsystem(Exported, Provider):
     """A provider with one subsystem whose queues go to the test instead of the engine."""
 
     def __init__(self) -> None:
-        self.subsystem = volume_subsystem(
+        self.shown = volume_subsystem(
             nqn=NQN,
             volume_id=uuid.UUID(int=1),
             serial="1",
@@ -62,12 +64,29 @@ class OneSubsystem:
         self.box: asyncio.Queue[socket.socket] = asyncio.Queue()
         self.closed: asyncio.Queue[int] = asyncio.Queue()
         self.refusals: list[tuple[str, int]] = []
+        self.secrets: tuple[HostSecret, HostSecret | None] | None = None
+        self.idle: int | None = None
+        self.hosts = {HOST}
+
+    @property
+    def subsystem(self) -> Subsystem:
+        return self.shown
+
+    def exported(self) -> Iterable[Exported]:
+        return (self,)
+
+    def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
+        return self.secrets if host_nqn == HOST else None
+
+    def idle_ms(self, association_id: int) -> int | None:
+        assert association_id
+        return self.idle
 
     def find(self, subsystem_nqn: str) -> Exported | None:
         return self if subsystem_nqn == NQN else None
 
     def allows(self, host_nqn: str) -> bool:
-        return host_nqn == HOST
+        return host_nqn in self.hosts
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
         assert connect.controller_id == association.controller_id
@@ -84,6 +103,7 @@ class OneSubsystem:
 class World:
     provider: OneSubsystem
     listener: Listener
+    faults: list[str]
 
     def host(self, **changes: object) -> HostController:
         traddr, trsvcid = self.listener.address
@@ -109,9 +129,11 @@ class World:
 async def world() -> AsyncIterator[World]:
     provider = OneSubsystem()
     made = Listener(provider, traddr="127.0.0.1", trsvcid=0)
+    faults: list[str] = []
+    made.observe(faults.append)
     await made.start()
     try:
-        yield World(provider, made)
+        yield World(provider, made, faults)
     finally:
         await made.stop()
 
@@ -197,18 +219,21 @@ async def test_association_ends_with_its_admin_connection(world: World) -> None:
         assert await world.provider.closed.get() == 1
 
 
+def io_fields(**changes: object) -> Connect:
+    fields: dict[str, object] = {
+        "command_id": 0,
+        "queue_id": 0,
+        "queue_size": 32,
+        "host_id": uuid.UUID(int=1),
+        "controller_id": DYNAMIC_CONTROLLER,
+        "subsystem_nqn": NQN,
+        "host_nqn": HOST,
+    }
+    return Connect(**(fields | changes))  # type: ignore[arg-type]
+
+
 def admin_connect(*, keep_alive_ms: int) -> bytes:
-    made = Connect(
-        command_id=0,
-        queue_id=0,
-        queue_size=32,
-        keep_alive_ms=keep_alive_ms,
-        host_id=uuid.UUID(int=1),
-        controller_id=DYNAMIC_CONTROLLER,
-        subsystem_nqn=NQN,
-        host_nqn=HOST,
-    )
-    return _native.encode_capsule_cmd(*made.encode())
+    return _native.encode_capsule_cmd(*io_fields(keep_alive_ms=keep_alive_ms).encode())
 
 
 async def test_silent_host_loses_its_association(world: World) -> None:
@@ -226,10 +251,10 @@ async def test_keep_alive_keeps_the_association(
     beats: asyncio.Queue[int] = asyncio.Queue()
     handle = AdminController.handle
 
-    def counted(self: AdminController, entry: bytes) -> Answer | None:
+    def counted(self: AdminController, entry: bytes, data: bytes = b"") -> Answer | None:
         if entry[0] == AdminOpcode.KEEP_ALIVE:
             beats.put_nowait(1)
-        return handle(self, entry)
+        return handle(self, entry, data)
 
     monkeypatch.setattr(AdminController, "handle", counted)
     async with world.host(keep_alive_ms=1000) as host:
@@ -238,42 +263,106 @@ async def test_keep_alive_keeps_the_association(
         assert (await host.identify_namespace()).block_count == 8
 
 
+IC_REQ = _native.encode_ic_req()
+
+
+def changed(pdu: bytes, offset: int, value: int) -> bytes:
+    made = bytearray(pdu)
+    made[offset] = value
+    return bytes(made)
+
+
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "fatal_status", "offset"),
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        bytes([9]) * 128,
-        struct.pack("<BBBBI", 0, 0, 128, 0, 0xFFFF_FFFF),
-        _native.encode_ic_resp(4096),
-        _native.encode_ic_req() + _native.encode_ic_req(),
-        _native.encode_ic_req() + _native.encode_capsule_cmd(bytes(64), bytes(1024)),
+        (b"GET / HTTP/1.1\r\n\r\n", 1, 0),  # unknown type
+        (bytes([9]) * 128, 1, None),
+        (struct.pack("<BBBBI", 0, 0, 128, 0, 0xFFFF_FFFF), 1, 4),
+        (_native.encode_ic_resp(4096), 2, 0),
+        (changed(IC_REQ, 8, 1), 6, 8),
+        (changed(IC_REQ, 10, 1), 6, 10),
+        (changed(IC_REQ, 11, 4), 6, 11),
+        (IC_REQ + IC_REQ, 2, 0),
+        (IC_REQ + _native.encode_c2h_data(1, b"1234"), 2, 0),
     ],
 )
-async def test_malformed_starts_are_terminated(world: World, sent: bytes) -> None:
+async def test_malformed_starts_are_terminated(
+    world: World, sent: bytes, fatal_status: int, offset: int | None
+) -> None:
     async with world.raw() as (reader, writer):
         writer.write(sent)
-        with contextlib.suppress(ConnectionError):
-            answer = await reader.read()
-            assert not answer or PduKind.C2H_TERM in (answer[0], answer[-24])
+        received = await reader.read()
+        answer = received[128:] if received[:1] == bytes([PduKind.IC_RESP]) else received
+        assert answer[0] == PduKind.C2H_TERM
+        code, information = struct.unpack_from("<HI", answer, 8)
+        assert code == fatal_status
+        assert offset is None or information == offset
+    assert world.faults == ["pdu.malformed"]
+
+
+async def test_a_first_command_other_than_connect_is_out_of_sequence(world: World) -> None:
+    sent = _native.encode_capsule_cmd(bytes(64), bytes(1024))
+    assert (await answered(world, sent))[0] == Status.SEQUENCE_ERROR
+    assert world.faults == ["connect.expected"]
+
+
+async def test_connect_data_that_is_no_name_is_refused(world: World) -> None:
+    entry, data = io_fields().encode()
+    sent = _native.encode_capsule_cmd(entry, changed(data, 511, 1))
+    assert (await answered(world, sent))[0] == Status.CONNECT_PARAMETERS
+    assert world.faults == ["connect.malformed"]
 
 
 async def test_stalled_handshake_is_cut(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.05)
     async with world.raw() as (reader, writer):
         writer.write(_native.encode_ic_req()[:100])
         async with asyncio.timeout(5):
             assert await reader.read() == b""
 
 
-async def test_connections_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_CONNECTIONS_MAX", 1)
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ("CONNECTIONS_MAX", "connections.limit"),
+        ("CONNECTIONS_PER_SOURCE_MAX", "connections.source.limit"),
+    ],
+)
+async def test_connections_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
+) -> None:
+    monkeypatch.setattr(listening, limit, 1)
     async with world.host():
         with pytest.raises(UnavailableError):
             await world.host().connect()
+    assert world.faults == [reason]
+
+
+async def test_half_open_connections_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 1)
+    # The first has said who it is and doesn't count.
+    async with world.host(), world.raw() as (reader, writer):
+        writer.write(IC_REQ)
+        await reader.readexactly(128)
+        with pytest.raises(UnavailableError):
+            await world.host().connect()
+    assert world.faults[0] == "handshakes.limit"
+
+
+async def test_io_queues_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "IO_QUEUES_MAX", 1)
+    async with world.host() as host:
+        (await host.connect_queue(1)).close()
+        (await world.provider.box.get()).close()
+        sent = io_connect(host, queue_id=2)
+        assert (await answered(world, sent))[0] == Status.CONNECT_BUSY
+    assert "queues.limit" in world.faults
 
 
 async def test_events_are_taken_once() -> None:
-    volume = _native.TargetVolume(sector_count=8, path=None)
+    volume = _native.Namespace(store="memory", block_count=8, sealed=True)
     feed = EventFeed(volume, lambda _: None)
     assert list(feed.take()) == []
     feed.close()

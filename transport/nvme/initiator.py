@@ -1,19 +1,18 @@
-"""Host side: an asynchronous admin queue, and I/O queues that the engine or a bulk queue takes."""
+"""Host side of one association: admin commands, keep-alive, events, and I/O queues to hand over."""
 
 import asyncio
 import contextlib
-import itertools
 import socket
 import struct
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from types import TracebackType
-from typing import ParamSpec, Self
+from typing import Self
 
 from sealane import _native
 from sealane.errors import Error, ProtocolError, UnavailableError
-from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.connect import TICKET_BYTES, Connect
 from sealane.protocol.nvme.constants import (
     DYNAMIC_CONTROLLER,
@@ -24,8 +23,22 @@ from sealane.protocol.nvme.constants import (
     AdminOpcode,
     FabricsType,
     Feature,
-    PduKind,
     Property,
+)
+from sealane.protocol.nvme.host_pages import (
+    LOG_ANA,
+    LOG_CHANGED_NAMESPACES,
+    LOG_DISCOVERY,
+    AnaState,
+    EventResult,
+    NamespaceNames,
+    Notice,
+    ana_log_length,
+    decode_active_namespaces,
+    decode_ana_log,
+    decode_changed_namespaces,
+    decode_descriptors,
+    decode_event,
 )
 from sealane.protocol.nvme.identify import (
     ControllerIdentity,
@@ -33,40 +46,31 @@ from sealane.protocol.nvme.identify import (
     decode_controller,
     decode_namespace,
 )
-from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.admin_queue import ADMIN_QUEUE_SIZE, AdminQueue
+from sealane.transport.nvme.authenticate import Credentials, authenticate
+from sealane.transport.nvme.errors import NvmeStatusError
+from sealane.transport.nvme.handshake import ADMIN_DATA_MAX, Address, OpenedQueue, open_queue
+from sealane.transport.nvme.volume_queue import VolumeQueue
 from sealane.transport.tasks import TaskOwner
+
+__all__ = ["ConnectedQueue", "HostController", "NvmeStatusError", "VolumeQueue"]
 
 _TIMEOUT_SECONDS = 10.0
 _IO_TIMEOUT_SECONDS = 60.0
-_ADMIN_QUEUE_SIZE = 32
+_FAREWELL_SECONDS = 1.0
+_READY_POLL_SECONDS = 0.02
+_READY_MAX_SECONDS = 30.0  # a controller may ask for 127 s; nobody waits that long for one
+NAMESPACES_MAX = 16_384  # of one controller; more are refused
 _ENABLE = 0x0046_0001  # 64-byte and 16-byte entries, enabled
 _SHUTDOWN = 0x0046_4001
 _READY = 0x01
+_FATAL = 0x02
 _SGL = 0x40
 _ENTRY = struct.Struct("<BBHI16xQI3xB6I")
 _SGL_TRANSPORT = 0x5A
-_VERIFICATION_STATUSES = {0x282, 0x283, 0x284}
-
-
-P = ParamSpec("P")
-
-
-class NvmeStatusError(Error):
-    """A controller answered a command with an error. `status` is status code type and code."""
-
-    exit_code = 1
-
-    def __init__(self, status: int, *, lba: int | None = None) -> None:
-        name = _native.status_name(status) or "unknown status"
-        place = "" if lba is None else f" at LBA {lba}"
-        super().__init__(f"nvme.status.{status:03x}", f"{name}{place}")
-        self.status = status
-        self.lba = lba
-
-    @property
-    def is_verification_failure(self) -> bool:
-        """Whether the data at this place is not what was written: never use it."""
-        return self.status in _VERIFICATION_STATUSES
+_CONTROLLER, _NAMESPACE, _ACTIVE_NAMESPACES, _DESCRIPTORS = 1, 0, 2, 3  # CNS of Identify
+_EVERY_NAMESPACE = 0xFFFF_FFFF
+_RETAIN_EVENT = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +89,33 @@ class ConnectedQueue:
         self.socket.close()
 
 
+class EventKind(Enum):
+    """What a controller reports by itself."""
+
+    NAMESPACES_CHANGED = "namespaces-changed"
+    ANA_CHANGED = "ana-changed"
+    DISCOVERY_CHANGED = "discovery-changed"
+    LOST = "lost"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerEvent:
+    """`namespaces` None: any may have changed. `ana` is the whole new table. `error`: why lost."""
+
+    kind: EventKind
+    namespaces: tuple[int, ...] | None = None
+    ana: "dict[int, AnaState] | None" = None
+    error: Error | None = None
+    result: EventResult | None = None
+
+
 class HostController:
     """One association of a host with a subsystem: `async with HostController(...) as host`.
 
-    `keep_alive_ms` 0 means none. I/O errors and statuses raise errors of `sealane.errors`.
+    `keep_alive_ms` 0 means none. `credentials` are used when the controller asks for them, and
+    in any case if they hold a secret of the controller's. `events` is called on the event loop
+    and must not wait. Calls raise errors of `sealane.errors`.
     """
 
     def __init__(
@@ -100,18 +127,24 @@ class HostController:
         host_nqn: str,
         host_id: uuid.UUID | None = None,
         keep_alive_ms: int = 0,
+        credentials: Credentials | None = None,
+        events: Callable[[ControllerEvent], None] | None = None,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> None:
-        self._address = (traddr, trsvcid)
+        self._address = Address(traddr, trsvcid)
         self._subsystem_nqn = subsystem_nqn
         self._host_nqn = host_nqn
         self._host_id = host_id or uuid.uuid4()
         self._keep_alive_ms = keep_alive_ms
-        self._stream: PduStream | None = None
+        self._credentials = credentials
+        self._events = events
+        self._timeout_seconds = timeout_seconds
+        self._admin: AdminQueue | None = None
         self._controller_id = DYNAMIC_CONTROLLER
-        self._command_ids = itertools.count(1)
-        self._turn = asyncio.Lock()
+        self._capabilities = 0
         self._tasks = TaskOwner()
         self._identity: ControllerIdentity | None = None
+        self._is_closing = False
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -126,19 +159,32 @@ class HostController:
         await self.close()
 
     @property
+    def address(self) -> Address:
+        """Where the controller listens."""
+        return self._address
+
+    @property
     def identity(self) -> ControllerIdentity:
         """What the controller says of itself."""
         if self._identity is None:
             raise UnavailableError("connection.lost", "the controller isn't connected")
         return self._identity
 
+    # Life.
+
     async def connect(self) -> None:
-        """Connect the admin queue, enable the controller, read its identity."""
+        """Connect the admin queue, enable the controller, read its identity, ask for events."""
         try:
-            self._stream, _, self._controller_id = await self._connect_queue(
-                queue_id=0, queue_size=_ADMIN_QUEUE_SIZE, ticket=bytes(TICKET_BYTES)
+            opened = await self._open(
+                queue_id=0, queue_size=ADMIN_QUEUE_SIZE, ticket=bytes(TICKET_BYTES)
+            )
+            self._controller_id = opened.controller_id
+            self._admin = AdminQueue(
+                opened.stream, timeout_seconds=self._timeout_seconds, lost=self._lost
             )
             await self._enable()
+            if self._events is not None:
+                await self._ask_for_events(self._events)
         except BaseException:
             await self.close()
             raise
@@ -147,52 +193,77 @@ class HostController:
 
     async def close(self) -> None:
         """Shut the controller down, if it still listens, and close."""
-        stream = self._stream
+        self._is_closing = True
+        admin = self._admin
         try:
             await self._tasks.close()
-            if stream is not None:
+            if admin is not None:
                 with contextlib.suppress(Error, TimeoutError):
-                    async with asyncio.timeout(1):
+                    async with asyncio.timeout(_FAREWELL_SECONDS):
                         await self._set_configuration(_SHUTDOWN)
         finally:
             # Also when the farewell is cancelled.
-            self._stream = None
-            if stream is not None:
-                stream.socket.close()
+            self._admin = None
+            if admin is not None:
+                await admin.close()
+
+    async def authenticate(self) -> None:
+        """Prove the host's name again, and check the controller's. AuthenticationError ends it."""
+        if self._credentials is None:
+            raise UnavailableError("authentication.required", "no credentials are configured")
+        try:
+            await authenticate(
+                lambda entry, data, room: self._submit(entry, data=data, room=room),
+                host_nqn=self._host_nqn,
+                subsystem_nqn=self._subsystem_nqn,
+                credentials=self._credentials,
+            )
+        except Error:
+            await self.close()
+            raise
+
+    # Queues.
 
     async def request_queues(self, count: int) -> int:
         """Ask for I/O queues; returns how many are granted."""
         value = (count - 1) | (count - 1) << 16
-        words = (int(Feature.NUMBER_OF_QUEUES), value)
-        _, result = await self._command(AdminOpcode.SET_FEATURES, words=words)
+        result = await self._set_feature(Feature.NUMBER_OF_QUEUES, value)
         return min(result & 0xFFFF, result >> 16) + 1
-
-    async def identify_namespace(self, nsid: int = NAMESPACE_ID) -> NamespaceIdentity:
-        """Size and format of a namespace."""
-        data, _ = await self._command(AdminOpcode.IDENTIFY, nsid=nsid, length=IDENTIFY_BYTES)
-        return decode_namespace(data)
 
     async def connect_queue(
         self, queue_id: int, *, queue_depth: int = QUEUE_DEPTH_MAX, ticket: bytes | None = None
     ) -> ConnectedQueue:
-        """Connect an I/O queue, with a ticket if its subsystem is secure."""
-        stream, h2c_data_max, _ = await self._connect_queue(
-            queue_id=queue_id, queue_size=queue_depth, ticket=ticket or bytes(TICKET_BYTES)
+        """Connect an I/O queue, with a ticket if its subsystem is secure.
+
+        `queue_depth` counts entries, and is lowered to what the controller can do.
+        """
+        identity = self.identity
+        depth = min(queue_depth, (self._capabilities & 0xFFFF) + 1)
+        if identity.outstanding_max:
+            depth = min(depth, max(2, identity.outstanding_max))
+        opened = await self._open(
+            queue_id=queue_id, queue_size=depth, ticket=ticket or bytes(TICKET_BYTES)
         )
         return ConnectedQueue(
-            socket=stream.socket,
+            socket=opened.stream.socket,
             queue_id=queue_id,
-            queue_depth=queue_depth,
-            h2c_data_max=h2c_data_max,
-            transfer_max=self.identity.transfer_max or FRONT_TRANSFER_BYTES,
-            in_capsule_max=self.identity.in_capsule_max,
+            queue_depth=depth,
+            h2c_data_max=opened.h2c_data_max,
+            transfer_max=identity.transfer_max or FRONT_TRANSFER_BYTES,
+            in_capsule_max=identity.in_capsule_max,
         )
 
     async def open_queue(
-        self, queue_id: int, *, queue_depth: int = 64, io_bytes: int = FRONT_TRANSFER_BYTES
-    ) -> "VolumeQueue":
+        self,
+        queue_id: int,
+        *,
+        queue_depth: int = 64,
+        io_bytes: int = FRONT_TRANSFER_BYTES,
+        nsid: int = NAMESPACE_ID,
+        timeout_seconds: float = _IO_TIMEOUT_SECONDS,
+    ) -> VolumeQueue:
         """Connect an I/O queue of a plain namespace and put a bulk queue on it."""
-        namespace = await self.identify_namespace()
+        namespace = await self.identify_namespace(nsid)
         if namespace.metadata_bytes:
             raise ProtocolError(
                 "namespace.format",
@@ -202,93 +273,185 @@ class HostController:
         with contextlib.closing(connected):
             native = _native.HostQueue(
                 connected.socket.fileno(),
-                queue_depth=queue_depth,
+                queue_depth=connected.queue_depth,
                 h2c_data_max=connected.h2c_data_max,
                 transfer_max=connected.transfer_max,
                 in_capsule_max=connected.in_capsule_max,
                 io_bytes=io_bytes,
                 block_bytes=namespace.block_bytes,
-                timeout_seconds=_IO_TIMEOUT_SECONDS,
+                timeout_seconds=timeout_seconds,
             )
         return VolumeQueue(native, namespace)
 
+    # Namespaces.
+
+    async def identify_namespace(self, nsid: int = NAMESPACE_ID) -> NamespaceIdentity:
+        """Size and format of a namespace."""
+        return decode_namespace(await self._identify(_NAMESPACE, nsid))
+
+    async def namespace_names(self, nsid: int) -> NamespaceNames:
+        """Read the identifiers that stay with a namespace wherever it is attached."""
+        return decode_descriptors(await self._identify(_DESCRIPTORS, nsid))
+
+    async def active_namespaces(self) -> list[int]:
+        """List the identifiers of all active namespaces, ascending."""
+        ids: list[int] = []
+        while True:
+            page = decode_active_namespaces(
+                await self._identify(_ACTIVE_NAMESPACES, ids[-1] if ids else 0)
+            )
+            if page and ids and page[0] <= ids[-1]:
+                raise ProtocolError("identify.malformed", "active namespaces aren't in order")
+            ids += page
+            if len(page) < IDENTIFY_BYTES // 4:
+                return ids
+            if len(ids) > NAMESPACES_MAX:
+                raise ProtocolError(
+                    "identify.malformed", f"more than {NAMESPACES_MAX} active namespaces"
+                )
+
+    # Log pages.
+
+    async def log_page(
+        self, page: int, length: int, *, offset: int = 0, retain_event: bool = False
+    ) -> bytes:
+        """Read `length` bytes (a multiple of 4, at most 64 KiB) of a log page at `offset`."""
+        dwords = length // 4 - 1
+        words = (
+            page | (_RETAIN_EVENT if retain_event else 0) | (dwords & 0xFFFF) << 16,
+            dwords >> 16,
+            offset & 0xFFFF_FFFF,
+            offset >> 32,
+        )
+        nsid = 0 if page == LOG_DISCOVERY else _EVERY_NAMESPACE
+        data, _ = await self._command(
+            AdminOpcode.GET_LOG_PAGE, nsid=nsid, words=words, length=length
+        )
+        return data
+
+    async def ana_states(self) -> dict[int, AnaState]:
+        """State of every namespace; empty if the controller doesn't report them."""
+        if not self.identity.reports_ana:
+            return {}
+        limit = min(ADMIN_DATA_MAX, self.identity.transfer_max or ADMIN_DATA_MAX)
+        length = min(IDENTIFY_BYTES, limit)
+        while True:
+            data = await self.log_page(LOG_ANA, length)
+            needed = ana_log_length(data, limit)
+            if needed <= length:
+                return decode_ana_log(data)
+            length = min(limit, max(2 * length, needed + needed % 4))
+
+    # Inside.
+
+    async def _open(self, *, queue_id: int, queue_size: int, ticket: bytes) -> OpenedQueue:
+        connect = Connect(
+            command_id=0,
+            queue_id=queue_id,
+            queue_size=queue_size,
+            keep_alive_ms=self._keep_alive_ms if queue_id == 0 else 0,
+            host_id=self._host_id,
+            controller_id=self._controller_id if queue_id else DYNAMIC_CONTROLLER,
+            subsystem_nqn=self._subsystem_nqn,
+            host_nqn=self._host_nqn,
+            ticket=ticket,
+        )
+        return await open_queue(
+            self._address,
+            connect,
+            credentials=self._credentials,
+            timeout_seconds=self._timeout_seconds,
+        )
+
     async def _enable(self) -> None:
+        self._capabilities = await self._property(Property.CAPABILITIES)
         await self._set_configuration(_ENABLE)
+        # CAP.TO counts units of 500 ms.
+        seconds = min(_READY_MAX_SECONDS, max(1, self._capabilities >> 24 & 0xFF) / 2)
         status = await self._property(Property.STATUS)
-        if not status & _READY:
+        for _ in range(int(seconds / _READY_POLL_SECONDS)):
+            if status & (_READY | _FATAL):
+                break
+            await asyncio.sleep(_READY_POLL_SECONDS)
+            status = await self._property(Property.STATUS)
+        if not status & _READY or status & _FATAL:
             raise ProtocolError("controller.not_ready", f"controller status is {status:#x}")
-        data, _ = await self._command(AdminOpcode.IDENTIFY, words=(1,), length=IDENTIFY_BYTES)
-        self._identity = decode_controller(data)
+        page_bytes = 4096 << (self._capabilities >> 48 & 0x0F)
+        identity = decode_controller(await self._identify(_CONTROLLER), page_bytes=page_bytes)
+        if not identity.is_discovery and identity.subsystem_nqn != self._subsystem_nqn:
+            raise ProtocolError(
+                "identify.subsystem",
+                f"connected to {self._subsystem_nqn}, but {identity.subsystem_nqn!r} answers",
+            )
+        self._identity = identity
+
+    async def _ask_for_events(self, events: Callable[[ControllerEvent], None]) -> None:
+        offered = [notice for notice in Notice if self.identity.events >> notice.bit & 1]
+        if not offered:
+            return
+        await self._set_feature(
+            Feature.ASYNC_EVENT_CONFIGURATION, sum(1 << notice.bit for notice in offered)
+        )
+        self._tasks.start(self._watch(events), name="nvme-events")
+
+    async def _watch(self, events: Callable[[ControllerEvent], None]) -> None:
+        """Keep an event request parked; read what lets the next event of its kind come."""
+        with contextlib.suppress(Error):  # a lost queue reports itself
+            while True:
+                entry = _ENTRY.pack(
+                    AdminOpcode.ASYNC_EVENT_REQUEST, _SGL, 0, 0, 0, 0, _SGL_TRANSPORT, *(0,) * 6
+                )
+                _, result = await self._submit(entry, is_bounded=False)
+                events(await self._event(decode_event(result)))
+
+    async def _event(self, result: EventResult) -> ControllerEvent:
+        match result.notice:
+            case Notice.NAMESPACES:
+                changed = decode_changed_namespaces(
+                    await self.log_page(LOG_CHANGED_NAMESPACES, IDENTIFY_BYTES)
+                )
+                ids = None if changed is None else tuple(changed)
+                return ControllerEvent(
+                    kind=EventKind.NAMESPACES_CHANGED, namespaces=ids, result=result
+                )
+            case Notice.ANA:
+                return ControllerEvent(
+                    kind=EventKind.ANA_CHANGED, ana=await self.ana_states(), result=result
+                )
+            case Notice.DISCOVERY:
+                # Reading the log, which the owner does, lets the next one come.
+                return ControllerEvent(kind=EventKind.DISCOVERY_CHANGED, result=result)
+        if result.page:
+            await self.log_page(result.page, 4)
+        return ControllerEvent(kind=EventKind.OTHER, result=result)
 
     async def _keep_alive(self) -> None:
-        with contextlib.suppress(Error, TimeoutError):
+        with contextlib.suppress(Error):  # a lost queue reports itself
             while True:
                 await asyncio.sleep(self._keep_alive_ms / 2000)
                 await self._command(AdminOpcode.KEEP_ALIVE)
 
-    async def _connect_queue(
-        self, *, queue_id: int, queue_size: int, ticket: bytes
-    ) -> tuple[PduStream, int, int]:
-        """Return a connected stream, its MAXH2CDATA and the controller id."""
-        traddr, trsvcid = self._address
-        connection = socket.socket(socket.AF_INET6 if ":" in traddr else socket.AF_INET)
-        try:
-            connection.setblocking(False)
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
-                await asyncio.get_running_loop().sock_connect(connection, (traddr, trsvcid))
-                stream = PduStream(connection, data_max=IDENTIFY_BYTES)
-                h2c_data_max, controller_id = await self._exchange_connect(
-                    stream,
-                    Connect(
-                        command_id=0,
-                        queue_id=queue_id,
-                        queue_size=queue_size,
-                        keep_alive_ms=self._keep_alive_ms if queue_id == 0 else 0,
-                        host_id=self._host_id,
-                        controller_id=self._controller_id,
-                        subsystem_nqn=self._subsystem_nqn,
-                        host_nqn=self._host_nqn,
-                        ticket=ticket,
-                    ),
-                )
-        except OSError as error:
-            connection.close()
-            if isinstance(error, TimeoutError):
-                text = f"no answer from {traddr}:{trsvcid} in {_TIMEOUT_SECONDS:g} s"
-                raise UnavailableError("connection.timeout", text) from error
-            raise UnavailableError(
-                "connection.refused", f"can't connect to {traddr}:{trsvcid}: {error.strerror}"
-            ) from error
-        except BaseException:
-            connection.close()
-            raise
-        return stream, h2c_data_max, controller_id
-
-    async def _exchange_connect(self, stream: PduStream, connect: Connect) -> tuple[int, int]:
-        await stream.send(_native.encode_ic_req())
-        response, _ = await stream.receive()
-        usable = response.kind == PduKind.IC_RESP and response.version == response.alignment == 0
-        if not usable or response.digests or response.limit < IDENTIFY_BYTES:
-            raise ProtocolError("pdu.malformed", "ICResp isn't usable")
-        await stream.send(_native.encode_capsule_cmd(*connect.encode()))
-        header, _ = await stream.receive()
-        if header.kind != PduKind.CAPSULE_RESP:
-            raise ProtocolError("pdu.malformed", f"Connect is answered by PDU {header.kind:#04x}")
-        _, status, result = decode_completion(header.entry)
-        if status:
-            raise NvmeStatusError(status)
-        return response.limit, result & 0xFFFF
+    def _lost(self, error: Error) -> None:
+        if self._events is not None and not self._is_closing:
+            self._events(ControllerEvent(kind=EventKind.LOST, error=error))
 
     async def _set_configuration(self, value: int) -> None:
         entry = bytearray(_fabrics_entry(FabricsType.PROPERTY_SET, Property.CONFIGURATION))
         struct.pack_into("<Q", entry, 48, value)
-        await self._submit(entry, length=0)
+        await self._submit(bytes(entry))
 
     async def _property(self, offset: Property) -> int:
-        _, result = await self._submit(
-            bytearray(_fabrics_entry(FabricsType.PROPERTY_GET, offset)), length=0
-        )
+        return (await self._submit(_fabrics_entry(FabricsType.PROPERTY_GET, offset)))[1]
+
+    async def _set_feature(self, feature: Feature, value: int) -> int:
+        _, result = await self._command(AdminOpcode.SET_FEATURES, words=(int(feature), value))
         return result
+
+    async def _identify(self, structure: int, nsid: int = 0) -> bytes:
+        data, _ = await self._command(
+            AdminOpcode.IDENTIFY, nsid=nsid, words=(structure,), length=IDENTIFY_BYTES
+        )
+        return data
 
     async def _command(
         self,
@@ -300,86 +463,17 @@ class HostController:
     ) -> tuple[bytes, int]:
         padded = (*words, 0, 0, 0, 0, 0, 0)[:6]
         entry = _ENTRY.pack(opcode, _SGL, 0, nsid, 0, length, _SGL_TRANSPORT, *padded)
-        return await self._submit(bytearray(entry), length=length)
+        data, result = await self._submit(entry, room=length)
+        if len(data) != length:
+            raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes answered")
+        return data, result
 
-    async def _submit(self, entry: bytearray, *, length: int) -> tuple[bytes, int]:
-        async with self._turn:
-            if self._stream is None:
-                raise UnavailableError("connection.lost", "the controller isn't connected")
-            command_id = next(self._command_ids) & 0x7FFF
-            struct.pack_into("<H", entry, 2, command_id)
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
-                await self._stream.send(_native.encode_capsule_cmd(bytes(entry), b""))
-                return await self._answer(self._stream, command_id, length)
-
-    @staticmethod
-    async def _answer(stream: PduStream, command_id: int, length: int) -> tuple[bytes, int]:
-        data = b""
-        while True:
-            header, payload = await stream.receive()
-            if header.kind == PduKind.C2H_DATA:
-                if header.cid != command_id or header.offset != len(data):
-                    raise ProtocolError("pdu.malformed", "data for another admin command")
-                data += payload
-                if len(data) > length:
-                    raise ProtocolError("pdu.malformed", "more data than was asked for")
-                continue
-            if header.kind != PduKind.CAPSULE_RESP:
-                raise ProtocolError("pdu.malformed", f"unexpected PDU {header.kind:#04x}")
-            answered, status, result = decode_completion(header.entry)
-            if answered != command_id:
-                raise ProtocolError("pdu.malformed", "completion of another admin command")
-            if status:
-                raise NvmeStatusError(status)
-            if len(data) != length:
-                raise ProtocolError("pdu.malformed", f"{len(data)} of {length} bytes answered")
-            return data, result
-
-
-class VolumeQueue:
-    """Bulk reads and writes on one plain I/O queue, many commands in flight.
-
-    One transfer at a time; each runs on a thread without the interpreter's lock. Buffers must
-    not be touched during a transfer.
-    """
-
-    def __init__(self, native: _native.HostQueue, namespace: NamespaceIdentity) -> None:
-        self._native = native
-        self.namespace = namespace
-
-    @property
-    def native(self) -> _native.HostQueue:
-        """The engine's queue, for callers that bring their own thread."""
-        return self._native
-
-    async def write(self, lba: int, data: "bytes | bytearray | memoryview") -> None:
-        """Write whole blocks. NvmeStatusError, or UnavailableError if the queue ended."""
-        await self._run(self._native.write, lba, data)
-
-    async def read(self, lba: int, into: "bytearray | memoryview") -> None:
-        """Fill `into` with whole blocks. Errors as `write`."""
-        await self._run(self._native.read, lba, into)
-
-    async def flush(self) -> None:
-        """Make completed writes durable."""
-        await self._run(self._native.flush)
-
-    def progress(self) -> int:
-        """Bytes moved since the queue was opened."""
-        return self._native.progress()
-
-    async def close(self) -> None:
-        """End the queue."""
-        await asyncio.to_thread(self._native.close)
-
-    @staticmethod
-    async def _run(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            await asyncio.to_thread(call, *args, **kwargs)
-        except _native.StatusError as error:
-            raise NvmeStatusError(error.args[0], lba=error.args[1]) from error
-        except _native.QueueError as error:
-            raise UnavailableError(error.args[0], error.args[1]) from error
+    async def _submit(
+        self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
+    ) -> tuple[bytes, int]:
+        if self._admin is None:
+            raise UnavailableError("connection.lost", "the controller isn't connected")
+        return await self._admin.submit(entry, data=data, room=room, is_bounded=is_bounded)
 
 
 def _fabrics_entry(kind: FabricsType, offset: Property) -> bytes:

@@ -4,6 +4,7 @@ So the socket can be handed to the engine with nothing over-read.
 """
 
 import asyncio
+import contextlib
 import socket
 
 from sealane import _native
@@ -25,8 +26,28 @@ _SOCKET_OPTIONS = (
 )
 
 
+class PduFaultError(ProtocolError):
+    """A PDU breaks the rules. `fatal_status` and `offset` are what a termination request says."""
+
+    def __init__(self, message: str, *, fatal_status: int, offset: int = 0) -> None:
+        super().__init__("pdu.malformed", message)
+        self.fatal_status = fatal_status
+        self.offset = offset
+
+
+class DataDigestFaultError(ProtocolError):
+    """The data of a command doesn't match its digest; the connection is sound."""
+
+    def __init__(self, header: _native.PduHeader) -> None:
+        super().__init__("pdu.data_digest", "data doesn't match its digest")
+        self.header = header
+
+
 class PduStream:
-    """One connection. `data_max` bounds the data of a PDU before anything is allocated."""
+    """One connection. `data_max` bounds the data of a PDU before anything is allocated.
+
+    Digests are used from `use_digests` on, which belongs between ICResp and the next PDU.
+    """
 
     def __init__(self, connection: socket.socket, *, data_max: int) -> None:
         connection.setblocking(False)
@@ -34,27 +55,80 @@ class PduStream:
             connection.setsockopt(level, option, value)
         self.socket = connection
         self._data_max = data_max
+        self._sending = asyncio.Lock()
+        self._header_digest = False
+        self._data_digest = False
+
+    @property
+    def digests(self) -> tuple[bool, bool]:
+        """Whether headers and data carry digests."""
+        return self._header_digest, self._data_digest
+
+    def use_digests(self, *, header: bool, data: bool) -> None:
+        """Use what was negotiated."""
+        self._header_digest, self._data_digest = header, data
 
     async def receive(self) -> tuple[_native.PduHeader, bytes]:
         """Next PDU: header and data. ProtocolError if malformed, UnavailableError at the end."""
         common = await self._exact(_COMMON_BYTES)
+        used = {"header_digest": self._header_digest, "data_digest": self._data_digest}
         try:
-            _, header_bytes, data_bytes = _native.pdu_lengths(common, self._data_max)
-            header = _native.decode_pdu(common + await self._exact(header_bytes - _COMMON_BYTES))
+            _, header_bytes, data_bytes = _native.pdu_lengths(common, self._data_max, **used)
+            rest = await self._exact(header_bytes - _COMMON_BYTES)
+            header = _native.decode_pdu(common + rest, **used)
         except _native.PduError as error:
-            raise ProtocolError("pdu.malformed", str(error.args[2])) from error
-        return header, await self._exact(data_bytes)
+            fatal_status, offset, text = error.args
+            raise PduFaultError(text, fatal_status=fatal_status, offset=offset) from error
+        data = await self._exact(data_bytes)
+        try:
+            return header, _native.pdu_data(header, data)
+        except _native.DataDigestError as error:
+            raise DataDigestFaultError(header) from error
+
+    def encode_command(self, entry: bytes, data: bytes) -> bytes:
+        """Command capsule with its data."""
+        return _native.encode_capsule_cmd(
+            entry, data, header_digest=self._header_digest, data_digest=self._data_digest
+        )
+
+    def encode_response(self, completion: bytes) -> bytes:
+        """Response capsule."""
+        return _native.encode_capsule_resp(completion, header_digest=self._header_digest)
+
+    def encode_data(self, command_id: int, data: bytes) -> bytes:
+        """Return the data of a command as C2HData PDUs."""
+        return _native.encode_c2h_data(
+            command_id, data, header_digest=self._header_digest, data_digest=self._data_digest
+        )
 
     async def send(self, *parts: bytes) -> None:
-        """Send all of `parts`."""
+        """Send all of `parts`, whole, whoever else is sending."""
         try:
-            await asyncio.get_running_loop().sock_sendall(self.socket, b"".join(parts))
+            async with self._sending:
+                await asyncio.get_running_loop().sock_sendall(self.socket, b"".join(parts))
         except OSError as error:
             raise UnavailableError("connection.lost", f"the connection failed: {error}") from error
 
-    async def terminate(self, *, from_host: bool) -> None:
-        """Tell the peer that it broke the rules."""
-        await self.send(_native.encode_termination(from_host, 1, 0))
+    async def terminate(self, *, from_host: bool, fault: PduFaultError | None = None) -> None:
+        """Tell the peer that it broke the rules, and where."""
+        fatal_status, offset = (1, 0) if fault is None else (fault.fatal_status, fault.offset)
+        await self.send(_native.encode_termination(from_host, fatal_status, offset))
+
+    async def drain(self, *, bytes_max: int) -> None:
+        """Say that nothing more comes, and drop what the peer still sends until it closes.
+
+        Closing with bytes unread would reset the connection, and the peer lose the last PDU.
+        """
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            while bytes_max > 0 and (dropped := await loop.sock_recv(self.socket, 4096)):
+                bytes_max -= len(dropped)
+
+    def abort(self) -> None:
+        """Stop both directions: whoever waits on this stream finds it closed."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     async def _exact(self, length: int) -> bytes:
         buffer = bytearray(length)

@@ -154,12 +154,8 @@ impl GatewayVolume {
             nsid: 1,
             digests: Digests::default(),
         };
-        let back = BackQueue {
-            limits,
-            secure: secure.take()?,
-            epoch: association_epoch,
-            incarnation,
-        };
+        let back =
+            BackQueue { limits, secure: secure.take()?, epoch: association_epoch, incarnation };
         let name = QueueName { association, queue_id };
         self.volume.replace_back(name, duplicate(fd)?, back).map_err(|error| match error {
             BackError::Stale(_) => StaleAssociationError::new_err(error.to_string()),
@@ -173,6 +169,10 @@ impl GatewayVolume {
 
     fn fail(&self, detail: &str) {
         self.volume.fail(detail);
+    }
+
+    fn idle_ms(&self, association: u64) -> Option<u64> {
+        self.volume.idle(association).map(|nanos| nanos / 1_000_000)
     }
 
     #[pyo3(signature = (association=None))]

@@ -10,6 +10,7 @@ mod pdu;
 mod session;
 mod simulation;
 mod storage;
+mod target;
 
 /// Native engine.
 #[pymodule]

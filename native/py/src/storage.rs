@@ -1,6 +1,6 @@
 //! Bindings of the storage data path.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,19 +10,13 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::events::EventLog;
-use sealane_engine::storage::file::FileStore;
 use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
-use sealane_engine::storage::memory::MemoryStore;
 use sealane_engine::storage::pieces;
-use sealane_engine::storage::store::SectorStore;
-use sealane_engine::storage::target::TargetVolume as EngineTarget;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
-use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{BLOCK_BYTES, field};
+use sealane_proto::sector::field;
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
 create_exception!(
@@ -42,7 +36,6 @@ create_exception!(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
-    module.add_class::<TargetVolume>()?;
     module.add_class::<HostQueue>()?;
     module.add("QueueError", module.py().get_type::<QueueError>())?;
     module.add("StatusError", module.py().get_type::<StatusError>())?;
@@ -50,6 +43,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(status_name, module)?)?;
     module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
     crate::gateway::register(module)?;
+    crate::target::register(module)?;
     crate::pdu::register(module)
 }
 
@@ -149,85 +143,6 @@ pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
         detail: event.detail,
     };
     log.take().into_iter().map(convert).collect()
-}
-
-/// Namespace 1 with reads, writes and flushes.
-fn basic_namespace(block_bytes: usize, block_count: u64) -> NamespaceFormat {
-    NamespaceFormat {
-        nsid: 1,
-        block_bytes,
-        block_count,
-        commands: CommandSet::NONE,
-        access: Access::Full,
-    }
-}
-
-/// A volume of sealed sectors, as a target has it.
-#[pyclass(frozen, module = "sealane._native")]
-struct TargetVolume {
-    volume: EngineTarget,
-    sector_count: u64,
-}
-
-#[pymethods]
-impl TargetVolume {
-    #[new]
-    #[pyo3(signature = (*, sector_count, path))]
-    fn new(py: Python<'_>, sector_count: u64, path: Option<PathBuf>) -> PyResult<Self> {
-        if sector_count == 0 {
-            return Err(invalid("a volume has at least 1 sector"));
-        }
-        let volume = py.detach(|| {
-            let store: Box<dyn SectorStore> = match path {
-                Some(path) => Box::new(FileStore::create(&path, sector_count)?),
-                None => Box::new(MemoryStore::new(sector_count)),
-            };
-            EngineTarget::new(sector_count, store)
-        })?;
-        Ok(Self { volume, sector_count })
-    }
-
-    #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max, secure))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn start_queue(
-        &self,
-        fd: i32,
-        association: u64,
-        queue_id: u16,
-        queue_depth: u16,
-        h2c_data_max: usize,
-        transfer_max: usize,
-        mut secure: PyRefMut<'_, SecureQueueParameters>,
-    ) -> PyResult<()> {
-        let fd = duplicate(fd)?;
-        let limits = ControllerLimits {
-            queue_depth,
-            h2c_data_max,
-            in_capsule_max: h2c_data_max,
-            transfer_max,
-            success_flag: false,
-            digests: Digests::default(),
-        };
-        let namespace = basic_namespace(BLOCK_BYTES, self.sector_count);
-        Ok(self.volume.start_queue(fd, association, queue_id, limits, namespace, secure.take()?)?)
-    }
-
-    #[pyo3(signature = (association=None))]
-    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        py.detach(|| self.volume.close_queues(association));
-    }
-
-    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics(py, self.volume.statistics())
-    }
-
-    fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.volume.events())
-    }
-
-    fn event_fd(&self) -> i32 {
-        self.volume.events().as_fd().as_raw_fd()
-    }
 }
 
 /// A plain I/O queue of a host.

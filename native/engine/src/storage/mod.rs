@@ -6,7 +6,6 @@
 pub mod connection;
 pub mod events;
 pub mod file;
-pub mod freshness;
 pub mod gateway;
 pub mod initiator;
 pub mod memory;

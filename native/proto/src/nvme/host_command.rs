@@ -11,7 +11,7 @@ const BLOCKS_MAX: u32 = 1 << 16;
 
 /// A command of a host. Data are whole blocks; on a secure queue they are sealed sectors, and are
 /// given their sector MACs when they are submitted.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostCommand {
     /// Read blocks.
     Read {

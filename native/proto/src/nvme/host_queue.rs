@@ -16,12 +16,12 @@ use super::command::{
 use super::controller_queue::{blocks_of, outcome_of};
 use super::host_command::{Entry, HostCommand};
 use super::pdu::{
-    CapsuleCmd, CommonHeader, DataHeader, Digests, FLAG_LAST, FLAG_SUCCESS, Header, PduError, R2t,
-    kind, termination,
+    CapsuleCmd, CommonHeader, DataHeader, Digests, FLAG_LAST, FLAG_SUCCESS, Header, PduError,
+    PduLimits, R2t, kind, termination,
 };
 use super::reader::{PduReader, Piece, StreamSink};
 use super::status::Status;
-use super::transmit::TransmitQueue;
+use super::transmit::{Data, TransmitQueue};
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
 
 /// What was negotiated for the queue.
@@ -89,6 +89,8 @@ struct Slot {
     buffer: Vec<u8>,
     /// Bytes of data that have moved by R2T or C2HData.
     moved: usize,
+    /// A data digest didn't match.
+    is_damaged: bool,
     fused: Option<Fused>,
 }
 
@@ -125,7 +127,11 @@ impl HostQueue {
             limits,
             secure,
             counter: CommandCounter::default(),
-            reader: PduReader::new(limits.transfer_max),
+            reader: PduReader::new(PduLimits {
+                capsule_data_max: 0,
+                data_max: limits.transfer_max,
+                digests: limits.digests,
+            }),
             slots: (0..outstanding).map(|_| None).collect(),
             sink: None,
             transmit: TransmitQueue::default(),
@@ -243,14 +249,17 @@ impl HostQueue {
             }
         }
         let data = if in_capsule { bytes } else { 0 };
-        let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, data), entry };
-        self.transmit.put(capsule.as_bytes());
+        let common = CommonHeader::new(kind::CAPSULE_CMD, 0, data, self.limits.digests);
+        let capsule = CapsuleCmd { common, entry };
         if in_capsule {
-            self.transmit.put(&buffer);
+            self.transmit.put_pdu(capsule.as_bytes(), Data::Copied(&buffer));
             self.transmit.recycle(std::mem::take(&mut buffer));
+        } else {
+            self.transmit.put_pdu(capsule.as_bytes(), Data::None);
         }
         if let Some(place) = self.slots.get_mut(usize::from(cid)) {
-            *place = Some(Slot { entry, number, tag, buffer, moved: 0, fused: None });
+            *place =
+                Some(Slot { entry, number, tag, buffer, moved: 0, is_damaged: false, fused: None });
         }
         cid
     }
@@ -292,12 +301,13 @@ impl HostQueue {
         slot.moved += length;
         let whole = length == total && length <= limit;
         let buffer = std::mem::take(&mut slot.buffer);
-        let (cid, tag) = (request.cid, request.tag);
+        let (cid, tag, digests) = (request.cid, request.tag, self.limits.digests);
         let header = |offset: usize, bytes: usize| DataHeader {
             common: CommonHeader::new(
                 kind::H2C_DATA,
                 if offset + bytes == start + length { FLAG_LAST } else { 0 },
                 bytes,
+                digests,
             ),
             cid,
             tag,
@@ -306,14 +316,13 @@ impl HostQueue {
             reserved: [0; 4],
         };
         if whole {
-            self.transmit.put(header(0, length).as_bytes());
-            self.transmit.put_buffer(buffer);
+            self.transmit.put_pdu(header(0, length).as_bytes(), Data::Owned(buffer));
             return Ok(());
         }
         let asked = buffer.get(start..start + length).unwrap_or_default();
         for (index, part) in asked.chunks(limit.max(1)).enumerate() {
-            self.transmit.put(header(start + index * limit, part.len()).as_bytes());
-            self.transmit.put(part);
+            let header = header(start + index * limit, part.len());
+            self.transmit.put_pdu(header.as_bytes(), Data::Copied(part));
         }
         self.slot(cid.get())?.buffer = buffer;
         Ok(())
@@ -355,15 +364,20 @@ impl HostQueue {
     }
 
     fn received(&mut self, bytes: usize) {
-        let Some((cid, flags)) = self.sink else { return };
-        let ends = self.reader.data_left() == 0;
+        if let Some((cid, _)) = self.sink
+            && let Ok(slot) = self.slot(cid)
+        {
+            slot.moved += bytes;
+        }
+    }
+
+    /// The data of a PDU are complete; without a matching digest the command can't succeed.
+    fn end_data(&mut self, is_intact: bool) {
+        let Some((cid, flags)) = self.sink.take() else { return };
         let Ok(slot) = self.slot(cid) else { return };
-        slot.moved += bytes;
-        if ends {
-            self.sink = None;
-            if flags & FLAG_SUCCESS != 0 {
-                self.finish(cid, Status::SUCCESS);
-            }
+        slot.is_damaged |= !is_intact;
+        if flags & FLAG_SUCCESS != 0 {
+            self.finish(cid, Status::SUCCESS);
         }
     }
 
@@ -390,6 +404,9 @@ impl HostQueue {
         };
         let lba = slot.entry.start_lba.get();
         let number = slot.number;
+        if slot.is_damaged && status.is_success() {
+            status = Status::TRANSIENT_TRANSPORT_ERROR;
+        }
         if slot.entry.opcode == READ && status.is_success() {
             let missing = slot.entry.sgl.length.get() as usize - slot.moved;
             if missing > 0 {
@@ -450,9 +467,13 @@ impl StreamSink for HostQueue {
     }
 
     fn placed(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.reader.skip(bytes);
+        let Some((cid, _)) = self.sink.filter(|_| bytes > 0) else { return };
+        let slot = self.slots.get(usize::from(cid)).and_then(Option::as_ref);
+        if let Some(data) = slot.and_then(|slot| slot.buffer.get(slot.moved..slot.moved + bytes)) {
+            self.reader.skip(data);
             self.received(bytes);
+            // The end of the data may be due.
+            self.receive(&[]);
         }
     }
 
@@ -465,10 +486,14 @@ impl StreamSink for HostQueue {
                     self.receive_data(data);
                     Ok(())
                 }
+                Ok(Some(Piece::End(is_intact))) => {
+                    self.end_data(is_intact);
+                    Ok(())
+                }
                 Err(error) => Err(error),
             };
             if let Err(error) = outcome {
-                self.transmit.put(termination(true, error).as_bytes());
+                self.transmit.put(&termination(true, error, self.reader.header()));
                 self.fail(Reason::PduMalformed, None, error.to_string());
             }
         }
@@ -486,3 +511,7 @@ fn outcome_of_pair(one: Status, other: Status) -> Status {
 #[cfg(test)]
 #[path = "queue_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "command_tests.rs"]
+mod command_tests;

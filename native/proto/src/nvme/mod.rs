@@ -1,8 +1,9 @@
 //! NVMe/TCP: PDU codecs, command and completion entries, and the I/O queue machines of both sides.
 //!
-//! NVMe Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0. Digests are not negotiated.
+//! NVMe Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0.
 
 pub mod command;
+mod controller_check;
 pub mod controller_queue;
 pub mod host_command;
 pub mod host_queue;

@@ -1,4 +1,5 @@
-//! NVMe/TCP PDU headers (NVMe/TCP Transport 1.0 §3.6). No digests, no padding: both are negotiated away.
+//! NVMe/TCP PDU headers and their layout (NVMe/TCP Transport 1.0 §3.6). Data follow the header and
+//! its digest directly: padding is negotiated away.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,8 +10,14 @@ use super::command::{CompletionEntry, SubmissionEntry};
 pub const COMMON_BYTES: usize = 8;
 /// Bytes of the longest header (ICReq, ICResp).
 pub const HEADER_BYTES_MAX: usize = 128;
+/// Bytes of a digest (CRC32C, little endian).
+pub const DIGEST_BYTES: usize = 4;
 /// Most data bytes a termination request may carry (the offending header).
 pub const TERMINATION_DATA_MAX: usize = 128;
+/// Flag: a digest follows the header.
+pub const FLAG_HEADER_DIGEST: u8 = 0x01;
+/// Flag: a digest follows the data.
+pub const FLAG_DATA_DIGEST: u8 = 0x02;
 /// Flag: last data PDU of this transfer.
 pub const FLAG_LAST: u8 = 0x04;
 /// Flag: the command succeeded, no response capsule follows.
@@ -39,13 +46,66 @@ pub struct Digests {
     pub data: bool,
 }
 
+impl Digests {
+    /// From the DGST field of ICReq or ICResp; undefined bits are ignored.
+    #[must_use]
+    pub fn from_field(field: u8) -> Self {
+        Self { header: field & FLAG_HEADER_DIGEST != 0, data: field & FLAG_DATA_DIGEST != 0 }
+    }
+
+    /// The DGST field of ICReq or ICResp.
+    #[must_use]
+    pub fn field(self) -> u8 {
+        u8::from(self.header) * FLAG_HEADER_DIGEST + u8::from(self.data) * FLAG_DATA_DIGEST
+    }
+}
+
+/// What PDUs are checked against.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PduLimits {
+    /// Most data bytes of a command capsule.
+    pub capsule_data_max: usize,
+    /// Most data bytes of a data PDU.
+    pub data_max: usize,
+    /// Digests negotiated.
+    pub digests: Digests,
+}
+
+/// Where the parts of a PDU are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of the header.
+    pub header_bytes: usize,
+    /// Whether a digest of the header follows it.
+    pub has_header_digest: bool,
+    /// Bytes of data.
+    pub data_bytes: usize,
+    /// Whether a digest of the data follows them.
+    pub has_data_digest: bool,
+}
+
+impl Layout {
+    /// Bytes of the header and its digest.
+    #[must_use]
+    pub fn bytes_before_data(&self) -> usize {
+        self.header_bytes + if self.has_header_digest { DIGEST_BYTES } else { 0 }
+    }
+
+    /// Bytes of the data and their digest.
+    #[must_use]
+    pub fn bytes_of_data(&self) -> usize {
+        self.data_bytes + if self.has_data_digest { DIGEST_BYTES } else { 0 }
+    }
+}
+
 /// A PDU breaks the rules. `code` and `offset` go into a termination request (fields FES, FEI).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("malformed PDU: {what} (fatal error {code}, at byte {offset})")]
+#[error("malformed PDU: {what} (fatal error {code}, information {offset})")]
 pub struct PduError {
-    /// Fatal error status: 1 header field, 2 sequence, 4 data range, 5 limit, 6 unsupported.
+    /// Fatal error status: 1 header field, 2 sequence, 3 header digest, 4 data range, 5 limit,
+    /// 6 unsupported.
     pub code: u16,
-    /// Byte offset in the header of the field that is wrong.
+    /// Byte offset in the header of the field that is wrong; for a header digest the one received.
     pub offset: u32,
     /// What is wrong.
     pub what: &'static str,
@@ -61,6 +121,16 @@ impl PduError {
     #[must_use]
     pub const fn sequence(what: &'static str) -> Self {
         Self { code: 2, offset: 0, what }
+    }
+    /// The header doesn't match the digest received.
+    #[must_use]
+    pub const fn header_digest(received: u32) -> Self {
+        Self { code: 3, offset: received, what: "header digest" }
+    }
+    /// More data than the limit that was announced.
+    #[must_use]
+    pub const fn limit(what: &'static str) -> Self {
+        Self { code: 5, offset: 0, what }
     }
     /// Data outside the transfer it belongs to.
     #[must_use]
@@ -204,6 +274,12 @@ fn read<T: FromBytes>(bytes: &[u8]) -> Result<T, PduError> {
     T::read_from_bytes(bytes).map_err(|_| SHORT)
 }
 
+/// The digest of a header or of data.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes)
+}
+
 /// A parsed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)] // a header is parsed, matched and dropped, never stored
@@ -250,56 +326,99 @@ fn flags_allowed(kind_of: u8) -> u8 {
     }
 }
 
+fn digests_of(kind_of: u8, negotiated: Digests) -> Digests {
+    match kind_of {
+        kind::IC_REQ | kind::IC_RESP | kind::H2C_TERM | kind::C2H_TERM => Digests::default(),
+        kind::CAPSULE_CMD | kind::H2C_DATA | kind::C2H_DATA => negotiated,
+        _ => Digests { data: false, ..negotiated },
+    }
+}
+
 impl CommonHeader {
-    /// A header for `kind` with `data` bytes behind it.
+    /// A header for `kind` with `data` bytes and the negotiated digests behind it.
     ///
     /// # Panics
     /// If `kind` isn't one of the table, which is a mistake in the caller's code.
     #[must_use]
-    pub fn new(kind: u8, flags: u8, data: usize) -> Self {
-        let bytes = header_bytes(kind).expect("a PDU type of the table");
+    pub fn new(kind: u8, flags: u8, data: usize, negotiated: Digests) -> Self {
+        let header_bytes = header_bytes(kind).expect("a PDU type of the table");
+        let digests = digests_of(kind, negotiated);
+        let digests = Digests { data: digests.data && data > 0, ..digests };
+        let layout = Layout {
+            header_bytes,
+            has_header_digest: digests.header,
+            data_bytes: data,
+            has_data_digest: digests.data,
+        };
         Self {
             kind,
-            flags,
-            header_bytes: bytes as u8,
-            data_offset: if data == 0 { 0 } else { bytes as u8 },
-            pdu_bytes: ((bytes + data) as u32).into(),
+            flags: flags | digests.field(),
+            header_bytes: header_bytes as u8,
+            data_offset: if data == 0 { 0 } else { layout.bytes_before_data() as u8 },
+            pdu_bytes: ((layout.bytes_before_data() + layout.bytes_of_data()) as u32).into(),
         }
     }
 
-    /// Checks type, flags and lengths against `data_max`; returns (header bytes, data bytes).
-    pub fn check(&self, data_max: usize) -> Result<(usize, usize), PduError> {
-        let bytes = header_bytes(self.kind).ok_or(PduError::field(0, "unknown PDU type"))?;
-        if self.flags & !flags_allowed(self.kind) != 0 {
-            return Err(PduError::field(1, "flags that were not negotiated"));
+    /// Checks type, flags and lengths against `limits`; returns where the parts are.
+    pub fn check(&self, limits: &PduLimits) -> Result<Layout, PduError> {
+        let header_bytes = header_bytes(self.kind).ok_or(PduError::field(0, "unknown PDU type"))?;
+        let digests = digests_of(self.kind, limits.digests);
+        let digest_flags = FLAG_HEADER_DIGEST | FLAG_DATA_DIGEST;
+        if self.flags & !(flags_allowed(self.kind) | digest_flags) != 0 {
+            return Err(PduError::field(1, "reserved flags"));
         }
-        if usize::from(self.header_bytes) != bytes {
+        if usize::from(self.header_bytes) != header_bytes {
             return Err(PduError::field(2, "header length"));
         }
+        let has_header_digest = digests.header;
+        let mut layout =
+            Layout { header_bytes, has_header_digest, data_bytes: 0, has_data_digest: false };
+        let before = layout.bytes_before_data();
         let total = usize::try_from(self.pdu_bytes.get()).unwrap_or(usize::MAX);
-        let data = total.checked_sub(bytes).ok_or(PduError::field(4, "PDU length"))?;
-        let limit = match self.kind {
-            kind::CAPSULE_CMD | kind::H2C_DATA | kind::C2H_DATA => data_max,
-            kind::H2C_TERM | kind::C2H_TERM => TERMINATION_DATA_MAX,
-            _ => 0,
+        let rest = total.checked_sub(before).ok_or(PduError::field(4, "PDU length"))?;
+        layout.has_data_digest = digests.data && rest > 0;
+        let tail = if layout.has_data_digest { DIGEST_BYTES } else { 0 };
+        layout.data_bytes = rest.checked_sub(tail).ok_or(PduError::field(4, "PDU length"))?;
+        if layout.has_data_digest && layout.data_bytes == 0 {
+            return Err(PduError::field(4, "a digest of no data"));
+        }
+        let expected = Digests { header: has_header_digest, data: layout.has_data_digest };
+        if self.flags & digest_flags != expected.field() {
+            return Err(PduError::field(1, "digests that were not negotiated, or none"));
+        }
+        self.check_data(layout, limits)?;
+        Ok(layout)
+    }
+
+    fn check_data(self, layout: Layout, limits: &PduLimits) -> Result<(), PduError> {
+        let is_termination = matches!(self.kind, kind::H2C_TERM | kind::C2H_TERM);
+        let (limit, refusal) = match self.kind {
+            kind::CAPSULE_CMD => {
+                (limits.capsule_data_max, PduError::limit("in-capsule data above the limit"))
+            }
+            kind::H2C_DATA | kind::C2H_DATA => {
+                (limits.data_max, PduError::limit("data above the limit"))
+            }
+            _ if is_termination => (TERMINATION_DATA_MAX, PduError::field(4, "PDU length")),
+            _ => (0, PduError::field(4, "PDU length")),
         };
-        if data > limit {
-            return Err(PduError::field(4, "PDU length above the limit"));
+        if layout.data_bytes > limit {
+            return Err(refusal);
         }
-        let termination = matches!(self.kind, kind::H2C_TERM | kind::C2H_TERM);
-        if data > 0 && !termination && usize::from(self.data_offset) != bytes {
-            return Err(PduError::field(3, "data offset"));
+        let offset = usize::from(self.data_offset);
+        let is_right = offset == layout.bytes_before_data();
+        // Without data the field says nothing: 0 and the end of the header are both in use.
+        if is_right || is_termination || (layout.data_bytes == 0 && offset == 0) {
+            Ok(())
+        } else {
+            Err(PduError::field(3, "data offset"))
         }
-        if data == 0 && self.data_offset != 0 && usize::from(self.data_offset) != bytes {
-            return Err(PduError::field(3, "data offset"));
-        }
-        Ok((bytes, data))
     }
 }
 
 impl Header {
-    /// Parses exactly one header; lengths were checked by [`CommonHeader::check`].
-    pub fn parse(bytes: &[u8]) -> Result<Self, PduError> {
+    /// Parses exactly one header, without its digest; [`CommonHeader::check`] gave the layout.
+    pub fn parse(bytes: &[u8], layout: &Layout) -> Result<Self, PduError> {
         let kind_of = *bytes.first().ok_or(SHORT)?;
         let header = match kind_of {
             kind::IC_REQ => Self::IcReq(read(bytes)?),
@@ -314,8 +433,8 @@ impl Header {
             _ => return Err(PduError::field(0, "unknown PDU type")),
         };
         if let Self::HostData(data) | Self::ControllerData(data) = &header {
-            let carried = data.common.pdu_bytes.get().checked_sub(24);
-            if carried != Some(data.length.get()) || data.length.get() == 0 {
+            let length = data.length.get() as usize;
+            if length != layout.data_bytes || length == 0 {
                 return Err(PduError::field(16, "data length"));
             }
         }
@@ -323,132 +442,21 @@ impl Header {
     }
 }
 
-/// A termination request for `error`, as the controller (`from_host` false) or the host sends it.
+/// The whole PDU of a termination request for `error`, as the controller (`from_host` false) or the
+/// host sends it, with the header that it is about.
 #[must_use]
-pub fn termination(from_host: bool, error: PduError) -> TermReq {
+pub fn termination(from_host: bool, error: PduError, offending: &[u8]) -> Vec<u8> {
     let kind_of = if from_host { kind::H2C_TERM } else { kind::C2H_TERM };
-    TermReq {
-        common: CommonHeader::new(kind_of, 0, 0),
+    let quoted = offending.get(..offending.len().min(TERMINATION_DATA_MAX)).unwrap_or_default();
+    let request = TermReq {
+        common: CommonHeader::new(kind_of, 0, quoted.len(), Digests::default()),
         code: error.code.into(),
         information: error.offset.into(),
         reserved: [0; 10],
-    }
+    };
+    [request.as_bytes(), quoted].concat()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::reader::{PduReader, Piece};
-    use super::*;
-    use proptest::prelude::*;
-
-    fn data_pdu(kind_of: u8, flags: u8, data: &[u8]) -> Vec<u8> {
-        let header = DataHeader {
-            common: CommonHeader::new(kind_of, flags, data.len()),
-            cid: 7.into(),
-            tag: 9.into(),
-            offset: 4096.into(),
-            length: (data.len() as u32).into(),
-            reserved: [0; 4],
-        };
-        [header.as_bytes(), data].concat()
-    }
-
-    fn stream() -> Vec<u8> {
-        let command = CapsuleCmd {
-            common: CommonHeader::new(kind::CAPSULE_CMD, 0, 3),
-            entry: SubmissionEntry { opcode: 1, ..SubmissionEntry::default() },
-        };
-        let response = CapsuleResp {
-            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0),
-            entry: CompletionEntry::default(),
-        };
-        [
-            command.as_bytes(),
-            b"abc",
-            &data_pdu(kind::H2C_DATA, FLAG_LAST, b"host data"),
-            &data_pdu(kind::C2H_DATA, FLAG_LAST | FLAG_SUCCESS, b"controller data"),
-            response.as_bytes(),
-            termination(true, PduError::field(3, "x")).as_bytes(),
-        ]
-        .concat()
-    }
-
-    fn read_all(bytes: &[u8], cuts: &[usize]) -> Result<(Vec<Header>, Vec<u8>), PduError> {
-        let mut reader = PduReader::new(64);
-        let (mut headers, mut data) = (Vec::new(), Vec::new());
-        let mut start = 0;
-        for &cut in cuts.iter().chain([&bytes.len()]) {
-            let mut input = &bytes[start..cut.max(start)];
-            start = cut.max(start);
-            while let Some(piece) = reader.next(&mut input)? {
-                match piece {
-                    Piece::Header(header, _) => headers.push(header),
-                    Piece::Data(bytes) => data.extend_from_slice(bytes),
-                }
-            }
-        }
-        Ok((headers, data))
-    }
-
-    proptest! {
-        #[test]
-        fn any_split_of_the_stream_reads_the_same(
-            cuts in proptest::collection::vec(0usize..300, 0..20),
-        ) {
-            let bytes = stream();
-            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(bytes.len())).collect();
-            cuts.sort_unstable();
-            let (headers, data) = read_all(&bytes, &cuts).unwrap();
-            prop_assert_eq!(headers.len(), 5);
-            prop_assert_eq!(data, b"abchost datacontroller data".to_vec());
-        }
-
-        #[test]
-        fn arbitrary_bytes_never_panic_and_never_exceed_the_limit(
-            bytes in proptest::collection::vec(any::<u8>(), 0..400),
-        ) {
-            let mut reader = PduReader::new(64);
-            let mut input = &bytes[..];
-            while let Ok(Some(piece)) = reader.next(&mut input) {
-                if let Piece::Header(_, data) = piece {
-                    prop_assert!(data <= TERMINATION_DATA_MAX);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_byte_flip_of_a_common_header_is_refused_or_another_valid_pdu() {
-        let bytes = data_pdu(kind::C2H_DATA, FLAG_LAST, b"0123456789");
-        for bit in 0..64 {
-            let mut flipped = bytes.clone();
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            if let Ok((headers, data)) = read_all(&flipped, &[]) {
-                for header in headers {
-                    if let Header::HostData(h) | Header::ControllerData(h) = header {
-                        assert_eq!(h.length.get() as usize, data.len(), "bit {bit}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_truncation_waits_for_more() {
-        let bytes = data_pdu(kind::H2C_DATA, 0, b"0123456789");
-        for length in 0..24 {
-            let (headers, data) = read_all(&bytes[..length], &[]).unwrap();
-            assert!(headers.is_empty() && data.is_empty());
-        }
-    }
-
-    #[test]
-    fn lengths_that_contradict_each_other_are_refused() {
-        let good = data_pdu(kind::H2C_DATA, 0, b"0123456789");
-        for (offset, value) in [(2, 23), (3, 25), (4, 23), (4, 90), (5, 1), (16, 11), (1, 1)] {
-            let mut bad = good.clone();
-            bad[offset] = value;
-            assert!(read_all(&bad, &[]).is_err(), "byte {offset} = {value}");
-        }
-    }
-}
+#[path = "pdu_tests.rs"]
+mod tests;

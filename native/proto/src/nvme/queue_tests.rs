@@ -15,7 +15,7 @@ use crate::sector::{
 };
 use crate::secure_queue::QueueContext;
 
-const BLOCKS: u64 = 64;
+pub(super) const BLOCKS: u64 = 64;
 
 fn secure(queue_id: u16) -> SecureQueue {
     let context = QueueContext {
@@ -29,7 +29,7 @@ fn secure(queue_id: u16) -> SecureQueue {
 }
 
 /// Feeds bytes as a connection does: to their place where there is one, else in portions.
-fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
+pub(super) fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let place = queue.place();
         let (placed, rest) = bytes.split_at(place.len().min(bytes.len()));
@@ -41,10 +41,31 @@ fn feed(queue: &mut impl StreamSink, mut bytes: &[u8]) {
     }
 }
 
+/// Namespace 1 with every command.
+pub(super) fn everything(block_bytes: usize) -> Vec<NamespaceFormat> {
+    let commands = [
+        CommandSet::COMPARE,
+        CommandSet::WRITE_ZEROES,
+        CommandSet::DEALLOCATE,
+        CommandSet::VERIFY,
+        CommandSet::FUSED,
+        CommandSet::RESERVATIONS,
+        CommandSet::WRITE_IF,
+    ];
+    let commands = commands.into_iter().fold(CommandSet::NONE, CommandSet::with);
+    vec![NamespaceFormat {
+        nsid: 1,
+        block_bytes,
+        block_count: BLOCKS,
+        commands,
+        access: Access::Full,
+    }]
+}
+
 /// Host, controller and the blocks behind it; bytes move only when told to.
-struct World {
-    host: HostQueue,
-    controller: ControllerQueue,
+pub(super) struct World {
+    pub(super) host: HostQueue,
+    pub(super) controller: ControllerQueue,
     store: Vec<Option<Vec<u8>>>,
     block_bytes: usize,
     done: Vec<HostEvent>,
@@ -52,7 +73,15 @@ struct World {
 }
 
 impl World {
-    fn new(queue_id: Option<u16>, success_flag: bool) -> Self {
+    pub(super) fn new(queue_id: Option<u16>, success_flag: bool) -> Self {
+        Self::with_digests(queue_id, success_flag, Digests::default())
+    }
+
+    pub(super) fn with_digests(
+        queue_id: Option<u16>,
+        success_flag: bool,
+        digests: Digests,
+    ) -> Self {
         let block_bytes = if queue_id.is_some() { BLOCK_BYTES } else { DATA_BYTES };
         let controller = ControllerLimits {
             queue_depth: 8,
@@ -60,15 +89,10 @@ impl World {
             transfer_max: 8 * block_bytes,
             in_capsule_max: 8192,
             success_flag,
-            digests: Digests::default(),
+            digests,
         };
-        let namespace = NamespaceFormat {
-            nsid: 1,
-            block_bytes,
-            block_count: BLOCKS,
-            commands: CommandSet::NONE,
-            access: Access::Full,
-        };
+        let [namespace] = everything(block_bytes)[..] else { unreachable!() };
+        let namespace = NamespaceFormat { commands: CommandSet::NONE, ..namespace };
         let host = HostLimits {
             queue_depth: 8,
             h2c_data_max: 3 * block_bytes,
@@ -76,7 +100,7 @@ impl World {
             in_capsule_max: 8192,
             block_bytes,
             nsid: 1,
-            digests: Digests::default(),
+            digests,
         };
         Self {
             host: HostQueue::new(host, queue_id.map(secure)),
@@ -187,7 +211,7 @@ fn refused(world: &mut World, command: HostCommand) -> SubmitError {
     world.host.submit(99, command).unwrap_err().0
 }
 
-fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
+pub(super) fn sealed(blocks: usize, lba: u64) -> Vec<u8> {
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
     let mut range = CounterRange::new(1, 1, 1 + (lba << 20), 1 << 40).unwrap();
@@ -222,9 +246,9 @@ proptest! {
 
     #[test]
     fn plain_queue_behaves_like_an_array(
-        steps in steps(), cut in 1usize..9000, success_flag: bool,
+        steps in steps(), cut in 1usize..9000, success_flag: bool, header: bool, data: bool,
     ) {
-        let mut world = World::new(None, success_flag);
+        let mut world = World::with_digests(None, success_flag, Digests { header, data });
         let mut model = vec![0u8; BLOCKS as usize];
         for (tag, step) in steps.into_iter().enumerate() {
             let tag = tag as u64;
@@ -434,7 +458,7 @@ fn forged_completion_of_a_dropped_write_is_refused() {
         let _dropped = world.sent_by_host();
         let entry = CompletionEntry { status: status.field().into(), ..CompletionEntry::default() };
         let forged = super::super::pdu::CapsuleResp {
-            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0),
+            common: CommonHeader::new(kind::CAPSULE_RESP, 0, 0, Digests::default()),
             entry,
         };
         world.feed_host(forged.as_bytes());
@@ -473,7 +497,10 @@ fn bad_commands_get_their_own_status() {
         let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
         let mut entry = transfer(READ, 3, 4, 1, sgl);
         change(&mut entry);
-        let capsule = CapsuleCmd { common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0), entry };
+        let capsule = CapsuleCmd {
+            common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default()),
+            entry,
+        };
         world.feed_controller(capsule.as_bytes());
         let bytes = world.sent_by_controller();
         Status::from_field(u16::from_le_bytes(bytes[22..24].try_into().unwrap()))
@@ -499,7 +526,7 @@ fn a_command_id_can_be_outstanding_once_and_the_queue_has_a_bound() {
     let mut world = World::new(None, false);
     let sgl = Sgl { length: (DATA_BYTES as u32).into(), kind: SGL_TRANSPORT, ..Sgl::default() };
     let capsule = |cid| CapsuleCmd {
-        common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0),
+        common: CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default()),
         entry: transfer(WRITE, cid, 4, 1, sgl),
     };
     for cid in 0..7 {

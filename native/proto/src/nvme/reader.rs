@@ -1,9 +1,13 @@
-//! The reader that splits a byte stream into PDU headers and data, and what a queue that is fed from
-//! a stream offers: a place for the data it waits for, so that they needn't be copied twice.
+//! The reader that splits a byte stream into PDU headers and data and checks their digests, and
+//! what a queue that is fed from a stream offers: a place for the data it waits for, so that they
+//! needn't be copied twice.
 
 use zerocopy::FromBytes;
 
-use super::pdu::{COMMON_BYTES, CommonHeader, HEADER_BYTES_MAX, Header, PduError};
+use super::pdu::{
+    self, COMMON_BYTES, CommonHeader, DIGEST_BYTES, HEADER_BYTES_MAX, Header, Layout, PduError,
+    PduLimits,
+};
 
 /// A queue that takes the bytes of its connection.
 pub trait StreamSink {
@@ -23,22 +27,50 @@ pub enum Piece<'a> {
     Header(Header, usize),
     /// Data of the PDU whose header came last.
     Data(&'a [u8]),
+    /// The data of the PDU are complete; whether their digest matches, if they have one.
+    End(bool),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Header,
+    Data,
+    Digest,
+    End,
 }
 
 /// Splits a stream into headers and data, whatever the sizes of the reads.
 #[derive(Debug)]
 pub struct PduReader {
-    header: [u8; HEADER_BYTES_MAX],
+    limits: PduLimits,
+    header: [u8; HEADER_BYTES_MAX + DIGEST_BYTES],
     filled: usize,
+    /// Bytes of the header before the one that is being filled, if that has none yet.
+    previous: usize,
+    state: State,
+    layout: Layout,
     data_left: usize,
-    data_max: usize,
+    checksum: u32,
+    digest: [u8; DIGEST_BYTES],
+    digest_filled: usize,
 }
 
 impl PduReader {
-    /// A reader that refuses PDUs with more than `data_max` bytes of data.
+    /// A reader that refuses PDUs beyond `limits`.
     #[must_use]
-    pub fn new(data_max: usize) -> Self {
-        Self { header: [0; HEADER_BYTES_MAX], filled: 0, data_left: 0, data_max }
+    pub fn new(limits: PduLimits) -> Self {
+        Self {
+            limits,
+            header: [0; HEADER_BYTES_MAX + DIGEST_BYTES],
+            filled: 0,
+            previous: 0,
+            state: State::Header,
+            layout: Layout::default(),
+            data_left: 0,
+            checksum: 0,
+            digest: [0; DIGEST_BYTES],
+            digest_filled: 0,
+        }
     }
 
     /// Data bytes of the current PDU that are still to come.
@@ -47,43 +79,95 @@ impl PduReader {
         self.data_left
     }
 
-    /// Notes that `bytes` of the current PDU's data were received past this reader.
-    pub fn skip(&mut self, bytes: usize) {
-        self.data_left = self.data_left.saturating_sub(bytes);
+    /// The header that is being read, or the last one: what a termination request quotes.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        let bytes = if self.filled > 0 { self.filled } else { self.previous };
+        self.header.get(..bytes.min(HEADER_BYTES_MAX)).unwrap_or_default()
+    }
+
+    /// Notes that these bytes of the current PDU's data were received past this reader.
+    pub fn skip(&mut self, data: &[u8]) {
+        if self.layout.has_data_digest {
+            self.checksum = crc32c::crc32c_append(self.checksum, data);
+        }
+        self.data_left = self.data_left.saturating_sub(data.len());
+        if self.data_left == 0 && self.state == State::Data {
+            self.state = if self.layout.has_data_digest { State::Digest } else { State::End };
+        }
     }
 
     /// Takes the next piece off `input`; `None` if more input is needed.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Piece<'a>>, PduError> {
-        if self.data_left > 0 {
-            if input.is_empty() {
-                return Ok(None);
+        match self.state {
+            State::Header => self.next_header(input),
+            State::Data if input.is_empty() => Ok(None),
+            State::Data => {
+                let (data, rest) = input.split_at(self.data_left.min(input.len()));
+                *input = rest;
+                self.skip(data);
+                Ok(Some(Piece::Data(data)))
             }
-            let (data, rest) = input.split_at(self.data_left.min(input.len()));
-            *input = rest;
-            self.data_left -= data.len();
-            return Ok(Some(Piece::Data(data)));
+            State::Digest => {
+                fill(&mut self.digest, &mut self.digest_filled, input, DIGEST_BYTES);
+                if self.digest_filled < DIGEST_BYTES {
+                    return Ok(None);
+                }
+                self.state = State::Header;
+                Ok(Some(Piece::End(self.digest == self.checksum.to_le_bytes())))
+            }
+            State::End => {
+                self.state = State::Header;
+                Ok(Some(Piece::End(true)))
+            }
         }
-        if !self.fill(input, COMMON_BYTES) {
-            return Ok(None);
-        }
-        let common = CommonHeader::read_from_bytes(&self.header[..COMMON_BYTES])
-            .map_err(|_| PduError::field(0, "truncated header"))?;
-        let (header_bytes, data) = common.check(self.data_max)?;
-        if !self.fill(input, header_bytes) {
-            return Ok(None);
-        }
-        let header = Header::parse(&self.header[..header_bytes])?;
-        self.filled = 0;
-        self.data_left = data;
-        Ok(Some(Piece::Header(header, data)))
     }
 
-    fn fill(&mut self, input: &mut &[u8], wanted: usize) -> bool {
-        let take = wanted.saturating_sub(self.filled).min(input.len());
-        let (bytes, rest) = input.split_at(take);
-        self.header[self.filled..self.filled + take].copy_from_slice(bytes);
-        self.filled += take;
-        *input = rest;
-        self.filled >= wanted
+    fn next_header<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Piece<'a>>, PduError> {
+        fill(&mut self.header, &mut self.filled, input, COMMON_BYTES);
+        if self.filled < COMMON_BYTES {
+            return Ok(None);
+        }
+        let (common, _) = CommonHeader::read_from_prefix(&self.header)
+            .map_err(|_| PduError::field(0, "truncated header"))?;
+        let layout = common.check(&self.limits)?;
+        let wanted = layout.bytes_before_data();
+        fill(&mut self.header, &mut self.filled, input, wanted);
+        if self.filled < wanted {
+            return Ok(None);
+        }
+        self.previous = layout.header_bytes;
+        self.filled = 0;
+        let (bytes, rest) = self.header.split_at(layout.header_bytes);
+        if layout.has_header_digest {
+            check_header_digest(bytes, rest.first_chunk().copied().unwrap_or_default())?;
+        }
+        let header = Header::parse(bytes, &layout)?;
+        self.layout = layout;
+        self.data_left = layout.data_bytes;
+        self.checksum = 0;
+        self.digest_filled = 0;
+        self.state = if layout.data_bytes > 0 { State::Data } else { State::Header };
+        Ok(Some(Piece::Header(header, layout.data_bytes)))
     }
+}
+
+/// Checks a header against its digest. The termination request quotes the digest received.
+pub fn check_header_digest(header: &[u8], digest: [u8; DIGEST_BYTES]) -> Result<(), PduError> {
+    if pdu::digest(header).to_le_bytes() == digest {
+        Ok(())
+    } else {
+        Err(PduError::header_digest(u32::from_le_bytes(digest)))
+    }
+}
+
+/// Moves bytes from `input` until `wanted` bytes of `buffer` are filled or there are no more.
+fn fill(buffer: &mut [u8], filled: &mut usize, input: &mut &[u8], wanted: usize) {
+    let take = wanted.saturating_sub(*filled).min(input.len());
+    let (bytes, rest) = input.split_at(take);
+    if let Some(place) = buffer.get_mut(*filled..*filled + take) {
+        place.copy_from_slice(bytes);
+        *filled += take;
+    }
+    *input = rest;
 }

@@ -3,12 +3,25 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
+use super::pdu::{FLAG_DATA_DIGEST, FLAG_HEADER_DIGEST, digest};
+
 /// Smallest buffer that is queued by itself instead of being copied behind the piece before it.
 /// A copy of this size costs about as much as one more entry of a gathered send.
 const OWN_PIECE_BYTES: usize = 16 * 1024;
 
 /// Most buffers kept for reuse.
 const SPARE_BUFFERS: usize = 64;
+
+/// Data of a PDU.
+#[derive(Debug)]
+pub enum Data<'a> {
+    /// It has none.
+    None,
+    /// Copied behind the header.
+    Copied(&'a [u8]),
+    /// Sent from where it is, if it is large.
+    Owned(Vec<u8>),
+}
 
 /// An ordered queue of bytes to send.
 #[derive(Debug, Default)]
@@ -33,6 +46,29 @@ impl TransmitQueue {
                 piece.extend_from_slice(bytes);
                 self.pieces.push_back(piece);
             }
+        }
+    }
+
+    /// Appends a PDU: header and data, each with its digest if the header's flags announce one.
+    pub fn put_pdu(&mut self, header: &[u8], data: Data<'_>) {
+        let flags = header.get(1).copied().unwrap_or_default();
+        self.put(header);
+        if flags & FLAG_HEADER_DIGEST != 0 {
+            self.put(&digest(header).to_le_bytes());
+        }
+        let bytes: &[u8] = match &data {
+            Data::None => return,
+            Data::Copied(bytes) => bytes,
+            Data::Owned(buffer) => buffer,
+        };
+        let data_digest = (flags & FLAG_DATA_DIGEST != 0).then(|| digest(bytes));
+        match data {
+            Data::Owned(buffer) => self.put_buffer(buffer),
+            Data::Copied(bytes) => self.put(bytes),
+            Data::None => {}
+        }
+        if let Some(digest) = data_digest {
+            self.put(&digest.to_le_bytes());
         }
     }
 

@@ -50,9 +50,7 @@ impl Change {
     pub(super) fn cost(&self) -> usize {
         match self {
             Self::Write { blocks, .. } => Self::write_cost(blocks.len()),
-            Self::Deallocate(ranges) => {
-                ENTRY_BYTES + ranges.len().max(1) * size_of::<Range<u64>>()
-            }
+            Self::Deallocate(ranges) => ENTRY_BYTES + ranges.len().max(1) * size_of::<Range<u64>>(),
         }
     }
 }

@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use sealane_proto::link::Nanos;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
@@ -38,6 +39,7 @@ use sealane_proto::secure_queue::SecureQueue;
 use super::connection::Connection;
 use super::events::{EventLog, StorageEvent};
 use super::queues::Queues;
+use crate::clock;
 use back::Back;
 use ledger::Ledger;
 use link::Link;
@@ -98,13 +100,20 @@ fn add(counter: &AtomicU64, value: u64) {
 #[derive(Debug)]
 struct Mailbox {
     wake: OwnedFd,
+    /// When the host was last heard.
+    heard: AtomicU64,
     backs: Mutex<Vec<Back>>,
 }
 
 impl Mailbox {
     fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, backs: Mutex::default() })
+        Ok(Self { wake, heard: clock::now().into(), backs: Mutex::default() })
+    }
+
+    /// The host was heard.
+    fn hear(&self) {
+        self.heard.store(clock::now(), Ordering::Relaxed);
     }
 
     fn wake(&self) {
@@ -361,6 +370,15 @@ impl GatewayVolume {
     pub fn fail(&self, detail: &str) {
         let name = QueueName { association: 0, queue_id: 0 };
         self.shared.fail(name, "verification.limit", detail.to_owned());
+    }
+
+    /// Nanoseconds since anything was received on any front-end queue of an association; `None` if
+    /// it has none.
+    pub fn idle(&self, association: u64) -> Option<Nanos> {
+        let mailboxes = self.shared.mailboxes();
+        let mine = mailboxes.iter().filter(|(name, _)| name.association == association);
+        let heard = mine.map(|(_, mailbox)| mailbox.heard.load(Ordering::Relaxed)).max()?;
+        Some(clock::now().saturating_sub(heard))
     }
 
     /// Stops the queues of one association, or all; returns when they are gone and nothing of them

@@ -8,9 +8,7 @@ use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::Operation;
 use sealane_proto::nvme::host_queue::HostEvent;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{
-    BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, is_unwritten,
-};
+use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, is_unwritten};
 
 use super::journal::Change;
 use super::queue::GatewayQueue;
@@ -189,7 +187,9 @@ impl GatewayQueue {
     fn swap_failed(&mut self, part: &Part, status: Status) {
         let is_own = matches!(
             Status::from_field(status.code() << 1),
-            Status::COMPARE_FAILURE | Status::INTERNAL_PATH_ERROR | Status::ABORTED
+            Status::COMPARE_FAILURE
+                | Status::INTERNAL_PATH_ERROR
+                | Status::ABORTED
                 | Status::NAMESPACE_NOT_READY
         );
         let status = if is_own { status } else { self.back_status(part, status) };
@@ -232,13 +232,12 @@ impl GatewayQueue {
                 let expected = expected.get(part.plain_range()).unwrap_or_default();
                 let sectors = expected.as_chunks::<DATA_BYTES>().0;
                 let mut is_equal = true;
-                let opened = (part.lba..).zip(blocks).zip(sectors).try_for_each(
-                    |((lba, block), sector)| {
+                let opened =
+                    (part.lba..).zip(blocks).zip(sectors).try_for_each(|((lba, block), sector)| {
                         open_sector(&shared, lba, block, &mut scratch)?;
                         is_equal &= are_equal(&scratch, sector);
                         Ok(())
-                    },
-                );
+                    });
                 if opened.is_ok() && !is_equal {
                     return Status::COMPARE_FAILURE;
                 }

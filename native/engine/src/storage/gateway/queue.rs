@@ -188,9 +188,11 @@ impl GatewayQueue {
     /// Submits what may be submitted now.
     pub(super) fn submit(&mut self, now: Nanos) {
         let (phase, epoch) = self.shared.link(|link| (link.phase(), link.epoch()));
-        if self.backs.last().is_some_and(|back| {
-            back.epoch != epoch || matches!(phase, Phase::Lost | Phase::Failed)
-        }) {
+        if self
+            .backs
+            .last()
+            .is_some_and(|back| back.epoch != epoch || matches!(phase, Phase::Lost | Phase::Failed))
+        {
             self.drop_backs(now);
         }
         match phase {
@@ -279,11 +281,8 @@ impl GatewayQueue {
             Operation::Read | Operation::Write(_) | Operation::Compare(_) | Operation::Verify
         );
         let first = request.cut;
-        let blocks = if moves_blocks {
-            (request.blocks - first).min(blocks_max)
-        } else {
-            request.blocks
-        };
+        let blocks =
+            if moves_blocks { (request.blocks - first).min(blocks_max) } else { request.blocks };
         let work = match &request.operation {
             Operation::Flush => Work::Flush { mark: self.shared.link(|link| link.journal.mark()) },
             Operation::CompareAndWrite { .. } => Work::Examine { sent: None },
@@ -589,7 +588,9 @@ impl GatewayQueue {
         let Some(since) = self.held_since else { return };
         let hold = self.hold();
         let is_over = |since: Nanos| now >= since.saturating_add(hold);
-        if !is_over(since) && !self.requests.iter().flatten().any(|r| r.held_since.is_some_and(is_over)) {
+        if !is_over(since)
+            && !self.requests.iter().flatten().any(|r| r.held_since.is_some_and(is_over))
+        {
             return;
         }
         for slot in 0..self.requests.len() as u16 {

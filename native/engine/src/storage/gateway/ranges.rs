@@ -46,7 +46,8 @@ impl ChangingRanges {
 
 /// The same blocks as disjoint ranges in ascending order.
 fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut sorted: Vec<Range<u64>> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
+    let mut sorted: Vec<Range<u64>> =
+        ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
     sorted.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::with_capacity(sorted.len());
     for range in sorted {

@@ -55,10 +55,11 @@ fn serve(
         if !stopped.is_empty() {
             return ("", "stopped".into());
         }
-        if front_ready.intersects(!PollFlags::OUT)
-            && let Err(Gone(detail)) = front.receive(&mut queue.front)
-        {
-            return ("", detail);
+        if front_ready.intersects(!PollFlags::OUT) {
+            mailbox.hear();
+            if let Err(Gone(detail)) = front.receive(&mut queue.front) {
+                return ("", detail);
+            }
         }
         // The answers first: a new back end makes those of an older association worthless.
         receive(queue, backs_ready);

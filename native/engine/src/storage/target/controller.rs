@@ -1,0 +1,169 @@
+//! A controller: the I/O queues of one host's association, and the namespaces they serve.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::controller_queue::{ControllerLimits, ControllerQueue};
+use sealane_proto::secure_queue::SecureQueue;
+
+use super::mailbox::{Mailbox, Message};
+use super::namespace::{AnaState, Assigned, Namespace};
+use super::reservation::HostId;
+use super::worker::Worker;
+use crate::clock;
+use crate::storage::connection::Connection;
+use crate::storage::events::EventLog;
+use crate::storage::queues::Queues;
+
+/// How long a queue's thread may take to say whether it aborted a command.
+const ABORT_WAIT: Duration = Duration::from_secs(1);
+
+/// Numbers of queues, unique in the process.
+static NEXT_QUEUE: AtomicU64 = AtomicU64::new(1);
+
+/// What the queues of a controller share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub association: u64,
+    pub host_id: HostId,
+    pub events: EventLog,
+    pub refusals: AtomicU64,
+    /// When a byte was received last, on any queue.
+    received: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    namespaces: Vec<Assigned>,
+    mailboxes: Vec<(u16, Weak<Mailbox>)>,
+}
+
+impl Shared {
+    /// Notes that a byte was received.
+    pub fn touch(&self) {
+        self.received.store(clock::now(), Ordering::Relaxed);
+    }
+}
+
+/// The I/O side of one controller.
+#[derive(Debug)]
+pub struct Controller {
+    // First, so that the queues are stopped before what they share goes.
+    queues: Queues,
+    shared: Arc<Shared>,
+}
+
+impl Controller {
+    /// A controller without queues and namespaces.
+    pub fn new(association: u64, host_id: HostId) -> io::Result<Self> {
+        let shared = Shared {
+            association,
+            host_id,
+            events: EventLog::new()?,
+            refusals: AtomicU64::new(0),
+            received: AtomicU64::new(clock::now()),
+            state: Mutex::default(),
+        };
+        Ok(Self { queues: Queues::default(), shared: Arc::new(shared) })
+    }
+
+    // Commands.
+
+    /// Makes these the controller's namespaces. Running queues change over on their own threads;
+    /// commands that were accepted before are still executed.
+    pub fn set_namespaces(&self, entries: Vec<(u32, Arc<Namespace>, AnaState)>) {
+        let mut state = self.state();
+        let assign = |(nsid, namespace, state)| Assigned { nsid, namespace, state };
+        state.namespaces = entries.into_iter().map(assign).collect();
+        let namespaces = state.namespaces.clone();
+        state.mailboxes.retain(|(_, mailbox)| {
+            let mailbox = mailbox.upgrade();
+            if let Some(mailbox) = &mailbox {
+                mailbox.post(Message::Namespaces(namespaces.clone()));
+            }
+            mailbox.is_some()
+        });
+    }
+
+    /// Serves an I/O queue on its own thread: `fd` is a connected socket whose Connect command is
+    /// answered. Sealed namespaces are served to secure queues only, and nothing else is.
+    pub fn start_queue(
+        &self,
+        fd: OwnedFd,
+        queue_id: u16,
+        limits: ControllerLimits,
+        secure: Option<SecureQueue>,
+    ) -> io::Result<()> {
+        let mailbox = Arc::new(Mailbox::new()?);
+        let mut state = self.state();
+        let namespaces = state.namespaces.clone();
+        state.mailboxes.retain(|(_, mailbox)| mailbox.strong_count() > 0);
+        state.mailboxes.push((queue_id, Arc::downgrade(&mailbox)));
+        let shared = Arc::clone(&self.shared);
+        let number = NEXT_QUEUE.fetch_add(1, Ordering::Relaxed);
+        let is_secure = secure.is_some();
+        shared.touch();
+        // With the state locked: no change of namespaces may come between.
+        self.queues.start(format!("target-q{queue_id}"), self.shared.association, move |stop| {
+            let queue = ControllerQueue::new(limits, Vec::new(), secure);
+            let ids = (queue_id, limits.queue_depth);
+            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, is_secure));
+            worker.assign(&namespaces);
+            worker.event("queue_opened", "", None, String::new());
+            let (reason, detail) = worker.run(&mut Connection::new(fd), stop.as_fd());
+            worker.event("queue_closed", reason, None, detail);
+        })
+    }
+
+    /// Aborts a command whose data hasn't all arrived; says whether there was one.
+    pub fn abort(&self, queue_id: u16, cid: u16) -> bool {
+        let mailbox = {
+            let state = self.state();
+            let mut known = state.mailboxes.iter().filter(|(known, _)| *known == queue_id);
+            known.find_map(|(_, mailbox)| mailbox.upgrade())
+        };
+        let Some(mailbox) = mailbox else { return false };
+        let (reply, replies) = sync_channel(1);
+        mailbox.post(Message::Abort(cid, reply));
+        drop(mailbox);
+        // A thread that ends answers nothing: then nothing was aborted.
+        replies.recv_timeout(ABORT_WAIT).unwrap_or(false)
+    }
+
+    /// Stops every queue; returns when nothing is in flight.
+    pub fn close(&self) {
+        self.queues.stop(None);
+    }
+
+    // Questions.
+
+    /// Time since the last byte was received on any of its queues.
+    pub fn idle(&self) -> Nanos {
+        clock::now().saturating_sub(self.shared.received.load(Ordering::Relaxed))
+    }
+
+    /// Queues whose thread runs.
+    pub fn queues_running(&self) -> usize {
+        self.queues.running()
+    }
+
+    /// Queues and commands that were refused by a check, but for stored sectors.
+    pub fn refusals(&self) -> u64 {
+        self.shared.refusals.load(Ordering::Relaxed)
+    }
+
+    /// Events of the queues and the descriptor that tells of them.
+    pub fn events(&self) -> &EventLog {
+        &self.shared.events
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

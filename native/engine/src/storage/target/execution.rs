@@ -1,0 +1,462 @@
+//! What happens to one command between its arrival and its completion.
+//!
+//! Quality of service lets it go, it takes the range lock of its blocks, the reservations are
+//! asked, its store operations run one after another, and then it is completed and its range
+//! freed. A command takes one range at a time: see [`super::range_lock`].
+
+use std::io;
+use std::ops::Range;
+
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, take_expected_iv};
+
+use super::mailbox::Waiter;
+use super::namespace::{Namespace, add};
+use super::qos::Cost;
+use super::range_lock::{Acquired, LockId, Mode};
+use super::reservation::{Acquire, Group, Refusal, Register};
+use super::worker::Worker;
+use crate::storage::events::StorageEvent;
+use crate::storage::store::{StoreDone, StoreRequest};
+
+/// Namespace id of a flush of all namespaces.
+const ALL_NAMESPACES: u32 = u32::MAX;
+
+/// A command being executed.
+pub(super) struct Task {
+    /// Index of the attachment; of all of them for a flush of all.
+    attachment: usize,
+    operation: Operation,
+    blocks: Range<u64>,
+    is_forced: bool,
+    /// The range it holds or waits for.
+    lock: Option<LockId>,
+    /// Store operations whose end is still to come.
+    stores: usize,
+    /// The first failure.
+    status: Status,
+    /// Ranges of a deallocation that are done.
+    ranges_done: usize,
+}
+
+impl Task {
+    fn mode(&self) -> Mode {
+        match self.operation {
+            Operation::Read | Operation::Compare(_) | Operation::Verify => Mode::Shared,
+            _ => Mode::Exclusive,
+        }
+    }
+
+    fn group(&self) -> Option<Group> {
+        match self.operation {
+            Operation::Read | Operation::Compare(_) | Operation::Verify => Some(Group::Read),
+            Operation::ReservationRegister { .. }
+            | Operation::ReservationAcquire { .. }
+            | Operation::ReservationRelease { .. }
+            | Operation::ReservationReport { .. } => None,
+            _ => Some(Group::Write),
+        }
+    }
+
+    /// What quality of service counts it as; `None` if it isn't subject to it.
+    fn cost(&self, block_bytes: usize) -> Option<Cost> {
+        let bytes = (self.blocks.end - self.blocks.start) * block_bytes as u64;
+        match self.operation {
+            Operation::Read | Operation::Compare(_) | Operation::Verify => {
+                Some(Cost { bytes, is_write: false })
+            }
+            Operation::Write(_) | Operation::WriteIf(_) | Operation::CompareAndWrite { .. } => {
+                Some(Cost { bytes, is_write: true })
+            }
+            // They move no data.
+            Operation::WriteZeroes { .. } | Operation::Deallocate(_) => {
+                Some(Cost { bytes: 0, is_write: true })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Worker {
+    /// Begins a command that the queue handed out.
+    pub fn execute(&mut self, command: Command) {
+        let Command { slot, nsid, operation, lba, blocks, is_forced } = command;
+        if nsid == ALL_NAMESPACES {
+            return self.flush_all(slot);
+        }
+        let Some(index) = self.attached(nsid) else {
+            // It was there when the command was checked.
+            return self.queue.complete(slot, Status::INVALID_NAMESPACE.final_(), Vec::new());
+        };
+        let Some(Some(attachment)) = self.attachments.get_mut(index) else { return };
+        let blocks = lba..lba.saturating_add(u64::from(blocks));
+        if blocks.end > attachment.namespace.block_count() {
+            return self.queue.complete(slot, Status::LBA_OUT_OF_RANGE.final_(), Vec::new());
+        }
+        attachment.tasks += 1;
+        attachment.namespace.begin();
+        let task = Task {
+            attachment: index,
+            operation,
+            blocks,
+            is_forced,
+            lock: None,
+            stores: 0,
+            status: Status::SUCCESS,
+            ranges_done: 0,
+        };
+        let waiter = Waiter { mailbox: self.mailbox.clone(), slot };
+        let cost = task.cost(attachment.namespace.block_bytes());
+        let admitted =
+            cost.is_none_or(|cost| attachment.namespace.admit(self.number, cost, &waiter));
+        if let Some(place) = self.tasks.get_mut(usize::from(slot)) {
+            *place = Some(task);
+        }
+        if admitted {
+            self.take_lock(slot);
+        } else {
+            self.throttled += 1;
+        }
+    }
+
+    /// Takes the range of a command, then starts it.
+    pub fn take_lock(&mut self, slot: u16) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        let blocks = match &task.operation {
+            Operation::Flush | Operation::ReservationReport { .. } => None,
+            Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
+            // Nothing runs while reservations change: who is preempted has nothing in flight.
+            Operation::ReservationRegister { .. }
+            | Operation::ReservationAcquire { .. }
+            | Operation::ReservationRelease { .. } => Some(0..u64::MAX),
+            _ => Some(task.blocks.clone()),
+        };
+        if let Some(blocks) = blocks {
+            let waiter = Waiter { mailbox: self.mailbox.clone(), slot };
+            match attachment.namespace.acquire(blocks, task.mode(), waiter) {
+                Acquired::Granted(id) => task.lock = Some(id),
+                Acquired::Waiting(id) => {
+                    task.lock = Some(id);
+                    return;
+                }
+            }
+        }
+        self.start(slot);
+    }
+
+    /// Starts a command that holds its range.
+    pub fn start(&mut self, slot: u16) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        let namespace = &attachment.namespace;
+        let host = self.controller.host_id;
+        if task.group().is_some_and(|group| !namespace.allows(host, group)) {
+            task.status = Status::RESERVATION_CONFLICT.final_();
+            return self.finish(slot, Vec::new());
+        }
+        let lba = task.blocks.start;
+        let bytes = (task.blocks.end - lba) as usize * namespace.block_bytes();
+        let request = match &mut task.operation {
+            Operation::Read
+            | Operation::Compare(_)
+            | Operation::Verify
+            | Operation::CompareAndWrite { .. } => {
+                self.reading += bytes;
+                StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
+            }
+            Operation::Write(data) => {
+                let buffer = std::mem::take(data);
+                StoreRequest::Write { lba, buffer, durable: task.is_forced }
+            }
+            Operation::WriteIf(data) => {
+                let mut buffer = std::mem::take(data);
+                let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
+                let expected: Vec<_> = blocks.iter_mut().map(take_expected_iv).collect();
+                if !namespace.table.as_ref().is_some_and(|table| table.matches(lba, &expected)) {
+                    task.status = Status::COMPARE_FAILURE.final_();
+                    return self.finish(slot, buffer);
+                }
+                StoreRequest::Write { lba, buffer, durable: task.is_forced }
+            }
+            Operation::WriteZeroes { .. } => {
+                StoreRequest::Deallocate { lba, blocks: task.blocks.end - lba }
+            }
+            Operation::Deallocate(ranges) => {
+                let range = ranges.get(task.ranges_done).map(range_of).unwrap_or_default();
+                StoreRequest::Deallocate { lba: range.start, blocks: range.end - range.start }
+            }
+            Operation::Flush => StoreRequest::Flush,
+            _ => return self.change_reservations(slot),
+        };
+        task.stores += 1;
+        attachment.channel.submit(u64::from(slot), request);
+    }
+
+    fn flush_all(&mut self, slot: u16) {
+        let mut task = Task {
+            attachment: usize::MAX,
+            operation: Operation::Flush,
+            blocks: 0..0,
+            is_forced: false,
+            lock: None,
+            stores: 0,
+            status: Status::SUCCESS,
+            ranges_done: 0,
+        };
+        let host = self.controller.host_id;
+        for attachment in self.attachments.iter_mut().flatten() {
+            if attachment.namespace.allows(host, Group::Write) {
+                attachment.channel.submit(u64::from(slot), StoreRequest::Flush);
+                attachment.tasks += 1;
+                attachment.namespace.begin();
+                task.stores += 1;
+            } else {
+                task.status = Status::RESERVATION_CONFLICT.final_();
+            }
+        }
+        if task.stores == 0 {
+            return self.queue.complete(slot, task.status, Vec::new());
+        }
+        if let Some(place) = self.tasks.get_mut(usize::from(slot)) {
+            *place = Some(task);
+        }
+    }
+
+    /// Goes on after a store operation of a command has ended.
+    pub fn finished(&mut self, index: usize, done: StoreDone) {
+        let slot = done.ticket as u16;
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(index) else { return };
+        let namespace = &attachment.namespace;
+        task.stores -= 1;
+        if let Err(error) = &done.result {
+            let is_read = task.mode() == Mode::Shared;
+            task.status = failure(is_read, error);
+            add(&namespace.counters.media_errors, 1);
+            let lba = (task.lock.is_some()).then_some(task.blocks.start);
+            let detail = error.to_string();
+            let refusal = (Reason::StoreFailed, lba, detail);
+            report(namespace, self.controller.association, self.queue_id, refusal);
+        }
+        if task.attachment == usize::MAX {
+            if done.result.is_ok() {
+                add(&namespace.counters.flushes, 1);
+            }
+            let (is_last, status) = (task.stores == 0, task.status);
+            self.detach(index);
+            if is_last && let Some(place) = self.tasks.get_mut(usize::from(slot)) {
+                *place = None;
+                self.queue.complete(slot, status, done.buffer);
+            }
+            return;
+        }
+        let is_read = matches!(
+            task.operation,
+            Operation::Read
+                | Operation::Compare(_)
+                | Operation::Verify
+                | Operation::CompareAndWrite { .. }
+        );
+        if is_read {
+            self.reading = self.reading.saturating_sub(done.buffer.len());
+        }
+        if done.result.is_err() {
+            self.finish(slot, done.buffer);
+        } else if is_read {
+            self.read_done(slot, done.buffer);
+        } else {
+            self.change_done(slot, done.buffer);
+        }
+    }
+
+    /// Blocks came from the store.
+    fn read_done(&mut self, slot: u16, mut buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        let namespace = &attachment.namespace;
+        let lba = task.blocks.start;
+        if let Some(table) = &namespace.table
+            && let Err((reason, lba)) = table.check(lba, &mut buffer)
+        {
+            task.status = Status::from(reason);
+            let refusal = (reason, Some(lba), "stored sector".to_owned());
+            report(namespace, self.controller.association, self.queue_id, refusal);
+            return self.finish(slot, buffer);
+        }
+        let blocks = task.blocks.end - lba;
+        match &mut task.operation {
+            Operation::Read => {
+                add(&namespace.counters.reads, 1);
+                add(&namespace.counters.sectors_read, blocks);
+                self.queue.complete_read(slot, buffer);
+                return self.forget(slot);
+            }
+            Operation::Compare(expected) => {
+                add(&namespace.counters.reads, 1);
+                add(&namespace.counters.sectors_read, blocks);
+                if *expected != buffer {
+                    task.status = Status::COMPARE_FAILURE.final_();
+                }
+            }
+            Operation::CompareAndWrite { expected, data } => {
+                if *expected != buffer {
+                    task.status = Status::COMPARE_FAILURE.final_();
+                } else if self.is_ending {
+                    task.status = Status::ABORTED;
+                } else {
+                    let data = std::mem::take(data);
+                    // From here on it is a write; the range stays locked.
+                    task.operation = Operation::Write(Vec::new());
+                    task.stores += 1;
+                    let durable = task.is_forced;
+                    let request = StoreRequest::Write { lba, buffer: data, durable };
+                    attachment.channel.submit(u64::from(slot), request);
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.finish(slot, buffer);
+    }
+
+    /// Blocks were stored, deallocated or made durable.
+    fn change_done(&mut self, slot: u16, buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        let namespace = &attachment.namespace;
+        let counters = &namespace.counters;
+        let blocks = task.blocks.end - task.blocks.start;
+        let forget = |range: Range<u64>| {
+            add(&counters.deallocations, 1);
+            if let Some(table) = &namespace.table {
+                table.forget(range.start, range.end - range.start);
+            }
+        };
+        match &task.operation {
+            Operation::Flush => add(&counters.flushes, 1),
+            Operation::WriteZeroes { .. } => forget(task.blocks.clone()),
+            Operation::Deallocate(ranges) => {
+                forget(ranges.get(task.ranges_done).map(range_of).unwrap_or_default());
+                task.ranges_done += 1;
+                if task.ranges_done < ranges.len() {
+                    if self.is_ending {
+                        task.status = Status::ABORTED;
+                    } else {
+                        if let Some(id) = task.lock.take() {
+                            namespace.release(id);
+                        }
+                        return self.take_lock(slot);
+                    }
+                }
+            }
+            _ => {
+                add(&counters.writes, 1);
+                add(&counters.sectors_stored, blocks);
+                if let Some(table) = &namespace.table {
+                    table.stored(task.blocks.start, &buffer);
+                }
+            }
+        }
+        self.finish(slot, buffer);
+    }
+
+    fn change_reservations(&mut self, slot: u16) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
+        let (namespace, host) = (&attachment.namespace, self.controller.host_id);
+        let result = match task.operation {
+            Operation::ReservationRegister {
+                action,
+                ignore_existing_key: ignore_key,
+                persistence,
+                current_key,
+                new_key,
+            } => namespace.change_reservations(|reservations| {
+                let command = Register { action, ignore_key, persistence, current_key, new_key };
+                reservations.register(host, command)
+            }),
+            Operation::ReservationAcquire { action, kind, current_key, preempt_key } => namespace
+                .change_reservations(|reservations| {
+                    let command = Acquire { action, kind, current_key, preempt_key };
+                    reservations.acquire(host, command)
+                }),
+            Operation::ReservationRelease { kind, current_key } => namespace
+                .change_reservations(|reservations| reservations.release(host, kind, current_key)),
+            Operation::ReservationReport { extended, bytes } => {
+                match namespace.with_reservations(|known| known.report(extended, bytes)) {
+                    Ok(report) => {
+                        self.queue.complete_data(slot, report);
+                        return self.forget(slot);
+                    }
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            _ => return,
+        };
+        task.status = match result {
+            Ok(()) => Status::SUCCESS,
+            Err(Refusal::Conflict) => Status::RESERVATION_CONFLICT.final_(),
+            Err(Refusal::InvalidField) => Status::INVALID_FIELD.final_(),
+            Err(Refusal::HostIdFormat) => Status::HOST_IDENTIFIER_INCONSISTENT.final_(),
+            Err(Refusal::Full) => Status::INTERNAL_ERROR,
+        };
+        self.finish(slot, Vec::new());
+    }
+
+    /// Completes a command with its status.
+    fn finish(&mut self, slot: u16, buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get(usize::from(slot)) else { return };
+        self.queue.complete(slot, task.status, buffer);
+        self.forget(slot);
+    }
+
+    /// Frees what a completed command held.
+    fn forget(&mut self, slot: u16) {
+        let task = self.tasks.get_mut(usize::from(slot)).and_then(Option::take);
+        let Some(task) = task else { return };
+        if let Some(Some(attachment)) = self.attachments.get(task.attachment)
+            && let Some(id) = task.lock
+        {
+            attachment.namespace.release(id);
+        }
+        self.detach(task.attachment);
+    }
+
+    /// Gives up the commands of a queue that ends which have nothing in flight at a store.
+    pub fn give_up_waiting(&mut self) {
+        for slot in 0..self.tasks.len() {
+            let waits = self.tasks.get(slot).and_then(Option::as_ref);
+            if waits.is_some_and(|task| task.stores == 0) {
+                self.forget(slot as u16);
+            }
+        }
+    }
+}
+
+fn range_of(range: &LbaRange) -> Range<u64> {
+    range.lba..range.lba.saturating_add(u64::from(range.blocks))
+}
+
+/// The status of a command that the store failed.
+fn failure(is_read: bool, error: &io::Error) -> Status {
+    match error.kind() {
+        _ if is_read => Status::UNRECOVERED_READ,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Status::CAPACITY_EXCEEDED,
+        _ => Status::WRITE_FAULT,
+    }
+}
+
+fn report(
+    namespace: &Namespace,
+    association: u64,
+    queue_id: u16,
+    (reason, lba, detail): (Reason, Option<u64>, String),
+) {
+    add(&namespace.counters.refusals, 1);
+    let reason = reason.id();
+    let event = StorageEvent { kind: "refused", reason, lba, association, queue_id, detail };
+    namespace.events().push(event);
+}

@@ -1,0 +1,388 @@
+//! A namespace: where its blocks are, who may touch them when, and what was done to them.
+
+use std::fmt::Write as _;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, METADATA_BYTES, field};
+
+use super::freshness::FlatTable;
+use super::mailbox::{Message, Waiter};
+use super::qos::{Cost, Qos, QosLimits};
+use super::range_lock::{Acquired, LockId, Mode, RangeLocks};
+use super::reservation::{Group, HostId, Notices, Reservations};
+use crate::clock;
+use crate::storage::events::{EventLog, StorageEvent};
+use crate::storage::store::{BlockStore, StoreChannel};
+
+/// Asymmetric namespace access state of a namespace at a controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnaState {
+    /// Use this path.
+    Optimized,
+    /// Use this path if there is no better one.
+    NonOptimized,
+    /// Not by this controller now.
+    Inaccessible,
+    /// Never again by this controller.
+    PersistentLoss,
+    /// Changing; try again.
+    Change,
+}
+
+impl AnaState {
+    fn access(self) -> Access {
+        match self {
+            Self::Optimized | Self::NonOptimized => Access::Full,
+            Self::Inaccessible => Access::Refused(Status::ANA_INACCESSIBLE),
+            Self::PersistentLoss => Access::Refused(Status::ANA_PERSISTENT_LOSS),
+            Self::Change => Access::Refused(Status::ANA_TRANSITION),
+        }
+    }
+}
+
+/// A namespace as one controller shows it.
+#[derive(Debug, Clone)]
+pub struct Assigned {
+    /// Its id at the controller.
+    pub nsid: u32,
+    /// What is behind it.
+    pub namespace: Arc<Namespace>,
+    /// How the controller reaches it.
+    pub state: AnaState,
+}
+
+impl Assigned {
+    /// What a queue must know of it.
+    #[must_use]
+    pub fn format(&self) -> NamespaceFormat {
+        let common = CommandSet::WRITE_ZEROES.with(CommandSet::DEALLOCATE).with(CommandSet::VERIFY);
+        let commands = if self.namespace.is_sealed() {
+            common.with(CommandSet::WRITE_IF)
+        } else {
+            common.with(CommandSet::COMPARE).with(CommandSet::FUSED).with(CommandSet::RESERVATIONS)
+        };
+        NamespaceFormat {
+            nsid: self.nsid,
+            block_bytes: self.namespace.block_bytes,
+            block_count: self.namespace.block_count,
+            commands,
+            access: self.state.access(),
+        }
+    }
+}
+
+/// What hosts did to a namespace; all count commands or blocks that succeeded unless said otherwise.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    /// Read and compare commands.
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub flushes: AtomicU64,
+    pub deallocations: AtomicU64,
+    pub sectors_read: AtomicU64,
+    pub sectors_stored: AtomicU64,
+    /// Commands that the store failed.
+    pub media_errors: AtomicU64,
+    /// Sectors and commands refused by a check.
+    pub refusals: AtomicU64,
+    pub reservation_conflicts: AtomicU64,
+    /// Commands that had to wait for quality of service.
+    pub throttled: AtomicU64,
+    /// Commands that had to wait for a range.
+    pub contended: AtomicU64,
+}
+
+pub(super) fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}
+
+/// How long at least one command was being executed.
+#[derive(Debug, Default)]
+struct Busy {
+    commands: u64,
+    since: Nanos,
+    total: Nanos,
+}
+
+/// One namespace of a target.
+#[derive(Debug)]
+pub struct Namespace {
+    store: RwLock<Option<Box<dyn BlockStore>>>,
+    block_bytes: usize,
+    block_count: u64,
+    /// Sealed namespaces only.
+    pub(super) table: Option<FlatTable>,
+    locks: Mutex<RangeLocks<Waiter>>,
+    qos: Mutex<Qos<Waiter>>,
+    is_limited: AtomicBool,
+    reservations: Mutex<Reservations>,
+    is_reserved: AtomicBool,
+    pub(super) counters: Counters,
+    busy: Mutex<Busy>,
+    events: EventLog,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks can panic half-way through a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Namespace {
+    /// A namespace over a store; sealed if the store's blocks have metadata. What a sealed store
+    /// holds already becomes current.
+    pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
+        let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
+        let table = (block_bytes == BLOCK_BYTES).then(|| FlatTable::new(block_count));
+        if let Some(table) = &table {
+            store.scan(&mut |lba, metadata| table.found(lba, iv_of(metadata)))?;
+        }
+        Ok(Self {
+            store: RwLock::new(Some(store)),
+            block_bytes,
+            block_count,
+            table,
+            locks: Mutex::default(),
+            qos: Mutex::default(),
+            is_limited: AtomicBool::new(false),
+            reservations: Mutex::default(),
+            is_reserved: AtomicBool::new(false),
+            counters: Counters::default(),
+            busy: Mutex::default(),
+            events: EventLog::new()?,
+        })
+    }
+
+    // Commands.
+
+    /// Changes the limits, also for commands that wait.
+    pub fn set_limits(&self, limits: QosLimits) {
+        let mut released = Vec::new();
+        {
+            let mut qos = lock(&self.qos);
+            qos.set_limits(limits);
+            qos.dispatch(clock::now(), &mut released);
+            self.is_limited.store(qos.is_active(), Ordering::Relaxed);
+        }
+        post_released(released);
+    }
+
+    /// Makes everything written so far durable.
+    pub fn sync(&self) -> io::Result<()> {
+        use crate::storage::connection::wait;
+        use crate::storage::store::StoreRequest;
+        use rustix::event::PollFlags;
+
+        let mut channel = self.open()?;
+        channel.submit(0, StoreRequest::Flush);
+        let mut done = Vec::new();
+        loop {
+            channel.poll(&mut done);
+            if let Some(done) = done.pop() {
+                return done.result;
+            }
+            if let Some(fd) = channel.as_fd() {
+                wait([(fd, PollFlags::IN)], None)?;
+            }
+        }
+    }
+
+    /// Lets the store go, as soon as the last queue that uses it has.
+    pub fn close(&self) {
+        *self.store.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    // Questions.
+
+    /// Whether its blocks are sealed sectors, served to secure queues only.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Bytes of a block: 4096, or 4160 if sealed.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Blocks.
+    #[must_use]
+    pub fn block_count(&self) -> u64 {
+        self.block_count
+    }
+
+    /// Events so far and the descriptor that tells of them.
+    pub fn events(&self) -> &EventLog {
+        &self.events
+    }
+
+    /// Looks at the reservations.
+    pub fn with_reservations<T>(&self, look: impl FnOnce(&Reservations) -> T) -> T {
+        look(&lock(&self.reservations))
+    }
+
+    /// Counters by name, the store's own among them.
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        let busy = {
+            let busy = lock(&self.busy);
+            let running = if busy.commands > 0 { clock::now() - busy.since } else { 0 };
+            busy.total + running
+        };
+        let mut named: Vec<(&'static str, u64)> = [
+            ("host_reads", read(&counters.reads)),
+            ("host_writes", read(&counters.writes)),
+            ("flushes", read(&counters.flushes)),
+            ("deallocations", read(&counters.deallocations)),
+            ("sectors_read", read(&counters.sectors_read)),
+            ("sectors_stored", read(&counters.sectors_stored)),
+            ("sectors_written", self.table.as_ref().map_or(0, FlatTable::written)),
+            ("busy_ms", busy / 1_000_000),
+            ("media_errors", read(&counters.media_errors)),
+            ("refusals", read(&counters.refusals)),
+            ("reservation_conflicts", read(&counters.reservation_conflicts)),
+            ("throttled", read(&counters.throttled)),
+            ("contended", read(&counters.contended)),
+            ("events_dropped", self.events.dropped()),
+        ]
+        .into();
+        if let Some(store) = &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
+            named.extend(store.statistics());
+        }
+        named
+    }
+
+    // For the queues' threads.
+
+    pub(super) fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
+        match &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(store) => store.open(),
+            None => Err(io::Error::other("the namespace is closed")),
+        }
+    }
+
+    pub(super) fn acquire(&self, blocks: Range<u64>, mode: Mode, waiter: Waiter) -> Acquired {
+        let acquired = lock(&self.locks).acquire(blocks, mode, waiter);
+        if matches!(acquired, Acquired::Waiting(_)) {
+            add(&self.counters.contended, 1);
+        }
+        acquired
+    }
+
+    pub(super) fn release(&self, id: LockId) {
+        let mut granted = Vec::new();
+        lock(&self.locks).release(id, &mut granted);
+        for (_, waiter) in granted {
+            waiter.mailbox.post(Message::Locked(waiter.slot));
+        }
+    }
+
+    /// Whether a command may go now; if not, its thread is told when it may.
+    pub(super) fn admit(&self, queue: u64, cost: Cost, waiter: &Waiter) -> bool {
+        // The limits may change right behind this look: then the next command notices.
+        if !self.is_limited.load(Ordering::Relaxed) {
+            return true;
+        }
+        let admitted = lock(&self.qos).admit(clock::now(), queue, cost, waiter.clone());
+        if !admitted {
+            add(&self.counters.throttled, 1);
+        }
+        admitted
+    }
+
+    /// Lets commands through that may go by now; when to call again, if any are left.
+    pub(super) fn dispatch(&self, now: Nanos) -> Option<Nanos> {
+        let mut released = Vec::new();
+        let due = {
+            let mut qos = lock(&self.qos);
+            qos.dispatch(now, &mut released);
+            qos.next_due()
+        };
+        post_released(released);
+        due
+    }
+
+    /// Forgets the commands of a queue that ends.
+    pub(super) fn cancel(&self, queue: u64) {
+        lock(&self.qos).cancel(queue);
+    }
+
+    /// Whether the reservations let this through. Callers hold a range, so that no reservation
+    /// changes between this and the end of the command.
+    pub(super) fn allows(&self, host: HostId, group: Group) -> bool {
+        let allowed = !self.is_reserved.load(Ordering::Relaxed)
+            || lock(&self.reservations).allows(host, group);
+        if !allowed {
+            add(&self.counters.reservation_conflicts, 1);
+        }
+        allowed
+    }
+
+    /// Changes the reservations and tells those it concerns. Callers hold the whole namespace.
+    pub(super) fn change_reservations<E>(
+        &self,
+        change: impl FnOnce(&mut Reservations) -> Result<Notices, E>,
+    ) -> Result<(), E> {
+        let notices = {
+            let mut reservations = lock(&self.reservations);
+            let notices = change(&mut reservations)?;
+            self.is_reserved.store(reservations.is_reserved(), Ordering::Relaxed);
+            notices
+        };
+        for (host, notice) in notices {
+            self.events.push(StorageEvent {
+                kind: "reservation",
+                reason: notice.id(),
+                lba: None,
+                association: 0,
+                queue_id: 0,
+                detail: hexadecimal(&host),
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&self) {
+        let mut busy = lock(&self.busy);
+        busy.commands += 1;
+        if busy.commands == 1 {
+            busy.since = clock::now();
+        }
+    }
+
+    pub(super) fn end(&self) {
+        let mut busy = lock(&self.busy);
+        busy.commands -= 1;
+        if busy.commands == 0 {
+            busy.total += clock::now().saturating_sub(busy.since);
+        }
+    }
+}
+
+fn post_released(released: Vec<Waiter>) {
+    for waiter in released {
+        waiter.mailbox.post(Message::Released(waiter.slot));
+    }
+}
+
+fn iv_of(metadata: &[u8; METADATA_BYTES]) -> [u8; IV_BYTES] {
+    let mut iv = [0; IV_BYTES];
+    iv.copy_from_slice(&metadata[field::IV.0..field::IV.1]);
+    iv
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string can't fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

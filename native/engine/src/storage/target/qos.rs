@@ -1,0 +1,286 @@
+//! Quality of service of one namespace: how many commands and bytes per second it takes.
+//!
+//! A limit is a virtual clock that every command moves on by its cost; a command may go while the
+//! clock is at most [`BURST`] ahead of now. Commands beyond that wait, and are let through one from
+//! each queue in turn, so a deep queue can't crowd out a shallow one. Time is a parameter.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
+
+/// How far ahead of its rate a namespace may run after a pause.
+const BURST: Nanos = NANOS_PER_SECOND / 100;
+
+/// Limits per second; 0 means none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QosLimits {
+    /// Commands.
+    pub iops: u64,
+    /// Bytes read and written.
+    pub bytes_per_second: u64,
+    /// Reads.
+    pub read_iops: u64,
+    /// Writes, and whatever else changes blocks.
+    pub write_iops: u64,
+    /// Bytes read.
+    pub read_bytes_per_second: u64,
+    /// Bytes written.
+    pub write_bytes_per_second: u64,
+}
+
+/// What one command takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Data bytes.
+    pub bytes: u64,
+    /// Whether it changes blocks.
+    pub is_write: bool,
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    per_second: u64,
+    /// When everything let through so far would have gone at exactly the rate.
+    clock: Nanos,
+}
+
+impl Bucket {
+    fn due(&self) -> Nanos {
+        if self.per_second == 0 { 0 } else { self.clock.saturating_sub(BURST) }
+    }
+
+    fn take(&mut self, now: Nanos, amount: u64) {
+        if self.per_second > 0 {
+            let nanos = u128::from(amount) * u128::from(NANOS_PER_SECOND);
+            let nanos = nanos.div_ceil(u128::from(self.per_second));
+            let nanos = Nanos::try_from(nanos).unwrap_or(Nanos::MAX);
+            self.clock = self.clock.max(now).saturating_add(nanos);
+        }
+    }
+}
+
+/// Commands and bytes of one direction, or of both.
+#[derive(Debug, Default)]
+struct Buckets {
+    commands: Bucket,
+    bytes: Bucket,
+}
+
+impl Buckets {
+    fn due(&self) -> Nanos {
+        self.commands.due().max(self.bytes.due())
+    }
+
+    fn take(&mut self, now: Nanos, cost: Cost) {
+        self.commands.take(now, 1);
+        self.bytes.take(now, cost.bytes);
+    }
+
+    fn set(&mut self, commands: u64, bytes: u64) {
+        // What was let through at the old rate is forgiven: at most one burst.
+        self.commands = Bucket { per_second: commands, clock: 0 };
+        self.bytes = Bucket { per_second: bytes, clock: 0 };
+    }
+}
+
+/// The limits of one namespace and the commands that wait for them, by queue.
+#[derive(Debug)]
+pub struct Qos<W> {
+    limits: QosLimits,
+    total: Buckets,
+    reads: Buckets,
+    writes: Buckets,
+    waiting: BTreeMap<u64, VecDeque<(Cost, W)>>,
+    /// The queue that was served last.
+    last: u64,
+}
+
+impl<W> Default for Qos<W> {
+    fn default() -> Self {
+        Self {
+            limits: QosLimits::default(),
+            total: Buckets::default(),
+            reads: Buckets::default(),
+            writes: Buckets::default(),
+            waiting: BTreeMap::new(),
+            last: 0,
+        }
+    }
+}
+
+impl<W> Qos<W> {
+    /// Changes the limits, from now on and for those who wait. Call [`Self::dispatch`] behind it.
+    pub fn set_limits(&mut self, limits: QosLimits) {
+        self.limits = limits;
+        self.total.set(limits.iops, limits.bytes_per_second);
+        self.reads.set(limits.read_iops, limits.read_bytes_per_second);
+        self.writes.set(limits.write_iops, limits.write_bytes_per_second);
+    }
+
+    /// Whether there is any limit, or anybody left who waits.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.limits != QosLimits::default() || !self.waiting.is_empty()
+    }
+
+    /// Lets a command of `queue` through (true), or keeps it until [`Self::dispatch`] names it.
+    pub fn admit(&mut self, now: Nanos, queue: u64, cost: Cost, waiter: W) -> bool {
+        if self.waiting.is_empty() && self.due(cost) <= now {
+            self.take(now, cost);
+            return true;
+        }
+        self.waiting.entry(queue).or_default().push_back((cost, waiter));
+        false
+    }
+
+    /// Lets through what may go by now, one command of each queue in turn.
+    pub fn dispatch(&mut self, now: Nanos, released: &mut Vec<W>) {
+        while let Some(queue) = self.next_queue(now) {
+            let Some(commands) = self.waiting.get_mut(&queue) else { return };
+            let Some((cost, waiter)) = commands.pop_front() else { return };
+            if commands.is_empty() {
+                self.waiting.remove(&queue);
+            }
+            self.take(now, cost);
+            self.last = queue;
+            released.push(waiter);
+        }
+    }
+
+    /// When [`Self::dispatch`] will have something to do; `None` while nobody waits.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Nanos> {
+        let heads = self.waiting.values().filter_map(VecDeque::front);
+        heads.map(|(cost, _)| self.due(*cost)).min()
+    }
+
+    /// Forgets the commands of a queue that ends.
+    pub fn cancel(&mut self, queue: u64) {
+        self.waiting.remove(&queue);
+    }
+
+    /// The next queue after the one served last whose first command may go.
+    fn next_queue(&self, now: Nanos) -> Option<u64> {
+        let later = self.waiting.range(self.last.saturating_add(1)..);
+        let earlier = self.waiting.range(..=self.last);
+        later
+            .chain(earlier)
+            .find(|(_, commands)| commands.front().is_some_and(|(cost, _)| self.due(*cost) <= now))
+            .map(|(queue, _)| *queue)
+    }
+
+    fn due(&self, cost: Cost) -> Nanos {
+        let own = if cost.is_write { &self.writes } else { &self.reads };
+        self.total.due().max(own.due())
+    }
+
+    fn take(&mut self, now: Nanos, cost: Cost) {
+        self.total.take(now, cost);
+        let own = if cost.is_write { &mut self.writes } else { &mut self.reads };
+        own.take(now, cost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: Cost = Cost { bytes: 4096, is_write: false };
+    const WRITE: Cost = Cost { bytes: 4096, is_write: true };
+
+    fn limited(limits: QosLimits) -> Qos<u32> {
+        let mut qos = Qos::default();
+        qos.set_limits(limits);
+        qos
+    }
+
+    /// Runs `queues` (each with its commands ready at all times) for `seconds`; commands by queue.
+    fn saturate(qos: &mut Qos<u32>, costs: &[Cost], depth: &[usize], seconds: u64) -> Vec<u64> {
+        let (start, mut done) = (5 * NANOS_PER_SECOND, vec![0; costs.len()]);
+        let mut now = start;
+        for (queue, cost) in costs.iter().enumerate() {
+            for _ in 0..depth[queue] {
+                if qos.admit(now, queue as u64, *cost, queue as u32) {
+                    done[queue] += 1;
+                }
+            }
+        }
+        while let Some(due) = qos.next_due()
+            && due <= start + seconds * NANOS_PER_SECOND
+        {
+            now = now.max(due);
+            let mut released = Vec::new();
+            qos.dispatch(now, &mut released);
+            assert!(!released.is_empty(), "due, and nothing to do");
+            for queue in released {
+                done[queue as usize] += 1;
+                let cost = costs[queue as usize];
+                if qos.admit(now, u64::from(queue), cost, queue) {
+                    done[queue as usize] += 1;
+                }
+            }
+        }
+        done
+    }
+
+    #[test]
+    fn a_rate_is_kept_to_within_the_burst() {
+        let mut qos = limited(QosLimits { iops: 1000, ..QosLimits::default() });
+        let done = saturate(&mut qos, &[READ], &[32], 10)[0];
+        assert!((10_000..=10_000 + 12).contains(&done), "{done}");
+        let mut qos = limited(QosLimits { bytes_per_second: 4_096_000, ..QosLimits::default() });
+        let done = saturate(&mut qos, &[WRITE], &[32], 10)[0];
+        assert!((10_000..=10_000 + 12).contains(&done), "{done}");
+    }
+
+    #[test]
+    fn a_command_larger_than_the_burst_goes_and_is_paid_for() {
+        let mut qos = limited(QosLimits { bytes_per_second: 4096, ..QosLimits::default() });
+        assert!(qos.admit(NANOS_PER_SECOND, 1, Cost { bytes: 40_960, is_write: true }, 0));
+        assert!(!qos.admit(NANOS_PER_SECOND, 1, WRITE, 1));
+        assert_eq!(qos.next_due(), Some(11 * NANOS_PER_SECOND - BURST));
+    }
+
+    #[test]
+    fn a_shallow_queue_gets_as_much_as_a_deep_one() {
+        let mut qos = limited(QosLimits { iops: 1000, ..QosLimits::default() });
+        let done = saturate(&mut qos, &[READ, READ], &[128, 1], 10);
+        assert!(done[0].abs_diff(done[1]) <= 32, "{done:?}");
+    }
+
+    #[test]
+    fn reads_do_not_wait_for_the_limit_of_writes() {
+        let limits = QosLimits { write_iops: 10, read_iops: 1000, ..QosLimits::default() };
+        let done = saturate(&mut limited(limits), &[WRITE, READ], &[8, 8], 10);
+        assert!((100..=102).contains(&done[0]), "{done:?}");
+        assert!((10_000..=10_012).contains(&done[1]), "{done:?}");
+    }
+
+    #[test]
+    fn limits_change_while_commands_wait() {
+        let mut qos = limited(QosLimits { iops: 1, ..QosLimits::default() });
+        assert!(qos.admit(NANOS_PER_SECOND, 1, READ, 0));
+        assert!(!qos.admit(NANOS_PER_SECOND, 1, READ, 1));
+        qos.set_limits(QosLimits::default());
+        let mut released = Vec::new();
+        qos.dispatch(NANOS_PER_SECOND, &mut released);
+        assert_eq!(released, [1]);
+        assert!(!qos.is_active());
+        assert_eq!(qos.next_due(), None);
+    }
+
+    #[test]
+    fn a_queue_that_ends_is_forgotten() {
+        let mut qos = limited(QosLimits { iops: 1, ..QosLimits::default() });
+        assert!(qos.admit(NANOS_PER_SECOND, 1, READ, 0));
+        assert!(!qos.admit(NANOS_PER_SECOND, 1, READ, 1));
+        qos.cancel(1);
+        assert_eq!(qos.next_due(), None);
+    }
+
+    #[test]
+    fn no_limit_lets_everything_through() {
+        let mut qos = limited(QosLimits::default());
+        assert!((0..1000).all(|_| qos.admit(0, 1, READ, 0)));
+    }
+}

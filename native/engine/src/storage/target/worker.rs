@@ -1,0 +1,345 @@
+//! The thread of one I/O queue: its socket, its channels to the stores, its commands.
+//!
+//! It sleeps in one `poll` over the socket, its mailbox and the stores that owe it something. It
+//! never waits for a lock across I/O and never blocks on another thread.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::controller_queue::{ControllerEvent, ControllerQueue};
+
+use super::controller::Shared;
+use super::execution::Task;
+use super::mailbox::{Mailbox, Message};
+use super::namespace::{Assigned, Namespace};
+use crate::clock;
+use crate::storage::connection::{Connection, Gone};
+use crate::storage::events::StorageEvent;
+use crate::storage::store::{StoreChannel, StoreDone};
+
+/// Bytes that may wait for the host, or be read from a store for it, before its commands are no
+/// longer executed. Enough to keep the wire busy, and little enough to stay in the processor's
+/// caches.
+const PENDING_MAX: usize = 512 * 1024;
+
+/// Why a queue ended: a stable reason id, empty if it is nobody's fault, and words.
+pub(super) type Ended = (&'static str, String);
+
+/// A namespace and this thread's channel to its store.
+pub(super) struct Attachment {
+    pub nsid: u32,
+    pub namespace: Arc<Namespace>,
+    pub channel: Box<dyn StoreChannel>,
+    /// Commands of this queue that use it.
+    pub tasks: usize,
+    /// No longer the controller's; goes with its last command.
+    is_retired: bool,
+}
+
+pub(super) struct Worker {
+    pub controller: Arc<Shared>,
+    pub mailbox: Arc<Mailbox>,
+    pub queue: ControllerQueue,
+    pub queue_id: u16,
+    /// Unlike any other queue's of the process.
+    pub number: u64,
+    pub is_secure: bool,
+    pub attachments: Vec<Option<Attachment>>,
+    /// By slot of the queue.
+    pub tasks: Vec<Option<Task>>,
+    /// Bytes being read from stores.
+    pub reading: usize,
+    /// Commands that wait for quality of service.
+    pub throttled: usize,
+    /// The queue is over: nothing new is started.
+    pub is_ending: bool,
+    done: Vec<StoreDone>,
+}
+
+impl Worker {
+    pub fn new(
+        controller: Arc<Shared>,
+        mailbox: Arc<Mailbox>,
+        queue: ControllerQueue,
+        (queue_id, queue_depth): (u16, u16),
+        (number, is_secure): (u64, bool),
+    ) -> Self {
+        Self {
+            controller,
+            mailbox,
+            queue,
+            queue_id,
+            number,
+            is_secure,
+            attachments: Vec::new(),
+            tasks: (0..queue_depth.max(2)).map(|_| None).collect(),
+            reading: 0,
+            throttled: 0,
+            is_ending: false,
+            done: Vec::new(),
+        }
+    }
+
+    /// Runs until the peer goes, the queue fails or `stop` is readable; then until nothing of it
+    /// is in flight. Returns why it ended.
+    pub fn run(&mut self, connection: &mut Connection, stop: BorrowedFd<'_>) -> Ended {
+        let ended = self.serve(connection, stop);
+        self.drain();
+        ended
+    }
+
+    fn serve(&mut self, connection: &mut Connection, stop: BorrowedFd<'_>) -> Ended {
+        loop {
+            let due = self.dispatch();
+            let pending = self.queue.transmit().pending_bytes();
+            let interest = Connection::interest(pending < PENDING_MAX, pending);
+            match self.wait(connection, interest, stop, due) {
+                Ok([_, stopped]) if !stopped.is_empty() => return ("", "stopped".into()),
+                Ok([ready, _]) if !(ready - PollFlags::OUT).is_empty() => {
+                    self.controller.touch();
+                    if let Err(Gone(detail)) = connection.receive(&mut self.queue) {
+                        return ("", detail);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => return ("", error.to_string()),
+            }
+            if let Some(ended) = self.work(connection) {
+                return ended;
+            }
+        }
+    }
+
+    /// Works until nothing is left to do but wait.
+    fn work(&mut self, connection: &mut Connection) -> Option<Ended> {
+        loop {
+            for message in self.mailbox.take() {
+                self.receive(message);
+            }
+            if let Some(ended) = self.execute_some() {
+                connection.farewell(self.queue.transmit());
+                return Some(ended);
+            }
+            let progressed = self.collect();
+            if let Err(Gone(detail)) = connection.send(self.queue.transmit()) {
+                return Some(("", detail));
+            }
+            let may_go_on = self.queue.has_event() && self.may_execute();
+            if !progressed && !may_go_on {
+                return None;
+            }
+        }
+    }
+
+    fn may_execute(&mut self) -> bool {
+        self.queue.transmit().pending_bytes() + self.reading < PENDING_MAX
+    }
+
+    fn execute_some(&mut self) -> Option<Ended> {
+        while self.may_execute()
+            && let Some(event) = self.queue.next_event()
+        {
+            match event {
+                ControllerEvent::Received(command) => self.execute(command),
+                ControllerEvent::Failed { reason: Reason::QueueClosed, detail, .. } => {
+                    return Some(("", detail));
+                }
+                ControllerEvent::Failed { reason, lba, detail } => {
+                    self.event("refused", reason.id(), lba, detail.clone());
+                    return Some((reason.id(), detail));
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes what the stores have finished; says whether there was anything.
+    fn collect(&mut self) -> bool {
+        let mut progressed = false;
+        for index in 0..self.attachments.len() {
+            let mut done = std::mem::take(&mut self.done);
+            if let Some(Some(attachment)) = self.attachments.get_mut(index)
+                && attachment.channel.in_flight() > 0
+            {
+                attachment.channel.poll(&mut done);
+            }
+            progressed |= !done.is_empty();
+            for done in done.drain(..) {
+                self.finished(index, done);
+            }
+            self.done = done;
+        }
+        progressed
+    }
+
+    fn receive(&mut self, message: Message) {
+        match message {
+            Message::Locked(slot) => self.start(slot),
+            Message::Released(slot) => {
+                self.throttled = self.throttled.saturating_sub(1);
+                self.take_lock(slot);
+            }
+            Message::Namespaces(assigned) => self.assign(&assigned),
+            Message::Abort(cid, reply) => {
+                // Nobody may wait for the answer any more.
+                let _ = reply.try_send(self.queue.abort(cid));
+            }
+        }
+    }
+
+    /// Makes the queue's namespaces these, as far as they may be on a queue of its kind.
+    pub fn assign(&mut self, assigned: &[Assigned]) {
+        let fits = |entry: &&Assigned| entry.namespace.is_sealed() == self.is_secure;
+        let assigned: Vec<&Assigned> = assigned.iter().filter(fits).collect();
+        self.queue.set_namespaces(assigned.iter().map(|entry| entry.format()).collect());
+        let is_same = |attachment: &Attachment, entry: &Assigned| {
+            attachment.nsid == entry.nsid && Arc::ptr_eq(&attachment.namespace, &entry.namespace)
+        };
+        for place in &mut self.attachments {
+            if let Some(attachment) = place {
+                attachment.is_retired = !assigned.iter().any(|entry| is_same(attachment, entry));
+                if attachment.is_retired && attachment.tasks == 0 {
+                    *place = None;
+                }
+            }
+        }
+        for entry in assigned {
+            if self.attachments.iter().flatten().any(|attachment| is_same(attachment, entry)) {
+                continue;
+            }
+            match entry.namespace.open() {
+                Ok(channel) => self.attach(entry, channel),
+                Err(error) => {
+                    let detail = format!("namespace {}: {error}", entry.nsid);
+                    self.event("refused", Reason::StoreFailed.id(), None, detail);
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, entry: &Assigned, channel: Box<dyn StoreChannel>) {
+        let (nsid, namespace) = (entry.nsid, Arc::clone(&entry.namespace));
+        let attachment = Some(Attachment { nsid, namespace, channel, tasks: 0, is_retired: false });
+        match self.attachments.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = attachment,
+            None => self.attachments.push(attachment),
+        }
+    }
+
+    /// The attachment that commands to this namespace use.
+    pub fn attached(&self, nsid: u32) -> Option<usize> {
+        self.attachments.iter().position(|place| {
+            place.as_ref().is_some_and(|known| known.nsid == nsid && !known.is_retired)
+        })
+    }
+
+    /// Counts a command that no longer uses an attachment.
+    pub fn detach(&mut self, index: usize) {
+        if let Some(place) = self.attachments.get_mut(index)
+            && let Some(attachment) = place
+        {
+            attachment.tasks -= 1;
+            attachment.namespace.end();
+            if attachment.is_retired && attachment.tasks == 0 {
+                *place = None;
+            }
+        }
+    }
+
+    /// Lets commands through that quality of service held up; when to look again.
+    fn dispatch(&mut self) -> Option<Nanos> {
+        if self.throttled == 0 {
+            return None;
+        }
+        let now = clock::now();
+        let namespaces = self.attachments.iter().flatten();
+        namespaces.filter_map(|attachment| attachment.namespace.dispatch(now)).min()
+    }
+
+    /// Waits for the socket (first), the order to stop (second), messages, stores or `due`.
+    fn wait(
+        &self,
+        connection: &Connection,
+        interest: PollFlags,
+        stop: BorrowedFd<'_>,
+        due: Option<Nanos>,
+    ) -> io::Result<[PollFlags; 2]> {
+        let mut fds = Vec::with_capacity(3 + self.attachments.len());
+        fds.push(PollFd::from_borrowed_fd(connection.as_fd(), interest));
+        fds.push(PollFd::from_borrowed_fd(stop, PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(self.mailbox.as_fd(), PollFlags::IN));
+        self.add_stores(&mut fds);
+        let timeout = due.map(|due| clock::timespec(due.saturating_sub(clock::now())));
+        loop {
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(_) => {
+                    let ready =
+                        |index: usize| fds.get(index).map_or(PollFlags::empty(), PollFd::revents);
+                    return Ok([ready(0), ready(1)]);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn add_stores<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        for attachment in self.attachments.iter().flatten() {
+            if attachment.channel.in_flight() > 0
+                && let Some(fd) = attachment.channel.as_fd()
+            {
+                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            }
+        }
+    }
+
+    /// Gives up what isn't being stored yet and waits for what is: when this returns, nothing of
+    /// the queue touches a store any more, and every range it held is free.
+    fn drain(&mut self) {
+        self.is_ending = true;
+        for attachment in self.attachments.iter().flatten() {
+            attachment.namespace.cancel(self.number);
+        }
+        self.give_up_waiting();
+        loop {
+            self.collect();
+            let in_flight = |attachment: &Attachment| attachment.channel.in_flight() > 0;
+            if !self.attachments.iter().flatten().any(in_flight) {
+                return;
+            }
+            let mut fds = Vec::new();
+            self.add_stores(&mut fds);
+            // Whatever `poll` says, `collect` looks; a store without a descriptor has ended all.
+            let _ = poll(
+                &mut fds,
+                Some(&clock::timespec(Duration::from_millis(100).as_nanos() as u64)),
+            );
+        }
+    }
+
+    pub fn event(
+        &self,
+        kind: &'static str,
+        reason: &'static str,
+        lba: Option<u64>,
+        detail: String,
+    ) {
+        if kind == "refused" {
+            self.controller.refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        self.controller.events.push(StorageEvent {
+            kind,
+            reason,
+            lba,
+            association: self.controller.association,
+            queue_id: self.queue_id,
+            detail,
+        });
+    }
+}

@@ -1,0 +1,262 @@
+//! Bindings of the target: namespaces and controllers.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sealane_engine::storage::file::FileStore;
+use sealane_engine::storage::store::BlockStore;
+use sealane_engine::storage::stores::memory::MemoryStore;
+use sealane_engine::storage::target::adapter::Adapted;
+use sealane_engine::storage::target::{
+    AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
+};
+use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::pdu::Digests;
+
+use crate::storage::{
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, taken,
+};
+
+/// Registers everything of this file.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Namespace>()?;
+    module.add_class::<Controller>()
+}
+
+/// What `Namespace` is asked to keep its blocks in.
+struct StoreOptions {
+    store: String,
+    block_count: u64,
+    sealed: bool,
+    path: Option<PathBuf>,
+    exist: String,
+    drive: Option<String>,
+    in_place: bool,
+}
+
+fn open_store(options: StoreOptions) -> PyResult<Box<dyn BlockStore>> {
+    let StoreOptions { store, block_count, sealed, path, exist, drive, in_place } = options;
+    let creates = match exist.as_str() {
+        "create" => true,
+        "open" => false,
+        other => {
+            return Err(invalid(format!("exist is {other:?}, must be \"create\" or \"open\"")));
+        }
+    };
+    match (store.as_str(), path, drive, in_place) {
+        ("memory", None, None, false) if creates => {
+            Ok(Box::new(MemoryStore::new(block_count, sealed)))
+        }
+        ("file", Some(path), None, false) if creates && sealed => {
+            let file = FileStore::create(&path, block_count)?;
+            Ok(Box::new(Adapted::new(Box::new(file), block_count)))
+        }
+        _ => Err(invalid(format!("store {store:?} isn't offered with these options"))),
+    }
+}
+
+/// A namespace of a target.
+#[pyclass(frozen, module = "sealane._native")]
+struct Namespace {
+    namespace: Arc<EngineNamespace>,
+}
+
+#[pymethods]
+impl Namespace {
+    #[new]
+    #[pyo3(signature = (*, store, block_count, sealed, path=None, exist="create".to_owned(),
+        drive=None, in_place=false))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn new(
+        py: Python<'_>,
+        store: String,
+        block_count: u64,
+        sealed: bool,
+        path: Option<PathBuf>,
+        exist: String,
+        drive: Option<String>,
+        in_place: bool,
+    ) -> PyResult<Self> {
+        if block_count == 0 {
+            return Err(invalid("a namespace has at least 1 block"));
+        }
+        let options = StoreOptions { store, block_count, sealed, path, exist, drive, in_place };
+        let namespace = py.detach(|| -> PyResult<EngineNamespace> {
+            Ok(EngineNamespace::new(open_store(options)?)?)
+        })?;
+        Ok(Self { namespace: Arc::new(namespace) })
+    }
+
+    #[getter]
+    fn block_count(&self) -> u64 {
+        self.namespace.block_count()
+    }
+
+    #[getter]
+    fn sealed(&self) -> bool {
+        self.namespace.is_sealed()
+    }
+
+    #[pyo3(signature = (*, iops=0, bytes_per_second=0, read_iops=0, write_iops=0,
+        read_bytes_per_second=0, write_bytes_per_second=0))]
+    fn set_limits(
+        &self,
+        iops: u64,
+        bytes_per_second: u64,
+        read_iops: u64,
+        write_iops: u64,
+        read_bytes_per_second: u64,
+        write_bytes_per_second: u64,
+    ) {
+        self.namespace.set_limits(QosLimits {
+            iops,
+            bytes_per_second,
+            read_iops,
+            write_iops,
+            read_bytes_per_second,
+            write_bytes_per_second,
+        });
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        statistics(py, self.namespace.statistics())
+    }
+
+    fn reservation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (held, generation, registrants) = self.namespace.with_reservations(|known| {
+            (known.held(), known.generation(), known.registrants().collect::<Vec<_>>())
+        });
+        let result = PyDict::new(py);
+        result.set_item("type", held.map_or(0, |(kind, _)| kind as u8))?;
+        result.set_item("holder", held.and_then(|(_, holder)| holder))?;
+        result.set_item("generation", generation)?;
+        result.set_item("registrants", registrants)?;
+        Ok(result)
+    }
+
+    fn take_events(&self) -> Vec<StorageEvent> {
+        taken(self.namespace.events())
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.namespace.events().as_fd().as_raw_fd()
+    }
+
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.namespace.sync())?)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.namespace.close());
+    }
+}
+
+fn ana_state(name: &str) -> PyResult<AnaState> {
+    Ok(match name {
+        "optimized" => AnaState::Optimized,
+        "non-optimized" => AnaState::NonOptimized,
+        "inaccessible" => AnaState::Inaccessible,
+        "persistent-loss" => AnaState::PersistentLoss,
+        "change" => AnaState::Change,
+        _ => return Err(invalid(format!("unknown ANA state {name:?}"))),
+    })
+}
+
+/// Every I/O queue of one association.
+#[pyclass(frozen, module = "sealane._native")]
+#[allow(clippy::struct_field_names)] // the attributes' names are the specification's
+struct Controller {
+    engine: EngineController,
+    #[pyo3(get)]
+    association: u64,
+    #[pyo3(get)]
+    host_nqn: String,
+    #[pyo3(get)]
+    controller_id: u16,
+}
+
+#[pymethods]
+impl Controller {
+    #[new]
+    #[pyo3(signature = (*, association, host_nqn, host_id, controller_id))]
+    fn new(
+        association: u64,
+        host_nqn: String,
+        host_id: &[u8],
+        controller_id: u16,
+    ) -> PyResult<Self> {
+        let engine = EngineController::new(association, array("host_id", host_id)?)?;
+        Ok(Self { engine, association, host_nqn, controller_id })
+    }
+
+    fn set_namespaces(&self, entries: Vec<(u32, Py<Namespace>, String)>) -> PyResult<()> {
+        let entries = entries.into_iter().map(|(nsid, namespace, state)| {
+            if nsid == 0 || nsid == u32::MAX {
+                return Err(invalid(format!("namespace id {nsid:#x} can't be used")));
+            }
+            Ok((nsid, Arc::clone(&namespace.get().namespace), ana_state(&state)?))
+        });
+        self.engine.set_namespaces(entries.collect::<PyResult<_>>()?);
+        Ok(())
+    }
+
+    #[pyo3(signature = (descriptor, *, queue_id, queue_depth, h2c_data_max, in_capsule_max,
+        transfer_max, header_digest=false, data_digest=false, success_flag=false, secure=None))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn start_queue(
+        &self,
+        descriptor: i32,
+        queue_id: u16,
+        queue_depth: u16,
+        h2c_data_max: usize,
+        in_capsule_max: usize,
+        transfer_max: usize,
+        header_digest: bool,
+        data_digest: bool,
+        success_flag: bool,
+        secure: Option<PyRefMut<'_, SecureQueueParameters>>,
+    ) -> PyResult<()> {
+        let descriptor = duplicate(descriptor)?;
+        let limits = ControllerLimits {
+            queue_depth,
+            h2c_data_max,
+            in_capsule_max,
+            transfer_max,
+            success_flag,
+            digests: Digests { header: header_digest, data: data_digest },
+        };
+        let secure = secure.map(|mut secure| secure.take()).transpose()?;
+        Ok(self.engine.start_queue(descriptor, queue_id, limits, secure)?)
+    }
+
+    fn idle_ms(&self) -> u64 {
+        self.engine.idle() / 1_000_000
+    }
+
+    fn abort(&self, py: Python<'_>, queue_id: u16, command_id: u16) -> bool {
+        py.detach(|| self.engine.abort(queue_id, command_id))
+    }
+
+    fn queues_running(&self) -> usize {
+        self.engine.queues_running()
+    }
+
+    fn refusals(&self) -> u64 {
+        self.engine.refusals()
+    }
+
+    fn take_events(&self) -> Vec<StorageEvent> {
+        taken(self.engine.events())
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.engine.events().as_fd().as_raw_fd()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.engine.close());
+    }
+}

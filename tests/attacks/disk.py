@@ -1,0 +1,48 @@
+"""Where the target's file store keeps a block, for whoever owns the drive.
+
+Block *n* lies at byte 4160·*n*: data, then metadata (docs/secure-queue.md §1).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from attacks.pdus import BLOCK
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One stored block and its place."""
+
+    path: Path
+    lba: int
+    block: bytes
+
+    def changed(self, change: Callable[[bytearray], None]) -> Self:
+        """Change a copy of the block."""
+        block = bytearray(self.block)
+        change(block)
+        return replace(self, block=bytes(block))
+
+    def holding(self, other: "Slot") -> Self:
+        """Put the block of another place here."""
+        return replace(self, block=other.block)
+
+    def at(self, lba: int) -> Self:
+        """Put this block at another place."""
+        return replace(self, lba=lba)
+
+
+def read_slot(path: Path, lba: int) -> Slot:
+    """Read what is stored for a sector."""
+    with path.open("rb") as file:
+        file.seek(lba * BLOCK)
+        return Slot(path, lba, file.read(BLOCK))
+
+
+def write_slot(slot: Slot) -> None:
+    """Store a block behind the target's back."""
+    with slot.path.open("r+b") as file:
+        file.seek(slot.lba * BLOCK)
+        file.write(slot.block)

@@ -1,0 +1,257 @@
+"""The world that is attacked: broker, target and up to four gateways as daemons, two tenants.
+
+The proxy of each test lies on the data path of the volumes that the test attaches. The test plays
+the tenant's host, the network and, when it says so, the target's drive.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from attacks.proxy import Proxy
+from attacks.raw_host import CommandError, QueueLost, RawQueue
+from control_plane import Daemon, Site, daemon
+from sealane.client import Client, Volume, VolumeEvent, connect
+
+HOST: Final = "nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4333-8444-555555555555"
+SECTOR: Final = 4096
+VOLUME_BYTES: Final = 4 << 20
+EVENT_SECONDS: Final = 20.0
+TENANTS: Final = {"s": "t", "g1": "t", "g2": "t", "g3": "u", "g4": "u"}
+
+
+@dataclass
+class Cluster:
+    """Daemons that live for the whole run; gateways start when first asked for."""
+
+    site: Site
+    stack: contextlib.ExitStack
+    broker: Daemon = field(init=False)
+    target: Daemon = field(init=False)
+    gateways: dict[str, Daemon] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Start broker and target."""
+        self._write_policy()
+        self.broker = self._run(self.site.broker_config())
+        self.target = self._run(self._target_config())
+
+    def gateway(self, name: str) -> Daemon:
+        """Start a gateway, unless it runs."""
+        running = self.gateways.get(name)
+        if running is None or running.process.poll() is not None:
+            config = self.site.write_config(
+                name,
+                self.site.enrolment(name, self.broker)
+                + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
+                + f'target_address = "{self.target.addresses["target_control"]}"\n',
+            )
+            self.gateways[name] = self._run(config)
+        return self.gateways[name]
+
+    def kill_gateway(self, name: str) -> None:
+        """End a gateway as a power cut does."""
+        process = self.gateways.pop(name).process
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def restart_broker(self) -> None:
+        """Kill the broker and start it again where it was, on the state it had."""
+        self.broker = self._again(self.broker, self.site.broker_config(), "broker", "attestation")
+
+    def kill_target(self) -> None:
+        """End the target as a power cut of its process does."""
+        self.target.process.send_signal(signal.SIGKILL)
+        self.target.process.wait()
+
+    def restart_target(self) -> None:
+        """Start a killed target again where it was."""
+        config = self._target_config()
+        self.target = self._again(self.target, config, "target", "target_control")
+
+    def _again(self, old: Daemon, config: Path, *addresses: str) -> Daemon:
+        old.process.kill()
+        old.process.wait()
+        text = config.read_text()
+        for name in addresses:
+            text = text.replace('"127.0.0.1:0"', f'"{old.addresses[name]}"', 1)
+        config.write_text(text)
+        return self._run(config)
+
+    @property
+    def data_address(self) -> tuple[str, int]:
+        """Where the target's NVMe/TCP listener is."""
+        host, _, port = self.target.addresses["target"].rpartition(":")
+        return host, int(port)
+
+    @property
+    def stores(self) -> Path:
+        """Directory of the target's sector stores."""
+        return self.site.root / "s" / "volumes"
+
+    def _target_config(self) -> Path:
+        return self.site.write_config(
+            "s",
+            self.site.enrolment("s", self.broker)
+            + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "file"\n',
+        )
+
+    def _run(self, config: Path) -> Daemon:
+        # Whoever kills a daemon answers for it; the others must end in order.
+        context = daemon(config)
+        running = context.__enter__()
+
+        def leave() -> None:
+            if running.process.poll() is None:
+                context.__exit__(None, None, None)
+
+        self.stack.callback(leave)
+        return running
+
+    def _write_policy(self) -> None:
+        lines = ["[software]", "allowed = true"]
+        for node, tenant in TENANTS.items():
+            lines += [
+                "[[software.key]]",
+                f'fingerprint = "{self.site.key(node).fingerprint}"',
+                f'nodes = ["{node}"]',
+                f"roles = {json.dumps(['target' if node == 's' else 'gateway'])}",
+                f'tenant = "{tenant}"',
+            ]
+        (self.site.root / "policy.toml").write_text("\n".join(lines) + "\n")
+
+
+@dataclass
+class Attacked:
+    """One volume, attached through the proxy, with what gateway and target report of it."""
+
+    cluster: Cluster
+    proxy: Proxy
+    client: Client
+    volume: Volume
+    events: asyncio.Queue[VolumeEvent]
+    seen: list[VolumeEvent] = field(default_factory=list)
+
+    @property
+    def store(self) -> Path:
+        """File of the volume's sectors."""
+        return self.cluster.stores / f"{self.volume.name.removeprefix('volumes/')}.sectors"
+
+    @contextlib.asynccontextmanager
+    async def queue(self, count: int = 1) -> AsyncIterator[RawQueue]:
+        """One I/O queue of the tenant's host."""
+        async with self.queues(count) as queues:
+            yield queues[0]
+
+    @contextlib.asynccontextmanager
+    async def queues(self, count: int) -> AsyncIterator[list[RawQueue]]:
+        """Several I/O queues of one association of the tenant's host."""
+        async with RawQueue.association(self.volume, host_nqn=HOST, count=count) as queues:
+            yield queues
+
+    async def refusal(
+        self, *reasons: str, origin: str | None = None, lba: int | None = None
+    ) -> VolumeEvent:
+        """Wait for a refusal with one of `reasons`; fails if none is reported in time."""
+        return await self.event(
+            lambda event: (
+                event.kind == "refused"
+                and event.reason in reasons
+                and origin in (None, event.origin)
+                and lba in (None, event.lba)
+            )
+        )
+
+    async def event(self, matches: Callable[[VolumeEvent], bool]) -> VolumeEvent:
+        """Wait for such an event; earlier ones that nobody waited for count, too."""
+        try:
+            async with asyncio.timeout(EVENT_SECONDS):
+                while True:
+                    for event in self.seen:
+                        if matches(event):
+                            self.seen.remove(event)
+                            return event
+                    self.seen.append(await self.events.get())
+        except TimeoutError:
+            raise AssertionError(f"not reported; reported were: {self.seen}") from None
+
+    def drain(self) -> None:
+        """Forget what was reported until now."""
+        self.seen.clear()
+        while not self.events.empty():
+            self.events.get_nowait()
+
+    async def contents(self, lba: int, blocks: int = 1) -> bytes:
+        """Read on a queue of its own: what a host gets after the attack."""
+        async with self.queue() as queue:
+            return await queue.read(lba, blocks)
+
+
+@contextlib.asynccontextmanager
+async def attacked(
+    cluster: Cluster,
+    *,
+    gateway: str = "g1",
+    proxy: Proxy | None = None,
+    volume: Volume | None = None,
+) -> AsyncIterator[Attacked]:
+    """Attach a volume (a new one, unless given) through a proxy (the same)."""
+    async with contextlib.AsyncExitStack() as stack:
+        if proxy is None:
+            proxy = await stack.enter_async_context(Proxy(cluster.data_address).listening())
+        client = await stack.enter_async_context(connect(cluster.gateway(gateway).socket))
+        if volume is None:
+            volume = await client.volumes.create(size_bytes=VOLUME_BYTES)
+        watched = await stack.enter_async_context(client.volumes.watch(volume.name))
+        events: asyncio.Queue[VolumeEvent] = asyncio.Queue()
+
+        async def collect() -> None:
+            async for event in watched:
+                events.put_nowait(event)
+
+        collector = asyncio.ensure_future(collect())
+        traddr, trsvcid = proxy.address
+        here = await client.volumes.attach(
+            volume.name, host_nqn=HOST, via_traddr=traddr, via_trsvcid=trsvcid
+        )
+        try:
+            yield Attacked(cluster, proxy, client, here, events)
+        finally:
+            collector.cancel()
+            await asyncio.gather(collector, return_exceptions=True)
+            if cluster.gateways.get(gateway) is not None:
+                await client.volumes.detach(volume.name)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a host's command ended: with an error (or a lost queue), or well."""
+
+    error: CommandError | QueueLost | None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the host was told that it succeeded."""
+        return self.error is None
+
+
+async def attempt(command: Awaitable[object]) -> Outcome:
+    """Run a host's command that may fail."""
+    try:
+        await command
+    except (CommandError, QueueLost) as error:
+        return Outcome(error)
+    return Outcome(None)
+
+
+def pattern(lba: int, version: int, blocks: int = 1) -> bytes:
+    """Contents of a run of sectors in a version of them; no two sectors are alike."""
+    return b"".join(
+        f"sector {lba + index} version {version} ".encode().ljust(32, b".") * (SECTOR // 32)
+        for index in range(blocks)
+    )

@@ -1,0 +1,156 @@
+"""Admin queue of a host: several commands in flight, answers by command id.
+
+A command whose time is up can't be told from one that is still being executed: the queue ends.
+"""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sealane import _native
+from sealane.errors import Error, ProtocolError, UnavailableError
+from sealane.protocol.nvme.command import decode_completion
+from sealane.protocol.nvme.constants import PduKind
+from sealane.transport.nvme.errors import NvmeStatusError
+from sealane.transport.nvme.exchange import Answer
+from sealane.transport.nvme.stream import PduStream
+from sealane.transport.tasks import TaskOwner
+
+ADMIN_QUEUE_SIZE = 32
+
+
+@dataclass(slots=True)
+class _Pending:
+    answer: Answer
+    ended: asyncio.Future[None]
+
+
+class AdminQueue:
+    """Commands in, answers out; `lost` is called once when the connection ends by itself.
+
+    At most ADMIN_QUEUE_SIZE - 1 commands are in flight; further callers wait.
+    """
+
+    def __init__(
+        self, stream: PduStream, *, timeout_seconds: float, lost: Callable[[Error], None]
+    ) -> None:
+        self._stream = stream
+        self._timeout_seconds = timeout_seconds
+        self._lost = lost
+        self._pending: dict[int, _Pending] = {}
+        self._room = asyncio.Semaphore(ADMIN_QUEUE_SIZE - 1)
+        self._last_id = 0
+        self._failure: Error | None = None
+        self._tasks = TaskOwner()
+        self._tasks.start(self._receive(), name="nvme-admin-queue")
+
+    async def submit(
+        self, entry: bytes, *, data: bytes = b"", room: int = 0, is_bounded: bool = True
+    ) -> tuple[bytes, int]:
+        """Execute one command; its data and result. `is_bounded` False waits for ever (events).
+
+        NvmeStatusError if the controller says so, UnavailableError if the queue ended.
+        """
+        await self._room.acquire()
+        if self._failure is not None:
+            self._room.release()
+            raise UnavailableError(self._failure.reason, str(self._failure.args[0]))
+        command_id = self._free_id()
+        sent = bytearray(entry)
+        struct.pack_into("<H", sent, 2, command_id)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The queue may fail while its caller is being cancelled and doesn't look any more.
+        ended.add_done_callback(lambda done: done.cancelled() or done.exception())
+        pending = _Pending(Answer(command_id=command_id, room=room), ended)
+        self._pending[command_id] = pending
+        capsule = self._stream.encode_command(bytes(sent), data)
+        try:
+            async with asyncio.timeout(self._timeout_seconds if is_bounded else None):
+                await self._send(capsule)
+                await ended
+        except TimeoutError:
+            text = f"no answer to an admin command in {self._timeout_seconds:g} s"
+            error = UnavailableError("connection.timeout", text)
+            self._fail(error)
+            raise error from None
+        return bytes(pending.answer.data), pending.answer.result
+
+    async def close(self) -> None:
+        """End without a word; commands in flight fail."""
+        try:
+            await self._tasks.close()
+        finally:
+            # Also when the wait is cancelled.
+            error = UnavailableError("connection.lost", "the admin queue was closed")
+            self._fail(error, silent=True)
+            self._stream.socket.close()
+
+    async def _send(self, capsule: bytes) -> None:
+        try:
+            await self._stream.send(capsule)
+        except UnavailableError as error:
+            self._fail(error)
+        except BaseException:
+            # A part of the capsule may be out: nothing can follow it.
+            self._fail(UnavailableError("connection.lost", "a command was cut off"))
+            raise
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._take(*await self._stream.receive())
+        except ProtocolError as error:
+            self._fail(error)
+            with contextlib.suppress(UnavailableError):
+                await self._stream.terminate(from_host=True)
+        except UnavailableError as error:
+            self._fail(error)
+
+    def _take(self, header: _native.PduHeader, payload: bytes) -> None:
+        if header.kind == PduKind.C2H_TERM:
+            raise ProtocolError(
+                "pdu.terminated", f"the controller ended the connection: error {header.cid:#x}"
+            )
+        command_id = header.cid
+        if header.kind == PduKind.CAPSULE_RESP:
+            command_id = decode_completion(header.entry)[0]
+        pending = self._pending.get(command_id)
+        if pending is None:
+            raise ProtocolError("pdu.malformed", f"an answer to no command: {command_id}")
+        try:
+            is_complete = pending.answer.take(header, payload)
+        except NvmeStatusError as error:
+            self._end(command_id, pending, error)
+        else:
+            if is_complete:
+                self._end(command_id, pending, None)
+
+    def _end(self, command_id: int, pending: _Pending, error: Error | None) -> None:
+        # Only now is the controller done with the id, even if the caller gave up long ago.
+        del self._pending[command_id]
+        self._room.release()
+        if pending.ended.done():
+            return
+        if error is None:
+            pending.ended.set_result(None)
+        else:
+            pending.ended.set_exception(error)
+
+    def _fail(self, error: Error, *, silent: bool = False) -> None:
+        if self._failure is not None:
+            return
+        self._failure = error
+        for command_id, pending in list(self._pending.items()):
+            self._end(command_id, pending, UnavailableError(error.reason, str(error.args[0])))
+        if not silent:
+            self._lost(error)
+
+    def _free_id(self) -> int:
+        """Pick a command id that isn't in flight, not even for a caller who gave up."""
+        for _ in range(0x10000):
+            self._last_id = (self._last_id + 1) & 0x7FFF
+            if self._last_id not in self._pending:
+                return self._last_id
+        raise UnavailableError("connection.busy", "every command id is in flight")

@@ -1,0 +1,24 @@
+"""What a controller answers with, as an error."""
+
+from sealane import _native
+from sealane.errors import Error
+
+_VERIFICATION_STATUSES = {0x282, 0x283, 0x284}
+
+
+class NvmeStatusError(Error):
+    """A controller answered a command with an error. `status` is status code type and code."""
+
+    exit_code = 1
+
+    def __init__(self, status: int, *, lba: int | None = None) -> None:
+        name = _native.status_name(status) or "unknown status"
+        place = "" if lba is None else f" at LBA {lba}"
+        super().__init__(f"nvme.status.{status:03x}", f"{name}{place}")
+        self.status = status
+        self.lba = lba
+
+    @property
+    def is_verification_failure(self) -> bool:
+        """Whether the data at this place is not what was written: never use it."""
+        return self.status in _VERIFICATION_STATUSES

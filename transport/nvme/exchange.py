@@ -1,0 +1,60 @@
+"""One command on a connection: what its answer may be made of."""
+
+import struct
+from dataclasses import dataclass, field
+
+from sealane import _native
+from sealane.errors import ProtocolError
+from sealane.protocol.nvme.command import decode_completion
+from sealane.protocol.nvme.constants import PduKind
+from sealane.transport.nvme.errors import NvmeStatusError
+from sealane.transport.nvme.stream import PduStream
+
+_LAST = 0x04
+_SUCCESS = 0x08
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """Collects the answer to one command that has room for `room` bytes."""
+
+    command_id: int
+    room: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    result: int = 0
+
+    def take(self, header: _native.PduHeader, payload: bytes) -> bool:
+        """Take one PDU; True when the command is complete.
+
+        ProtocolError if the PDU doesn't belong here, NvmeStatusError if the command failed.
+        """
+        if header.kind == PduKind.C2H_DATA:
+            if header.cid != self.command_id or header.offset != len(self.data):
+                raise ProtocolError("pdu.malformed", "data for another command or another place")
+            if len(self.data) + len(payload) > self.room:
+                raise ProtocolError("pdu.malformed", "more data than was asked for")
+            self.data += payload
+            if header.flags & _SUCCESS and not header.flags & _LAST:
+                raise ProtocolError("pdu.malformed", "success before the last data")
+            # A controller that needs no completion entry says so in the last data (SUCCESS).
+            return bool(header.flags & _SUCCESS)
+        if header.kind != PduKind.CAPSULE_RESP:
+            raise ProtocolError("pdu.malformed", f"unexpected PDU {header.kind:#04x}")
+        answered, status, self.result = decode_completion(header.entry)
+        if answered != self.command_id:
+            raise ProtocolError("pdu.malformed", "completion of another command")
+        if status:
+            raise NvmeStatusError(status)
+        return True
+
+
+async def exchange(
+    stream: PduStream, entry: bytes, *, data: bytes = b"", room: int = 0
+) -> tuple[bytes, int]:
+    """Send a command and wait for its end, while nothing else is on the connection."""
+    command_id = struct.unpack_from("<H", entry, 2)[0]
+    answer = Answer(command_id=command_id, room=room)
+    await stream.send(stream.encode_command(entry, data))
+    while not answer.take(*await stream.receive()):
+        pass
+    return bytes(answer.data), answer.result

@@ -1,0 +1,96 @@
+"""From an address to a queue: connection, ICReq, Connect and, where asked for, authentication."""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+from sealane import _native
+from sealane.errors import ProtocolError, UnavailableError, VerificationError
+from sealane.protocol.nvme.authentication import AUTHENTICATION_REQUIRED, CHANNEL_REQUIRED
+from sealane.protocol.nvme.connect import Connect
+from sealane.protocol.nvme.constants import IDENTIFY_BYTES, PduKind
+from sealane.transport.nvme.authenticate import Credentials, authenticate
+from sealane.transport.nvme.exchange import exchange
+from sealane.transport.nvme.stream import PduStream
+
+# The longest data PDU of an admin queue: a log page a controller sends in one piece.
+ADMIN_DATA_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a controller listens."""
+
+    traddr: str
+    trsvcid: int
+
+    def __str__(self) -> str:
+        host = f"[{self.traddr}]" if ":" in self.traddr else self.traddr
+        return f"{host}:{self.trsvcid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedQueue:
+    """A queue whose Connect succeeded and that is authenticated if it has to be."""
+
+    stream: PduStream
+    h2c_data_max: int
+    controller_id: int
+
+
+async def open_queue(
+    address: Address, connect: Connect, *, credentials: Credentials | None, timeout_seconds: float
+) -> OpenedQueue:
+    """Connect a queue. UnavailableError, NvmeStatusError, ProtocolError or AuthenticationError."""
+    family = socket.AF_INET6 if ":" in address.traddr else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        async with asyncio.timeout(timeout_seconds):
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, (address.traddr, address.trsvcid))
+            stream = PduStream(connection, data_max=ADMIN_DATA_MAX)
+            return await _open(stream, connect, credentials)
+    except OSError as error:
+        connection.close()
+        if isinstance(error, TimeoutError):
+            text = f"no answer from {address} in {timeout_seconds:g} s"
+            raise UnavailableError("connection.timeout", text) from error
+        raise UnavailableError(
+            "connection.refused", f"can't connect to {address}: {error.strerror}"
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+async def _open(
+    stream: PduStream, connect: Connect, credentials: Credentials | None
+) -> OpenedQueue:
+    await stream.send(_native.encode_ic_req())
+    response, _ = await stream.receive()
+    usable = response.kind == PduKind.IC_RESP and response.version == response.alignment == 0
+    if not usable or response.digests or response.limit < IDENTIFY_BYTES:
+        raise ProtocolError("pdu.malformed", "ICResp isn't usable")
+    entry, data = connect.encode()
+    _, result = await exchange(stream, entry, data=data)
+    if result & CHANNEL_REQUIRED:
+        raise UnavailableError(
+            "authentication.channel", "the controller wants a secure channel, which isn't offered"
+        )
+    is_asked = bool(result & AUTHENTICATION_REQUIRED)
+    # A host that can check the controller insists on it, once per association.
+    is_wanted = credentials is not None and credentials.controller_secret is not None
+    if is_asked or (is_wanted and connect.queue_id == 0):
+        if credentials is None:
+            raise VerificationError(
+                "authentication.required",
+                f"{connect.subsystem_nqn} wants {connect.host_nqn} to authenticate; give a secret",
+            )
+        await authenticate(
+            lambda entry, data, room: exchange(stream, entry, data=data, room=room),
+            host_nqn=connect.host_nqn,
+            subsystem_nqn=connect.subsystem_nqn,
+            credentials=credentials,
+        )
+    return OpenedQueue(stream=stream, h2c_data_max=response.limit, controller_id=result & 0xFFFF)

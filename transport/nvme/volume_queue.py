@@ -1,0 +1,59 @@
+"""Bulk transfers on one plain I/O queue."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec
+
+from sealane import _native
+from sealane.errors import UnavailableError
+from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme.errors import NvmeStatusError
+
+P = ParamSpec("P")
+
+
+class VolumeQueue:
+    """Bulk reads and writes on one plain I/O queue, many commands in flight.
+
+    One transfer at a time; each runs on a thread without the interpreter's lock. Buffers must
+    not be touched during a transfer. Calls raise NvmeStatusError, or UnavailableError if the
+    queue ended.
+    """
+
+    def __init__(self, native: _native.HostQueue, namespace: NamespaceIdentity) -> None:
+        self._native = native
+        self.namespace = namespace
+
+    @property
+    def native(self) -> _native.HostQueue:
+        """The engine's queue, for callers that bring their own thread."""
+        return self._native
+
+    async def write(self, lba: int, data: "bytes | bytearray | memoryview") -> None:
+        """Write whole blocks."""
+        await self._run(self._native.write, lba, data)
+
+    async def read(self, lba: int, into: "bytearray | memoryview") -> None:
+        """Fill `into` with whole blocks."""
+        await self._run(self._native.read, lba, into)
+
+    async def flush(self) -> None:
+        """Make completed writes durable."""
+        await self._run(self._native.flush)
+
+    def progress(self) -> int:
+        """Bytes moved since the queue was opened."""
+        return self._native.progress()
+
+    async def close(self) -> None:
+        """End the queue."""
+        await asyncio.to_thread(self._native.close)
+
+    @staticmethod
+    async def _run(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            await asyncio.to_thread(call, *args, **kwargs)
+        except _native.StatusError as error:
+            raise NvmeStatusError(error.args[0], lba=error.args[1]) from error
+        except _native.QueueError as error:
+            raise UnavailableError(error.args[0], error.args[1]) from error
