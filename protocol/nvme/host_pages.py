@@ -8,15 +8,11 @@ import struct
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import ClassVar, Final
 
 from sealane.errors import ProtocolError
-
-LOG_CHANGED_NAMESPACES = 0x04
-LOG_ANA = 0x0C
-LOG_DISCOVERY = 0x70
-DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
+from sealane.protocol.nvme.constants import AnaState, LogPage
 
 DISCOVERY_HEADER_BYTES = 1024
 DISCOVERY_ENTRY_BYTES = 1024
@@ -26,22 +22,12 @@ _ANA_GROUP = struct.Struct("<IIQB15x")  # group, namespaces, change count, state
 _MANY_NAMESPACES = 0xFFFF_FFFF  # more changed than the log can list
 
 
-class AnaState(IntEnum):
-    """How well a namespace can be reached through a controller."""
-
-    OPTIMIZED = 0x01
-    NON_OPTIMIZED = 0x02
-    INACCESSIBLE = 0x03
-    PERSISTENT_LOSS = 0x04
-    CHANGE = 0x0F
-
-
 class Notice(Enum):
     """Asynchronous events a host acts on: (type, information), its bit in the configuration."""
 
-    NAMESPACES = ((0x02, 0x00), 8, LOG_CHANGED_NAMESPACES)
-    ANA = ((0x02, 0x03), 11, LOG_ANA)
-    DISCOVERY = ((0x02, 0xF0), 31, LOG_DISCOVERY)
+    NAMESPACES = ((0x02, 0x00), 8, LogPage.CHANGED_NAMESPACES)
+    ANA = ((0x02, 0x03), 11, LogPage.ANA)
+    DISCOVERY = ((0x02, 0xF0), 31, LogPage.DISCOVERY)
 
     def __init__(self, code: tuple[int, int], bit: int, page: int) -> None:
         self.code = code

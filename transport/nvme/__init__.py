@@ -3,7 +3,7 @@
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.discovery import DiscoveredPath, discover
 from sealane.transport.nvme.errors import NvmeStatusError
-from sealane.transport.nvme.handshake import Address
+from sealane.transport.nvme.handshake import Address, Digests
 from sealane.transport.nvme.initiator import (
     ConnectedQueue,
     ControllerEvent,
@@ -17,6 +17,7 @@ __all__ = [
     "ConnectedQueue",
     "ControllerEvent",
     "Credentials",
+    "Digests",
     "DiscoveredPath",
     "EventKind",
     "HostController",

@@ -15,7 +15,7 @@ from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.exchange import Answer
-from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.stream import PduFaultError, PduStream
 from sealane.transport.tasks import TaskOwner
 
 ADMIN_QUEUE_SIZE = 32
@@ -103,8 +103,9 @@ class AdminQueue:
                 self._take(*await self._stream.receive())
         except ProtocolError as error:
             self._fail(error)
+            fault = error if isinstance(error, PduFaultError) else None
             with contextlib.suppress(UnavailableError):
-                await self._stream.terminate(from_host=True)
+                await self._stream.terminate(from_host=True, fault=fault)
         except UnavailableError as error:
             self._fail(error)
 

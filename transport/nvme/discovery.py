@@ -6,10 +6,10 @@ NVMe over Fabrics: the log changes while it is read in pieces; its generation co
 from dataclasses import dataclass
 
 from sealane.errors import ProtocolError, UnavailableError
+from sealane.protocol.nvme.constants import LogPage
 from sealane.protocol.nvme.host_pages import (
     DISCOVERY_ENTRY_BYTES,
     DISCOVERY_HEADER_BYTES,
-    LOG_DISCOVERY,
     DiscoveryEntry,
     decode_discovery_entry,
     decode_discovery_header,
@@ -52,7 +52,7 @@ async def discover(host: HostController) -> list[DiscoveredPath]:
 
 
 async def _header(host: HostController, *, retain_event: bool = True) -> tuple[int, int]:
-    page = await host.log_page(LOG_DISCOVERY, DISCOVERY_HEADER_BYTES, retain_event=retain_event)
+    page = await host.log_page(LogPage.DISCOVERY, DISCOVERY_HEADER_BYTES, retain_event=retain_event)
     return decode_discovery_header(page)
 
 
@@ -61,7 +61,7 @@ async def _entries(host: HostController, count: int) -> list[DiscoveryEntry]:
     while len(entries) < count:
         wanted = min(_ENTRIES_PER_READ, count - len(entries))
         page = await host.log_page(
-            LOG_DISCOVERY,
+            LogPage.DISCOVERY,
             wanted * DISCOVERY_ENTRY_BYTES,
             offset=DISCOVERY_HEADER_BYTES + len(entries) * DISCOVERY_ENTRY_BYTES,
             retain_event=True,

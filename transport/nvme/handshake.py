@@ -15,6 +15,8 @@ from sealane.transport.nvme.stream import PduStream
 
 # The longest data PDU of an admin queue: a log page a controller sends in one piece.
 ADMIN_DATA_MAX = 65_536
+_HEADER_DIGEST = 0x01
+_DATA_DIGEST = 0x02
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,14 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """Digests (CRC-32C) that a host offers; a controller grants some of them."""
+
+    header: bool = False
+    data: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedQueue:
     """A queue whose Connect succeeded and that is authenticated if it has to be."""
 
@@ -39,7 +49,12 @@ class OpenedQueue:
 
 
 async def open_queue(
-    address: Address, connect: Connect, *, credentials: Credentials | None, timeout_seconds: float
+    address: Address,
+    connect: Connect,
+    *,
+    credentials: Credentials | None,
+    digests: Digests,
+    timeout_seconds: float,
 ) -> OpenedQueue:
     """Connect a queue. UnavailableError, NvmeStatusError, ProtocolError or AuthenticationError."""
     family = socket.AF_INET6 if ":" in address.traddr else socket.AF_INET
@@ -50,7 +65,7 @@ async def open_queue(
             loop = asyncio.get_running_loop()
             await loop.sock_connect(connection, (address.traddr, address.trsvcid))
             stream = PduStream(connection, data_max=ADMIN_DATA_MAX)
-            return await _open(stream, connect, credentials)
+            return await _open(stream, connect, credentials, digests)
     except OSError as error:
         connection.close()
         if isinstance(error, TimeoutError):
@@ -65,13 +80,17 @@ async def open_queue(
 
 
 async def _open(
-    stream: PduStream, connect: Connect, credentials: Credentials | None
+    stream: PduStream, connect: Connect, credentials: Credentials | None, offered: Digests
 ) -> OpenedQueue:
-    await stream.send(_native.encode_ic_req())
+    await stream.send(_native.encode_ic_req(header_digest=offered.header, data_digest=offered.data))
     response, _ = await stream.receive()
     usable = response.kind == PduKind.IC_RESP and response.version == response.alignment == 0
-    if not usable or response.digests or response.limit < IDENTIFY_BYTES:
+    refused = response.digests & ~(offered.header * _HEADER_DIGEST | offered.data * _DATA_DIGEST)
+    if not usable or refused or response.limit < IDENTIFY_BYTES:
         raise ProtocolError("pdu.malformed", "ICResp isn't usable")
+    stream.use_digests(
+        header=bool(response.digests & _HEADER_DIGEST), data=bool(response.digests & _DATA_DIGEST)
+    )
     entry, data = connect.encode()
     _, result = await exchange(stream, entry, data=data)
     if result & CHANNEL_REQUIRED:

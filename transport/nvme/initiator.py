@@ -15,21 +15,21 @@ from sealane import _native
 from sealane.errors import Error, ProtocolError, UnavailableError
 from sealane.protocol.nvme.connect import TICKET_BYTES, Connect
 from sealane.protocol.nvme.constants import (
+    BROADCAST_NSID,
     DYNAMIC_CONTROLLER,
     FRONT_TRANSFER_BYTES,
     IDENTIFY_BYTES,
     NAMESPACE_ID,
     QUEUE_DEPTH_MAX,
     AdminOpcode,
+    AnaState,
     FabricsType,
     Feature,
+    IdentifyStructure,
+    LogPage,
     Property,
 )
 from sealane.protocol.nvme.host_pages import (
-    LOG_ANA,
-    LOG_CHANGED_NAMESPACES,
-    LOG_DISCOVERY,
-    AnaState,
     EventResult,
     NamespaceNames,
     Notice,
@@ -49,7 +49,13 @@ from sealane.protocol.nvme.identify import (
 from sealane.transport.nvme.admin_queue import ADMIN_QUEUE_SIZE, AdminQueue
 from sealane.transport.nvme.authenticate import Credentials, authenticate
 from sealane.transport.nvme.errors import NvmeStatusError
-from sealane.transport.nvme.handshake import ADMIN_DATA_MAX, Address, OpenedQueue, open_queue
+from sealane.transport.nvme.handshake import (
+    ADMIN_DATA_MAX,
+    Address,
+    Digests,
+    OpenedQueue,
+    open_queue,
+)
 from sealane.transport.nvme.volume_queue import VolumeQueue
 from sealane.transport.tasks import TaskOwner
 
@@ -68,8 +74,6 @@ _FATAL = 0x02
 _SGL = 0x40
 _ENTRY = struct.Struct("<BBHI16xQI3xB6I")
 _SGL_TRANSPORT = 0x5A
-_CONTROLLER, _NAMESPACE, _ACTIVE_NAMESPACES, _DESCRIPTORS = 1, 0, 2, 3  # CNS of Identify
-_EVERY_NAMESPACE = 0xFFFF_FFFF
 _RETAIN_EVENT = 1 << 15
 
 
@@ -83,6 +87,8 @@ class ConnectedQueue:
     h2c_data_max: int
     transfer_max: int
     in_capsule_max: int
+    header_digest: bool = False
+    data_digest: bool = False
 
     def close(self) -> None:
         """Close this side's descriptor."""
@@ -114,7 +120,8 @@ class HostController:
     """One association of a host with a subsystem: `async with HostController(...) as host`.
 
     `keep_alive_ms` 0 means none. `credentials` are used when the controller asks for them, and
-    in any case if they hold a secret of the controller's. `events` is called on the event loop
+    in any case if they hold a secret of the controller's. `digests` are offered and used as far
+    as the controller grants them. `events` is called on the event loop
     and must not wait. Calls raise errors of `sealane.errors`.
     """
 
@@ -128,6 +135,7 @@ class HostController:
         host_id: uuid.UUID | None = None,
         keep_alive_ms: int = 0,
         credentials: Credentials | None = None,
+        digests: Digests | None = None,
         events: Callable[[ControllerEvent], None] | None = None,
         timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> None:
@@ -137,6 +145,7 @@ class HostController:
         self._host_id = host_id or uuid.uuid4()
         self._keep_alive_ms = keep_alive_ms
         self._credentials = credentials
+        self._digests = digests or Digests()
         self._events = events
         self._timeout_seconds = timeout_seconds
         self._admin: AdminQueue | None = None
@@ -244,6 +253,7 @@ class HostController:
         opened = await self._open(
             queue_id=queue_id, queue_size=depth, ticket=ticket or bytes(TICKET_BYTES)
         )
+        header_digest, data_digest = opened.stream.digests
         return ConnectedQueue(
             socket=opened.stream.socket,
             queue_id=queue_id,
@@ -251,6 +261,8 @@ class HostController:
             h2c_data_max=opened.h2c_data_max,
             transfer_max=identity.transfer_max or FRONT_TRANSFER_BYTES,
             in_capsule_max=identity.in_capsule_max,
+            header_digest=header_digest,
+            data_digest=data_digest,
         )
 
     async def open_queue(
@@ -280,6 +292,9 @@ class HostController:
                 io_bytes=io_bytes,
                 block_bytes=namespace.block_bytes,
                 timeout_seconds=timeout_seconds,
+                nsid=nsid,
+                header_digest=connected.header_digest,
+                data_digest=connected.data_digest,
             )
         return VolumeQueue(native, namespace)
 
@@ -287,18 +302,18 @@ class HostController:
 
     async def identify_namespace(self, nsid: int = NAMESPACE_ID) -> NamespaceIdentity:
         """Size and format of a namespace."""
-        return decode_namespace(await self._identify(_NAMESPACE, nsid))
+        return decode_namespace(await self._identify(IdentifyStructure.NAMESPACE, nsid))
 
     async def namespace_names(self, nsid: int) -> NamespaceNames:
         """Read the identifiers that stay with a namespace wherever it is attached."""
-        return decode_descriptors(await self._identify(_DESCRIPTORS, nsid))
+        return decode_descriptors(await self._identify(IdentifyStructure.DESCRIPTORS, nsid))
 
     async def active_namespaces(self) -> list[int]:
         """List the identifiers of all active namespaces, ascending."""
         ids: list[int] = []
         while True:
             page = decode_active_namespaces(
-                await self._identify(_ACTIVE_NAMESPACES, ids[-1] if ids else 0)
+                await self._identify(IdentifyStructure.ACTIVE_NAMESPACES, ids[-1] if ids else 0)
             )
             if page and ids and page[0] <= ids[-1]:
                 raise ProtocolError("identify.malformed", "active namespaces aren't in order")
@@ -323,7 +338,7 @@ class HostController:
             offset & 0xFFFF_FFFF,
             offset >> 32,
         )
-        nsid = 0 if page == LOG_DISCOVERY else _EVERY_NAMESPACE
+        nsid = 0 if page == LogPage.DISCOVERY else BROADCAST_NSID
         data, _ = await self._command(
             AdminOpcode.GET_LOG_PAGE, nsid=nsid, words=words, length=length
         )
@@ -336,7 +351,7 @@ class HostController:
         limit = min(ADMIN_DATA_MAX, self.identity.transfer_max or ADMIN_DATA_MAX)
         length = min(IDENTIFY_BYTES, limit)
         while True:
-            data = await self.log_page(LOG_ANA, length)
+            data = await self.log_page(LogPage.ANA, length)
             needed = ana_log_length(data, limit)
             if needed <= length:
                 return decode_ana_log(data)
@@ -360,6 +375,7 @@ class HostController:
             self._address,
             connect,
             credentials=self._credentials,
+            digests=self._digests,
             timeout_seconds=self._timeout_seconds,
         )
 
@@ -377,7 +393,9 @@ class HostController:
         if not status & _READY or status & _FATAL:
             raise ProtocolError("controller.not_ready", f"controller status is {status:#x}")
         page_bytes = 4096 << (self._capabilities >> 48 & 0x0F)
-        identity = decode_controller(await self._identify(_CONTROLLER), page_bytes=page_bytes)
+        identity = decode_controller(
+            await self._identify(IdentifyStructure.CONTROLLER), page_bytes=page_bytes
+        )
         if not identity.is_discovery and identity.subsystem_nqn != self._subsystem_nqn:
             raise ProtocolError(
                 "identify.subsystem",
@@ -408,7 +426,7 @@ class HostController:
         match result.notice:
             case Notice.NAMESPACES:
                 changed = decode_changed_namespaces(
-                    await self.log_page(LOG_CHANGED_NAMESPACES, IDENTIFY_BYTES)
+                    await self.log_page(LogPage.CHANGED_NAMESPACES, IDENTIFY_BYTES)
                 )
                 ids = None if changed is None else tuple(changed)
                 return ControllerEvent(

@@ -1,7 +1,7 @@
 """Bulk transfers on one plain I/O queue."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec
 
 from sealane import _native
@@ -10,6 +10,7 @@ from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.errors import NvmeStatusError
 
 P = ParamSpec("P")
+Readable = bytes | bytearray | memoryview
 
 
 class VolumeQueue:
@@ -29,13 +30,33 @@ class VolumeQueue:
         """The engine's queue, for callers that bring their own thread."""
         return self._native
 
-    async def write(self, lba: int, data: "bytes | bytearray | memoryview") -> None:
-        """Write whole blocks."""
-        await self._run(self._native.write, lba, data)
+    async def write(self, lba: int, data: Readable, *, is_forced: bool = False) -> None:
+        """Write whole blocks, durably if `is_forced`."""
+        await self._run(self._native.write, lba, data, is_forced=is_forced)
 
     async def read(self, lba: int, into: "bytearray | memoryview") -> None:
         """Fill `into` with whole blocks."""
         await self._run(self._native.read, lba, into)
+
+    async def compare(self, lba: int, data: Readable) -> None:
+        """Compare stored blocks with these; NvmeStatusError "Compare Failure" if they differ."""
+        await self._run(self._native.compare, lba, data)
+
+    async def compare_and_write(self, lba: int, expected: Readable, data: Readable) -> None:
+        """Write `data` if the blocks stored equal `expected`, in one step; errors as `compare`."""
+        await self._run(self._native.compare_and_write, lba, expected, data)
+
+    async def write_zeroes(self, lba: int, blocks: int, *, deallocate: bool = False) -> None:
+        """Make blocks read as zeros, and give them up if `deallocate`."""
+        await self._run(self._native.write_zeroes, lba, blocks, deallocate=deallocate)
+
+    async def verify(self, lba: int, blocks: int) -> None:
+        """Have the controller check stored blocks."""
+        await self._run(self._native.verify, lba, blocks)
+
+    async def deallocate(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Give up to 256 ranges of (lba, blocks) up."""
+        await self._run(self._native.deallocate, ranges)
 
     async def flush(self) -> None:
         """Make completed writes durable."""

@@ -5,12 +5,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use sealane_proto::nvme::Reason;
-use sealane_proto::nvme::host_command::HostCommand;
-use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
+use sealane_proto::nvme::host_command::{BLOCKS_MAX, HostCommand};
+use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue, SubmitError};
+use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
 
 use super::connection::{Connection, Gone, wait};
@@ -37,24 +38,43 @@ pub enum TransferError {
         /// In words.
         detail: String,
     },
-    /// Nothing was heard for too long.
+    /// A command wasn't answered in time: its outcome is unknown, and the queue ends.
     #[error("no answer for {0:?}")]
     TimedOut(Duration),
+    /// No command can be as long as this one would have to be.
+    #[error("compare-and-write takes equal buffers of whole blocks; deallocate 1 to 256 ranges")]
+    Length,
     /// The buffer isn't a whole number of blocks.
     #[error("a transfer moves whole blocks of {0} bytes")]
     Misaligned(usize),
 }
 
+/// What a call does to blocks, cut into as many commands as it takes.
 enum Transfer<'a> {
-    Write(&'a [u8]),
+    Write { data: &'a [u8], is_forced: bool },
     Read(&'a mut [u8]),
+    Compare(&'a [u8]),
+    WriteZeroes { blocks: u64, deallocate: bool },
+    Verify { blocks: u64 },
+    // These are one command each.
     Flush,
+    Deallocate(&'a [LbaRange]),
+    CompareAndWrite { expected: &'a [u8], data: &'a [u8] },
+}
+
+/// Blocks of a transfer: all of them, and those of one command.
+#[derive(Clone, Copy)]
+struct Extent {
+    blocks: u64,
+    step: u64,
 }
 
 #[derive(Debug)]
 struct Inner {
     connection: Connection,
     queue: HostQueue,
+    /// Tag of each command in flight and when its time is up, oldest first.
+    deadlines: Vec<(u64, Instant)>,
     is_ended: bool,
 }
 
@@ -71,7 +91,7 @@ pub struct HostVolumeQueue {
 
 impl HostVolumeQueue {
     /// Takes a connected socket whose Connect command succeeded. Transfers are cut into commands
-    /// of `io_bytes`; `timeout` is how long nothing may be heard.
+    /// of `io_bytes`; `timeout` is how long one command may take.
     pub fn new(
         fd: OwnedFd,
         limits: HostLimits,
@@ -84,6 +104,7 @@ impl HostVolumeQueue {
             inner: Mutex::new(Inner {
                 connection: Connection::new(fd),
                 queue: HostQueue::new(limits, None),
+                deadlines: Vec::new(),
                 is_ended: false,
             }),
             stop: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -94,14 +115,49 @@ impl HostVolumeQueue {
         })
     }
 
-    /// Writes the buffer at `lba`.
-    pub fn write(&self, lba: u64, data: &[u8]) -> Result<(), TransferError> {
-        self.run(lba, Transfer::Write(data))
+    /// Writes the buffer at `lba`; durable before it returns if `is_forced`.
+    pub fn write(&self, lba: u64, data: &[u8], is_forced: bool) -> Result<(), TransferError> {
+        self.run(lba, Transfer::Write { data, is_forced })
     }
 
     /// Fills the buffer from `lba`.
     pub fn read(&self, lba: u64, into: &mut [u8]) -> Result<(), TransferError> {
         self.run(lba, Transfer::Read(into))
+    }
+
+    /// Compares the stored blocks with the buffer; the status says whether they are equal.
+    pub fn compare(&self, lba: u64, data: &[u8]) -> Result<(), TransferError> {
+        self.run(lba, Transfer::Compare(data))
+    }
+
+    /// Makes blocks read as zeros.
+    pub fn write_zeroes(
+        &self,
+        lba: u64,
+        blocks: u64,
+        deallocate: bool,
+    ) -> Result<(), TransferError> {
+        self.run(lba, Transfer::WriteZeroes { blocks, deallocate })
+    }
+
+    /// Checks stored blocks where they are.
+    pub fn verify(&self, lba: u64, blocks: u64) -> Result<(), TransferError> {
+        self.run(lba, Transfer::Verify { blocks })
+    }
+
+    /// Deallocates up to 256 ranges with one command.
+    pub fn deallocate(&self, ranges: &[LbaRange]) -> Result<(), TransferError> {
+        self.run(0, Transfer::Deallocate(ranges))
+    }
+
+    /// Writes `data` if the stored blocks equal `expected`, as one (fused) step.
+    pub fn compare_and_write(
+        &self,
+        lba: u64,
+        expected: &[u8],
+        data: &[u8],
+    ) -> Result<(), TransferError> {
+        self.run(lba, Transfer::CompareAndWrite { expected, data })
     }
 
     /// Makes completed writes durable.
@@ -125,66 +181,75 @@ impl HostVolumeQueue {
     }
 
     fn run(&self, lba: u64, mut transfer: Transfer<'_>) -> Result<(), TransferError> {
-        let length = match &transfer {
-            Transfer::Write(data) => data.len(),
-            Transfer::Read(into) => into.len(),
-            Transfer::Flush => self.block_bytes,
-        };
-        if !length.is_multiple_of(self.block_bytes) {
-            return Err(TransferError::Misaligned(self.block_bytes));
-        }
+        let extent = self.extent(&transfer)?;
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if inner.is_ended {
             return Err(closed("the queue was closed".into()));
         }
-        let outcome = self.pump(&mut inner, lba, length, &mut transfer);
+        let outcome = self.pump(&mut inner, lba, extent, &mut transfer);
         if !matches!(outcome, Ok(()) | Err(TransferError::Status { .. })) {
             inner.is_ended = true;
         }
         outcome
     }
 
+    fn extent(&self, transfer: &Transfer<'_>) -> Result<Extent, TransferError> {
+        let bytes = match transfer {
+            Transfer::Write { data, .. } | Transfer::Compare(data) => data.len(),
+            Transfer::Read(into) => into.len(),
+            Transfer::WriteZeroes { blocks, .. } | Transfer::Verify { blocks } => {
+                return Ok(Extent { blocks: *blocks, step: BLOCKS_MAX.into() });
+            }
+            Transfer::Flush | Transfer::Deallocate(_) | Transfer::CompareAndWrite { .. } => {
+                return Ok(Extent { blocks: 1, step: 1 });
+            }
+        };
+        if !bytes.is_multiple_of(self.block_bytes) {
+            return Err(TransferError::Misaligned(self.block_bytes));
+        }
+        let step = (self.io_bytes / self.block_bytes) as u64;
+        Ok(Extent { blocks: (bytes / self.block_bytes) as u64, step })
+    }
+
+    /// Submits and completes until everything has ended. `lba` is the first of the transfer; a
+    /// command's tag is its first block relative to that.
     fn pump(
         &self,
         inner: &mut Inner,
         lba: u64,
-        length: usize,
+        extent: Extent,
         transfer: &mut Transfer<'_>,
     ) -> Result<(), TransferError> {
         let in_flight_max = (IN_FLIGHT_BYTES / self.io_bytes).max(1);
         let mut submitted = 0;
         let mut failed = None;
         loop {
-            while submitted < length
+            while submitted < extent.blocks
                 && failed.is_none()
-                && inner.queue.can_submit()
-                && inner.queue.outstanding() < in_flight_max
+                && inner.deadlines.len() < in_flight_max
             {
-                submitted += self.submit(inner, lba, submitted, length, transfer)?;
+                let blocks = extent.step.min(extent.blocks - submitted);
+                let command = self.command(inner, lba, submitted, blocks, transfer);
+                match inner.queue.submit(submitted, command) {
+                    Ok(()) => {}
+                    // It waits for others to end; alone it would wait for ever.
+                    Err((SubmitError::Full, _)) if !inner.deadlines.is_empty() => break,
+                    Err((SubmitError::Length, _)) => return Err(TransferError::Length),
+                    Err((error, _)) => return Err(closed(error.to_string())),
+                }
+                inner.deadlines.push((submitted, Instant::now() + self.timeout));
+                submitted += blocks;
             }
-            if inner.queue.outstanding() == 0 {
+            if inner.deadlines.is_empty() {
                 return failed.map_or(Ok(()), Err);
             }
-            inner.connection.send(inner.queue.transmit()).map_err(|Gone(detail)| closed(detail))?;
-            let interest = Connection::interest(true, inner.queue.transmit().pending_bytes());
-            let descriptors =
-                [(inner.connection.as_fd(), interest), (self.stop.as_fd(), PollFlags::IN)];
-            let [ready, stopped] =
-                wait(descriptors, Some(self.timeout)).map_err(|error| closed(error.to_string()))?;
-            if !stopped.is_empty() {
-                return Err(closed("the queue was closed".into()));
-            }
-            if ready.is_empty() {
-                return Err(TransferError::TimedOut(self.timeout));
-            }
-            if ready != PollFlags::OUT {
-                let received = inner.connection.receive(&mut inner.queue);
-                received.map_err(|Gone(detail)| closed(detail))?;
-            }
+            self.exchange(inner)?;
             while let Some(event) = inner.queue.next_event() {
                 match event {
                     HostEvent::Completed { tag, status, data } => {
-                        let ended = self.ended(lba, tag as usize, status, &data, transfer);
+                        inner.deadlines.retain(|(other, _)| *other != tag);
+                        let blocks = extent.step.min(extent.blocks - tag);
+                        let ended = self.ended(lba, tag, blocks, status, &data, transfer);
                         inner.queue.recycle(data);
                         failed = failed.or(ended.err());
                     }
@@ -196,53 +261,91 @@ impl HostVolumeQueue {
         }
     }
 
-    fn submit(
+    /// Sends what waits and receives what is there, once; waits for either.
+    fn exchange(&self, inner: &mut Inner) -> Result<(), TransferError> {
+        inner.connection.send(inner.queue.transmit()).map_err(|Gone(detail)| closed(detail))?;
+        let interest = Connection::interest(true, inner.queue.transmit().pending_bytes());
+        let descriptors =
+            [(inner.connection.as_fd(), interest), (self.stop.as_fd(), PollFlags::IN)];
+        let oldest = inner.deadlines.first().map(|(_, deadline)| *deadline);
+        let left = oldest.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let [ready, stopped] =
+            wait(descriptors, left).map_err(|error| closed(error.to_string()))?;
+        if !stopped.is_empty() {
+            return Err(closed("the queue was closed".into()));
+        }
+        if !ready.is_empty() && ready != PollFlags::OUT {
+            let received = inner.connection.receive(&mut inner.queue);
+            received.map_err(|Gone(detail)| closed(detail))?;
+        } else if left.is_some_and(|left| left.is_zero()) {
+            return Err(TransferError::TimedOut(self.timeout));
+        }
+        Ok(())
+    }
+
+    fn command(
         &self,
         inner: &mut Inner,
         lba: u64,
-        offset: usize,
-        length: usize,
+        first: u64,
+        blocks: u64,
         transfer: &Transfer<'_>,
-    ) -> Result<usize, TransferError> {
-        let bytes = self.io_bytes.min(length - offset);
-        let lba = lba + (offset / self.block_bytes) as u64;
-        let tag = offset as u64;
-        let command = match transfer {
-            Transfer::Read(_) => {
-                HostCommand::Read { lba, blocks: (bytes / self.block_bytes) as u32 }
-            }
-            Transfer::Flush => HostCommand::Flush,
-            Transfer::Write(data) => {
-                let mut buffer = inner.queue.buffer(bytes);
-                buffer.copy_from_slice(data.get(offset..offset + bytes).unwrap_or_default());
-                HostCommand::Write { lba, data: buffer, is_forced: false }
-            }
+    ) -> HostCommand {
+        let lba = lba.saturating_add(first);
+        let count = blocks as u32;
+        let mut part = |all: &[u8]| {
+            let start = first as usize * self.block_bytes;
+            let bytes = blocks as usize * self.block_bytes;
+            let mut buffer = inner.queue.buffer(bytes);
+            buffer.copy_from_slice(all.get(start..start + bytes).unwrap_or_default());
+            buffer
         };
-        let submitted = inner.queue.submit(tag, command);
-        submitted.map(|()| bytes).map_err(|(error, _)| closed(error.to_string()))
+        match transfer {
+            Transfer::Read(_) => HostCommand::Read { lba, blocks: count },
+            Transfer::Write { data, is_forced } => {
+                HostCommand::Write { lba, data: part(data), is_forced: *is_forced }
+            }
+            Transfer::Compare(data) => HostCommand::Compare { lba, data: part(data) },
+            Transfer::WriteZeroes { deallocate, .. } => {
+                HostCommand::WriteZeroes { lba, blocks: count, deallocate: *deallocate }
+            }
+            Transfer::Verify { .. } => HostCommand::Verify { lba, blocks: count },
+            Transfer::Flush => HostCommand::Flush,
+            Transfer::Deallocate(ranges) => HostCommand::Deallocate(ranges.to_vec()),
+            Transfer::CompareAndWrite { expected, data } => HostCommand::CompareAndWrite {
+                lba,
+                expected: expected.to_vec(),
+                data: data.to_vec(),
+            },
+        }
     }
 
     fn ended(
         &self,
         lba: u64,
-        offset: usize,
+        first: u64,
+        blocks: u64,
         status: Status,
         data: &[u8],
         transfer: &mut Transfer<'_>,
     ) -> Result<(), TransferError> {
         if !status.is_success() {
-            let lba = lba + (offset / self.block_bytes) as u64;
-            return Err(TransferError::Status { status, lba });
+            return Err(TransferError::Status { status, lba: lba.saturating_add(first) });
         }
         let moved = match transfer {
             Transfer::Read(into) => {
-                if let Some(place) = into.get_mut(offset..offset + data.len()) {
+                let start = first as usize * self.block_bytes;
+                if let Some(place) = into.get_mut(start..start + data.len()) {
                     place.copy_from_slice(data);
                 }
                 data.len()
             }
-            Transfer::Write(all) => self.io_bytes.min(all.len() - offset),
-            Transfer::Flush => 0,
+            Transfer::Write { .. } | Transfer::Compare(_) => blocks as usize * self.block_bytes,
+            Transfer::CompareAndWrite { data, .. } => data.len(),
+            Transfer::WriteZeroes { .. }
+            | Transfer::Verify { .. }
+            | Transfer::Flush
+            | Transfer::Deallocate(_) => 0,
         };
         self.progress.fetch_add(moved as u64, Ordering::Relaxed);
         Ok(())

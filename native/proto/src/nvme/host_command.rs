@@ -7,7 +7,7 @@ use super::command::{
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
 
 /// Most blocks of one command: its count has 16 bits, less one.
-const BLOCKS_MAX: u32 = 1 << 16;
+pub const BLOCKS_MAX: u32 = 1 << 16;
 
 /// A command of a host. Data are whole blocks; on a secure queue they are sealed sectors, and are
 /// given their sector MACs when they are submitted.

@@ -1,7 +1,23 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+pub mod journal;
+pub mod layout;
 pub mod memory;
+pub mod pages;
+pub mod plain_file;
+pub mod recovery;
+pub mod ring;
+pub mod sealed_file;
+pub mod sealed_map;
+pub mod slots;
+pub mod table;
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod power_cut_tests;
+#[cfg(test)]
+mod scratch;
+#[cfg(test)]
+mod torn_disk;

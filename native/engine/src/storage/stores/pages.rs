@@ -1,0 +1,112 @@
+//! Pages of 4096 bytes, aligned for direct I/O, and the file or block device that holds them.
+
+use std::fmt::Debug;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{OFlags, SeekFrom, seek};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Bytes of a page: the data of one block, and the unit of everything that stores write.
+pub const PAGE_BYTES: usize = 4096;
+
+/// One page, at an address that direct I/O accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+pub struct Page(pub [u8; PAGE_BYTES]);
+
+impl Page {
+    /// A page of zeros.
+    pub const ZERO: Self = Self([0; PAGE_BYTES]);
+}
+
+/// What a store's maps and logs lie on. Writes may reach the medium in any order, in part, or
+/// not at all, until `sync` has returned.
+pub trait BlockFile: Debug + Send + Sync {
+    /// Reads whole pages from page number `page`.
+    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()>;
+    /// Writes whole pages at page number `page`.
+    fn write(&self, page: u64, pages: &[Page]) -> io::Result<()>;
+    /// Makes every completed write durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A file or block device, open past the page cache where its file system allows that.
+#[derive(Debug)]
+pub struct DeviceFile {
+    file: File,
+    page_count: u64,
+}
+
+impl DeviceFile {
+    /// Creates a sparse file of `page_count` pages, readable by its owner only; it must not exist.
+    /// A block device is taken as it is and must be large enough.
+    pub fn create(path: &Path, page_count: u64) -> io::Result<Self> {
+        if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
+            return Self::open(path, page_count);
+        }
+        let bytes = page_count.checked_mul(PAGE_BYTES as u64);
+        let bytes = bytes.ok_or_else(|| io::Error::other("store too large for a file"))?;
+        let file = open_direct(path, OpenOptions::new().create_new(true).mode(0o600))?;
+        file.set_len(bytes)?;
+        file.sync_all()?;
+        // The name is durable once the directory is.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
+        Ok(Self { file, page_count })
+    }
+
+    /// Opens what exists, which must hold `page_count` pages at least.
+    pub fn open(path: &Path, page_count: u64) -> io::Result<Self> {
+        let file = open_direct(path, &mut OpenOptions::new())?;
+        let found = seek(&file, SeekFrom::End(0))? / PAGE_BYTES as u64;
+        if found < page_count {
+            let detail = format!("{} has {found} pages of {page_count}", path.display());
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail));
+        }
+        Ok(Self { file, page_count })
+    }
+
+    /// Pages of the store.
+    #[must_use]
+    pub fn page_count(&self) -> u64 {
+        self.page_count
+    }
+}
+
+/// Opens for reading and writing with O_DIRECT, or without where the file system refuses that
+/// (open(2): EINVAL).
+fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let options = options.read(true).write(true);
+    let direct = OFlags::DIRECT.bits().cast_signed();
+    match options.custom_flags(direct).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            // The refused attempt may have created the file: it is ours, and empty.
+            options.custom_flags(0).create_new(false).create(true).open(path)
+        }
+        opened => opened,
+    }
+}
+
+impl AsFd for DeviceFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl BlockFile for DeviceFile {
+    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
+        self.file.read_exact_at(pages.as_mut_bytes(), page * PAGE_BYTES as u64)
+    }
+
+    fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.file.write_all_at(pages.as_bytes(), page * PAGE_BYTES as u64)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}

@@ -1,0 +1,31 @@
+//! A directory for one test, removed with it.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// The directory.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new directory.
+    pub fn new() -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sealane-stores-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).expect("scratch directory");
+        Self(path)
+    }
+
+    /// A file in it, which doesn't exist yet.
+    pub fn file(&self) -> PathBuf {
+        self.0.join("store")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).expect("scratch directory");
+    }
+}

@@ -1,0 +1,96 @@
+"""Which path a queue takes, and when a lost path is tried again. No input or output."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from sealane.errors import UsageError
+from sealane.protocol.nvme.constants import AnaState
+
+_JITTER = 0.25
+
+
+class PathState(Enum):
+    """Where a path stands."""
+
+    CONNECTING = "connecting"
+    LIVE = "live"
+    WAITING = "waiting"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconnectPolicy:
+    """Delays double from `first_seconds` to `most_seconds`; a path that stays lost is given up.
+
+    `give_up_seconds` is NVMe's controller loss time-out; None never gives up.
+    """
+
+    first_seconds: float = 0.5
+    most_seconds: float = 30.0
+    give_up_seconds: float | None = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_seconds <= self.most_seconds:
+            raise UsageError(
+                "paths.delay",
+                f"delays from {self.first_seconds} to {self.most_seconds} s; "
+                "allowed: above 0, not falling",
+            )
+
+
+class Backoff:
+    """Delays between the attempts of one path. `random` gives numbers in [0, 1).
+
+    Jitter takes up to a quarter off, so that hosts that lost a target together don't return
+    together.
+    """
+
+    def __init__(self, policy: ReconnectPolicy, random: Callable[[], float]) -> None:
+        self._policy = policy
+        self._random = random
+        self._failures = 0
+        self._lost_since: float | None = None
+
+    def succeeded(self) -> None:
+        """Begin anew with the next loss."""
+        self._failures = 0
+        self._lost_since = None
+
+    def failed(self, now: float) -> float | None:
+        """Seconds until the next attempt; None: give the path up."""
+        if self._lost_since is None:
+            self._lost_since = now
+        limit = self._policy.give_up_seconds
+        if limit is not None and now - self._lost_since >= limit:
+            return None
+        # The exponent is bounded, so that a path lost for weeks doesn't overflow.
+        doubled = self._policy.first_seconds * 2.0 ** min(self._failures, 32)
+        self._failures += 1
+        return min(doubled, self._policy.most_seconds) * (1 - _JITTER * self._random())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathView:
+    """What the choice of a path looks at. `ana` is empty if the controller doesn't report it."""
+
+    state: PathState
+    ana: Mapping[int, AnaState]
+
+
+def ordered(paths: Sequence[PathView], *, nsid: int, queue_id: int) -> list[int]:
+    """Order the indices of the paths that lead to a namespace, best first.
+
+    Optimized paths come before others; queues take turns among equals, by their identifier.
+    Inaccessible, lost and changing paths are left out.
+    """
+    ranks: dict[AnaState, list[int]] = {AnaState.OPTIMIZED: [], AnaState.NON_OPTIMIZED: []}
+    for index, path in enumerate(paths):
+        state = path.ana.get(nsid, AnaState.INACCESSIBLE) if path.ana else AnaState.OPTIMIZED
+        if path.state is PathState.LIVE and state in ranks:
+            ranks[state].append(index)
+    turned = []
+    for equals in ranks.values():
+        start = queue_id % len(equals) if equals else 0
+        turned += equals[start:] + equals[:start]
+    return turned
