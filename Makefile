@@ -43,6 +43,19 @@ test: build ## unit, property, simulation and end-to-end tests
 .PHONY: check
 check: lint test test-order demo test-wheel ## everything CI runs
 
+.PHONY: lab-setup
+lab-setup: ## install the Debian packages that the lab needs (root)
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$(grep -v '^#' tools/apt-packages)
+
+.PHONY: lab
+lab: build ## stock Linux kernels as hosts and targets of ours, all tests (15 minutes)
+	$(BIN)/pytest tests/kernel_lab -m lab --durations=0 $(ARGS)
+
+.PHONY: lab-short
+lab-short: build ## the part of the lab that CI runs (a minute)
+	$(BIN)/pytest tests/kernel_lab -m lab_short --durations=0 $(ARGS)
+
 .PHONY: test-order
 test-order: build ## fast tests in two other orders, under two hash seeds
 	PYTHONHASHSEED=1 $(BIN)/pytest -q -m "not slow" --randomly-seed=1

@@ -17,6 +17,15 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def mortal_cluster() -> Iterator[Cluster]:
+    """Daemons that may be killed: not the ones that the other tests share."""
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        made = Cluster(Site(root), stack)
+        made.start()
+        yield made
+
+
 @pytest.fixture
 async def world(cluster: Cluster) -> AsyncIterator[Attacked]:
     """A fresh volume of tenant t, attached at g1 through a proxy of its own."""

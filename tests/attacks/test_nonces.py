@@ -7,7 +7,7 @@ could do harm, of every gateway, retries and late releases included.
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,7 +17,6 @@ from attacks.proxy import Link, Proxy
 from attacks.raw_host import RawQueue
 from attacks.rules import Drop, is_command, is_response
 from attacks.world import Attacked, Cluster, attacked, attempt, pattern
-from control_plane import Site, short_directory
 from sealane.errors import Error
 
 LEASE_COUNTERS = 1 << 36
@@ -45,18 +44,9 @@ def test_ledger_finds_what_it_looks_for() -> None:
     assert ledger.overlaps == [Iv(1, 2, 512)]
 
 
-@pytest.fixture(scope="module")
-def own_cluster() -> Iterator[Cluster]:
-    """Daemons that are killed here: not the ones that the other tests share."""
-    with short_directory() as root, contextlib.ExitStack() as stack:
-        made = Cluster(Site(root), stack)
-        made.start()
-        yield made
-
-
 @pytest.fixture
-async def wire(own_cluster: Cluster) -> AsyncIterator[Proxy]:
-    async with Proxy(own_cluster.data_address).listening() as proxy:
+async def wire(mortal_cluster: Cluster) -> AsyncIterator[Proxy]:
+    async with Proxy(mortal_cluster.data_address).listening() as proxy:
         yield proxy
 
 
@@ -77,19 +67,19 @@ def within_lease(ivs: set[Iv], of: Iv) -> list[Iv]:
 
 @pytest.mark.slow
 async def test_2_killed_gateway_never_uses_its_old_range_again(
-    own_cluster: Cluster, wire: Proxy
+    mortal_cluster: Cluster, wire: Proxy
 ) -> None:
     ledger = ledger_on(wire)
-    async with attacked(own_cluster, gateway="g2", proxy=wire) as world, world.queue() as queue:
+    async with attacked(mortal_cluster, gateway="g2", proxy=wire) as world, world.queue() as queue:
         await queue.write(0, pattern(0, 1, SECTORS))
         volume = world.volume
         torn = [asyncio.ensure_future(attempt(queue.write(0, pattern(0, 2, 16)))) for _ in "123"]
         await asyncio.sleep(0)
-        own_cluster.kill_gateway("g2")
+        mortal_cluster.kill_gateway("g2")
         await asyncio.gather(*torn)
     before = set(ledger.uses)
     async with (
-        attacked(own_cluster, gateway="g2", proxy=wire, volume=volume) as world,
+        attacked(mortal_cluster, gateway="g2", proxy=wire, volume=volume) as world,
         world.queue() as queue,
     ):
         await queue.write(0, pattern(0, 3, SECTORS))
@@ -103,14 +93,14 @@ async def test_2_killed_gateway_never_uses_its_old_range_again(
 
 @pytest.mark.slow
 async def test_3_killed_broker_grants_only_counters_of_a_new_start_epoch(
-    own_cluster: Cluster, wire: Proxy
+    mortal_cluster: Cluster, wire: Proxy
 ) -> None:
     ledger = ledger_on(wire)
-    async with attacked(own_cluster, proxy=wire) as world, world.queue() as queue:
+    async with attacked(mortal_cluster, proxy=wire) as world, world.queue() as queue:
         await queue.write(0, pattern(0, 1))
     before = set(ledger.uses)
-    own_cluster.restart_broker()
-    async with attacked(own_cluster, proxy=wire) as world, world.queue() as queue:
+    mortal_cluster.restart_broker()
+    async with attacked(mortal_cluster, proxy=wire) as world, world.queue() as queue:
         await queue.write(0, pattern(0, 1))
     after = set(ledger.uses) - before
     assert {iv.start_epoch for iv in after}.isdisjoint({iv.start_epoch for iv in before})
@@ -199,24 +189,24 @@ def own_links(proxy: Proxy, world: Attacked) -> list[Link]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_1_ledger_of_four_gateways_of_two_tenants_shows_no_repeat(
-    own_cluster: Cluster,
+    mortal_cluster: Cluster,
 ) -> None:
     """Kills, cuts, lost commands, lost completions, re-attached volumes."""
     ledger = Ledger()
     async with contextlib.AsyncExitStack() as stack:
         proxies = [
-            await stack.enter_async_context(Proxy(own_cluster.data_address).listening())
+            await stack.enter_async_context(Proxy(mortal_cluster.data_address).listening())
             for _ in range(4)
         ]
         for proxy in proxies:
             proxy.rules.append(ledger)
         for name in ("g1", "g2", "g3", "g4"):
-            await asyncio.to_thread(own_cluster.gateway, name)
+            await asyncio.to_thread(mortal_cluster.gateway, name)
         async with asyncio.TaskGroup() as tasks:
             for seed, (name, proxy) in enumerate(
                 zip(("g1", "g2", "g3", "g4"), proxies, strict=True)
             ):
-                tasks.create_task(rounds(own_cluster, proxy, name, seed, 5))
+                tasks.create_task(rounds(mortal_cluster, proxy, name, seed, 5))
     assert ledger.sectors_seen > 1000
     assert ledger.repeats == []
     assert ledger.overlaps == []

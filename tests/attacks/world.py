@@ -41,15 +41,16 @@ class Cluster:
         self.broker = self._run(self.site.broker_config())
         self.target = self._run(self._target_config())
 
-    def gateway(self, name: str) -> Daemon:
-        """Start a gateway, unless it runs."""
+    def gateway(self, name: str, *, control_address: str = "") -> Daemon:
+        """Start a gateway, unless it runs; `control_address` leads to the target in another way."""
         running = self.gateways.get(name)
         if running is None or running.process.poll() is not None:
+            control = control_address or self.target.addresses["target_control"]
             config = self.site.write_config(
                 name,
                 self.site.enrolment(name, self.broker)
                 + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
-                + f'target_address = "{self.target.addresses["target_control"]}"\n',
+                + f'target_address = "{control}"\n',
             )
             self.gateways[name] = self._run(config)
         return self.gateways[name]

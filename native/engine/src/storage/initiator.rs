@@ -187,7 +187,9 @@ impl HostVolumeQueue {
             return Err(closed("the queue was closed".into()));
         }
         let outcome = self.pump(&mut inner, lba, extent, &mut transfer);
-        if !matches!(outcome, Ok(()) | Err(TransferError::Status { .. })) {
+        // A status ends a command and a refused length sends none; anything else leaves commands
+        // in flight behind.
+        if !matches!(outcome, Ok(()) | Err(TransferError::Status { .. } | TransferError::Length)) {
             inner.is_ended = true;
         }
         outcome
@@ -234,7 +236,9 @@ impl HostVolumeQueue {
                     Ok(()) => {}
                     // It waits for others to end; alone it would wait for ever.
                     Err((SubmitError::Full, _)) if !inner.deadlines.is_empty() => break,
-                    Err((SubmitError::Length, _)) => return Err(TransferError::Length),
+                    Err((SubmitError::Length, _)) if inner.deadlines.is_empty() => {
+                        return Err(TransferError::Length);
+                    }
                     Err((error, _)) => return Err(closed(error.to_string())),
                 }
                 inner.deadlines.push((submitted, Instant::now() + self.timeout));

@@ -1,0 +1,190 @@
+"""Unknown outcomes: what is lost is retried only behind the target's fence (DESIGN §4).
+
+The adversary owns the control channel's network, too. It is mutual TLS, so all he can do to it is
+to cut it: then nothing may be acknowledged, and nothing old may land, for as long as it takes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from attacks.pdus import READ, WRITE, Kind, Pdu, Way
+from attacks.proxy import Proxy
+from attacks.rules import Drop, Hold, is_command, is_response
+from attacks.world import Attacked, Cluster, attacked, attempt, pattern
+from sealane.errors import Error
+
+LBA = 4
+
+
+class ControlWire:
+    """The control channel's TCP, relayed byte by byte, until it is cut."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.is_cut = False
+        self.was_refused = asyncio.Event()
+        self.address = ""
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator["ControlWire"]:
+        """Relay until the block is left."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+        try:
+            yield self
+        finally:
+            server.close()
+            self.cut()
+
+    def cut(self) -> None:
+        """Reset what is open and refuse what comes."""
+        self.is_cut = True
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def mend(self) -> None:
+        """Relay again."""
+        self.is_cut = False
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_cut:
+            self.was_refused.set()
+            writer.transport.abort()
+            return
+        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        self._writers |= {writer, up_writer}
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
+        self._writers -= {writer, up_writer}
+
+    @staticmethod
+    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def control(mortal_cluster: Cluster) -> AsyncIterator[ControlWire]:
+    host, _, port = mortal_cluster.target.addresses["target_control"].rpartition(":")
+    async with ControlWire((host, int(port))).listening() as wire:
+        await asyncio.to_thread(mortal_cluster.gateway, "g2", control_address=wire.address)
+        yield wire
+        mortal_cluster.kill_gateway("g2")
+
+
+@pytest.fixture
+async def fenced(mortal_cluster: Cluster, control: ControlWire) -> AsyncIterator[Attacked]:
+    async with (
+        Proxy(mortal_cluster.data_address).listening() as proxy,
+        attacked(mortal_cluster, gateway="g2", proxy=proxy) as made,
+    ):
+        yield made
+        control.mend()
+
+
+@pytest.mark.slow
+async def test_nothing_is_acknowledged_while_the_fence_cannot_be_reached(
+    fenced: Attacked, control: ControlWire
+) -> None:
+    """Data path and control path cut in the middle of a write: no outcome may be invented."""
+    hold = Hold(match=is_command(WRITE))
+    async with fenced.queue() as queue:
+        await queue.write(LBA, pattern(LBA, 1))
+        fenced.proxy.add(hold)
+        pending = asyncio.ensure_future(attempt(queue.write(LBA, pattern(LBA, 2))))
+        await fenced.proxy.until(lambda: hold.made)
+        control.cut()
+        fenced.proxy.is_lingering = True
+        for link in fenced.proxy.links:
+            link.writers[Way.TO_GATEWAY].transport.abort()
+        # Either the host is told that it failed, or it hears nothing until the fence is through.
+        refused = asyncio.ensure_future(control.was_refused.wait())
+        await asyncio.wait([refused, pending], return_when=asyncio.FIRST_COMPLETED)
+        refused.cancel()
+        assert not pending.done() or not (await pending).is_success
+        control.mend()
+        outcome = await pending
+        for pdu in hold.take():
+            with contextlib.suppress(OSError):
+                await fenced.proxy.inject(pdu)
+    with contextlib.suppress(Error):
+        async with fenced.queue() as queue:
+            found = await queue.read(LBA)
+            allowed = [pattern(LBA, 2)]
+            if not outcome.is_success:
+                allowed.append(pattern(LBA, 1))
+            assert found in allowed
+            await queue.write(LBA, pattern(LBA, 3))
+            assert await queue.read(LBA) == pattern(LBA, 3)
+
+
+@pytest.mark.slow
+async def test_write_re_sent_after_a_lost_completion_is_the_same_ciphertext_or_has_a_new_iv(
+    fenced: Attacked,
+) -> None:
+    """The write was stored, its completion lost: the retry must not seal anew with an old IV."""
+    sealed: list[bytes] = []
+
+    def note(pdu: Pdu) -> list[Pdu]:
+        if is_command(WRITE)(pdu) and pdu.data:
+            sealed.append(bytes(pdu.data))
+        return [pdu]
+
+    lost = Drop(match=is_response(WRITE))
+    async with fenced.queue() as queue:
+        await queue.write(LBA, pattern(LBA, 1))
+        fenced.proxy.rules += [note, lost]
+        pending = asyncio.ensure_future(attempt(queue.write(LBA, pattern(LBA, 2))))
+        await fenced.proxy.until(lambda: lost.made)
+        fenced.proxy.cut(*fenced.proxy.io_links())
+        outcome = await pending
+    if not outcome.is_success:
+        async with fenced.queue() as queue:
+            await queue.write(LBA, pattern(LBA, 2))
+    assert len(sealed) >= 2
+    by_iv: dict[bytes, set[bytes]] = {}
+    for block in sealed:
+        by_iv.setdefault(block[4112:4124], set()).add(block[:4112])
+    assert all(len(ciphertexts) == 1 for ciphertexts in by_iv.values())
+    assert await fenced.contents(LBA) == pattern(LBA, 2)
+
+
+@pytest.mark.slow
+async def test_read_that_was_lost_is_asked_anew_and_never_answered_old(fenced: Attacked) -> None:
+    """The answer to the first try is kept and offered after the reconnect."""
+    kept: list[Pdu] = []
+
+    def keep(pdu: Pdu) -> list[Pdu]:
+        is_answer = pdu.kind in (Kind.C2H_DATA, Kind.RESPONSE) and pdu.entry[:1] == bytes([READ])
+        if is_answer and len(kept) < 2:
+            kept.append(pdu)
+            return []
+        return [pdu]
+
+    async with fenced.queue() as queue:
+        await queue.write(LBA, pattern(LBA, 1))
+        fenced.proxy.rules.append(keep)
+        pending = queue.start_read(LBA)
+        await fenced.proxy.until(lambda: len(kept) == 2)
+        (old,) = fenced.proxy.io_links()
+        fenced.proxy.cut(old)
+        outcome = await attempt(pending)
+        if outcome.is_success:
+            assert pending.result() == pattern(LBA, 1)
+    async with fenced.queue() as queue:
+        await queue.write(LBA, pattern(LBA, 2))
+        (link,) = fenced.proxy.io_links()
+        for pdu in kept:
+            with contextlib.suppress(OSError):
+                await fenced.proxy.inject(pdu.sent(link.number))
+        outcome = await attempt(again := queue.start_read(LBA))
+        if outcome.is_success:
+            assert again.result() == pattern(LBA, 2)
+    assert await fenced.contents(LBA) == pattern(LBA, 2)

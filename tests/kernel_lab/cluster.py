@@ -1,0 +1,145 @@
+"""Broker, target and gateway as processes that a test can kill and start again in their places."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from control_plane import Daemon, Site, daemon, short_directory
+from kernel_lab.build import HOST_NQN
+from sealane.client import Attachment, connect
+
+ANY_PORT = "127.0.0.1:0"
+
+# Given the addresses of the last start (none at first), writes the configuration for the next.
+Configure = Callable[[dict[str, str]], Path]
+
+
+class Node:
+    """One daemon. Started again, it listens where it did before: hosts come back to it."""
+
+    def __init__(self, configure: Configure) -> None:
+        self._configure = configure
+        self._running = contextlib.ExitStack()
+        self._addresses: dict[str, str] = {}
+        self.daemon = self._start()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the daemon listens."""
+        return self.daemon.addresses
+
+    def kill(self) -> None:
+        """End the daemon by SIGKILL."""
+        self.daemon.kill()
+        self._running.close()
+
+    def start(self) -> None:
+        """Start the daemon again, after `kill`."""
+        self.daemon = self._start()
+
+    def close(self) -> None:
+        """End the daemon in order; AssertionError if it doesn't end so."""
+        self._running.close()
+
+    def _start(self) -> Daemon:
+        started = self._running.enter_context(daemon(self._configure(self._addresses)))
+        self._addresses = dict(started.addresses)
+        return started
+
+
+@dataclass
+class Cluster:
+    """The three roles of the storage data path."""
+
+    site: Site
+    broker: Daemon
+    target: Node
+    gateway: Node
+    _shown: dict[Path, int] = field(default_factory=dict)
+
+    def new_log_lines(self) -> list[str]:
+        """Return what target and gateway have logged since the last call."""
+        lines: list[str] = []
+        for log in (self.target.daemon.log, self.gateway.daemon.log):
+            text = log.read_text()
+            # A daemon that starts again begins a new file.
+            start = min(self._shown.get(log, 0), len(text))
+            self._shown[log] = len(text)
+            lines += [f"{log.stem}: {line}" for line in text[start:].splitlines()]
+        return lines
+
+    def create_volume(self, *, size_mib: int) -> str:
+        """Create a volume; return its name."""
+
+        async def create() -> str:
+            async with connect(self.gateway.daemon.socket) as client:
+                return (await client.volumes.create(size_bytes=size_mib << 20)).name
+
+        return asyncio.run(create())
+
+    def attach(self, name: str) -> Attachment:
+        """Export a volume to the lab's guest."""
+
+        async def attach() -> Attachment:
+            async with connect(self.gateway.daemon.socket) as client:
+                volume = await client.volumes.attach(name, host_nqn=HOST_NQN)
+            assert volume.attachment is not None
+            return volume.attachment
+
+        return asyncio.run(attach())
+
+    def attachment(self, name: str) -> Attachment:
+        """Return what has gone through an attached volume."""
+
+        async def get() -> Attachment:
+            async with connect(self.gateway.daemon.socket) as client:
+                volume = await client.volumes.get(name)
+            assert volume.attachment is not None
+            return volume.attachment
+
+        return asyncio.run(get())
+
+    def remove_volume(self, name: str) -> None:
+        """Detach a volume and delete it."""
+
+        async def remove() -> None:
+            async with connect(self.gateway.daemon.socket) as client:
+                await client.volumes.detach(name)
+                await client.volumes.delete(name)
+
+        asyncio.run(remove())
+
+
+@contextlib.contextmanager
+def cluster(*, store: str) -> Iterator[Cluster]:
+    """Run the three daemons until the end of the block."""
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        site.write_policy({"s": ["target"], "g": ["gateway"]})
+        broker = stack.enter_context(daemon(site.broker_config()))
+
+        def configure_target(known: dict[str, str]) -> Path:
+            return site.write_config(
+                "s",
+                site.enrolment("s", broker)
+                + f'[target]\nlisten = "{known.get("target", ANY_PORT)}"\n'
+                + f'control_listen = "{known.get("target_control", ANY_PORT)}"\n'
+                + f'store = "{store}"\n',
+            )
+
+        target = Node(configure_target)
+        stack.callback(target.close)
+
+        def configure_gateway(known: dict[str, str]) -> Path:
+            return site.write_config(
+                "g",
+                site.enrolment("g", broker)
+                + f'[gateway]\nlisten = "{known.get("gateway", ANY_PORT)}"\ntarget_node = "s"\n'
+                + f'target_address = "{target.addresses["target_control"]}"\n',
+            )
+
+        gateway = Node(configure_gateway)
+        stack.callback(gateway.close)
+        yield Cluster(site, broker, target, gateway)

@@ -1,0 +1,67 @@
+"""The lab's guest, built once; its tests run only when `-m` asks for them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_lab import emulation
+from kernel_lab.cluster import Cluster, cluster
+from kernel_lab.lab import Lab
+
+HERE = Path(__file__).resolve().parent
+BUILD_SECONDS = 300
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what boots a guest, unless it is asked for by its marker."""
+    if "lab" in (config.option.markexpr or ""):
+        return
+    left_out = [item for item in items if item.get_closest_marker("lab")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def guest_cache() -> Path:
+    """A built guest. Without QEMU or Debian's packages this fails: it never skips."""
+    if not shutil.which(emulation.QEMU):
+        pytest.fail(f"{emulation.QEMU} is not installed: make lab-setup", pytrace=False)
+    default = HERE.parents[1] / ".lab" / "guest"
+    cache = Path(os.environ.get("SEALANE_LAB_CACHE", default))
+    built = subprocess.run(
+        [HERE / "build-guest", cache],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    if built.returncode != 0:
+        pytest.fail(f"no guest could be built:\n{built.stdout}{built.stderr}", pytrace=False)
+    return cache
+
+
+@pytest.fixture
+def lab(guest_cache: Path, tmp_path: Path) -> Lab:
+    """Run jobs in guests."""
+    return Lab(guest_cache, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def running_daemons() -> Iterator[Cluster]:
+    """Broker, target and gateway, on a file store."""
+    with cluster(store="file") as made:
+        yield made
+
+
+@pytest.fixture
+def daemons(running_daemons: Cluster) -> Iterator[Cluster]:
+    """The same daemons for every test of a module; what they log is in the test's output."""
+    running_daemons.new_log_lines()
+    yield running_daemons
+    for line in running_daemons.new_log_lines():
+        print(line)

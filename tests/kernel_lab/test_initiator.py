@@ -1,0 +1,121 @@
+"""A stock Linux host lives on the gateway's namespace."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from kernel_lab.build import HOST_ID, HOST_NQN
+from kernel_lab.cluster import Cluster
+from kernel_lab.lab import Lab, Run
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+
+SIZE_MIB = 64
+BLOCKS = SIZE_MIB * 256
+TWO_QUEUES = {"cpus": 2}  # Linux makes no more queues than it has processors
+
+
+@dataclass(frozen=True)
+class Disk:
+    """An attached volume, as the guest connects to it."""
+
+    name: str
+    nqn: str
+    port: int
+
+    @property
+    def uuid(self) -> str:
+        return self.name.removeprefix("volumes/")
+
+    def connect(self, *options: str) -> tuple[object, ...]:
+        return ("connect", self.nqn, self.port, *options)
+
+
+@pytest.fixture
+def disk(daemons: Cluster) -> Iterator[Disk]:
+    name = daemons.create_volume(size_mib=SIZE_MIB)
+    attachment = daemons.attach(name)
+    yield Disk(name, attachment.subsystem_nqn, attachment.trsvcid)
+    daemons.remove_volume(name)
+
+
+def _check_identity(ran: Run, disk: Disk) -> None:
+    controller = ran.json("id-ctrl")
+    assert controller["subnqn"] == disk.nqn
+    assert controller["mn"].strip() == "Sealane"
+    assert controller["cntrltype"] == 1
+    assert (controller["sqes"], controller["cqes"]) == (0x66, 0x44)
+    assert controller["vwc"] & 1
+    assert controller["kas"] > 0
+    assert controller["ioccsz"] * 16 >= 64 + 8192
+    namespace = ran.json("id-ns")
+    assert namespace["nsze"] == namespace["ncap"] == BLOCKS
+    assert namespace["nguid"] == disk.uuid.replace("-", "")
+    [block_format] = namespace["lbafs"]
+    assert (block_format["ds"], block_format["ms"]) == (12, 0)
+    [device] = ran.json("list")["Devices"]
+    assert (device["NameSpace"], device["PhysicalSize"]) == (1, SIZE_MIB << 20)
+
+
+def _check_connection(ran: Run, disk: Disk) -> None:
+    [host] = ran.json("list-subsys")
+    assert (host["HostNQN"], host["HostID"]) == (HOST_NQN, HOST_ID)
+    [subsystem] = host["Subsystems"]
+    assert subsystem["NQN"] == disk.nqn
+    [path] = subsystem["Paths"]
+    assert (path["Transport"], path["State"]) == ("tcp", "live")
+    assert f"trsvcid={disk.port}" in path["Address"]
+    assert ran.text("queue-count").strip() == "3"  # the admin queue and two for I/O
+    assert ran.text("write-cache").strip() == "write back"
+    assert ran.text("logical-block-size").strip() == "4096"
+
+
+@pytest.mark.lab_short
+def test_host_lives_on_a_namespace(lab: Lab, daemons: Cluster, disk: Disk) -> None:
+    ran = lab.run(
+        disk.connect("-i 2"),
+        "inspect",
+        "read_write",
+        "verify libaio 4k-64k 16 4",
+        "filesystem",
+        "reset",
+        "disconnect",
+        options=TWO_QUEUES,
+    )
+    _check_identity(ran, disk)
+    _check_connection(ran, disk)
+    assert ran.json("smart-log")["critical_warning"] == 0
+    assert all(entry["error_count"] == 0 for entry in ran.json("error-log")["errors"])
+    assert "disconnected 1 controller" in ran.text("disconnect")
+    attachment = daemons.attachment(disk.name)
+    assert attachment.sectors_sealed >= 4 * 256
+    assert attachment.refusals == 0
+
+
+def test_host_is_refused_beyond_the_end(lab: Lab, disk: Disk) -> None:
+    lab.run(disk.connect(), "out_of_range", "disconnect")
+
+
+@pytest.mark.parametrize("engine", ["libaio", "io_uring"])
+def test_random_writes_read_back(lab: Lab, disk: Disk, engine: str) -> None:
+    lab.run(
+        disk.connect("-i 2"),
+        f"verify {engine} 4k-4k 1 2",
+        f"verify {engine} 4k-4k 32 8",
+        f"verify {engine} 128k-128k 8 16",
+        f"verify {engine} 4k-1m 16 24 --rwmixread=30 --fsync=64",
+        "disconnect",
+        options=TWO_QUEUES,
+    )
+
+
+def test_host_comes_back_after_disconnecting(lab: Lab, disk: Disk) -> None:
+    lab.run(
+        disk.connect(),
+        "fill x",
+        "disconnect",
+        disk.connect(),
+        "check_fill x",
+        "disconnect",
+    )
