@@ -207,9 +207,11 @@ impl GatewayQueue {
     /// Leaves a back end whose association is over, and knows since when there has been none.
     fn follow_link(&mut self, now: Nanos) -> Phase {
         let (phase, epoch) = self.shared.link(|link| (link.phase(), link.epoch()));
-        if self.backs.last().is_some_and(|back| {
-            back.epoch != epoch || matches!(phase, Phase::Lost | Phase::Failed)
-        }) {
+        if self
+            .backs
+            .last()
+            .is_some_and(|back| back.epoch != epoch || matches!(phase, Phase::Lost | Phase::Failed))
+        {
             self.drop_backs(now);
         }
         match phase {
