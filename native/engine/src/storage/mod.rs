@@ -8,6 +8,7 @@ pub mod events;
 pub mod file;
 pub mod gateway;
 pub mod initiator;
+pub mod load;
 pub mod memory;
 pub mod pieces;
 pub mod queues;

@@ -1,4 +1,4 @@
-//! Writes the committed corpora: `cargo run --bin seeds` in `native/fuzz`. One small file per thing
+//! Writes the committed corpora: `cargo run --example seeds` in `native/fuzz`. One small file per thing
 //! a target can do, so that the fuzzer starts behind every checksum.
 
 use std::fs;
