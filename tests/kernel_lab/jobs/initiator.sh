@@ -157,6 +157,12 @@ check_fill() {
     check_blocks 8000 32 "$1"
 }
 
+# fill_start LETTER: the first blocks alone, for a small namespace
+fill_start() {
+    write_blocks 0 8 "$1"
+    check_blocks 0 8 "$1"
+}
+
 # The following fill sixteen blocks, and then change some of them: the others must stay.
 read_write() {
     write_blocks 0 16 a
