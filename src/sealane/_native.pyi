@@ -458,3 +458,39 @@ def encode_termination(from_host: bool, code: int, offset: int) -> bytes: ...
 def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
+
+class LoadQueue(TypedDict):
+    """A connected queue for `run_load`."""
+
+    descriptor: int
+    queue_depth: int
+    h2c_data_max: int
+    transfer_max: int
+    in_capsule_max: int
+    header_digest: bool
+    data_digest: bool
+    block_bytes: int
+    nsid: int
+
+class LoadResult(TypedDict):
+    """What `run_load` measured; `cpu_seconds` is of the load's own threads."""
+
+    commands: int
+    bytes: int
+    seconds: float
+    cpu_seconds: float
+    latency_p50_us: float
+    latency_p99_us: float
+    latency_p999_us: float
+
+def run_load(
+    queues: Sequence[LoadQueue],
+    *,
+    is_write: bool,
+    is_random: bool,
+    io_bytes: int,
+    depth: int,
+    span_bytes: int,
+    seconds: float,
+    seed: int,
+) -> LoadResult: ...

@@ -9,6 +9,7 @@ pub mod file;
 pub mod gateway;
 mod gateway_worker;
 pub mod initiator;
+pub mod load;
 pub mod memory;
 pub mod pieces;
 pub mod queues;
