@@ -1,51 +1,23 @@
 """A stock Linux host lives on a plain namespace of the target."""
 
-import secrets
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from control_plane import write_key
-from kernel_lab.build import HOST_NQN
 from kernel_lab.cluster import Cluster, Disk, cluster
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
-from sealane.protocol.nvme.authentication.secret import HostSecret
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 OPEN = "nqn.2026-11.example:lab-open"
 DURABLE = "nqn.2026-11.example:lab-durable"
-CLOSED = "nqn.2026-11.example:lab-closed"
 UUID = "33333333-2222-4333-8444-555555555555"
-SECOND_NAMESPACE = """
-[[target.subsystems.namespaces]]
-nsid = 2
-store = "memory"
-size_bytes = 8_388_608
-"""
-HOST_SECRET, CONTROLLER_SECRET, WRONG_SECRET = (
-    HostSecret.generate(secrets.token_bytes) for _ in range(3)
-)
 
 
-def _subsystems(root: Path) -> str:
-    write_key(root / "host.key", str(HOST_SECRET).encode())
-    write_key(root / "controller.key", str(CONTROLLER_SECRET).encode())
+def _subsystems(_: Path) -> str:
     return f"""
-[[target.subsystems]]
-nqn = "{CLOSED}"
-[[target.subsystems.hosts]]
-nqn = "{HOST_NQN}"
-dhchap_key_file = "{root / "host.key"}"
-dhchap_controller_key_file = "{root / "controller.key"}"
-[[target.subsystems.namespaces]]
-nsid = 1
-store = "memory"
-size_bytes = 16_777_216
-
 [[target.subsystems]]
 nqn = "{OPEN}"
 allow_any_host = true
@@ -121,41 +93,6 @@ def test_load_with_digests(lab: Lab, disk: Disk, digests: tuple[str, ...]) -> No
         "filesystem",
         "disconnect",
         options={"cpus": 2},
-    )
-
-
-def test_only_a_host_with_the_secret_gets_in(lab: Lab, daemons: Cluster) -> None:
-    disk = _disk(daemons, CLOSED)
-    at = (disk.nqn, disk.port)
-    right = f"-S {HOST_SECRET!s}"
-    lab.run(
-        ("refuse_connect", "''", *at),
-        ("refuse_connect", "''", *at, f"-S {WRONG_SECRET!s}"),
-        disk.connect(right),
-        "read_write",
-        "disconnect",
-        ("refuse_connect", "''", *at, right, f"-C {WRONG_SECRET!s}"),
-        disk.connect(right, f"-C {CONTROLLER_SECRET!s}", "-i 2"),
-        "read_write",
-        "disconnect",
-        options={"cpus": 2},
-    )
-
-
-def test_namespace_appears_while_connected(lab: Lab, daemons: Cluster, disk: Disk) -> None:
-    config = daemons.site.root / "s.toml"
-
-    def add(guest: Guest) -> None:
-        config.write_text(config.read_text() + SECOND_NAMESPACE)
-        daemons.target.daemon.process.send_signal(signal.SIGHUP)
-
-    lab.run(
-        disk.connect(),
-        "call add",
-        "namespace 2",
-        "fill_start y",
-        "disconnect",
-        calls={"add": add},
     )
 
 

@@ -57,16 +57,6 @@ connect() {
     namespace 1
 }
 
-# refuse_connect WORDS NQN PORT [OPTION…]: the target must not let this host in
-refuse_connect() {
-    local words=$1
-    nqn=$2 port=$3
-    shift 3
-    modprobe nvme-tcp
-    refused "$words" nvme connect -t tcp -a "$LAB_HOST" -s "$port" -n "$nqn" "$@"
-    ! find_controller || fail "a controller of $nqn is there"
-}
-
 # discover PORT: what the discovery service there says, for the test to check
 discover() {
     modprobe nvme-tcp
@@ -156,12 +146,6 @@ fill() {
 check_fill() {
     check_blocks 0 32 "$1"
     check_blocks 8000 32 "$1"
-}
-
-# fill_start LETTER: the first blocks alone, for a small namespace
-fill_start() {
-    write_blocks 0 8 "$1"
-    check_blocks 0 8 "$1"
 }
 
 # The following fill sixteen blocks, and then change some of them: the others must stay.
