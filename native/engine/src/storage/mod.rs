@@ -5,12 +5,10 @@
 
 pub mod connection;
 pub mod events;
-pub mod file;
 pub mod gateway;
 mod gateway_worker;
 pub mod initiator;
 pub mod load;
-pub mod memory;
 pub mod pieces;
 pub mod queues;
 pub mod store;
