@@ -167,7 +167,7 @@ async def make_world(
     await target.create_volume(volume_id, sector_count=SECTORS)
 
     async def open_queue(queue_id: int, epoch: int) -> Grant:
-        await target.close_older_queues(volume_id, epoch)
+        await target.close_older_queues(volume_id, GATEWAY, epoch)
         return made.grant(queue_id, epoch=epoch)
 
     key = VolumeKey(volume_id=volume_id)
@@ -356,15 +356,17 @@ async def test_a_ticket_of_another_admitted_host_is_refused_and_spent(world: Wor
             await host.connect_queue(1, ticket=grant.ticket)
 
 
+@pytest.mark.parametrize("by", [GATEWAY, f"{GATEWAY}:that-takes-its-place"])
 async def test_a_queue_that_was_fenced_before_it_started_never_runs(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
+    monkeypatch.setattr("sealane.daemon.storage.target.GATEWAYS_MAX", 1)
     grant = world.grant(1)
     admit = TargetSubsystem.admit
 
     async def fenced(self: TargetSubsystem, *args: Any) -> Admission:
         admission = await admit(self, *args)
-        await world.target.close_older_queues(world.volume_id, 2)
+        await world.target.close_older_queues(world.volume_id, by, 2)
         return admission
 
     monkeypatch.setattr(TargetSubsystem, "admit", fenced)
@@ -383,7 +385,7 @@ async def test_older_association_epochs_are_refused_and_closed() -> None:
     ):
         await queue.write(0, bytes(4096))
         old = world.grant(2)
-        await world.target.close_older_queues(world.volume_id, newer)
+        await world.target.close_older_queues(world.volume_id, GATEWAY, newer)
         with pytest.raises(NvmeStatusError) as caught:
             await queue.write(0, bytes(4096))
         assert caught.value.status == 0x300
