@@ -53,7 +53,8 @@ class QueueGrant:
     host_nqn: str
 
 
-OpenQueue = Callable[[int], Awaitable[QueueGrant]]
+OpenQueue = Callable[[int, int], Awaitable[QueueGrant]]
+"""Opens a queue: queue id, association epoch. The first of an epoch fences all older ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,7 @@ class GatewayPort(Protocol):
         counters: CounterRange,
         host_nqn: str,
         open_queue: OpenQueue,
+        epoch_floor: int = 0,
     ) -> AttachedPort:
         """Export `volume` to `host_nqn`; wipes the key."""
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import datetime as dt
 import secrets
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -200,13 +199,7 @@ class VolumeService:
             first = await self._broker.lease(descriptor)
             leases.add(first)
             key = await self._broker.key(descriptor)
-            # Grows with every attach, over restarts too: the target refuses older ones.
-            open_queue = partial(
-                self._open_queue,
-                descriptor=descriptor,
-                association_epoch=time.time_ns(),
-                via=via,
-            )
+            open_queue = partial(self._open_queue, descriptor=descriptor, via=via)
             try:
                 port = await self._gateway.attach(
                     VolumeKey(
@@ -251,9 +244,9 @@ class VolumeService:
     async def _open_queue(
         self,
         queue_id: int,
+        association_epoch: int,
         *,
         descriptor: broker_pb2.VolumeDescriptor,
-        association_epoch: int,
         via: Via,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue."""
