@@ -52,6 +52,7 @@ from sealane.daemon.servers import (
     running,
     split_address,
 )
+from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.gateway import Gateway
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService, StorageServicer
@@ -216,9 +217,14 @@ class Daemon:
         self._stack.push_async_callback(target.stop)
         self.addresses["target"] = join_address(*target.address)
         service = StorageService(
-            target, node=self.config.node.name, store=config.store, anchor=identity.anchor
+            target,
+            node=self.config.node.name,
+            store=config.store,
+            anchor=identity.anchor,
+            catalogue=Catalogue(directory) if directory is not None else None,
         )
         self._event_logs.append(service.events)
+        await service.restore()
         self.spawn("target-events", service.poll_events())
         self.metrics.add_statistics("target_volume", "volume", service.statistics)
         authorizer = Authorizer(identity.anchor)

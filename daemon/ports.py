@@ -115,8 +115,14 @@ class TargetPort(Protocol):
     async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
         """Make the sector store of a volume."""
 
+    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Open the sector store that an earlier process made."""
+
     async def delete_volume(self, volume_id: uuid.UUID) -> None:
         """Close its queues and remove its store."""
+
+    async def discard_store(self, volume_id: uuid.UUID) -> None:
+        """Remove the store of a volume that isn't open, if there is one."""
 
     def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
         """Name of the volume's secure subsystem."""

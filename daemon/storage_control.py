@@ -21,8 +21,10 @@ from sealane.crypto.exchange import Exchange
 from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
+from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import TargetPort
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.daemon.storage.catalogue import Catalogue
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
@@ -36,9 +38,17 @@ class StorageService:
     """The namespaces of one target process."""
 
     def __init__(
-        self, target: TargetPort, *, node: str, store: str, anchor: x509.Certificate
+        self,
+        target: TargetPort,
+        *,
+        node: str,
+        store: str,
+        anchor: x509.Certificate,
+        catalogue: Catalogue | None = None,
     ) -> None:
+        """Serve `target`; `catalogue` remembers its volumes over a restart."""
         self._target = target
+        self._catalogue = catalogue
         self._node = node
         self._store = store
         self._anchor = anchor
@@ -46,11 +56,21 @@ class StorageService:
         self._epochs: dict[str, int] = {}
         self._changing = asyncio.Lock()
         self.events = EventLog(node)
-        # Never zero, and another one after every start: that is all an incarnation has to be.
+        # Never zero, and another one after every start: that is all an incarnation has to be. It
+        # also is why epochs needn't be remembered: keys and tickets of an older incarnation open
+        # nothing, whatever their epoch, and their queues died with their process.
         self.incarnation = secrets.randbits(63) + 1
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
         """Make the namespace a descriptor describes; again is harmless."""
+        descriptor = self._own_descriptor(signed)
+        _check_tenant(caller, descriptor)
+        # A caller that gives up must not leave a store that nobody knows of.
+        await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
+
+    def _own_descriptor(
+        self, signed: broker_pb2.SignedVolumeDescriptor
+    ) -> broker_pb2.VolumeDescriptor:
         descriptor = open_descriptor(self._anchor, signed)
         if descriptor.target_node != self._node:
             raise UsageError(
@@ -58,11 +78,9 @@ class StorageService:
                 f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
                 f"this is {self._node!r}",
             )
-        _check_tenant(caller, descriptor)
-        # A caller that gives up must not leave a store that nobody knows of.
-        await asyncio.shield(self._create(descriptor))
+        return descriptor
 
-    async def _create(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+    async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
         async with self._changing:
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
@@ -71,9 +89,7 @@ class StorageService:
                         "namespace.limit",
                         f"target {self._node} has {NAMESPACES_MAX} volumes, which is all it takes",
                     )
-                await self._target.create_volume(
-                    uuid.UUID(descriptor.volume_id), sector_count=descriptor.sector_count
-                )
+                await self._make(uuid.UUID(descriptor.volume_id), descriptor.sector_count, signed)
                 self._descriptors[descriptor.volume_id] = descriptor
                 self.events.report(descriptor.volume_id, "created")
             elif known != descriptor:
@@ -86,11 +102,71 @@ class StorageService:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
             self._descriptor(caller, volume_id)
+            if self._catalogue is not None:
+                await asyncio.to_thread(self._catalogue.begin_removal, uuid.UUID(volume_id))
             # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
             del self._descriptors[volume_id]
             self._epochs.pop(volume_id, None)
             await self._target.delete_volume(uuid.UUID(volume_id))
+            if self._catalogue is not None:
+                await asyncio.to_thread(self._catalogue.forget, uuid.UUID(volume_id))
             self.events.report(volume_id, "deleted")
+
+    async def _make(self, volume_id: uuid.UUID, sector_count: int, signed: bytes) -> None:
+        """Make the store, and remember it once it is whole."""
+        if self._catalogue is None:
+            await self._target.create_volume(volume_id, sector_count=sector_count)
+            return
+        await asyncio.to_thread(self._catalogue.begin, volume_id, signed)
+        try:
+            await self._target.create_volume(volume_id, sector_count=sector_count)
+        except Error:
+            # Nothing was there before, so what is there now is a half-made store.
+            await self._discard(self._catalogue, volume_id)
+            raise
+        await asyncio.to_thread(self._catalogue.finish, volume_id)
+
+    async def _discard(self, catalogue: Catalogue, volume_id: uuid.UUID) -> None:
+        await self._target.discard_store(volume_id)
+        await asyncio.to_thread(catalogue.forget, volume_id)
+
+    async def restore(self) -> None:
+        """Open the volumes that an earlier process left; what can't be opened is reported."""
+        if self._catalogue is None:
+            return
+        async with self._changing:
+            found = await asyncio.to_thread(self._catalogue.scan)
+            for volume_id in found.unfinished:
+                await self._discard(self._catalogue, volume_id)
+                self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
+            for name, why in found.strays:
+                get_logger().warning("stray_file", name=name, detail=why)
+            for volume_id, content in found.volumes:
+                try:
+                    await self._restore(volume_id, content)
+                except Error as error:
+                    self.events.report(
+                        str(volume_id), "skipped", reason=error.reason, detail=str(error)
+                    )
+
+    async def _restore(self, volume_id: uuid.UUID, content: bytes) -> None:
+        try:
+            signed = broker_pb2.SignedVolumeDescriptor.FromString(content)
+        except DecodeError as error:
+            raise VerificationError(
+                "volume.descriptor.malformed", "the descriptor file can't be parsed"
+            ) from error
+        descriptor = self._own_descriptor(signed)
+        if descriptor.volume_id != str(volume_id):
+            raise VerificationError(
+                "volume.descriptor.other",
+                f"the descriptor file is of volume {descriptor.volume_id}",
+            )
+        if len(self._descriptors) >= NAMESPACES_MAX:
+            raise UnavailableError("namespace.limit", f"a target takes {NAMESPACES_MAX} volumes")
+        await self._target.open_volume(volume_id, sector_count=descriptor.sector_count)
+        self._descriptors[descriptor.volume_id] = descriptor
+        self.events.report(descriptor.volume_id, "restored")
 
     async def open_queue(
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
@@ -196,7 +272,7 @@ class StorageService:
             raise UsageError(
                 "namespace.not_found",
                 f"target {self._node} has no volume {volume_id[:80]}: it was deleted, or the "
-                "target restarted and lost it",
+                "target restarted and couldn't open it",
             )
         _check_tenant(caller, descriptor)
         return descriptor

@@ -16,6 +16,7 @@ from typing import Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
+from sealane.daemon.storage.catalogue import STORE_SUFFIX
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -207,7 +208,8 @@ class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in
-    memory. Freshness is a table in memory either way: volumes live as long as the process.
+    memory, as long as the process lives. Freshness is a table in memory either way, rebuilt from
+    what the store holds: it can't tell a store that was rolled back while no process ran.
     """
 
     def __init__(
@@ -257,9 +259,18 @@ class Target(Provider):
 
     async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
         """Make an empty volume. UsageError if it exists, UnavailableError if the store can't."""
+        await self._add(volume_id, sector_count, "create")
+
+    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Open the store that an earlier process made. UnavailableError if it can't be opened."""
+        await self._add(volume_id, sector_count, "open")
+
+    async def _add(
+        self, volume_id: uuid.UUID, sector_count: int, exist: Literal["create", "open"]
+    ) -> None:
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
-        path = self._directory / f"{volume_id}.sectors" if self._directory else None
+        path = self._path(volume_id)
         try:
             native = await asyncio.to_thread(
                 _native.Namespace,
@@ -267,13 +278,14 @@ class Target(Provider):
                 block_count=sector_count,
                 sealed=True,
                 path=path,
+                exist=exist,
             )
         except FileExistsError as error:
             raise UsageError(
                 "volume.exists", f"{path} exists already; remove it or use another volume id"
             ) from error
-        except OSError as error:
-            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
             volume_id=volume_id,
             native=native,
@@ -288,6 +300,15 @@ class Target(Provider):
             feed=EventFeed(native, self._listener.queue_closed),
             path=path,
         )
+
+    async def discard_store(self, volume_id: uuid.UUID) -> None:
+        """Remove the store of a volume that isn't open, if there is one."""
+        path = self._path(volume_id)
+        if path is not None and volume_nqn(volume_id) not in self._volumes:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    def _path(self, volume_id: uuid.UUID) -> Path | None:
+        return self._directory / f"{volume_id}{STORE_SUFFIX}" if self._directory else None
 
     async def delete_volume(self, volume_id: uuid.UUID) -> None:
         """Close the volume's queues and remove its store."""

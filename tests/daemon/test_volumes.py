@@ -67,8 +67,14 @@ class RecordingTarget:
     async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
         self.volumes[volume_id] = sector_count
 
+    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        self.volumes[volume_id] = sector_count
+
     async def delete_volume(self, volume_id: uuid.UUID) -> None:
         del self.volumes[volume_id]
+
+    async def discard_store(self, volume_id: uuid.UUID) -> None:
+        raise AssertionError("only with a catalogue")
 
     def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
         return f"nqn.2026-11.dev.sealane:volume:{volume_id}"

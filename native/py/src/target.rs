@@ -50,8 +50,9 @@ fn open_store(options: StoreOptions) -> PyResult<Box<dyn BlockStore>> {
         ("memory", None, None, false) if creates => {
             Ok(Box::new(MemoryStore::new(block_count, sealed)))
         }
-        ("file", Some(path), None, false) if creates && sealed => {
-            let file = FileStore::create(&path, block_count)?;
+        ("file", Some(path), None, false) if sealed => {
+            let open = if creates { FileStore::create } else { FileStore::open };
+            let file = open(&path, block_count)?;
             Ok(Box::new(Adapted::new(Box::new(file), block_count)))
         }
         _ => Err(invalid(format!("store {store:?} isn't offered with these options"))),
@@ -238,6 +239,17 @@ impl Controller {
 
     fn abort(&self, py: Python<'_>, queue_id: u16, command_id: u16) -> bool {
         py.detach(|| self.engine.abort(queue_id, command_id))
+    }
+
+    fn errors(&self) -> Vec<(u64, u16, u16, u16, u64, u32)> {
+        let entries = self.engine.errors().into_iter();
+        entries
+            .map(|entry| {
+                let error = entry.error;
+                let field = error.status.field();
+                (entry.count, entry.queue_id, error.cid, field, error.lba, error.nsid)
+            })
+            .collect()
     }
 
     fn queues_running(&self) -> usize {

@@ -30,6 +30,17 @@ impl FileStore {
     }
 }
 
+impl FileStore {
+    /// Opens the file of an earlier process, which must have the right size.
+    pub fn open(path: &Path, sector_count: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        if Some(file.metadata()?.len()) != sector_count.checked_mul(BLOCK_BYTES as u64) {
+            return Err(io::Error::other("the file has another size than the volume"));
+        }
+        Ok(Self { file })
+    }
+}
+
 impl SectorStore for FileStore {
     fn read(&self, lba: u64, blocks: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(blocks, lba * BLOCK_BYTES as u64)

@@ -121,6 +121,22 @@ struct Unverified {
     received: usize,
 }
 
+/// Most answered errors kept for [`ControllerQueue::next_error`]; the oldest go first.
+pub const ERRORS_MAX: usize = 64;
+
+/// A command that was answered with an error, for the error log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandError {
+    /// Command id.
+    pub cid: u16,
+    /// What it was answered with.
+    pub status: Status,
+    /// First LBA, or command dwords 10 and 11 of a command without.
+    pub lba: u64,
+    /// Namespace id, as the host gave it.
+    pub nsid: u32,
+}
+
 /// The controller's side of one I/O queue.
 #[derive(Debug)]
 pub struct ControllerQueue {
@@ -140,6 +156,7 @@ pub struct ControllerQueue {
     head: u16,
     transmit: TransmitQueue,
     events: VecDeque<ControllerEvent>,
+    errors: VecDeque<CommandError>,
     is_failed: bool,
 }
 
@@ -171,6 +188,7 @@ impl ControllerQueue {
             head: 0,
             transmit: TransmitQueue::default(),
             events: VecDeque::new(),
+            errors: VecDeque::new(),
             is_failed: false,
         }
     }
@@ -258,6 +276,11 @@ impl ControllerQueue {
         self.events.pop_front()
     }
 
+    /// The next command that was answered with an error.
+    pub fn next_error(&mut self) -> Option<CommandError> {
+        self.errors.pop_front()
+    }
+
     // Questions.
 
     /// Whether something happened that [`Self::next_event`] hasn't told yet.
@@ -332,6 +355,13 @@ impl ControllerQueue {
     }
 
     fn respond(&mut self, entry: &SubmissionEntry, number: u64, status: Status) {
+        if !status.is_success() {
+            if self.errors.len() == ERRORS_MAX {
+                self.errors.pop_front();
+            }
+            let (cid, lba, nsid) = (entry.cid.get(), entry.start_lba.get(), entry.nsid.get());
+            self.errors.push_back(CommandError { cid, status, lba, nsid });
+        }
         let mut completion = CompletionEntry {
             sq_head: self.head.into(),
             cid: entry.cid,

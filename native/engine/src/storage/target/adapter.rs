@@ -65,7 +65,16 @@ impl BlockStore for Adapted {
         Ok(Box::new(Channel { store: self.clone(), done: Vec::new() }))
     }
 
-    fn scan(&self, _visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
+    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
+        let mut block = [0; BLOCK_BYTES];
+        for lba in 0..self.block_count {
+            self.store.read(lba, &mut block)?;
+            if let Some(metadata) = block.last_chunk()
+                && *metadata != [0; METADATA_BYTES]
+            {
+                visit(lba, metadata);
+            }
+        }
         Ok(())
     }
 

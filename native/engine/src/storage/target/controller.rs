@@ -1,14 +1,15 @@
 //! A controller: the I/O queues of one host's association, and the namespaces they serve.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use sealane_proto::link::Nanos;
-use sealane_proto::nvme::controller_queue::{ControllerLimits, ControllerQueue};
+use sealane_proto::nvme::controller_queue::{CommandError, ControllerLimits, ControllerQueue};
 use sealane_proto::secure_queue::SecureQueue;
 
 use super::mailbox::{Mailbox, Message};
@@ -22,6 +23,20 @@ use crate::storage::queues::Queues;
 
 /// How long a queue's thread may take to say whether it aborted a command.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
+
+/// Entries of the error log, as Identify Controller says (ELPE).
+pub const ERROR_LOG_MAX: usize = 64;
+
+/// An entry of the error log (NVMe Base 2.0 §5.16.1.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorEntry {
+    /// Errors so far, this one included.
+    pub count: u64,
+    /// Queue of the command.
+    pub queue_id: u16,
+    /// The command.
+    pub error: CommandError,
+}
 
 /// Numbers of queues, unique in the process.
 static NEXT_QUEUE: AtomicU64 = AtomicU64::new(1);
@@ -41,10 +56,28 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct State {
     namespaces: Vec<Assigned>,
+    error_count: u64,
+    /// The newest last.
+    errors: VecDeque<ErrorEntry>,
     mailboxes: Vec<(u16, Weak<Mailbox>)>,
 }
 
 impl Shared {
+    /// Enters an error into the log.
+    pub fn note_error(&self, queue_id: u16, error: CommandError) {
+        let mut state = self.lock();
+        state.error_count += 1;
+        if state.errors.len() == ERROR_LOG_MAX {
+            state.errors.pop_front();
+        }
+        let count = state.error_count;
+        state.errors.push_back(ErrorEntry { count, queue_id, error });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Notes that a byte was received.
     pub fn touch(&self) {
         self.received.store(clock::now(), Ordering::Relaxed);
@@ -78,7 +111,7 @@ impl Controller {
     /// Makes these the controller's namespaces. Running queues change over on their own threads;
     /// commands that were accepted before are still executed.
     pub fn set_namespaces(&self, entries: Vec<(u32, Arc<Namespace>, AnaState)>) {
-        let mut state = self.state();
+        let mut state = self.shared.lock();
         let assign = |(nsid, namespace, state)| Assigned { nsid, namespace, state };
         state.namespaces = entries.into_iter().map(assign).collect();
         let namespaces = state.namespaces.clone();
@@ -101,7 +134,7 @@ impl Controller {
         secure: Option<SecureQueue>,
     ) -> io::Result<()> {
         let mailbox = Arc::new(Mailbox::new()?);
-        let mut state = self.state();
+        let mut state = self.shared.lock();
         let namespaces = state.namespaces.clone();
         state.mailboxes.retain(|(_, mailbox)| mailbox.strong_count() > 0);
         state.mailboxes.push((queue_id, Arc::downgrade(&mailbox)));
@@ -124,7 +157,7 @@ impl Controller {
     /// Aborts a command whose data hasn't all arrived; says whether there was one.
     pub fn abort(&self, queue_id: u16, cid: u16) -> bool {
         let mailbox = {
-            let state = self.state();
+            let state = self.shared.lock();
             let mut known = state.mailboxes.iter().filter(|(known, _)| *known == queue_id);
             known.find_map(|(_, mailbox)| mailbox.upgrade())
         };
@@ -163,7 +196,8 @@ impl Controller {
         &self.shared.events
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The error log, the newest entry first.
+    pub fn errors(&self) -> Vec<ErrorEntry> {
+        self.shared.lock().errors.iter().rev().copied().collect()
     }
 }

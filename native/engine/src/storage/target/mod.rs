@@ -14,3 +14,6 @@ mod worker;
 pub use controller::Controller;
 pub use namespace::{AnaState, Namespace};
 pub use qos::QosLimits;
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@
 //! each queue in turn, so a deep queue can't crowd out a shallow one. Time is a parameter.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 
@@ -83,16 +84,20 @@ impl Buckets {
     }
 }
 
-/// The limits of one namespace and the commands that wait for them, by queue.
+/// Commands wait by queue and direction: a read doesn't wait behind a write that it isn't limited
+/// with.
+type Line = (u64, bool);
+
+/// The limits of one namespace and the commands that wait for them.
 #[derive(Debug)]
 pub struct Qos<W> {
     limits: QosLimits,
     total: Buckets,
     reads: Buckets,
     writes: Buckets,
-    waiting: BTreeMap<u64, VecDeque<(Cost, W)>>,
-    /// The queue that was served last.
-    last: u64,
+    waiting: BTreeMap<Line, VecDeque<(Cost, W)>>,
+    /// The line that was served last.
+    last: Line,
 }
 
 impl<W> Default for Qos<W> {
@@ -103,7 +108,7 @@ impl<W> Default for Qos<W> {
             reads: Buckets::default(),
             writes: Buckets::default(),
             waiting: BTreeMap::new(),
-            last: 0,
+            last: (0, false),
         }
     }
 }
@@ -125,24 +130,28 @@ impl<W> Qos<W> {
 
     /// Lets a command of `queue` through (true), or keeps it until [`Self::dispatch`] names it.
     pub fn admit(&mut self, now: Nanos, queue: u64, cost: Cost, waiter: W) -> bool {
-        if self.waiting.is_empty() && self.due(cost) <= now {
+        let line = (queue, cost.is_write);
+        // Nobody overtakes those of its own line, nor anybody who only waits for the timer.
+        let overtakes =
+            self.waiting.contains_key(&line) || self.next_due().is_some_and(|due| due <= now);
+        if !overtakes && self.due(cost) <= now {
             self.take(now, cost);
             return true;
         }
-        self.waiting.entry(queue).or_default().push_back((cost, waiter));
+        self.waiting.entry(line).or_default().push_back((cost, waiter));
         false
     }
 
     /// Lets through what may go by now, one command of each queue in turn.
     pub fn dispatch(&mut self, now: Nanos, released: &mut Vec<W>) {
-        while let Some(queue) = self.next_queue(now) {
-            let Some(commands) = self.waiting.get_mut(&queue) else { return };
+        while let Some(line) = self.next_line(now) {
+            let Some(commands) = self.waiting.get_mut(&line) else { return };
             let Some((cost, waiter)) = commands.pop_front() else { return };
             if commands.is_empty() {
-                self.waiting.remove(&queue);
+                self.waiting.remove(&line);
             }
             self.take(now, cost);
-            self.last = queue;
+            self.last = line;
             released.push(waiter);
         }
     }
@@ -156,17 +165,17 @@ impl<W> Qos<W> {
 
     /// Forgets the commands of a queue that ends.
     pub fn cancel(&mut self, queue: u64) {
-        self.waiting.remove(&queue);
+        self.waiting.retain(|(waiting, _), _| *waiting != queue);
     }
 
-    /// The next queue after the one served last whose first command may go.
-    fn next_queue(&self, now: Nanos) -> Option<u64> {
-        let later = self.waiting.range(self.last.saturating_add(1)..);
+    /// The next line after the one served last whose first command may go.
+    fn next_line(&self, now: Nanos) -> Option<Line> {
+        let later = self.waiting.range((Bound::Excluded(self.last), Bound::Unbounded));
         let earlier = self.waiting.range(..=self.last);
         later
             .chain(earlier)
             .find(|(_, commands)| commands.front().is_some_and(|(cost, _)| self.due(*cost) <= now))
-            .map(|(queue, _)| *queue)
+            .map(|(line, _)| *line)
     }
 
     fn due(&self, cost: Cost) -> Nanos {
@@ -200,7 +209,7 @@ mod tests {
         let mut now = start;
         for (queue, cost) in costs.iter().enumerate() {
             for _ in 0..depth[queue] {
-                if qos.admit(now, queue as u64, *cost, queue as u32) {
+                while qos.admit(now, queue as u64, *cost, queue as u32) {
                     done[queue] += 1;
                 }
             }
@@ -215,7 +224,7 @@ mod tests {
             for queue in released {
                 done[queue as usize] += 1;
                 let cost = costs[queue as usize];
-                if qos.admit(now, u64::from(queue), cost, queue) {
+                while qos.admit(now, u64::from(queue), cost, queue) {
                     done[queue as usize] += 1;
                 }
             }
@@ -254,6 +263,23 @@ mod tests {
         let done = saturate(&mut limited(limits), &[WRITE, READ], &[8, 8], 10);
         assert!((100..=102).contains(&done[0]), "{done:?}");
         assert!((10_000..=10_012).contains(&done[1]), "{done:?}");
+    }
+
+    #[test]
+    fn a_read_does_not_wait_behind_its_own_queues_writes() {
+        let limits = QosLimits { write_iops: 1, read_iops: 1000, ..QosLimits::default() };
+        let mut qos = limited(limits);
+        assert!(qos.admit(NANOS_PER_SECOND, 1, WRITE, 0));
+        assert!(!qos.admit(NANOS_PER_SECOND, 1, WRITE, 1));
+        assert!(qos.admit(NANOS_PER_SECOND, 1, READ, 2));
+        // Whoever is due and only waits for a timer isn't overtaken.
+        let later = 2 * NANOS_PER_SECOND;
+        assert!(!qos.admit(later, 2, WRITE, 3));
+        assert!(!qos.admit(later, 2, READ, 4));
+        let mut released = Vec::new();
+        qos.dispatch(later, &mut released);
+        released.sort_unstable();
+        assert_eq!(released, [1, 4]);
     }
 
     #[test]

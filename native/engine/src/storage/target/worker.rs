@@ -127,6 +127,9 @@ impl Worker {
                 return Some(ended);
             }
             let progressed = self.collect();
+            while let Some(error) = self.queue.next_error() {
+                self.controller.note_error(self.queue_id, error);
+            }
             if let Err(Gone(detail)) = connection.send(self.queue.transmit()) {
                 return Some(("", detail));
             }

@@ -1,0 +1,141 @@
+"""Which volumes a target keeps in its directory: each one's signed descriptor beside its store.
+
+`<volume id>.volume` holds the descriptor, `<volume id>.sectors` the store. While a volume is being
+made or removed its descriptor is called `.volume.unfinished`: what a crash leaves under that name
+was never announced, or is being forgotten, and goes at the next start. Nothing else is deleted.
+"""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
+from sealane.errors import UnavailableError, UsageError
+
+STORE_SUFFIX: Final = ".sectors"
+_FINISHED: Final = ".volume"
+_UNFINISHED: Final = ".volume.unfinished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is in the directory; every list is sorted by name."""
+
+    volumes: Sequence[tuple[uuid.UUID, bytes]]
+    """Volumes with a store, and the content of their descriptor files."""
+    unfinished: Sequence[uuid.UUID]
+    """Volumes that were being made or removed."""
+    strays: Sequence[tuple[str, str]]
+    """Files that are none of this, by name, each with what is wrong."""
+
+
+class Catalogue:
+    """The descriptor files of one directory, which belongs to one target process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def begin(self, volume_id: uuid.UUID, content: bytes) -> None:
+        """Note a volume that is about to be made. UsageError if there is something of it."""
+        for suffix in (_FINISHED, STORE_SUFFIX):
+            path = self._path(volume_id, suffix)
+            if path.exists():
+                raise UsageError(
+                    "volume.exists", f"{path} exists already; remove it or use another volume id"
+                )
+        path = self._path(volume_id, _UNFINISHED)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            self._sync()
+        except OSError as error:
+            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+
+    def finish(self, volume_id: uuid.UUID) -> None:
+        """Note that the volume's store is there."""
+        self._rename(volume_id, _UNFINISHED, _FINISHED)
+
+    def begin_removal(self, volume_id: uuid.UUID) -> None:
+        """Note that the volume's store is about to go."""
+        self._rename(volume_id, _FINISHED, _UNFINISHED)
+
+    def forget(self, volume_id: uuid.UUID) -> None:
+        """Forget an unfinished volume, whose store is gone."""
+        try:
+            self._path(volume_id, _UNFINISHED).unlink(missing_ok=True)
+            self._sync()
+        except OSError as error:
+            raise UnavailableError("store.remove", f"can't forget {volume_id}: {error}") from error
+
+    def scan(self) -> Found:
+        """Look at every file. Nothing is changed."""
+        names = sorted(entry.name for entry in self._directory.iterdir())
+        volumes: list[tuple[uuid.UUID, bytes]] = []
+        unfinished: list[uuid.UUID] = []
+        strays: list[tuple[str, str]] = []
+        for name in names:
+            stem, dot, rest = name.partition(".")
+            volume_id, suffix = _volume_id(stem), dot + rest
+            if volume_id is None or suffix not in {STORE_SUFFIX, _FINISHED, _UNFINISHED}:
+                strays.append((name, "not a file of a volume"))
+            elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & {*names}:
+                strays.append((name, "a store without a descriptor"))
+            elif suffix == _UNFINISHED and stem + _FINISHED in names:
+                strays.append((name, "a second descriptor of a volume"))
+            elif suffix == _UNFINISHED:
+                unfinished.append(volume_id)
+            elif suffix == _FINISHED and stem + STORE_SUFFIX not in names:
+                strays.append((name, "a descriptor without a store"))
+            elif suffix == _FINISHED:
+                self._add(volume_id, name, volumes, strays)
+        return Found(volumes=volumes, unfinished=unfinished, strays=strays)
+
+    def _add(
+        self,
+        volume_id: uuid.UUID,
+        name: str,
+        volumes: list[tuple[uuid.UUID, bytes]],
+        strays: list[tuple[str, str]],
+    ) -> None:
+        try:
+            content = read_bounded(self._directory / name)
+        except OSError as error:
+            strays.append((name, f"unreadable: {error.strerror}"))
+            return
+        if len(content) > FILE_BYTES_MAX:
+            strays.append((name, f"larger than {FILE_BYTES_MAX} bytes"))
+        else:
+            volumes.append((volume_id, content))
+
+    def _path(self, volume_id: uuid.UUID, suffix: str) -> Path:
+        return self._directory / f"{volume_id}{suffix}"
+
+    def _rename(self, volume_id: uuid.UUID, old: str, new: str) -> None:
+        try:
+            self._path(volume_id, old).replace(self._path(volume_id, new))
+            self._sync()
+        except OSError as error:
+            raise UnavailableError("store.catalogue", f"can't note {volume_id}: {error}") from error
+
+    def _sync(self) -> None:
+        """Make renames durable."""
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _volume_id(stem: str) -> uuid.UUID | None:
+    with contextlib.suppress(ValueError):
+        volume_id = uuid.UUID(stem)
+        if str(volume_id) == stem:
+            return volume_id
+    return None

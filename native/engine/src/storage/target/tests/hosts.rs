@@ -1,0 +1,138 @@
+//! Hosts: one socket and one queue machine each, used like a blocking client.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use sealane_proto::aead::Secret;
+use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
+use sealane_proto::nvme::pdu::Digests;
+use sealane_proto::nvme::reader::StreamSink;
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field, metadata_mut};
+use sealane_proto::secure_queue::{QueueContext, SecureQueue};
+
+use crate::storage::target::{AnaState, Controller, Namespace};
+
+pub const DIGESTS: Digests = Digests { header: true, data: true };
+const TRANSFER_MAX: usize = 256 * 1024;
+
+pub fn secure(queue_id: u16) -> SecureQueue {
+    let context = QueueContext {
+        volume_id: [1; 16],
+        host_nqn: "nqn.2026-11.dev.sealane:host".into(),
+        queue_id,
+        association_epoch: 1,
+        incarnation: 1,
+    };
+    SecureQueue::new(&Secret::take(&mut [8; 32]), &context)
+}
+
+pub fn limits(queue_depth: u16) -> ControllerLimits {
+    ControllerLimits {
+        queue_depth,
+        h2c_data_max: TRANSFER_MAX,
+        in_capsule_max: 8192,
+        transfer_max: TRANSFER_MAX,
+        success_flag: false,
+        digests: DIGESTS,
+    }
+}
+
+/// A controller of a host that has this namespace as number 1.
+pub fn controller(host: u8, namespace: &Arc<Namespace>) -> Controller {
+    let controller = Controller::new(u64::from(host), [host; 16]).unwrap();
+    controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
+    controller
+}
+
+pub struct Host {
+    stream: UnixStream,
+    queue: HostQueue,
+    next_tag: u64,
+    ended: HashMap<u64, (Status, Vec<u8>)>,
+}
+
+impl Host {
+    /// Connects a queue: secure or plain as the namespace is.
+    pub fn connect(controller: &Controller, queue_id: u16, is_sealed: bool) -> Self {
+        let (near, far) = UnixStream::pair().unwrap();
+        let other = is_sealed.then(|| secure(queue_id));
+        controller.start_queue(far.into(), queue_id, limits(32), other).unwrap();
+        let limits = HostLimits {
+            queue_depth: 32,
+            h2c_data_max: TRANSFER_MAX,
+            transfer_max: TRANSFER_MAX,
+            in_capsule_max: 8192,
+            block_bytes: if is_sealed { BLOCK_BYTES } else { DATA_BYTES },
+            nsid: 1,
+            digests: DIGESTS,
+        };
+        let queue = HostQueue::new(limits, is_sealed.then(|| secure(queue_id)));
+        Self { stream: near, queue, next_tag: 0, ended: HashMap::new() }
+    }
+
+    pub fn submit(&mut self, command: HostCommand) -> u64 {
+        self.next_tag += 1;
+        self.queue.submit(self.next_tag, command).expect("the queue takes it");
+        self.stream.write_all(&self.queue.transmit().take()).unwrap();
+        self.next_tag
+    }
+
+    pub fn finish(&mut self, tag: u64) -> (Status, Vec<u8>) {
+        loop {
+            if let Some(ended) = self.ended.remove(&tag) {
+                return ended;
+            }
+            let mut buffer = [0; 8192];
+            let bytes = self.stream.read(&mut buffer).unwrap();
+            assert!(bytes > 0, "the controller closed the connection");
+            self.queue.receive(&buffer[..bytes]);
+            self.stream.write_all(&self.queue.transmit().take()).unwrap();
+            while let Some(event) = self.queue.next_event() {
+                match event {
+                    HostEvent::Completed { tag, status, data } => {
+                        self.ended.insert(tag, (status, data));
+                    }
+                    HostEvent::Failed { detail, .. } => panic!("{detail}"),
+                }
+            }
+        }
+    }
+
+    pub fn run(&mut self, command: HostCommand) -> (Status, Vec<u8>) {
+        let tag = self.submit(command);
+        self.finish(tag)
+    }
+
+    pub fn status(&mut self, command: HostCommand) -> Status {
+        self.run(command).0
+    }
+
+    pub fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
+        let (status, data) = self.run(HostCommand::Read { lba, blocks });
+        assert_eq!(status, Status::SUCCESS);
+        data
+    }
+
+    pub fn write(&mut self, lba: u64, data: Vec<u8>) -> Status {
+        self.status(HostCommand::Write { lba, data, is_forced: false })
+    }
+}
+
+/// Blocks of a plain namespace.
+pub fn plain(byte: u8, blocks: usize) -> Vec<u8> {
+    vec![byte; blocks * DATA_BYTES]
+}
+
+/// A sealed block, as far as a target can tell.
+pub fn sealed(iv: u64) -> Vec<u8> {
+    let mut block = [iv as u8; BLOCK_BYTES];
+    metadata_mut(&mut block, (0, 64)).fill(0);
+    metadata_mut(&mut block, field::IV)[..8].copy_from_slice(&iv.to_le_bytes());
+    metadata_mut(&mut block, field::VERSION).fill(1);
+    block.to_vec()
+}
