@@ -11,10 +11,13 @@ from typing import Final, Self
 
 from attacks.pdus import (
     COMMON_BYTES,
+    COMPARE,
+    DATASET,
     FLUSH,
     FORCE_UNIT_ACCESS,
     READ,
     WRITE,
+    WRITE_ZEROES,
     Kind,
     Pdu,
     Way,
@@ -28,6 +31,7 @@ from sealane.transport.nvme.initiator import HostController
 SECTOR: Final = 4096
 IN_CAPSULE_BYTES: Final = 8192
 TIMEOUT_SECONDS: Final = 60.0
+_DEALLOCATE: Final = 0x04
 SUCCESS_FLAG: Final = 0x08
 VERIFICATION_STATUSES: Final = (0x282, 0x283, 0x284)
 
@@ -96,7 +100,7 @@ class RawQueue:
         data: bytes = b"",
         control: int = 0,
         transfer: int = 0,
-        cdw11: int | None = None,
+        fused: int = 0,
     ) -> "asyncio.Future[bytes]":
         """Send a command; the future gives its read data, or raises."""
         self._ids = (self._ids + 1) % 0x7FFF
@@ -106,8 +110,7 @@ class RawQueue:
             0, opcode, cid, lba=lba, blocks=blocks, data=in_capsule, transfer=transfer or len(data)
         )
         pdu.control = int(pdu.control) | control
-        if cdw11 is not None:
-            pdu.header[52:56] = cdw11.to_bytes(4, "little")
+        pdu.header[9] |= fused
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[cid] = future
         self._writes[cid] = b"" if in_capsule else data
@@ -138,6 +141,24 @@ class RawQueue:
         """Flush."""
         pending = self.submit(FLUSH)
         await self._end(pending)
+
+    async def deallocate(self, lba: int, blocks: int) -> None:
+        """Deallocate one range."""
+        ranges = bytes(4) + blocks.to_bytes(4, "little") + lba.to_bytes(8, "little")
+        await self._end(self.submit(DATASET, lba=_DEALLOCATE << 32, data=ranges))
+
+    async def write_zeroes(self, lba: int, blocks: int) -> None:
+        """Write zeroes."""
+        await self._end(self.submit(WRITE_ZEROES, lba=lba, blocks=blocks))
+
+    async def compare_and_write(self, lba: int, expected: bytes, data: bytes) -> None:
+        """Write a sector if it holds `expected`: both entries of the fused pair must succeed."""
+        compared = self.submit(COMPARE, lba=lba, data=expected, fused=0x01)
+        written = self.submit(WRITE, lba=lba, data=data, fused=0x02)
+        ends = await asyncio.gather(self._end(compared), self._end(written), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     async def close(self) -> None:
         """End the queue."""
