@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := .make
-NATIVE_SOURCES := $(shell find native -name target -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
+NATIVE_SOURCES := $(shell find native \( -name target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
 export PYTHONSAFEPATH := 1
 
 .PHONY: help
@@ -79,6 +79,24 @@ proto: build ## generate the gRPC code from protocol/v1/*.proto
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src \
 	  --python_out=src --mypy_out=quiet,readable_stubs:src \
 	  --grpc_python_out=src --mypy_grpc_out=quiet:src src/sealane/protocol/v1/*.proto
+
+FUZZ_TARGETS := pdu_reader controller_queue controller_queue_secure host_queue host_queue_secure sector_open session_packet ring_entry
+FUZZ_SECONDS ?= 600
+
+.PHONY: fuzz
+fuzz: ## coverage-guided fuzzing of every parser, FUZZ_SECONDS (600) each; needs cargo-fuzz
+	cd native && export RUSTC_BOOTSTRAP=1 && cargo fuzz build --fuzz-dir fuzz --sanitizer none
+	cd native && for target in $(FUZZ_TARGETS); do \
+	  mkdir -p fuzz/grown/$$target fuzz/artifacts/$$target; \
+	  fuzz/target/*/release/$$target fuzz/grown/$$target fuzz/corpus/$$target -max_total_time=$(FUZZ_SECONDS) \
+	    -max_len=4096 -print_final_stats=1 -artifact_prefix=fuzz/artifacts/$$target/ >fuzz/artifacts/$$target.log 2>&1 \
+	    || { tail -40 fuzz/artifacts/$$target.log; exit 1; }; \
+	  echo "$$target: $$(awk '/number_of_executed_units/ {print $$2}' fuzz/artifacts/$$target.log) executions, no findings"; \
+	done
+
+.PHONY: fuzz-short
+fuzz-short: ## the same for 5 s each
+	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=5
 
 .PHONY: lint
 lint: build ## formatting, types, layers, clippy

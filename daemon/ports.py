@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sealane.crypto.lease import CounterRange
+from sealane.protocol.nvme.authentication import HostSecret
 
 
 class NativeEvent(Protocol):
@@ -73,6 +74,10 @@ class AttachedPort(Protocol):
     @property
     def export(self) -> Export:
         """Where hosts connect."""
+
+    @property
+    def secret(self) -> HostSecret:
+        """What the host must prove to know; made for this attachment."""
 
     def add_counters(self, granted: CounterRange) -> None:
         """Give the volume another lease."""

@@ -192,7 +192,7 @@ class VolumeService:
             descriptor = await self._broker.descriptor(volume_id)
             # A target that restarted has lost the volume: said here, not at the first read.
             async with self._target_channel() as channel:
-                await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
                     storage_pb2.GetNamespaceRequest(volume_id=volume_id), timeout=_CALL_SECONDS
                 )
             leases = LeaseHolder()
@@ -212,6 +212,7 @@ class VolumeService:
                     counters=first,
                     host_nqn=host_nqn,
                     open_queue=open_queue,
+                    epoch_floor=namespace.association_epoch,
                 )
             finally:
                 wipe(key)

@@ -17,6 +17,8 @@ from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.results import VolumeProof
 from sealane.daemon.demo.source import Source, distinctive_pieces
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
 SECTOR_BYTES: Final = 4096
@@ -107,6 +109,7 @@ async def host_queue(volume: Volume) -> AsyncIterator[VolumeQueue]:
         trsvcid=attachment.trsvcid,
         subsystem_nqn=attachment.subsystem_nqn,
         host_nqn=attachment.host_nqn,
+        credentials=Credentials(secret=HostSecret.parse(attachment.dhchap_secret)),
     ) as host:
         await host.request_queues(1)
         queue = await host.open_queue(1)

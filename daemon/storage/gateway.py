@@ -184,6 +184,10 @@ class AttachedVolume(Exported):
             # Also when a second cancellation comes while the queues drain.
             await self.back_end.close_association(association_id)
 
+    def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
+        """Every host must authenticate; only the one the volume is attached to can."""
+        return (self._secret, None) if host_nqn == self._host_nqn else None
+
     def idle_ms(self, association_id: int) -> int | None:
         """Time since the host was last heard on any I/O queue."""
         return self.native.idle_ms(association_id)

@@ -23,20 +23,21 @@ class Disk:
     name: str
     nqn: str
     port: int
+    secret: str
 
     @property
     def uuid(self) -> str:
         return self.name.removeprefix("volumes/")
 
     def connect(self, *options: str) -> tuple[object, ...]:
-        return ("connect", self.nqn, self.port, *options)
+        return ("connect", self.nqn, self.port, f"--dhchap-secret={self.secret}", *options)
 
 
 @pytest.fixture
 def disk(daemons: Cluster) -> Iterator[Disk]:
     name = daemons.create_volume(size_mib=SIZE_MIB)
     attachment = daemons.attach(name)
-    yield Disk(name, attachment.subsystem_nqn, attachment.trsvcid)
+    yield Disk(name, attachment.subsystem_nqn, attachment.trsvcid, secret=attachment.dhchap_secret)
     daemons.remove_volume(name)
 
 

@@ -244,6 +244,11 @@ async def test_an_unusable_icresp_is_refused(offset: int, value: int) -> None:
         await greeted(bytes(answer), digests=Digests())
 
 
+async def test_a_limit_below_the_specifications_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        await greeted(_native.encode_ic_resp(4092), digests=Digests())
+
+
 async def test_a_secure_channel_is_not_offered() -> None:
     with pytest.raises(UnavailableError) as caught:
         await greeted(_native.encode_ic_resp(8192), digests=Digests(), result=1 | 1 << 18)

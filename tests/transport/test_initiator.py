@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import struct
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from sealane.daemon.storage.exported import (
     Provider,
 )
 from sealane.daemon.storage.listener import Listener
-from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
@@ -26,6 +27,7 @@ from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
     IN_CAPSULE_BYTES,
     AnaState,
+    LogPage,
 )
 from sealane.protocol.nvme.subsystem import ALL_COMMANDS, Namespace, Subsystem
 from sealane.transport.nvme import (
@@ -347,6 +349,45 @@ async def test_discovery_finds_the_subsystem(world: World) -> None:
         found = await discover(host)
     expected = DiscoveredPath(subsystem_nqn=NQN, address=world.address, is_discovery=False)
     assert expected in found
+
+
+@dataclass(slots=True)
+class Restless:
+    """A discovery controller whose log has changed whenever it is looked at again."""
+
+    changes: int
+    count: int = 1
+    reads: int = 0
+
+    async def log_page(
+        self, page: int, length: int, *, offset: int = 0, retain_event: bool = False
+    ) -> bytes:
+        assert page == LogPage.DISCOVERY
+        assert retain_event or offset == 0
+        if offset:
+            return bytes(length)
+        self.reads += 1
+        return struct.pack("<QQH", min(self.reads, self.changes), self.count, 0).ljust(
+            length, b"\0"
+        )
+
+
+async def test_a_discovery_log_is_read_until_it_holds_still() -> None:
+    restless = Restless(changes=5)
+    assert await discover(restless) == []  # type: ignore[arg-type]
+    assert restless.reads == 6
+
+
+async def test_a_discovery_log_that_never_holds_still_is_given_up() -> None:
+    restless = Restless(changes=1_000_000)
+    with pytest.raises(UnavailableError) as caught:
+        await discover(restless)  # type: ignore[arg-type]
+    assert caught.value.reason == "discovery.unstable"
+
+
+async def test_a_discovery_log_without_end_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="allowed: 1024"):
+        await discover(Restless(changes=1, count=1025))  # type: ignore[arg-type]
 
 
 async def test_a_cancelled_command_leaves_the_queue_usable(world: World) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import struct
 import uuid
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
-from sealane import _native
 from sealane.errors import Error, ProtocolError, UnavailableError
 from sealane.protocol.nvme.connect import TICKET_BYTES, Connect
 from sealane.protocol.nvme.constants import (
@@ -56,13 +54,24 @@ from sealane.transport.nvme.handshake import (
     OpenedQueue,
     open_queue,
 )
-from sealane.transport.nvme.volume_queue import VolumeQueue
+from sealane.transport.nvme.volume_queue import (
+    IO_TIMEOUT_SECONDS,
+    ConnectedQueue,
+    VolumeQueue,
+    bulk_queue,
+)
 from sealane.transport.tasks import TaskOwner
 
-__all__ = ["ConnectedQueue", "HostController", "NvmeStatusError", "VolumeQueue"]
+__all__ = [
+    "ConnectedQueue",
+    "ControllerEvent",
+    "EventKind",
+    "HostController",
+    "NvmeStatusError",
+    "VolumeQueue",
+]
 
 _TIMEOUT_SECONDS = 10.0
-_IO_TIMEOUT_SECONDS = 60.0
 _FAREWELL_SECONDS = 1.0
 _READY_POLL_SECONDS = 0.02
 _READY_MAX_SECONDS = 30.0  # a controller may ask for 127 s; nobody waits that long for one
@@ -75,24 +84,6 @@ _SGL = 0x40
 _ENTRY = struct.Struct("<BBHI16xQI3xB6I")
 _SGL_TRANSPORT = 0x5A
 _RETAIN_EVENT = 1 << 15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectedQueue:
-    """An I/O queue whose Connect succeeded. Its owner hands the socket over, then closes it."""
-
-    socket: socket.socket
-    queue_id: int
-    queue_depth: int
-    h2c_data_max: int
-    transfer_max: int
-    in_capsule_max: int
-    header_digest: bool = False
-    data_digest: bool = False
-
-    def close(self) -> None:
-        """Close this side's descriptor."""
-        self.socket.close()
 
 
 class EventKind(Enum):
@@ -272,7 +263,7 @@ class HostController:
         queue_depth: int = 64,
         io_bytes: int = FRONT_TRANSFER_BYTES,
         nsid: int = NAMESPACE_ID,
-        timeout_seconds: float = _IO_TIMEOUT_SECONDS,
+        timeout_seconds: float = IO_TIMEOUT_SECONDS,
     ) -> VolumeQueue:
         """Connect an I/O queue of a plain namespace and put a bulk queue on it."""
         namespace = await self.identify_namespace(nsid)
@@ -282,21 +273,9 @@ class HostController:
                 f"blocks carry {namespace.metadata_bytes} bytes of metadata; allowed: 0",
             )
         connected = await self.connect_queue(queue_id, queue_depth=queue_depth)
-        with contextlib.closing(connected):
-            native = _native.HostQueue(
-                connected.socket.fileno(),
-                queue_depth=connected.queue_depth,
-                h2c_data_max=connected.h2c_data_max,
-                transfer_max=connected.transfer_max,
-                in_capsule_max=connected.in_capsule_max,
-                io_bytes=io_bytes,
-                block_bytes=namespace.block_bytes,
-                timeout_seconds=timeout_seconds,
-                nsid=nsid,
-                header_digest=connected.header_digest,
-                data_digest=connected.data_digest,
-            )
-        return VolumeQueue(native, namespace)
+        return bulk_queue(
+            connected, namespace, nsid=nsid, io_bytes=io_bytes, timeout_seconds=timeout_seconds
+        )
 
     # Namespaces.
 

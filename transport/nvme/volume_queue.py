@@ -1,16 +1,42 @@
-"""Bulk transfers on one plain I/O queue."""
+"""I/O queues of a host: connected, and with the engine behind them for bulk transfers."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ParamSpec
 
 from sealane import _native
 from sealane.errors import UnavailableError
+from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, NAMESPACE_ID
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.errors import NvmeStatusError
 
+IO_TIMEOUT_SECONDS = (
+    60.0  # one command; longer than a busy drive takes, shorter than a person waits
+)
+
 P = ParamSpec("P")
 Readable = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectedQueue:
+    """An I/O queue whose Connect succeeded. Its owner hands the socket over, then closes it."""
+
+    socket: socket.socket
+    queue_id: int
+    queue_depth: int
+    h2c_data_max: int
+    transfer_max: int
+    in_capsule_max: int
+    header_digest: bool = False
+    data_digest: bool = False
+
+    def close(self) -> None:
+        """Close this side's descriptor."""
+        self.socket.close()
 
 
 class VolumeQueue:
@@ -78,3 +104,29 @@ class VolumeQueue:
             raise NvmeStatusError(error.args[0], lba=error.args[1]) from error
         except _native.QueueError as error:
             raise UnavailableError(error.args[0], error.args[1]) from error
+
+
+def bulk_queue(
+    connected: ConnectedQueue,
+    namespace: NamespaceIdentity,
+    *,
+    nsid: int = NAMESPACE_ID,
+    io_bytes: int = FRONT_TRANSFER_BYTES,
+    timeout_seconds: float = IO_TIMEOUT_SECONDS,
+) -> VolumeQueue:
+    """Hand a connected queue of a plain namespace to the engine; closes this side's descriptor."""
+    with contextlib.closing(connected):
+        native = _native.HostQueue(
+            connected.socket.fileno(),
+            queue_depth=connected.queue_depth,
+            h2c_data_max=connected.h2c_data_max,
+            transfer_max=connected.transfer_max,
+            in_capsule_max=connected.in_capsule_max,
+            io_bytes=io_bytes,
+            block_bytes=namespace.block_bytes,
+            timeout_seconds=timeout_seconds,
+            nsid=nsid,
+            header_digest=connected.header_digest,
+            data_digest=connected.data_digest,
+        )
+    return VolumeQueue(native, namespace)

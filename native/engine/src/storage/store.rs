@@ -20,9 +20,10 @@ pub trait SectorStore: Debug + Send + Sync {
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
 ///
 /// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,
-/// at any power cut. A completed flush, or durable write, makes every write that had completed
-/// before it was submitted durable, on whatever channel. Operations in flight together on the same
-/// block are the caller's to order. Blocks never written, or deallocated, read as zeros.
+/// at any power cut. A completed flush makes every write durable that had completed before it was
+/// submitted, on whatever channel; a durable write is durable itself when it ends. Operations in
+/// flight together on the same block are the caller's to order. Blocks never written, or
+/// deallocated, read as zeros.
 pub trait BlockStore: Debug + Send + Sync {
     /// Bytes of a block: 4096 (plain), or 4160 (sealed: data, then 64 bytes of metadata).
     fn block_bytes(&self) -> usize;

@@ -332,12 +332,16 @@ impl HostQueue {
         let is_secure = self.secure.is_some();
         let slot = self.slot(header.cid.get())?;
         let length = header.length.get() as usize;
-        if slot.entry.opcode != READ || header.offset.get() as usize != slot.moved {
-            return Err(PduError::range("data out of order or for a command that reads none"));
+        if slot.entry.opcode != READ {
+            return Err(PduError::field(8, "data for a command that reads none"));
         }
         let total = slot.entry.sgl.length.get() as usize;
-        if length > total - slot.moved {
-            return Err(PduError::range("more data than was asked for"));
+        let offset = header.offset.get() as usize;
+        if offset.checked_add(length).is_none_or(|end| end > total) {
+            return Err(PduError::range("data outside what was asked for"));
+        }
+        if offset != slot.moved {
+            return Err(PduError::sequence("data out of order"));
         }
         let is_first = slot.moved == 0;
         let flags = header.common.flags;
@@ -384,7 +388,7 @@ impl HostQueue {
     fn receive_completion(&mut self, completion: &CompletionEntry) -> Result<(), PduError> {
         let cid = completion.cid.get();
         let status = Status::from_field(completion.status.get());
-        let slot = self.slot(cid)?;
+        let slot = self.slot(cid).map_err(|error| PduError { offset: 20, ..error })?;
         let (entry, number) = (slot.entry, slot.number);
         if let Some(secure) = &self.secure {
             let outcome = outcome_of(&entry, status);
@@ -515,3 +519,7 @@ mod tests;
 #[cfg(test)]
 #[path = "command_tests.rs"]
 mod command_tests;
+
+#[cfg(test)]
+#[path = "malformed_tests.rs"]
+mod malformed_tests;

@@ -119,3 +119,60 @@ fn lengths_that_contradict_each_other_are_refused() {
         assert!(read_all(&bad, &[]).is_err(), "byte {offset} = {value}");
     }
 }
+
+#[test]
+fn digests_are_crc32c() {
+    // RFC 3720 appendix B.4, and the polynomial's usual check value.
+    let ascending: Vec<u8> = (0..32).collect();
+    let descending: Vec<u8> = (0..32).rev().collect();
+    for (bytes, expected) in [
+        (&[0; 32][..], 0x8a91_36aa),
+        (&[0xff; 32], 0x62a8_ab43),
+        (&ascending, 0x46dd_794e),
+        (&descending, 0x113f_db5c),
+        (b"123456789", 0xe306_9283),
+    ] {
+        assert_eq!(digest(bytes), expected);
+    }
+}
+
+#[test]
+fn digests_are_where_the_specification_puts_them() {
+    for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
+        let digests = Digests { header, data };
+        assert_eq!(Digests::from_field(digests.field()), digests);
+        let with_data = CommonHeader::new(kind::CAPSULE_CMD, 0, 100, digests);
+        let (head, tail) = (72 + 4 * usize::from(header), 4 * usize::from(data));
+        assert_eq!(usize::from(with_data.data_offset), head);
+        assert_eq!(with_data.pdu_bytes.get() as usize, head + 100 + tail);
+        let limits = PduLimits { capsule_data_max: 100, data_max: 0, digests };
+        let layout = with_data.check(&limits).unwrap();
+        assert_eq!((layout.bytes_before_data(), layout.bytes_of_data()), (head, 100 + tail));
+        // Other digests than were negotiated are refused, in either direction.
+        for other in [(false, false), (true, false), (false, true), (true, true)] {
+            let digests = Digests { header: other.0, data: other.1 };
+            let is_right = other == (header, data);
+            let bare = CommonHeader::new(kind::R2T, 0, 0, digests);
+            assert_eq!(bare.check(&limits).is_ok(), other.0 == header);
+            let with_data = CommonHeader::new(kind::CAPSULE_CMD, 0, 50, digests);
+            assert_eq!(with_data.check(&limits).is_ok(), is_right);
+            // Handshake and termination never carry any.
+            let handshake = CommonHeader::new(kind::IC_REQ, 0, 0, digests);
+            assert_eq!((handshake.flags, handshake.pdu_bytes.get()), (0, 128));
+            assert!(handshake.check(&limits).is_ok());
+        }
+    }
+    // A digest alone isn't data.
+    let digests = Digests { header: false, data: true };
+    let limits = PduLimits { capsule_data_max: 100, data_max: 0, digests };
+    for bytes in 73..=76u32 {
+        let common = CommonHeader {
+            flags: FLAG_DATA_DIGEST,
+            data_offset: 72,
+            pdu_bytes: bytes.into(),
+            ..CommonHeader::new(kind::CAPSULE_CMD, 0, 0, digests)
+        };
+        let error = common.check(&limits).unwrap_err();
+        assert_eq!((error.code, error.offset), (1, 4));
+    }
+}

@@ -131,6 +131,7 @@ impl GatewayQueue {
 
     /// Deadlines: of commands at the target, and of commands without one.
     pub(super) fn handle_timeout(&mut self, now: Nanos) {
+        self.follow_link(now);
         if now >= self.first_deadline {
             let first = self.parts.iter().map(|part| part.deadline).min();
             self.first_deadline = first.unwrap_or(Nanos::MAX);
@@ -187,19 +188,7 @@ impl GatewayQueue {
 
     /// Submits what may be submitted now.
     pub(super) fn submit(&mut self, now: Nanos) {
-        let (phase, epoch) = self.shared.link(|link| (link.phase(), link.epoch()));
-        if self
-            .backs
-            .last()
-            .is_some_and(|back| back.epoch != epoch || matches!(phase, Phase::Lost | Phase::Failed))
-        {
-            self.drop_backs(now);
-        }
-        match phase {
-            Phase::Failed => self.fail_all(),
-            Phase::Ready if !self.backs.is_empty() => self.held_since = None,
-            _ => self.hold_from(now),
-        }
+        let phase = self.follow_link(now);
         if self.backs.is_empty() || self.is_front_gone {
             return;
         }
@@ -213,6 +202,24 @@ impl GatewayQueue {
             self.submit_waiting(now);
         }
         self.ask_for_keys();
+    }
+
+    /// Leaves a back end whose association is over, and knows since when there has been none.
+    fn follow_link(&mut self, now: Nanos) -> Phase {
+        let (phase, epoch) = self.shared.link(|link| (link.phase(), link.epoch()));
+        if self
+            .backs
+            .last()
+            .is_some_and(|back| back.epoch != epoch || matches!(phase, Phase::Lost | Phase::Failed))
+        {
+            self.drop_backs(now);
+        }
+        match phase {
+            Phase::Failed => self.fail_all(),
+            Phase::Ready if !self.backs.is_empty() => self.held_since = None,
+            _ => self.hold_from(now),
+        }
+        phase
     }
 
     // Commands of the host.
@@ -403,7 +410,8 @@ impl GatewayQueue {
     }
 
     fn submit_again(&mut self, phase: Phase, now: Nanos) {
-        let may = |part: &Part| phase == Phase::Ready || part.is_unsettled_change();
+        // A part with blocks of its own is a change that began: all of those must end first.
+        let may = |part: &Part| phase == Phase::Ready || part.claim.is_some();
         while self.has_room()
             && let Some(index) = self.again.iter().position(may)
         {

@@ -117,11 +117,6 @@ impl Part {
         let start = self.first as usize * DATA_BYTES;
         start..start + self.blocks as usize * DATA_BYTES
     }
-
-    /// Whether it was sent before and may have changed something.
-    pub(super) fn is_unsettled_change(&self) -> bool {
-        self.is_again && matches!(self.work, Work::Change { .. } | Work::Swap { .. })
-    }
 }
 
 /// Parts that the target has, by tag.

@@ -23,6 +23,9 @@ pub(super) fn run(
     mailbox: &Mailbox,
     stop: &OwnedFd,
 ) -> Ended {
+    // The host's dirty pages may only become free through this thread: it must not wait for them.
+    // Without the capability (CAP_SYS_RESOURCE) it goes on as any other thread.
+    let _ = rustix::process::configure_io_flusher_behavior(true);
     let ended = serve(&mut queue, &mut front, mailbox, stop);
     queue.abandon();
     front.farewell(queue.front.transmit());

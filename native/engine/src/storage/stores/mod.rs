@@ -1,9 +1,12 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+pub mod emulated;
 pub mod journal;
 pub mod layout;
 pub mod memory;
+pub mod nvme;
+pub mod nvme_command;
 pub mod pages;
 pub mod plain_file;
 pub mod recovery;

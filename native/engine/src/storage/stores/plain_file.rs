@@ -49,7 +49,7 @@ impl BlockStore for PlainFileStore {
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(PlainChannel {
             block_count: self.device.page_count(),
-            ring: Ring::new(Arc::clone(&self.device), event()?)?,
+            ring: Ring::new(Arc::clone(&self.device) as Arc<_>, event()?)?,
             counters: Arc::clone(&self.counters),
             operations: HashMap::new(),
             next: 0,

@@ -434,6 +434,20 @@ fn log_pages_that_overtook_a_lost_one_do_not_continue_a_later_log() {
 }
 
 #[test]
+fn of_two_writes_at_once_the_one_placed_last_stands() {
+    let mut run = Run::simple();
+    run.begin(5, 1);
+    run.begin(5, 1);
+    let free = run.map.free_slots();
+    run.end(1);
+    run.end(0);
+    run.flush();
+    assert_eq!(version(&run.map, &run.disk, 5), Some(2));
+    assert_eq!(versions(run.disk.lost(), 5..6), [Some(2)]);
+    assert_eq!(run.map.free_slots(), free + 1);
+}
+
+#[test]
 fn the_log_is_not_written_over_before_a_checkpoint_replaced_it() {
     let mut run = Run::simple();
     for round in 0..20 * GEOMETRY.log_pages {

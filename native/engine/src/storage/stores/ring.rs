@@ -1,5 +1,5 @@
-//! Reads, writes and syncs of a file through io_uring: submitted in batches, ended through an
-//! event descriptor.
+//! Operations on a file or drive through io_uring: submitted in batches, ended through an event
+//! descriptor.
 //!
 //! The kernel works on the buffers until an operation's completion is reaped; until then the ring
 //! owns them, and it isn't dropped before all have come.
@@ -9,10 +9,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::pages::{DeviceFile, PAGE_BYTES, Page};
+use super::pages::{PAGE_BYTES, Page};
 
 /// Operations that the kernel is given at a time; more wait their turn here.
 const RING_ENTRIES: u32 = 128;
@@ -20,6 +20,23 @@ const RING_ENTRIES: u32 = 128;
 const POOL_BUFFERS: usize = 64;
 /// Pages of the largest buffer kept, and of the largest read or write: 1 MiB.
 pub const IO_PAGES_MAX: usize = 256;
+
+/// What a ring can do for its owner.
+///
+/// # Safety
+/// The entry may name only memory that the job owns, on the heap: the kernel works on it while the
+/// job is moved about, until the completion.
+pub unsafe trait Job {
+    /// Form of the submission entries.
+    type Submission: squeue::EntryMarker;
+    /// Form of the completion entries.
+    type Completion: cqueue::EntryMarker + Into<cqueue::Entry>;
+
+    /// The submission entry of this job on a file.
+    fn entry(&mut self, fd: types::Fd, user_data: u64) -> Self::Submission;
+    /// What the result in the completion entry says.
+    fn outcome(&self, result: i32) -> io::Result<()>;
+}
 
 /// One operation on a file.
 #[derive(Debug)]
@@ -36,34 +53,24 @@ pub enum Io {
 
 /// An operation that has ended.
 #[derive(Debug)]
-pub struct Ended<T> {
+pub struct Ended<T, J = Io> {
     /// What the caller gave along.
     pub tag: T,
     /// The operation, with its buffer.
-    pub io: Io,
+    pub io: J,
     /// How it ended. A read or write that ended short is an error.
     pub result: io::Result<()>,
 }
 
 /// A ring of operations on one file, of one thread.
-#[derive(Debug)]
-pub struct Ring<T> {
-    kernel: Uring,
-    file: Arc<DeviceFile>,
+pub struct Ring<T, J: Job = Io> {
+    kernel: IoUring<J::Submission, J::Completion>,
+    file: Arc<dyn AsFd + Send + Sync>,
     event: Arc<OwnedFd>,
-    flying: Vec<Option<(T, Io)>>,
+    flying: Vec<Option<(T, J)>>,
     vacant: Vec<usize>,
-    backlog: VecDeque<(T, Io)>,
+    backlog: VecDeque<(T, J)>,
     pool: Vec<Vec<Page>>,
-}
-
-/// The kernel's side of a ring.
-struct Uring(IoUring);
-
-impl std::fmt::Debug for Uring {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Uring")
-    }
 }
 
 /// A descriptor that becomes readable when told.
@@ -89,23 +96,22 @@ pub fn copy_error(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), error.to_string())
 }
 
-/// Opens an io_uring, or says what it takes.
-pub fn open(entries: u32) -> io::Result<IoUring> {
-    IoUring::new(entries).map_err(|error| {
+fn open<J: Job>() -> io::Result<IoUring<J::Submission, J::Completion>> {
+    IoUring::builder().build(RING_ENTRIES).map_err(|error| {
         let detail = "io_uring is not available (kernel.io_uring_disabled, seccomp or ulimit -l)";
         io::Error::new(error.kind(), format!("{detail}: {error}"))
     })
 }
 
-impl<T> Ring<T> {
+impl<T, J: Job> Ring<T, J> {
     /// A ring for a file. The event descriptor becomes readable with every completion.
-    pub fn new(file: Arc<DeviceFile>, event: Arc<OwnedFd>) -> io::Result<Self> {
-        let ring = open(RING_ENTRIES)?;
-        ring.submitter().register_eventfd(event.as_raw_fd())?;
+    pub fn new(file: Arc<dyn AsFd + Send + Sync>, event: Arc<OwnedFd>) -> io::Result<Self> {
+        let kernel = open::<J>()?;
+        kernel.submitter().register_eventfd(event.as_raw_fd())?;
         let flying = (0..RING_ENTRIES).map(|_| None).collect();
         let vacant = (0..RING_ENTRIES as usize).collect();
         let (backlog, pool) = (VecDeque::new(), Vec::new());
-        Ok(Self { kernel: Uring(ring), file, event, flying, vacant, backlog, pool })
+        Ok(Self { kernel, file, event, flying, vacant, backlog, pool })
     }
 
     /// The event descriptor.
@@ -114,29 +120,14 @@ impl<T> Ring<T> {
         &self.event
     }
 
-    /// A buffer of `count` pages of any contents.
-    #[must_use]
-    pub fn buffer(&mut self, count: usize) -> Vec<Page> {
-        let mut pages = self.pool.pop().unwrap_or_default();
-        pages.resize(count, Page::ZERO);
-        pages
-    }
-
-    /// Gives a buffer back for later operations.
-    pub fn keep(&mut self, pages: Vec<Page>) {
-        if self.pool.len() < POOL_BUFFERS && pages.capacity() <= IO_PAGES_MAX {
-            self.pool.push(pages);
-        }
-    }
-
     /// Prepares an operation; [`Ring::turn`] starts it.
-    pub fn push(&mut self, tag: T, io: Io) {
+    pub fn push(&mut self, tag: T, io: J) {
         self.backlog.push_back((tag, io));
     }
 
     /// Gives the kernel what was prepared, as far as there is room, and moves what has ended to
     /// `ended`. After an error nothing more will end.
-    pub fn turn(&mut self, ended: &mut Vec<Ended<T>>) -> io::Result<()> {
+    pub fn turn(&mut self, ended: &mut Vec<Ended<T, J>>) -> io::Result<()> {
         self.submit()?;
         self.reap(ended);
         if self.backlog.is_empty() { Ok(()) } else { self.submit() }
@@ -149,11 +140,12 @@ impl<T> Ring<T> {
                 self.vacant.push(index);
                 break;
             };
-            let entry = entry(&self.file, &mut job.1).user_data(index as u64);
-            // SAFETY: the entry names the file, which the ring keeps open, and memory of the
-            // job's pages, which stays where it is (on the heap) and is neither touched nor freed
-            // until `reap` has seen the completion: `flying` holds it, and `drop` waits for it.
-            let pushed = unsafe { self.kernel.0.submission().push(&entry) };
+            let fd = types::Fd(self.file.as_fd().as_raw_fd());
+            let entry = job.1.entry(fd, index as u64);
+            // SAFETY: the entry names the file, which the ring keeps open, and memory that the job
+            // owns, which stays where it is (on the heap) and is neither touched nor freed until
+            // `reap` has seen the completion: `flying` holds it, and `drop` waits for it.
+            let pushed = unsafe { self.kernel.submission().push(&entry) };
             if pushed.is_err() {
                 self.vacant.push(index);
                 self.backlog.push_front(job);
@@ -162,8 +154,8 @@ impl<T> Ring<T> {
             self.flying[index] = Some(job);
             is_new = true;
         }
-        if is_new || !self.kernel.0.submission().is_empty() {
-            match self.kernel.0.submit() {
+        if is_new || !self.kernel.submission().is_empty() {
+            match self.kernel.submit() {
                 Ok(_) => {}
                 // The entries stay in the queue; another turn must come.
                 Err(error) if is_transient(&error) => tell(&self.event),
@@ -173,14 +165,15 @@ impl<T> Ring<T> {
         Ok(())
     }
 
-    fn reap(&mut self, ended: &mut Vec<Ended<T>>) {
-        for completion in self.kernel.0.completion() {
+    fn reap(&mut self, ended: &mut Vec<Ended<T, J>>) {
+        for completion in self.kernel.completion() {
+            let completion: cqueue::Entry = completion.into();
             let index = completion.user_data() as usize;
             let Some((tag, io)) = self.flying.get_mut(index).and_then(Option::take) else {
                 continue;
             };
             self.vacant.push(index);
-            let result = outcome(&io, completion.result());
+            let result = io.outcome(completion.result());
             ended.push(Ended { tag, io, result });
         }
     }
@@ -195,53 +188,76 @@ fn is_transient(error: &io::Error) -> bool {
     transient.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// The submission entry of an operation.
-fn entry(file: &DeviceFile, io: &mut Io) -> squeue::Entry {
-    let fd = types::Fd(file.as_fd().as_raw_fd());
-    let bytes = |pages: &Vec<Page>| (pages.len() * PAGE_BYTES) as u32;
-    let offset = |page: u64| page * PAGE_BYTES as u64;
-    match io {
-        Io::Read(page, pages) => {
-            let length = bytes(pages);
-            opcode::Read::new(fd, pages.as_mut_ptr().cast(), length).offset(offset(*page)).build()
-        }
-        Io::Write(page, pages, is_durable) => {
-            // RWF_DSYNC (pwritev2(2)): the write is durable when it ends.
-            let flags = if *is_durable { 0x2 } else { 0 };
-            let write = opcode::Write::new(fd, pages.as_ptr().cast(), bytes(pages));
-            write.offset(offset(*page)).rw_flags(flags).build()
-        }
-        Io::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-        Io::Punch(page, count) => {
-            // FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE (fallocate(2)).
-            opcode::Fallocate::new(fd, offset(*count)).offset(offset(*page)).mode(0x3).build()
+impl<T> Ring<T, Io> {
+    /// A buffer of `count` pages of any contents.
+    #[must_use]
+    pub fn buffer(&mut self, count: usize) -> Vec<Page> {
+        let mut pages = self.pool.pop().unwrap_or_default();
+        pages.resize(count, Page::ZERO);
+        pages
+    }
+
+    /// Gives a buffer back for later operations.
+    pub fn keep(&mut self, pages: Vec<Page>) {
+        if self.pool.len() < POOL_BUFFERS && pages.capacity() <= IO_PAGES_MAX {
+            self.pool.push(pages);
         }
     }
 }
 
-fn outcome(io: &Io, result: i32) -> io::Result<()> {
-    let expected = match io {
-        Io::Read(_, pages) | Io::Write(_, pages, _) => pages.len() * PAGE_BYTES,
-        Io::Sync | Io::Punch(..) => 0,
-    };
-    match usize::try_from(result) {
-        Err(_) => Err(io::Error::from_raw_os_error(-result)),
-        Ok(done) if done == expected => Ok(()),
-        Ok(done) => {
-            let detail = format!("{done} bytes of {expected} transferred");
-            Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail))
+// SAFETY: entries name nothing but the pages of the vector in the job.
+unsafe impl Job for Io {
+    type Submission = squeue::Entry;
+    type Completion = cqueue::Entry;
+
+    fn entry(&mut self, fd: types::Fd, user_data: u64) -> squeue::Entry {
+        let bytes = |pages: &Vec<Page>| (pages.len() * PAGE_BYTES) as u32;
+        let offset = |page: u64| page * PAGE_BYTES as u64;
+        let entry = match self {
+            Self::Read(page, pages) => {
+                let read = opcode::Read::new(fd, pages.as_mut_ptr().cast(), bytes(pages));
+                read.offset(offset(*page)).build()
+            }
+            Self::Write(page, pages, is_durable) => {
+                // RWF_DSYNC (pwritev2(2)): the write is durable when it ends.
+                let flags = if *is_durable { 0x2 } else { 0 };
+                let write = opcode::Write::new(fd, pages.as_ptr().cast(), bytes(pages));
+                write.offset(offset(*page)).rw_flags(flags).build()
+            }
+            Self::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Self::Punch(page, count) => {
+                // FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE (fallocate(2)).
+                let punch = opcode::Fallocate::new(fd, offset(*count));
+                punch.offset(offset(*page)).mode(0x3).build()
+            }
+        };
+        entry.user_data(user_data)
+    }
+
+    fn outcome(&self, result: i32) -> io::Result<()> {
+        let expected = match self {
+            Self::Read(_, pages) | Self::Write(_, pages, _) => pages.len() * PAGE_BYTES,
+            Self::Sync | Self::Punch(..) => 0,
+        };
+        match usize::try_from(result) {
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+            Ok(done) if done == expected => Ok(()),
+            Ok(done) => {
+                let detail = format!("{done} bytes of {expected} transferred");
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail))
+            }
         }
     }
 }
 
-impl<T> Ring<T> {
+impl<T, J: Job> Ring<T, J> {
     /// Forgets what the kernel was not given yet and waits until the rest has ended. False: that
     /// can't be waited for, and the kernel may still use buffers and file.
     pub fn drain(&mut self) -> bool {
         self.backlog.clear();
         let mut ended = Vec::new();
         while !self.is_idle() {
-            match self.kernel.0.submit_and_wait(1) {
+            match self.kernel.submit_and_wait(1) {
                 Err(error) if !is_transient(&error) => return false,
                 _ => self.reap(&mut ended),
             }
@@ -250,7 +266,7 @@ impl<T> Ring<T> {
     }
 }
 
-impl<T> Drop for Ring<T> {
+impl<T, J: Job> Drop for Ring<T, J> {
     fn drop(&mut self) {
         if !self.drain() {
             // Better lost than freed.

@@ -87,7 +87,7 @@ impl BlockStore for SealedFileStore {
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         let event = event()?;
         Ok(Box::new(SealedChannel {
-            ring: Ring::new(Arc::clone(&self.shared.device), Arc::clone(&event))?,
+            ring: Ring::new(Arc::clone(&self.shared.device) as Arc<_>, Arc::clone(&event))?,
             shared: Arc::clone(&self.shared),
             requests: Arc::clone(self.journal.requests()),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),

@@ -301,8 +301,6 @@ impl SealedMap {
                 let mut state = self.state();
                 round.iter().filter_map(|index| state.table.snapshot(*index)).collect()
             };
-            // A table page names data without proof, so the data is durable before it.
-            self.file.sync()?;
             for snapshot in snapshots {
                 let (stamp, index) = (self.next_stamp(), snapshot.index);
                 let page = TablePage { stamp, index, entries: snapshot.entries };
@@ -318,6 +316,7 @@ impl SealedMap {
             log_start: writer.log_next,
             table_sum: self.state().table.sum(),
         };
+        // The checkpoint's own page names table pages, and they data, without proof.
         self.file.sync()?;
         let place = self.geometry.checkpoint(checkpoint.number);
         self.file.write(place, &[checkpoint.encode(&self.checker)])?;

@@ -67,9 +67,7 @@ impl Raw {
                         return (Status::from_field(response.entry.status.get()), data);
                     }
                     Piece::Data(bytes) => data.extend_from_slice(bytes),
-                    Piece::Header(..) => {}
-                    #[allow(unreachable_patterns)]
-                    _ => {}
+                    Piece::Header(..) | Piece::End(_) => {}
                 }
             }
         }

@@ -1,7 +1,9 @@
-"""Our initiator proves itself to Linux's own target, checks it in turn, and uses digests."""
+"""Our initiator and Linux's own target: authentication, digests, logs, and paths that come back."""
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -10,7 +12,18 @@ from kernel_lab.lab import Lab
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.authentication import HashFunction, HostSecret
 from sealane.protocol.nvme.constants import DISCOVERY_NQN, AnaState
-from sealane.transport.nvme import Credentials, Digests, HostController, discover
+from sealane.transport.nvme import (
+    Address,
+    ConnectionManager,
+    Credentials,
+    Digests,
+    HostController,
+    PathEvent,
+    PathState,
+    ReconnectPolicy,
+    bulk_queue,
+    discover,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
@@ -113,3 +126,76 @@ def test_initiator_uses_digests_and_reads_what_the_target_tells(lab: Lab) -> Non
         calls={"attach": lambda guest: asyncio.run(attach(guest))},
         options={"forward": ("0:4420",)},
     )
+
+
+@dataclass
+class Kept:
+    """A path that a manager keeps, seen from the calls of a job."""
+
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    events: "asyncio.Queue[PathEvent]" = field(default_factory=asyncio.Queue)
+    manager: ConnectionManager | None = None
+    data: bytes = field(default_factory=lambda: secrets.token_bytes(16 * BLOCK_BYTES))
+
+    def call(self, work: Callable[[], Awaitable[None]]) -> Callable[[Guest], None]:
+        return lambda _: self.loop.run_until_complete(work())
+
+    async def connect(self, guest: Guest) -> None:
+        self.manager = ConnectionManager(
+            [Address("127.0.0.1", guest.forwarded_port(4420))],
+            subsystem_nqn=NQN,
+            host_nqn=HOST_NQN,
+            queue_count=1,
+            events=self.events.put_nowait,
+            policy=ReconnectPolicy(first_seconds=0.2, most_seconds=1.0),
+        )
+        self.manager.start()
+        await self._transfer(write=True)
+
+    async def lose(self) -> None:
+        async with asyncio.timeout(60):
+            while (await self.events.get()).state is not PathState.WAITING:
+                pass
+
+    async def come_back(self) -> None:
+        await self._transfer(write=False)
+        assert self.manager is not None
+        await self.manager.close()
+
+    async def _transfer(self, *, write: bool) -> None:
+        assert self.manager is not None
+        address, connected = await self.manager.connect_queue(1, nsid=1, timeout_seconds=60)
+        host = self.manager.controller(address)
+        assert host is not None
+        queue = bulk_queue(connected, await host.identify_namespace())
+        try:
+            if write:
+                await queue.write(7, self.data, is_forced=True)
+            back = bytearray(len(self.data))
+            await queue.read(7, back)
+            assert back == self.data
+        finally:
+            await queue.close()
+
+
+def test_path_comes_back_with_the_target(lab: Lab) -> None:
+    kept = Kept()
+    try:
+        lab.run(
+            f"nvmet_disk {SIZE_MIB} {BLOCK_BYTES}",
+            f"nvmet_subsystem {NQN}",
+            f"nvmet_listen {NQN}",
+            "call connect",
+            f"nvmet_drop {NQN}",
+            "call lose",
+            f"nvmet_offer {NQN}",
+            "call come-back",
+            calls={
+                "connect": lambda guest: kept.loop.run_until_complete(kept.connect(guest)),
+                "lose": kept.call(kept.lose),
+                "come-back": kept.call(kept.come_back),
+            },
+            options={"forward": ("0:4420",)},
+        )
+    finally:
+        kept.loop.close()

@@ -1,0 +1,212 @@
+//! The fuzz targets, as functions of the bytes they are given. Each one decodes its bytes into
+//! steps, so that the fuzzer gets past checksums and MACs, and asserts what must hold whatever
+//! the peer does.
+
+mod controller;
+mod host;
+mod script;
+
+use std::fmt::Write as _;
+
+use script::Script;
+use sealane_engine::session::entry::{Completion, Submission};
+use sealane_proto::aead::Secret;
+use sealane_proto::nvme::controller_queue::blocks_of;
+use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
+use sealane_proto::nvme::pdu::{Digests, PduLimits};
+use sealane_proto::nvme::reader::{PduReader, Piece, StreamSink};
+use sealane_proto::sector::{
+    BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, check_conditional,
+    check_written, field, take_expected_iv,
+};
+use sealane_proto::secure_queue::{QueueContext, SecureQueue};
+use sealane_proto::session::frame::Frames;
+use sealane_proto::session::packet::Header as PacketHeader;
+
+/// Blocks of the namespace.
+pub const BLOCKS: u64 = 64;
+
+/// A controller's plain queue, fed by a host that may say anything.
+pub fn controller_queue(data: &[u8]) {
+    controller::run(data, false);
+}
+
+/// A controller's secure queue, fed by a man in the middle who has the key, or changes a bit.
+pub fn controller_queue_secure(data: &[u8]) {
+    controller::run(data, true);
+}
+
+/// A host's plain queue, fed by a controller that may say anything.
+pub fn host_queue(data: &[u8]) {
+    host::run(data, false);
+}
+
+/// A host's secure queue, fed by a man in the middle who has the key, or changes a bit.
+pub fn host_queue_secure(data: &[u8]) {
+    host::run(data, true);
+}
+
+/// The reader gives the same pieces however the stream is cut, and never more data than allowed.
+pub fn pdu_reader(data: &[u8]) {
+    let mut script = Script::new(data);
+    let digests = Digests::from_field(script.byte());
+    let step = usize::from(script.byte()) + 1;
+    let limits = PduLimits { capsule_data_max: 64, data_max: 256, digests };
+    let bytes = script.rest();
+    let whole = pieces(limits, bytes, bytes.len().max(1));
+    assert_eq!(whole, pieces(limits, bytes, step));
+}
+
+fn pieces(limits: PduLimits, bytes: &[u8], step: usize) -> (String, Vec<u8>) {
+    let mut reader = PduReader::new(limits);
+    let (mut told, mut data) = (String::new(), Vec::new());
+    for mut input in bytes.chunks(step) {
+        loop {
+            match reader.next(&mut input) {
+                Ok(None) => break,
+                Ok(Some(Piece::Header(header, bytes))) => {
+                    assert!(bytes <= limits.data_max);
+                    write!(told, "{header:?} {bytes};").expect("a string grows");
+                }
+                Ok(Some(Piece::Data(part))) => data.extend_from_slice(part),
+                Ok(Some(Piece::End(is_intact))) => {
+                    write!(told, "{is_intact};").expect("a string grows");
+                }
+                Err(error) => {
+                    write!(told, "{error}").expect("a string grows");
+                    assert!(reader.header().len() <= 128);
+                    return (told, data);
+                }
+            }
+        }
+    }
+    (told, data)
+}
+
+/// A sealed sector opens exactly if nothing but its MAC field was changed.
+pub fn sector_open(data: &[u8]) {
+    let mut script = Script::new(data);
+    let lba = script.word();
+    let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
+    let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
+    let mut range = CounterRange::new(1, 1, 1, 1 << 20).expect("a valid range");
+    let mut block = [0; BLOCK_BYTES];
+    key.seal(range.take().expect("counters are left"), lba, &mut block);
+    let sealed = block;
+    while !script.is_empty() {
+        let at = usize::from(script.half()) % BLOCK_BYTES;
+        // Most of what there is to decide lies in the metadata.
+        let at = if script.byte() & 1 == 0 { at } else { DATA_BYTES + at % 64 };
+        block[at] = script.byte();
+    }
+    let is_same = block
+        .iter()
+        .zip(&sealed)
+        .enumerate()
+        .all(|(at, (one, other))| one == other || in_mac_field(at));
+    let mut plain = [1; DATA_BYTES];
+    let opened = key.open(lba, &block, &mut plain);
+    assert_eq!(opened.is_ok(), is_same);
+    assert_eq!(plain, [0; DATA_BYTES], "what was sealed, or wiped");
+    if check_written(&block).is_ok() {
+        assert!(check_conditional(&block).is_ok());
+    } else if check_conditional(&block).is_ok() {
+        take_expected_iv(&mut block);
+        assert!(check_written(&block).is_ok());
+    }
+}
+
+fn in_mac_field(at: usize) -> bool {
+    (DATA_BYTES + field::MAC.0..DATA_BYTES + field::MAC.1).contains(&at)
+}
+
+/// A packet header that decodes encodes to the same bytes; frames end.
+pub fn session_packet(data: &[u8]) {
+    if let Ok((header, length)) = PacketHeader::decode(data) {
+        let mut encoded = Vec::new();
+        header.encode(&mut encoded);
+        assert_eq!(encoded, data[..length]);
+    }
+    let frames = Frames::new(data);
+    let is_valid = frames.validate().is_ok();
+    let mut count = 0;
+    for frame in frames {
+        count += 1;
+        let Ok(frame) = frame else {
+            assert!(!is_valid);
+            return;
+        };
+        let mut encoded = Vec::new();
+        frame.encode(&mut encoded);
+        let again = Frames::new(&encoded).next();
+        assert_eq!(again, Some(Ok(frame)));
+    }
+    assert!(is_valid && count <= data.len());
+}
+
+/// An entry of a job's ring that parses names bytes inside the region and parses again.
+pub fn ring_entry(data: &[u8]) {
+    let mut script = Script::new(data);
+    let region_bytes = script.word();
+    let Some(entry) = script.rest().first_chunk() else { return };
+    if let Ok(submission) = Submission::parse(entry, region_bytes) {
+        let end = submission.offset.checked_add(submission.length);
+        assert!(end.is_some_and(|end| end <= region_bytes));
+        assert_eq!(Submission::parse(&submission.encode(), region_bytes), Ok(submission));
+    }
+    if let Some(completion) = Completion::parse(entry) {
+        assert_eq!(Completion::parse(&completion.encode()), Some(completion));
+    }
+}
+
+fn secure() -> SecureQueue {
+    let context = QueueContext {
+        volume_id: [1; 16],
+        host_nqn: "nqn.2026-11.dev.sealane:host".into(),
+        queue_id: 1,
+        association_epoch: 1,
+        incarnation: 1,
+    };
+    SecureQueue::new(&Secret::take(&mut [8; 32]), &context)
+}
+
+fn block_bytes(is_secure: bool) -> usize {
+    if is_secure { BLOCK_BYTES } else { DATA_BYTES }
+}
+
+fn namespaces(is_secure: bool, access: Access) -> Vec<NamespaceFormat> {
+    let commands = [
+        CommandSet::COMPARE,
+        CommandSet::WRITE_ZEROES,
+        CommandSet::DEALLOCATE,
+        CommandSet::VERIFY,
+        CommandSet::FUSED,
+        CommandSet::RESERVATIONS,
+        CommandSet::WRITE_IF,
+    ];
+    let commands = commands.into_iter().fold(CommandSet::NONE, CommandSet::with);
+    let block_bytes = block_bytes(is_secure);
+    vec![NamespaceFormat { nsid: 1, block_bytes, block_count: BLOCKS, commands, access }]
+}
+
+/// Sectors that are well formed as written ones; nobody opens them.
+fn sectors(data: &mut [u8]) {
+    for block in blocks_of(data) {
+        block.fill(0);
+        block[DATA_BYTES + field::IV.0] = 1;
+        block[DATA_BYTES + field::VERSION.0] = 1;
+    }
+}
+
+/// Feeds bytes as a connection does: to their place where there is one, else in portions.
+fn feed(queue: &mut impl StreamSink, mut bytes: &[u8], step: usize) {
+    while !bytes.is_empty() {
+        let place = queue.place();
+        let (placed, rest) = bytes.split_at(place.len().min(bytes.len()));
+        place[..placed.len()].copy_from_slice(placed);
+        queue.placed(placed.len());
+        let (portion, rest) = rest.split_at(rest.len().min(step.max(1)));
+        queue.receive(portion);
+        bytes = rest;
+    }
+}

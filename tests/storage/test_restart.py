@@ -1,0 +1,161 @@
+"""A target that ends and starts again: which volumes it has, and what it says of others."""
+
+import contextlib
+import datetime as dt
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.daemon.events import Event
+from sealane.daemon.storage.catalogue import Catalogue
+from sealane.daemon.storage.target import Target
+from sealane.daemon.storage_control import StorageService
+from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.v1 import broker_pb2
+
+NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
+CALLER = Subject(
+    node="g", role="gateway", tenant="acme", incarnation=bytes(16), kem_public_key=bytes(32)
+)
+
+
+class Site:
+    """One directory and the processes that serve it, one after another."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = CertificateAuthority.create(broker="b", now=NOW)
+        self.events: list[Event] = []
+
+    def signed(self, volume_id: str, *, node: str = "s", sectors: int = 64) -> bytes:
+        descriptor = broker_pb2.VolumeDescriptor(
+            volume_id=volume_id, target_node=node, tenant="acme", sector_count=sectors
+        ).SerializeToString()
+        return broker_pb2.SignedVolumeDescriptor(
+            descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
+        ).SerializeToString()
+
+    def path(self, volume_id: str, suffix: str) -> Path:
+        return self.directory / f"{volume_id}.{suffix}"
+
+    @contextlib.asynccontextmanager
+    async def process(self) -> AsyncIterator[StorageService]:
+        target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="file", directory=self.directory)
+        await target.start()
+        service = StorageService(
+            target,
+            node="s",
+            store="file",
+            anchor=self.authority.certificate,
+            catalogue=Catalogue(self.directory),
+        )
+        service.events.publish = self.events.append  # type: ignore[method-assign]
+        try:
+            await service.restore()
+            yield service
+        finally:
+            await target.stop()
+
+    async def create(self, service: StorageService, **values: int) -> str:
+        volume_id = str(uuid.uuid4())
+        signed = broker_pb2.SignedVolumeDescriptor.FromString(self.signed(volume_id, **values))
+        await service.create(CALLER, signed)
+        return volume_id
+
+    def said(self, kind: str) -> list[tuple[str, str]]:
+        return [(event.volume_id, event.reason) for event in self.events if event.kind == kind]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "volumes")
+
+
+async def test_volumes_are_there_after_a_restart_under_another_incarnation(site: Site) -> None:
+    async with site.process() as first:
+        volume_id = await site.create(first)
+    async with site.process() as second:
+        assert site.said("restored") == [(volume_id, "")]
+        assert second.namespace(CALLER, volume_id).sector_count == 64
+        assert second.incarnation != first.incarnation
+        # Asking for it again is as harmless as before.
+        signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
+        await second.create(CALLER, signed)
+
+
+async def test_deleted_volume_stays_deleted(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+        await service.delete(CALLER, volume_id)
+    assert [*site.directory.iterdir()] == []
+    async with site.process() as service:
+        with pytest.raises(UsageError, match="no volume"):
+            service.namespace(CALLER, volume_id)
+
+
+async def test_volume_that_a_crash_left_half_made_or_half_removed_goes(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    site.path(volume_id, "volume").rename(site.path(volume_id, "volume.unfinished"))
+    async with site.process() as service:
+        assert site.said("discarded") == [(volume_id, "volume.unfinished")]
+        with pytest.raises(UsageError):
+            service.namespace(CALLER, volume_id)
+    assert [*site.directory.iterdir()] == []
+
+
+async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: Target, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        site.path(str(volume_id), "sectors").touch()
+        raise UnavailableError("store.create", "no room")
+
+    async with site.process() as service:
+        monkeypatch.setattr(Target, "create_volume", fail)
+        with pytest.raises(UnavailableError, match="no room"):
+            await site.create(service)
+    assert [*site.directory.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda site, volume: site.signed(volume)[:-1] + b"x", "volume.descriptor.signature"),
+        (lambda _site, _volume: b"\xff", "volume.descriptor.malformed"),
+        (lambda site, _volume: site.signed(str(uuid.uuid4())), "volume.descriptor.other"),
+        (lambda site, volume: site.signed(volume, node="other"), "namespace.target"),
+        (lambda site, volume: site.signed(volume, sectors=65), "store.open"),
+        (lambda site, volume: Site(site.directory).signed(volume), "volume.descriptor.signature"),
+    ],
+)
+async def test_descriptor_that_does_not_fit_is_reported_and_nothing_is_deleted(
+    site: Site, content: Callable[[Site, str], bytes], reason: str
+) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+        other = await site.create(service)
+    site.path(volume_id, "volume").write_bytes(content(site, volume_id))
+    files = {path: path.read_bytes() for path in site.directory.iterdir()}
+    async with site.process() as service:
+        assert site.said("skipped") == [(volume_id, reason)]
+        assert site.said("restored") == [(other, "")]
+        with pytest.raises(UsageError):
+            service.namespace(CALLER, volume_id)
+        signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
+        with pytest.raises(UsageError, match="exists already"):
+            await service.create(CALLER, signed)
+    assert {*files} == {*site.directory.iterdir()}
+    assert site.path(volume_id, "volume").read_bytes() == files[site.path(volume_id, "volume")]
+
+
+async def test_damaged_store_is_reported_and_left(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    path = site.path(volume_id, "sectors")
+    with path.open("r+b") as file:
+        file.truncate(4096)
+    async with site.process():
+        assert site.said("skipped") == [(volume_id, "store.open")]
+    assert path.stat().st_size == 4096
