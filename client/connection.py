@@ -24,6 +24,7 @@ from sealane.protocol.v1 import (
     nodes_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2,
+    subsystems_pb2_grpc,
     volumes_pb2,
     volumes_pb2_grpc,
 )
@@ -177,11 +178,16 @@ class Volumes:
 
 
 class Client:
-    """An open connection. `sessions` is the stub that `sealane.client.session` builds on."""
+    """An open connection.
+
+    `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
+    plain subsystems.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
+        self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
     async def status(self) -> NodeStatus:

@@ -6,7 +6,7 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,18 +54,23 @@ from sealane.daemon.servers import (
     split_address,
 )
 from sealane.daemon.storage.catalogue import Catalogue
+from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
+from sealane.daemon.storage.listener import Listener
+from sealane.daemon.storage.subsystems import PlainSubsystems
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
+    subsystems_pb2_grpc,
     volumes_pb2_grpc,
 )
 
@@ -75,8 +80,16 @@ _STORE_NAME: Final = "broker.sqlite"
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
 
-async def serve(config: Config) -> None:
-    """Run the daemon until cancelled; start-up failures leave as sealane errors in a group."""
+async def serve(
+    config: Config,
+    *,
+    hangup: asyncio.Event | None = None,
+    reread: Callable[[], Config] | None = None,
+) -> None:
+    """Run the daemon until cancelled; start-up failures leave as sealane errors in a group.
+
+    Each time `hangup` is set, what can change while it runs is taken from `reread`.
+    """
     notifier = Notifier()
     run_directory = RunDirectory(Path(config.node.run_dir))
     async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
@@ -85,6 +98,8 @@ async def serve(config: Config) -> None:
         await daemon.start(run_directory)
         daemon.spawn("watchdog", notifier.keep_watchdog())
         run_directory.write_ready(node=config.node.name, addresses=daemon.addresses)
+        if hangup is not None and reread is not None:
+            daemon.spawn("reload", daemon.keep_reloaded(hangup, reread))
         notifier.ready(f"serving as {', '.join(config.roles)}")
         get_logger().info("ready", roles=config.roles, addresses=daemon.addresses)
         try:
@@ -112,6 +127,7 @@ class Daemon:
         self._event_logs: list[EventLog] = []
         self._is_development = False
         self._local = new_server(self.metrics, None)
+        self._plain: PlainSubsystems | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
@@ -219,6 +235,7 @@ class Daemon:
             await target.start()
         self._stack.push_async_callback(target.stop)
         self.addresses["target"] = join_address(*target.address)
+        await self._start_plain(config, target)
         service = StorageService(
             target,
             node=self.config.node.name,
@@ -241,6 +258,54 @@ class Daemon:
         )
         await self._stack.enter_async_context(running(server))
 
+    async def _start_plain(self, config: TargetConfig, target: Target) -> None:
+        """Serve plain subsystems at the target's listener, and discovery where it is asked for."""
+        self._observe("target", target.listener)
+        discovery = []
+        if config.discovery_listen is not None:
+            traddr, trsvcid = split_address(config.discovery_listen)
+            listener = Listener(
+                target,
+                traddr=traddr,
+                trsvcid=trsvcid,
+                portals=lambda: [Portal.of(*target.address)],
+                offers_digests=True,
+            )
+            with _listening("target.discovery_listen", config.discovery_listen):
+                await listener.start()
+            self._stack.push_async_callback(listener.stop)
+            self.addresses["discovery"] = join_address(*listener.address)
+            self._observe("discovery", listener)
+            discovery.append(listener)
+        self._plain = PlainSubsystems(target.listener, discovery=discovery)
+        self._stack.push_async_callback(self._plain.close)
+        self.metrics.add_statistics("plain_namespace", "namespace", self._plain.statistics)
+        await self._plain.apply(config.subsystems)
+        subsystems_pb2_grpc.add_SubsystemsServicer_to_server(
+            SubsystemsServicer(self._plain, target.listener), self._local
+        )
+        self._services.append("sealane.v1.Subsystems")
+
+    def _observe(self, name: str, listener: Listener) -> None:
+        listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
+
+    async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
+        """Apply the plain subsystems of the configuration each time it is to be read again.
+
+        A file with a fault, or a store that can't be opened, changes nothing and is logged.
+        """
+        while True:
+            await hangup.wait()
+            hangup.clear()
+            try:
+                config = await asyncio.to_thread(reread)
+                if self._plain is not None and config.target is not None:
+                    await self._plain.apply(config.target.subsystems)
+            except Error as error:
+                get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
+                continue
+            get_logger().info("reloaded")
+
     async def _start_gateway(self, config: GatewayConfig) -> None:
         identity = await self._enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
@@ -261,6 +326,7 @@ class Daemon:
             await gateway.start()
         self._stack.push_async_callback(gateway.stop)
         self.addresses["gateway"] = join_address(*gateway.address)
+        self._observe("gateway", gateway.listener)
         service = VolumeService(
             config,
             identity=identity,

@@ -5,93 +5,31 @@ found and the values allowed. The roles of a daemon are the role sections its fi
 """
 
 import difflib
-import ipaddress
 import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from sealane.crypto.certificates import NAME_PATTERN
+from sealane.daemon.config_types import (
+    AbsolutePath,
+    BindAddress,
+    IpAddress,
+    LoopbackAddress,
+    NodeName,
+    PeerAddress,
+    RunDir,
+    Section,
+    is_loopback,
+)
 from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
+from sealane.daemon.storage.subsystem_config import Subsystems
 from sealane.errors import UsageError
 
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
-
-# A Unix socket's path has at most 108 bytes with its end, and gRPC adds nothing to it.
-_RUN_DIR_BYTES_MAX: Final = 80
-
-
-def _address(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("host:port, port 0…65535")
-    if not host or any(c.isspace() or c == "/" for c in host):
-        raise ValueError("host:port, host a name or an address ([…] around IPv6)")
-    return value
-
-
-def _peer_address(value: str) -> str:
-    if _address(value).endswith(":0"):
-        raise ValueError("host:port, port 1…65535")
-    return value
-
-
-def _bind_address(value: str) -> str:
-    host = _address(value).rpartition(":")[0].strip("[]")
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        raise ValueError("address:port to listen on, an IP address and a port 0…65535") from None
-    return value
-
-
-def _loopback_address(value: str) -> str:
-    host = _bind_address(value).rpartition(":")[0].strip("[]")
-    if not ipaddress.ip_address(host).is_loopback:
-        raise ValueError("a loopback address:port, because what passes there is plain")
-    return value
-
-
-def _ip_address(value: str) -> str:
-    try:
-        return str(ipaddress.ip_address(value))
-    except ValueError:
-        raise ValueError("an IP address") from None
-
-
-def _name(value: str) -> str:
-    if NAME_PATTERN.fullmatch(value) is None:
-        raise ValueError("1…63 of a to z, 0 to 9 and '-', no '-' at either end")
-    return value
-
-
-def _path(value: str) -> str:
-    if not value or "\0" in value or not Path(value).is_absolute():
-        raise ValueError("an absolute path")
-    return value
-
-
-def _run_dir(value: str) -> str:
-    if len(_path(value).encode()) > _RUN_DIR_BYTES_MAX:
-        raise ValueError(f"an absolute path of at most {_RUN_DIR_BYTES_MAX} bytes")
-    return value
-
-
-BindAddress = Annotated[str, AfterValidator(_bind_address)]
-PeerAddress = Annotated[str, AfterValidator(_peer_address)]
-NodeName = Annotated[str, AfterValidator(_name)]
-AbsolutePath = Annotated[str, AfterValidator(_path)]
-RunDir = Annotated[str, AfterValidator(_run_dir)]
-
-
-class Section(BaseModel):
-    """A table of the file: strict types, no unknown key, frozen."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class NodeConfig(Section):
@@ -132,12 +70,24 @@ class TargetConfig(Section):
     control_listen: BindAddress = "127.0.0.1:7442"
     store: Literal["file", "memory"] = "file"
     directory: AbsolutePath | None = None
+    discovery_listen: BindAddress | None = None
+    allow_plain_network: bool = False
+    subsystems: Subsystems
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.subsystems and not (self.allow_plain_network or is_loopback(self.listen)):
+            raise ValueError(
+                "plain subsystems on a loopback target.listen only, unless "
+                "allow_plain_network = true says that their data may cross the network in the clear"
+            )
+        return self
 
 
 class GatewayConfig(Section):
     """The gateway role."""
 
-    listen: Annotated[str, AfterValidator(_loopback_address)] = "127.0.0.1:4421"
+    listen: LoopbackAddress = "127.0.0.1:4421"
     target_node: NodeName
     target_address: PeerAddress
     command_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
@@ -149,7 +99,7 @@ class FabricConfig(Section):
     """The fabric role."""
 
     control_listen: BindAddress = "127.0.0.1:7443"
-    data_listen: Annotated[str, AfterValidator(_ip_address)] = "127.0.0.1"
+    data_listen: IpAddress = "127.0.0.1"
     rate_max_bits_per_second: Annotated[int, Field(ge=1_000_000, le=400_000_000_000)]
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16

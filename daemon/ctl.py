@@ -26,7 +26,7 @@ from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.files import read_bounded
 from sealane.errors import Error, UsageError
-from sealane.protocol.v1 import sessions_pb2
+from sealane.protocol.v1 import sessions_pb2, subsystems_pb2
 
 _CALL_SECONDS: Final = 60.0
 _SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -179,7 +179,8 @@ def _show_volume(volume: Volume, output: Output) -> None:
 
 
 def _size(size_bytes: int) -> str:
-    unit = next(u for u in ("TiB", "GiB", "MiB", "KiB") if size_bytes >= _SIZE_UNITS[u])
+    units = ("TiB", "GiB", "MiB", "KiB")
+    unit = next((u for u in units if size_bytes >= _SIZE_UNITS[u]), "KiB")
     return f"{size_bytes / _SIZE_UNITS[unit]:.4g} {unit}"
 
 
@@ -277,6 +278,54 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
         "retransmitted_packets": session.statistics["retransmitted_packets"],
         "close_reason": session.close_reason,
     }
+
+
+async def _subsystem_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = subsystems_pb2.ListSubsystemsRequest()
+    with translated():
+        page = await client.subsystems.ListSubsystems(request, timeout=_CALL_SECONDS)
+    output.show(
+        [
+            {
+                "nqn": each.nqn,
+                "hosts": list(each.host_nqns) or "any",
+                "namespaces": len(each.namespaces),
+                "size": _size(sum(namespace.size_bytes for namespace in each.namespaces)),
+                "controllers": len(each.controllers),
+            }
+            for each in page.subsystems
+        ]
+    )
+
+
+async def _subsystem_get(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = subsystems_pb2.GetSubsystemRequest(nqn=options.name)
+    with translated():
+        subsystem = await client.subsystems.GetSubsystem(request, timeout=_CALL_SECONDS)
+    row = MessageToDict(
+        subsystem, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    output.show_one(row, _subsystem_rows(subsystem))
+
+
+def _subsystem_rows(subsystem: subsystems_pb2.Subsystem) -> Mapping[str, Any]:
+    rows: dict[str, Any] = {
+        "nqn": subsystem.nqn,
+        "serial": subsystem.serial,
+        "hosts": list(subsystem.host_nqns) or "any",
+    }
+    for namespace in subsystem.namespaces:
+        hosts = f", for {_text(list(namespace.host_nqns))}" if namespace.host_nqns else ""
+        rows[f"namespace {namespace.nsid}"] = (
+            f"{_size(namespace.size_bytes)}, {namespace.store}, {namespace.ana_state}, "
+            f"{namespace.uuid}{hosts}"
+        )
+    for controller in subsystem.controllers:
+        proved = "authenticated" if controller.authenticated else "not authenticated"
+        rows[f"controller {controller.controller_id}"] = (
+            f"{controller.host_nqn}, {controller.io_queues} I/O queues, {proved}"
+        )
+    return rows
 
 
 async def _status(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -397,6 +446,10 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, "list", _session_list, "show every session")
     _named(verbs, "get", _session_get, "show a session")
     _named(verbs, "close", _session_close, "close a session")
+
+    verbs = _noun(nouns, "subsystem", "plain subsystems of a target")
+    _verb(verbs, "list", _subsystem_list, "show every plain subsystem")
+    _named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN")
 
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)

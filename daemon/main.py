@@ -28,26 +28,26 @@ def main(arguments: list[str] | None = None) -> int:
             if config.broker is not None:
                 load_policy(Path(config.broker.policy_file))
             return 0
-        return run(config)
+        return run(config, options.config)
     except* (Error, OSError) as group:
         error = first_error(group)
     print(f"sealaned: {error}", file=sys.stderr)
     return error.exit_code if isinstance(error, Error) else 1
 
 
-def run(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; returns 0 after a clean stop."""
+def run(config: Config, path: Path) -> int:
+    """Serve until SIGTERM or SIGINT; returns 0 after a clean stop. SIGHUP reads `path` again."""
     os.umask(0o077)
     forbid_inspection()
     set_up_logs(config.node.log_level, node=config.node.name)
     try:
-        asyncio.run(_serve_until_signal(config))
+        asyncio.run(_serve_until_signal(config, path))
     except asyncio.CancelledError:
         get_logger().info("stopped")
     return 0
 
 
-async def _serve_until_signal(config: Config) -> None:
+async def _serve_until_signal(config: Config, path: Path) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     stopping = False
@@ -61,7 +61,9 @@ async def _serve_until_signal(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    await serve(config)
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    await serve(config, hangup=hangup, reread=lambda: load_config(path))
 
 
 def first_error(group: BaseExceptionGroup[Error | OSError]) -> Error | OSError:

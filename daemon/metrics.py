@@ -57,6 +57,12 @@ class Metrics:
         self.refusals = Counter(
             "sealane_refusals", "Calls refused, by reason id.", ["reason"], registry=r
         )
+        self.nvme_faults = Counter(
+            "sealane_nvme_faults",
+            "Faults of NVMe/TCP hosts, by listener and reason id.",
+            ["listener", "reason"],
+            registry=r,
+        )
         self.certificate_expiry = Gauge(
             "sealane_certificate_expiry_timestamp_seconds",
             "When the node's certificate ends.",

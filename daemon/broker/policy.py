@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from sealane.crypto.attestation import AllowedKey, Policy
-from sealane.daemon.config import NodeName, Section, load_section
+from sealane.daemon.config import load_section
+from sealane.daemon.config_types import NodeName, Section
 from sealane.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 from sealane.errors import ProtocolError
 from sealane.protocol.nvme.admin import AdminController
@@ -29,6 +29,11 @@ class Portal:
 
     traddr: str
     trsvcid: int
+
+    @classmethod
+    def of(cls, traddr: str, trsvcid: int) -> Self:
+        """Make one of a listener's address."""
+        return cls(traddr=traddr, trsvcid=trsvcid)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

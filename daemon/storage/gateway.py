@@ -225,6 +225,11 @@ class Gateway(Provider):
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
 
     @property
+    def listener(self) -> Listener:
+        """Where hosts connect, for observers."""
+        return self._listener
+
+    @property
     def address(self) -> tuple[str, int]:
         """Where hosts connect."""
         return self._listener.address

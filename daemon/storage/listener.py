@@ -148,8 +148,12 @@ class Listener:
             association.admin.update(exported.shown_to(association.host_nqn))
             if exported is self._discovery:
                 association.admin.set_discovery_log(self._discovery.log_of(association))
-            if (session := self._sessions.get(association.controller_id)) is not None:
-                session.wake()
+            self.wake(association)
+
+    def wake(self, association: Association) -> None:
+        """Send the events that are due on an association."""
+        if (session := self._sessions.get(association.controller_id)) is not None:
+            session.wake()
 
     def queue_closed(self, event: StorageEvent) -> None:
         """End the association of an I/O queue that closed: at once after a fault.
@@ -197,8 +201,7 @@ class Listener:
             self.end_association(association.association_id)
 
     def _own_portals(self) -> Iterable[Portal]:
-        traddr, trsvcid = self.address
-        return (Portal(traddr=traddr, trsvcid=trsvcid),)
+        return (Portal.of(*self.address),)
 
     def _exported(self) -> Iterable[Exported]:
         return itertools.chain.from_iterable(each.exported() for each in self._providers)

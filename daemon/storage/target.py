@@ -82,6 +82,8 @@ class _Admitted:
             h2c_data_max=H2C_DATA_BYTES,
             in_capsule_max=IN_CAPSULE_BYTES,
             transfer_max=SECURE_TRANSFER_BYTES,
+            header_digest=self.connect.header_digest,
+            data_digest=self.connect.data_digest,
             secure=secure,
         )
 
@@ -225,7 +227,12 @@ class Target(Provider):
         ipaddress.ip_address(traddr)
         self._directory = directory
         self._volumes: dict[str, TargetSubsystem] = {}
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid)
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
+
+    @property
+    def listener(self) -> Listener:
+        """Where hosts connect, for other providers and observers."""
+        return self._listener
 
     @property
     def address(self) -> tuple[str, int]:

@@ -36,6 +36,7 @@ from sealane.protocol.nvme.in_band import Authentication, QueueAuthentication
 from sealane.protocol.nvme.logs import (
     LoggedFailure,
     Notification,
+    ana_bytes_max,
     encode_ana,
     encode_changed_namespaces,
     encode_command_effects,
@@ -289,6 +290,8 @@ class AdminController:
     def _configure(self, value: int) -> None:
         transition = self._properties.configure(value)
         if transition is Transition.RESET:
+            self._logged()
+            self._failures_taken = 0  # whoever runs the next queues counts anew
             self._features.reset()
             self._events.reset()
             self._completions.clear()
@@ -414,11 +417,13 @@ class AdminController:
         return encode_health(self._resources.health(nsid), error_count=self._failure_count)
 
     def _ana(self, request: _LogRequest) -> bytes:
-        return encode_ana(
+        page = encode_ana(
             self._subsystem.namespaces,
             change_count=self._ana_changes,
             groups_only=bool(request.specific & _GROUPS_ONLY),
         )
+        # Hosts (nvme-cli) ask for as much as there can be, in parts: beyond the groups are zeros.
+        return page.ljust(ana_bytes_max(self._subsystem), b"\0")
 
     def _notification(self, _: _LogRequest) -> bytes:
         if not self._notifications:

@@ -12,8 +12,7 @@ _IPV4 = 1
 _IPV6 = 2
 _NVM_SUBSYSTEM = 2
 _CURRENT_DISCOVERY = 3
-_NO_SECURE_CHANNEL = 0x02
-_FLOW_CONTROL_OPTIONAL = 0x04
+_FLOW_CONTROL_OPTIONAL = 0x04  # and nothing said of a secure channel
 _DYNAMIC = 0xFFFF
 _SAME_LOG_EVERYWHERE = 0x01
 _PERSISTENT = 0x02
@@ -47,7 +46,7 @@ def _encode(record: DiscoveryRecord) -> bytes:
         _TCP,
         _IPV6 if ":" in record.traddr else _IPV4,
         _CURRENT_DISCOVERY if record.is_discovery else _NVM_SUBSYSTEM,
-        _NO_SECURE_CHANNEL | _FLOW_CONTROL_OPTIONAL,
+        _FLOW_CONTROL_OPTIONAL,
         record.port_id,
         _DYNAMIC,
         QUEUE_DEPTH_MAX,

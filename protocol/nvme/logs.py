@@ -143,6 +143,11 @@ def encode_ana(namespaces: Sequence[Namespace], *, change_count: int, groups_onl
     return b"".join(parts)
 
 
+def ana_bytes_max(subsystem: Subsystem) -> int:
+    """Size of the page with every group there can be, as hosts compute it (NANAGRPID, MNAN)."""
+    return _ANA_HEADER.size + subsystem.nsid_max * (_ANA_GROUP.size + 4)
+
+
 def encode_notification(
     *, count: int, kind: Notification | None, remaining: int, nsid: int
 ) -> bytes:

@@ -25,7 +25,8 @@ from attacks.pdus import (
     data_pdu,
     parse,
 )
-from sealane.client import Volume
+from sealane.client import Attachment
+from sealane.daemon.ports import Export
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController
@@ -65,17 +66,15 @@ class RawQueue:
     @classmethod
     @contextlib.asynccontextmanager
     async def association(
-        cls, volume: Volume, *, host_nqn: str, count: int
+        cls, attachment: Attachment | Export, *, host_nqn: str, secret: str, count: int
     ) -> AsyncIterator[list[Self]]:
         """Connect a controller with `count` I/O queues."""
-        attachment = volume.attachment
-        assert attachment is not None
         host = HostController(
             traddr=attachment.traddr,
             trsvcid=attachment.trsvcid,
             subsystem_nqn=attachment.subsystem_nqn,
             host_nqn=host_nqn,
-            credentials=Credentials(secret=HostSecret.parse(attachment.dhchap_secret)),
+            credentials=Credentials(secret=HostSecret.parse(secret)),
         )
         async with host:
             await host.request_queues(count)
@@ -100,7 +99,7 @@ class RawQueue:
         *,
         lba: int = 0,
         blocks: int = 1,
-        data: bytes = b"",
+        data: bytes | bytearray = b"",
         control: int = 0,
         transfer: int = 0,
         fused: int = 0,
@@ -108,6 +107,7 @@ class RawQueue:
         """Send a command; the future gives its read data, or raises."""
         self._ids = (self._ids + 1) % 0x7FFF
         cid = self._ids
+        data = bytes(data)
         in_capsule = data if len(data) <= IN_CAPSULE_BYTES else b""
         pdu = command(
             0, opcode, cid, lba=lba, blocks=blocks, data=in_capsule, transfer=transfer or len(data)
@@ -124,7 +124,7 @@ class RawQueue:
             self._writer.write(pdu.encode())
         return future
 
-    async def write(self, lba: int, data: bytes, *, is_forced: bool = False) -> None:
+    async def write(self, lba: int, data: bytes | bytearray, *, is_forced: bool = False) -> None:
         """Write whole sectors."""
         control = FORCE_UNIT_ACCESS if is_forced else 0
         blocks = len(data) // SECTOR

@@ -90,6 +90,36 @@ MISTAKES = {
             "passes there is plain [config.value]"
         ),
     ),
+    "plain subsystem open to the network": (
+        NODE
+        + ENROLMENT
+        + '[target]\nlisten = "192.0.2.1:1"\n'
+        + '[[target.subsystems]]\nnqn = "nqn.2026-11.x:a"\nallow_any_host = true\n',
+        (
+            'target: found {"listen": "192.0.2.1:1", "subsystems": [{"nqn": "nqn.2026-11.x:a", '
+            '"allow_an…; allowed: plain subsystems on a loopback target.listen only, unless '
+            "allow_plain_network = true says that their data may cross the network in the clear "
+            "[config.value]"
+        ),
+    ),
+    "two subsystems of one name": (
+        NODE
+        + ENROLMENT
+        + "[target]\n"
+        + '[[target.subsystems]]\nnqn = "nqn.2026-11.x:a"\nallow_any_host = true\n' * 2,
+        (
+            'target.subsystems: found [{"nqn": "nqn.2026-11.x:a", "allow_any_host": true}, '
+            '{"nqn": "nqn.2026-11.x:a…; allowed: each subsystem\'s nqn once [config.value]'
+        ),
+    ),
+    "namespace without a size": (
+        NODE
+        + ENROLMENT
+        + "[target]\n"
+        + '[[target.subsystems]]\nnqn = "nqn.2026-11.x:a"\nallow_any_host = true\n'
+        + '[[target.subsystems.namespaces]]\nnsid = 1\nstore = "memory"\n',
+        "target.subsystems.0.namespaces.0.size_bytes: missing; it has no default [config.missing]",
+    ),
     "relative path": (
         NODE + '[broker]\npolicy_file = "p"\nkey_file = "/k"\n',
         'broker.policy_file: found "p"; allowed: an absolute path [config.value]',

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sealane.client import Attachment, NodeStatus, Volume, connect
-from sealane.daemon.ctl import Output, _full, _status_rows, main, parse_via
+from sealane.daemon.ctl import Output, _full, _status_rows, _subsystem_rows, main, parse_via
 from sealane.errors import UnavailableError
+from sealane.protocol.v1 import subsystems_pb2
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
@@ -121,3 +122,20 @@ async def test_watch_of_a_silent_daemon_ends(
                 async with asyncio.timeout(10), client.volumes.watch("volumes/x"):
                     pass
     assert caught.value.reason == "peer.deadline_exceeded"
+
+
+def test_subsystem_says_who_sees_what(capsys: pytest.CaptureFixture[str]) -> None:
+    subsystem = subsystems_pb2.Subsystem(nqn="nqn.x", serial="s")
+    subsystem.namespaces.add(
+        nsid=2, store="file", size_bytes=1 << 20, uuid="u", ana_state="change", host_nqns=["nqn.h"]
+    )
+    subsystem.controllers.add(controller_id=1, host_nqn="nqn.h", io_queues=3, authenticated=True)
+    Output("table").show_one(_subsystem_rows(subsystem))
+    lines = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "nqn.x",
+        "s",
+        "any",
+        "1 MiB, file, change, u, for nqn.h",
+        "nqn.h, 3 I/O queues, authenticated",
+    ]

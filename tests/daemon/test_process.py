@@ -43,4 +43,4 @@ def test_daemon_does_not_start_where_it_can_be_inspected(
     monkeypatch.setattr(main_module, "forbid_inspection", refuse)
     monkeypatch.setattr(main_module.os, "umask", lambda _: 0)
     with pytest.raises(UnavailableError, match=r"process\.inspectable"):
-        main_module.run(load_config(path))
+        main_module.run(load_config(path), path)

@@ -421,7 +421,7 @@ PAGES = {
     LogPage.FIRMWARE_SLOT: 512,
     LogPage.CHANGED_NAMESPACES: 4096,
     LogPage.COMMAND_EFFECTS: 4096,
-    LogPage.ANA: 16 + 2 * 36,
+    LogPage.ANA: 16 + 16 * 36,
     LogPage.FEATURE_EFFECTS: 1024,
     LogPage.RESERVATION_NOTIFICATION: 64,
 }
@@ -502,6 +502,16 @@ def test_error_log_has_admin_and_io_failures_newest_first() -> None:
     figures.failed.insert(0, CommandFailure(queue_id=1, command_id=9, status=0x80, count=2))
     page = data(controller.handle(get_log(0x01, 64)))
     assert struct.unpack_from("<QHH", page) == (3, 1, 9)
+
+
+def test_failures_after_a_reset_are_logged_though_counted_anew() -> None:
+    figures = Figures()
+    controller = enabled(PLAIN, resources=figures)
+    controller.handle(set_property(0x14, 0))
+    figures.failed = [CommandFailure(queue_id=1, command_id=30, status=0x80, count=1)]
+    controller.handle(set_property(0x14, ENABLE))
+    page = data(controller.handle(get_log(0x01, 128)))
+    assert [struct.unpack_from("<QHH", page, at) for at in (0, 64)] == [(2, 1, 30), (1, 1, 8)]
 
 
 def test_error_log_is_bounded(plain: AdminController) -> None:

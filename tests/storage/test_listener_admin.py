@@ -430,7 +430,7 @@ async def test_discovery_shows_each_host_what_it_may_use(world: World) -> None:
     mine = await world.admin(nqn=DISCOVERY_NQN)
     log = await mine.get_log(LogPage.DISCOVERY, 3072)
     assert records(log) == [current, (2, NQN, "127.0.0.1", port)]
-    assert log[1024:1028] == bytes([3, 1, 3, 6])
+    assert log[1024:1028] == bytes([3, 1, 3, 4])
     theirs = await world.admin(nqn=DISCOVERY_NQN, host=OTHER)
     assert records(await theirs.get_log(LogPage.DISCOVERY, 2048)) == [current]
 

@@ -1,0 +1,87 @@
+"""Types of configuration values: strict, each with one line that says what is allowed."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from sealane.crypto.certificates import NAME_PATTERN
+
+# A Unix socket's path has at most 108 bytes with its end, and gRPC adds nothing to it.
+_RUN_DIR_BYTES_MAX: Final = 80
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("host:port, port 0…65535")
+    if not host or any(c.isspace() or c == "/" for c in host):
+        raise ValueError("host:port, host a name or an address ([…] around IPv6)")
+    return value
+
+
+def _peer_address(value: str) -> str:
+    if _address(value).endswith(":0"):
+        raise ValueError("host:port, port 1…65535")
+    return value
+
+
+def _bind_address(value: str) -> str:
+    host = _address(value).rpartition(":")[0].strip("[]")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError("address:port to listen on, an IP address and a port 0…65535") from None
+    return value
+
+
+def is_loopback(value: str) -> bool:
+    """Whether an address:port is this machine's own."""
+    return ipaddress.ip_address(value.rpartition(":")[0].strip("[]")).is_loopback
+
+
+def _loopback_address(value: str) -> str:
+    if not is_loopback(_bind_address(value)):
+        raise ValueError("a loopback address:port, because what passes there is plain")
+    return value
+
+
+def _ip_address(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError("an IP address") from None
+
+
+def _name(value: str) -> str:
+    if NAME_PATTERN.fullmatch(value) is None:
+        raise ValueError("1…63 of a to z, 0 to 9 and '-', no '-' at either end")
+    return value
+
+
+def _path(value: str) -> str:
+    if not value or "\0" in value or not Path(value).is_absolute():
+        raise ValueError("an absolute path")
+    return value
+
+
+def _run_dir(value: str) -> str:
+    if len(_path(value).encode()) > _RUN_DIR_BYTES_MAX:
+        raise ValueError(f"an absolute path of at most {_RUN_DIR_BYTES_MAX} bytes")
+    return value
+
+
+BindAddress = Annotated[str, AfterValidator(_bind_address)]
+PeerAddress = Annotated[str, AfterValidator(_peer_address)]
+LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
+IpAddress = Annotated[str, AfterValidator(_ip_address)]
+NodeName = Annotated[str, AfterValidator(_name)]
+AbsolutePath = Annotated[str, AfterValidator(_path)]
+RunDir = Annotated[str, AfterValidator(_run_dir)]
+
+
+class Section(BaseModel):
+    """A table of the file: strict types, no unknown key, frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
