@@ -261,6 +261,46 @@ def test_a_controller_that_gives_no_proof_is_refused() -> None:
     assert not one.is_authenticated
 
 
+@pytest.mark.parametrize("index", [1, 2])
+def test_a_challenge_without_a_number_is_refused(index: int) -> None:
+    def unnumbered(at: int, message: bytes) -> bytes:
+        return message[:12] + bytes(4) + message[16:] if at == index else message
+
+    with pytest.raises(AuthenticationError, match="sequence number"):
+        run(host(), controller(), unnumbered)
+
+
+def test_a_proof_is_there_or_not() -> None:
+    def neither(index: int, message: bytes) -> bytes:
+        return (message[:8] + b"\2" + message[9:]).ljust(200, b"\0") if index == 3 else message
+
+    with pytest.raises(AuthenticationError, match="RVALID"):
+        run(host(), controller(), neither)
+
+
+@pytest.mark.parametrize("length", [0, 255, 257])
+def test_a_public_value_of_another_group_is_refused(length: int) -> None:
+    def replaced(index: int, message: bytes) -> bytes:
+        if index != 2:
+            return message
+        return message[:10] + length.to_bytes(2, "little") + message[12:80] + b"\2" * length
+
+    other = controller(groups=(DhGroup.FFDHE2048,))
+    with pytest.raises(AuthenticationError, match=f"{length} bytes; allowed: 256"):
+        run(host(), other, replaced)
+    assert not other.is_authenticated
+
+
+def test_a_proof_that_nobody_asked_for_is_refused() -> None:
+    def with_proof(index: int, message: bytes) -> bytes:
+        return message[:8] + b"\1" + message[9:] if index == 3 else message
+
+    one = host(controller_secret=None)
+    with pytest.raises(AuthenticationError, match="nobody asked"):
+        run(one, controller(), with_proof)
+    assert not one.is_authenticated
+
+
 def test_a_short_success_without_proof_is_accepted_when_none_was_asked() -> None:
     def shortened(index: int, message: bytes) -> bytes:
         return message[:16] if index == 3 else message
@@ -565,7 +605,7 @@ def test_messages_survive_the_wire() -> None:
     reply = Reply(
         transaction=4, response=b"r" * 64, challenge=b"c" * 64, sequence=9, public_value=value
     )
-    assert Reply.decode(reply.encode(), HashFunction.SHA512, DhGroup.FFDHE2048) == reply
+    assert Reply.decode(reply.encode(), HashFunction.SHA512) == reply
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ class ControllerAuthentication:
         ephemeral, self._ephemeral = self._ephemeral, None
         if sent is None or ephemeral is None:
             raise AuthenticationError(Explanation.INCORRECT_MESSAGE, "a reply to nothing")
-        reply = Reply.decode(data, sent.hash_function, sent.group)
+        reply = Reply.decode(data, sent.hash_function)
         self._check_transaction(reply.transaction)
         exchange = Exchange(
             hash_function=sent.hash_function,

@@ -99,14 +99,14 @@ class Challenge:
 
     @classmethod
     def decode(cls, data: bytes) -> "Challenge":
-        """Decode; hash, group and lengths fit each other afterwards."""
+        """Decode. The group checks its public value when it is used."""
         _need(data, _CHALLENGE.size)
         _, _, transaction, length, hash_id, group_id, value_length, sequence = (
             _CHALLENGE.unpack_from(data)
         )
         hash_function = known_hash([hash_id])
         group = known_group([group_id])
-        _check_lengths(hash_function, group, length, value_length)
+        _check_length(hash_function, length)
         end = _CHALLENGE.size + length
         _need(data, end + value_length, exact=True)
         _check_sequence(sequence)
@@ -140,11 +140,11 @@ class Reply:
         return header + self.response + (self.challenge or bytes(length)) + self.public_value
 
     @classmethod
-    def decode(cls, data: bytes, hash_function: HashFunction, group: DhGroup) -> "Reply":
-        """Decode a reply to a challenge with this hash and group."""
+    def decode(cls, data: bytes, hash_function: HashFunction) -> "Reply":
+        """Decode a reply to a challenge with this hash."""
         _need(data, _REPLY.size)
         _, _, transaction, length, is_mutual, value_length, sequence = _REPLY.unpack_from(data)
-        _check_lengths(hash_function, group, length, value_length)
+        _check_length(hash_function, length)
         _need(data, _REPLY.size + 2 * length + value_length, exact=True)
         if is_mutual not in {0, 1}:
             raise _incorrect(f"CVALID is {is_mutual}")
@@ -183,8 +183,7 @@ class Success1:
         """Decode. A controller may leave the response out when there is none."""
         _need(data, _SUCCESS1.size)
         _, _, transaction, length, is_mutual = _SUCCESS1.unpack_from(data)
-        if length != hash_function.digest_bytes:
-            raise _incorrect(f"hash length {length}; allowed: {hash_function.digest_bytes}")
+        _check_length(hash_function, length)
         if is_mutual not in {0, 1}:
             raise _incorrect(f"RVALID is {is_mutual}")
         _need(data, _SUCCESS1.size + length * is_mutual, exact=True)
@@ -277,13 +276,9 @@ def _need(data: bytes, length: int, *, exact: bool = False) -> None:
         raise _incorrect(f"a message of {length} bytes has more behind it")
 
 
-def _check_lengths(
-    hash_function: HashFunction, group: DhGroup, length: int, value_length: int
-) -> None:
+def _check_length(hash_function: HashFunction, length: int) -> None:
     if length != hash_function.digest_bytes:
         raise _incorrect(f"hash length {length}; allowed: {hash_function.digest_bytes}")
-    if value_length != group.value_bytes:
-        raise _incorrect(f"public value of {value_length} bytes; allowed: {group.value_bytes}")
 
 
 def _check_sequence(sequence: int) -> None:

@@ -13,6 +13,7 @@ pub mod recovery;
 pub mod ring;
 pub mod sealed_file;
 pub mod sealed_map;
+pub mod selection;
 pub mod slots;
 pub mod table;
 

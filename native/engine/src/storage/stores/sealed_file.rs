@@ -3,7 +3,8 @@
 //!
 //! A block's data is copied once each way, between the caller's 4160-byte blocks and pages that
 //! direct I/O accepts. A write that isn't durable ends when its data has reached the device; what
-//! was not flushed is lost when the process ends, as in any volatile write cache.
+//! was not flushed is lost when the process is killed, as in any volatile write cache. Dropping the
+//! store flushes.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -444,6 +445,19 @@ mod tests {
         let mut channel = store.open().expect("channel");
         let found = conformance::read(&mut *channel, BLOCK_BYTES, 100, 300);
         assert_eq!(found, conformance::blocks(BLOCK_BYTES, 100, 300, 1));
+    }
+
+    #[test]
+    fn an_orderly_end_loses_nothing() {
+        let scratch = Scratch::new();
+        let store = SealedFileStore::create(&scratch.file(), 1000).expect("store");
+        let mut channel = store.open().expect("channel");
+        write(&mut *channel, 100, 30, 1);
+        drop((channel, store));
+        let store = SealedFileStore::open(&scratch.file()).expect("store");
+        let mut channel = store.open().expect("channel");
+        let found = conformance::read(&mut *channel, BLOCK_BYTES, 100, 30);
+        assert_eq!(found, conformance::blocks(BLOCK_BYTES, 100, 30, 1));
     }
 
     #[test]

@@ -1,0 +1,127 @@
+//! The store that a configuration asks for.
+
+use std::io;
+use std::path::Path;
+
+use super::super::store::BlockStore;
+use super::emulated::{EmulatedStore, Profile};
+use super::memory::MemoryStore;
+use super::nvme::NvmeStore;
+use super::plain_file::PlainFileStore;
+use super::sealed_file::SealedFileStore;
+
+/// What a namespace is to keep its blocks in.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreOptions<'a> {
+    /// "memory", "emulated", "file" or "nvme".
+    pub kind: &'a str,
+    /// Blocks of the namespace.
+    pub block_count: u64,
+    /// Whether blocks have 64 bytes of metadata.
+    pub is_sealed: bool,
+    /// File or device, for the kinds that lie on one.
+    pub path: Option<&'a Path>,
+    /// Whether to lay out an empty store, rather than open one.
+    pub creates: bool,
+    /// Which drive is emulated.
+    pub drive: Option<&'a str>,
+    /// Whether blocks may be written over where they lie.
+    pub in_place: bool,
+}
+
+/// Creates or opens a store. `InvalidInput` for options that don't go together.
+pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
+    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place } = *options;
+    let store: Box<dyn BlockStore> = match (kind, is_sealed, path, drive) {
+        ("memory", _, None, None) if creates && !in_place => {
+            Box::new(MemoryStore::new(block_count, is_sealed))
+        }
+        ("emulated", _, None, Some(drive)) if creates && !in_place => {
+            Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::named(drive)?))
+        }
+        ("file", true, Some(path), None) if creates && !in_place => {
+            Box::new(SealedFileStore::create(path, block_count)?)
+        }
+        ("file", true, Some(path), None) if !in_place => Box::new(SealedFileStore::open(path)?),
+        // Plain blocks always lie in place, said or not.
+        ("file", false, Some(path), None) if creates => {
+            Box::new(PlainFileStore::create(path, block_count)?)
+        }
+        ("file", false, Some(path), None) => Box::new(PlainFileStore::open(path, block_count)?),
+        ("nvme", true, Some(path), None) if creates => {
+            Box::new(NvmeStore::create(path, block_count)?)
+        }
+        ("nvme", true, Some(path), None) => Box::new(NvmeStore::open(path, block_count)?),
+        _ => {
+            let detail = format!("store {kind:?} isn't offered with these options: {options:?}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
+    };
+    if store.block_count() == block_count {
+        return Ok(store);
+    }
+    let detail = format!("the store has {} blocks, not {block_count}", store.block_count());
+    Err(io::Error::new(io::ErrorKind::InvalidData, detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+
+    const MEMORY: StoreOptions<'_> = StoreOptions {
+        kind: "memory",
+        block_count: 10,
+        is_sealed: true,
+        path: None,
+        creates: true,
+        drive: None,
+        in_place: false,
+    };
+
+    #[test]
+    fn every_kind_is_made_and_opened_again() {
+        let scratch = Scratch::new();
+        let path = scratch.file();
+        for (is_sealed, block_bytes) in [(true, 4160), (false, 4096)] {
+            let memory = StoreOptions { is_sealed, ..MEMORY };
+            assert_eq!(open(&memory).expect("memory").block_bytes(), block_bytes);
+            let drive = StoreOptions { kind: "emulated", drive: Some("sn655"), ..memory };
+            assert_eq!(open(&drive).expect("emulated").block_bytes(), block_bytes);
+            let file = StoreOptions { kind: "file", path: Some(&path), ..memory };
+            assert_eq!(open(&file).expect("file").block_bytes(), block_bytes);
+            let again = StoreOptions { creates: false, ..file };
+            assert_eq!(open(&again).expect("file").block_bytes(), block_bytes);
+            std::fs::remove_file(&path).expect("file");
+        }
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_refused() {
+        let path = Some(Path::new("/nonexistent"));
+        for options in [
+            StoreOptions { kind: "floppy", ..MEMORY },
+            StoreOptions { path, ..MEMORY },
+            StoreOptions { creates: false, ..MEMORY },
+            StoreOptions { drive: Some("sn655"), ..MEMORY },
+            StoreOptions { kind: "emulated", ..MEMORY },
+            StoreOptions { kind: "file", ..MEMORY },
+            StoreOptions { kind: "file", path, in_place: true, ..MEMORY },
+            StoreOptions { kind: "nvme", path, is_sealed: false, ..MEMORY },
+        ] {
+            let error = open(&options).expect_err("refused");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn a_store_of_another_size_is_refused() {
+        let scratch = Scratch::new();
+        let path = scratch.file();
+        let file = StoreOptions { kind: "file", path: Some(&path), ..MEMORY };
+        open(&file).expect("file");
+        let other = StoreOptions { creates: false, block_count: 9, ..file };
+        let error = open(&other).expect_err("another size");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}
