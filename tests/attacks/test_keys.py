@@ -132,7 +132,9 @@ async def test_25_keys_are_replaced_before_the_numbers_end_and_nothing_is_lost()
     assert max(commands_on(link) for link in links) <= bound
     assert len({link.ticket for link in links}) == len(links)
     assert world.ledger.repeats == world.ledger.overlaps == []
-    assert world.attached.statistics()["refusals"] == 0
+    statistics = world.attached.statistics()
+    assert (statistics["refusals"], statistics["commands_timed_out"]) == (0, 0)
+    assert statistics["associations_lost"] == 0
 
 
 def records(path: Path) -> list[tuple[int, Iv, bytes, int]]:
