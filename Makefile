@@ -61,6 +61,10 @@ test-order: build ## fast tests in two other orders, under two hash seeds
 	PYTHONHASHSEED=1 $(BIN)/pytest -q -m "not slow" --randomly-seed=1
 	PYTHONHASHSEED=2 $(BIN)/pytest -q -m "not slow" --randomly-seed=2
 
+.PHONY: bench-storage
+bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
+	$(BIN)/python -m benchmarks.storage $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,7 @@ class Daemon:
     """A running `sealaned` and where it can be reached."""
 
     name: str
+    pid: int
     run_dir: Path
     state_dir: Path
     addresses: dict[str, str]
@@ -78,23 +79,14 @@ class ClusterBuilder:
         }
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Cluster]:
-        """Start everything; stop everything when the block is left."""
+    async def storage(self, **target: object) -> AsyncIterator[tuple[Daemon, Daemon, Daemon]]:
+        """Start broker, target (with these settings) and gateway; stop them in reverse."""
         async with contextlib.AsyncExitStack() as stack:
             broker = await stack.enter_async_context(self._daemon("broker", self._broker()))
             enrolment = self._enrolment(broker)
-            target = await stack.enter_async_context(
-                self._daemon(
-                    "target",
-                    {
-                        **enrolment("target"),
-                        "target": {
-                            "listen": "127.0.0.1:0",
-                            "control_listen": "127.0.0.1:0",
-                            "store": "file",
-                        },
-                    },
-                )
+            addresses = {"listen": "127.0.0.1:0", "control_listen": "127.0.0.1:0"}
+            target_daemon = await stack.enter_async_context(
+                self._daemon("target", {**enrolment("target"), "target": {**addresses, **target}})
             )
             gateway = await stack.enter_async_context(
                 self._daemon(
@@ -104,11 +96,21 @@ class ClusterBuilder:
                         "gateway": {
                             "listen": "127.0.0.1:0",
                             "target_node": "target",
-                            "target_address": target.addresses["target_control"],
+                            "target_address": target_daemon.addresses["target_control"],
                         },
                     },
                 )
             )
+            yield broker, target_daemon, gateway
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Cluster]:
+        """Start everything; stop everything when the block is left."""
+        async with contextlib.AsyncExitStack() as stack:
+            # As on a drive with metadata, so that the drive's owner knows where to attack.
+            storage = self.storage(store="inline")
+            broker, target, gateway = await stack.enter_async_context(storage)
+            enrolment = self._enrolment(broker)
             fabrics = [
                 await stack.enter_async_context(
                     self._daemon(
@@ -209,6 +211,7 @@ class ClusterBuilder:
                 self._announce(f"{name} is ready, process {process.pid}")
                 yield Daemon(
                     name=name,
+                    pid=process.pid,
                     run_dir=run_dir,
                     state_dir=state_dir,
                     addresses=document["addresses"],
@@ -270,10 +273,19 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def to_toml(document: dict[str, dict[str, object]]) -> str:
-    """Write tables of strings and integers; JSON's literals for these are TOML's too."""
+    """Write tables of plain values."""
     lines: list[str] = []
     for table, values in document.items():
         lines.append(f"[{table}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def toml_value(value: object) -> str:
+    """Write a value on one line; JSON's literals for strings, numbers and truth are TOML's too."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml_value(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    return json.dumps(value)

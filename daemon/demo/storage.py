@@ -16,6 +16,7 @@ from sealane.daemon.demo.adversary import SLOT_BYTES
 from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.results import VolumeProof
 from sealane.daemon.demo.source import Source, distinctive_pieces
+from sealane.daemon.storage.catalogue import STORE_SUFFIX
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
@@ -198,5 +199,5 @@ def count_pieces(path: Path, pieces: list[bytes]) -> int:
 def store_file(job: VolumeJob, volume: Volume) -> Path:
     """Find the file that the target keeps the volume's sectors in."""
     volume_id = volume.name.removeprefix("volumes/")
-    (path,) = job.cluster.store_directory.glob(f"{volume_id}*")
+    (path,) = job.cluster.store_directory.glob(f"{volume_id}*{STORE_SUFFIX}")
     return path

@@ -94,8 +94,12 @@ class Command:
 def encode_completion(
     command_id: int, *, status: int = 0, result: int = 0, queue_head: int = 0, retry: bool = False
 ) -> bytes:
-    """Completion entry; an error says "do not retry" unless `retry`."""
-    field = status if status == 0 or retry else status | DO_NOT_RETRY
+    """Completion entry; an error says "do not retry" unless `retry`, or it is one that passes.
+
+    A host that is told not to retry a Connect gives its controller up: Linux then fails all I/O.
+    """
+    final = status not in (0, Status.CONNECT_BUSY) and not retry
+    field = status | DO_NOT_RETRY if final else status
     return _COMPLETION.pack(result, queue_head, 0, command_id, field << 1)
 
 

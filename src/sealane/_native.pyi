@@ -232,14 +232,15 @@ class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds; else plain 4096-byte blocks. `exist` "create": the file must not exist.
+    what the store holds; else plain 4096-byte blocks. "inline" is a file laid out as a drive with
+    64-byte metadata has it, sealed only. `exist` "create": the file must not exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 
     def __new__(
         cls,
         *,
-        store: Literal["memory", "file", "nvme", "emulated"],
+        store: Literal["memory", "file", "inline", "nvme", "emulated"],
         block_count: int,
         sealed: bool,
         path: str | os.PathLike[str] | None = None,
@@ -494,3 +495,39 @@ def encode_termination(from_host: bool, code: int, offset: int) -> bytes: ...
 def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[tuple[int, int]]: ...
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
+
+class LoadQueue(TypedDict):
+    """A connected queue for `run_load`."""
+
+    descriptor: int
+    queue_depth: int
+    h2c_data_max: int
+    transfer_max: int
+    in_capsule_max: int
+    header_digest: bool
+    data_digest: bool
+    block_bytes: int
+    nsid: int
+
+class LoadResult(TypedDict):
+    """What `run_load` measured; `cpu_seconds` is of the load's own threads."""
+
+    commands: int
+    bytes: int
+    seconds: float
+    cpu_seconds: float
+    latency_p50_us: float
+    latency_p99_us: float
+    latency_p999_us: float
+
+def run_load(
+    queues: Sequence[LoadQueue],
+    *,
+    is_write: bool,
+    is_random: bool,
+    io_bytes: int,
+    depth: int,
+    span_bytes: int,
+    seconds: float,
+    seed: int,
+) -> LoadResult: ...

@@ -49,6 +49,22 @@ class Node:
         return started
 
 
+@dataclass(frozen=True)
+class Disk:
+    """A subsystem with one namespace, as the guest connects to it."""
+
+    nqn: str
+    port: int
+    uuid: str
+    volume: str = ""  # its name, if it is a gateway's
+    secret: str = ""
+
+    def connect(self, *options: str) -> tuple[object, ...]:
+        """Make the step that connects to it."""
+        secret = (f"--dhchap-secret={self.secret}",) if self.secret else ()
+        return ("connect", self.nqn, self.port, *secret, *options)
+
+
 @dataclass
 class Cluster:
     """The three roles of the storage data path."""
@@ -79,7 +95,7 @@ class Cluster:
 
         return asyncio.run(create())
 
-    def attach(self, name: str) -> Attachment:
+    def attach(self, name: str) -> Disk:
         """Export a volume to the lab's guest."""
 
         async def attach() -> Attachment:
@@ -88,7 +104,14 @@ class Cluster:
             assert volume.attachment is not None
             return volume.attachment
 
-        return asyncio.run(attach())
+        at = asyncio.run(attach())
+        return Disk(
+            at.subsystem_nqn,
+            at.trsvcid,
+            name.removeprefix("volumes/"),
+            volume=name,
+            secret=at.dhchap_secret,
+        )
 
     def attachment(self, name: str) -> Attachment:
         """Return what has gone through an attached volume."""

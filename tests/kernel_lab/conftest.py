@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from kernel_lab import emulation
-from kernel_lab.cluster import Cluster, cluster
+from kernel_lab.cluster import Cluster, Disk, cluster
 from kernel_lab.lab import Lab
 
 HERE = Path(__file__).resolve().parent
 BUILD_SECONDS = 300
+SIZE_MIB = 64
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -65,3 +66,11 @@ def daemons(running_daemons: Cluster) -> Iterator[Cluster]:
     yield running_daemons
     for line in running_daemons.new_log_lines():
         print(line)
+
+
+@pytest.fixture
+def disk(daemons: Cluster) -> Iterator[Disk]:
+    """A volume attached at the gateway."""
+    name = daemons.create_volume(size_mib=SIZE_MIB)
+    yield daemons.attach(name)
+    daemons.remove_volume(name)

@@ -1,12 +1,9 @@
 """A stock Linux host lives on the gateway's namespace."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 
 from kernel_lab.build import HOST_ID, HOST_NQN
-from kernel_lab.cluster import Cluster
+from kernel_lab.cluster import Cluster, Disk
 from kernel_lab.lab import Lab, Run
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -14,31 +11,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 SIZE_MIB = 64
 BLOCKS = SIZE_MIB * 256
 TWO_QUEUES = {"cpus": 2}  # Linux makes no more queues than it has processors
-
-
-@dataclass(frozen=True)
-class Disk:
-    """An attached volume, as the guest connects to it."""
-
-    name: str
-    nqn: str
-    port: int
-    secret: str
-
-    @property
-    def uuid(self) -> str:
-        return self.name.removeprefix("volumes/")
-
-    def connect(self, *options: str) -> tuple[object, ...]:
-        return ("connect", self.nqn, self.port, f"--dhchap-secret={self.secret}", *options)
-
-
-@pytest.fixture
-def disk(daemons: Cluster) -> Iterator[Disk]:
-    name = daemons.create_volume(size_mib=SIZE_MIB)
-    attachment = daemons.attach(name)
-    yield Disk(name, attachment.subsystem_nqn, attachment.trsvcid, secret=attachment.dhchap_secret)
-    daemons.remove_volume(name)
 
 
 def _check_identity(ran: Run, disk: Disk) -> None:
@@ -89,7 +61,7 @@ def test_host_lives_on_a_namespace(lab: Lab, daemons: Cluster, disk: Disk) -> No
     assert ran.json("smart-log")["critical_warning"] == 0
     assert all(entry["error_count"] == 0 for entry in ran.json("error-log")["errors"])
     assert "disconnected 1 controller" in ran.text("disconnect")
-    attachment = daemons.attachment(disk.name)
+    attachment = daemons.attachment(disk.volume)
     assert attachment.sectors_sealed >= 4 * 256
     assert attachment.refusals == 0
 
@@ -120,3 +92,39 @@ def test_host_comes_back_after_disconnecting(lab: Lab, disk: Disk) -> None:
         "check_fill x",
         "disconnect",
     )
+
+
+def test_digests_are_granted(lab: Lab, disk: Disk) -> None:
+    # Linux refuses a connection that doesn't grant what it asked for.
+    lab.run(
+        disk.connect("-i 2", "-g", "-G"),
+        "read_write",
+        "verify libaio 4k-256k 16 8",
+        "disconnect",
+        options=TWO_QUEUES,
+    )
+
+
+def test_discovery_leads_to_the_namespace(lab: Lab, disk: Disk) -> None:
+    ran = lab.run(
+        f"discover {disk.port}",
+        f"connect_all {disk.nqn} {disk.port}",
+        "read_write",
+        "disconnect",
+    )
+    records = ran.json("discovery")["records"]
+    [record] = [each for each in records if each["subnqn"] == disk.nqn]
+    assert (record["trtype"], record["trsvcid"]) == ("tcp", str(disk.port))
+
+
+@pytest.mark.parametrize("step", ["write_zeroes", "deallocate", "compare", "verify_command"])
+def test_optional_commands(lab: Lab, disk: Disk, step: str) -> None:
+    lab.run(disk.connect(), step, "disconnect")
+
+
+def test_features_are_what_the_host_set(lab: Lab, disk: Disk) -> None:
+    ran = lab.run(disk.connect("-i 2", "-k 20"), "features 0x06 0x07 0x0f", options=TWO_QUEUES)
+    values = dict(line.split() for line in ran.text("features").splitlines())
+    assert int(values["0x06"], 16) == 1  # volatile write cache, on
+    assert int(values["0x07"], 16) & 0xFFFF >= 1  # I/O queues, less one
+    assert int(values["0x0f"], 16) >= 20_000  # keep-alive, ms

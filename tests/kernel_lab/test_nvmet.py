@@ -2,18 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 
 import pytest
 
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
-from sealane.errors import Error, UnavailableError
-from sealane.protocol.nvme.authentication.errors import AuthenticationError
-from sealane.protocol.nvme.authentication.secret import HashFunction, HostSecret
-from sealane.protocol.nvme.constants import DISCOVERY_NQN
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.discovery import discover
+from sealane.errors import Error
 from sealane.transport.nvme.initiator import HostController
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
@@ -25,20 +20,17 @@ BLOCK_BYTES = 4096
 PORT = 4420
 
 
-def _host(
-    guest: Guest, *, subsystem_nqn: str = NQN, credentials: Credentials | None = None
-) -> HostController:
+def _host(guest: Guest) -> HostController:
     return HostController(
         traddr="127.0.0.1",
         trsvcid=guest.forwarded_port(PORT),
-        subsystem_nqn=subsystem_nqn,
+        subsystem_nqn=NQN,
         host_nqn=HOST_NQN,
         keep_alive_ms=10_000,
-        credentials=credentials,
     )
 
 
-def _serve(lab: Lab, work: Callable[[Guest], Awaitable[None]], *setup: str) -> None:
+def _serve(lab: Lab, work: Callable[[Guest], Coroutine[None, None, None]], *setup: str) -> None:
     """Run `work` while the guest serves."""
     lab.run(
         f"nvmet_disk {SIZE_MIB} {BLOCK_BYTES}",
@@ -46,13 +38,13 @@ def _serve(lab: Lab, work: Callable[[Guest], Awaitable[None]], *setup: str) -> N
         *setup,
         f"nvmet_listen {NQN}",
         "call work",
-        calls={"work": lambda guest: asyncio.run(_awaited(work(guest)))},
+        calls={"work": _synchronous(work)},
         options={"forward": (f"0:{PORT}",)},
     )
 
 
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
+def _synchronous(work: Callable[[Guest], Coroutine[None, None, None]]) -> Callable[[Guest], None]:
+    return lambda guest: asyncio.run(work(guest))
 
 
 async def _write_and_read(host: HostController, sizes: tuple[int, ...]) -> None:
@@ -85,55 +77,37 @@ def test_blocks_of_every_size_come_back(lab: Lab) -> None:
     _serve(lab, lambda guest: _write_and_read(_host(guest), sizes))
 
 
-@pytest.mark.parametrize(
-    ("hash_name", "group", "transform", "both_ways"),
-    [
-        ("hmac(sha256)", "null", None, False),
-        ("hmac(sha256)", "ffdhe2048", HashFunction.SHA256, True),
-        ("hmac(sha384)", "ffdhe3072", HashFunction.SHA384, True),
-        ("hmac(sha512)", "ffdhe8192", HashFunction.SHA512, False),
-    ],
-)
-def test_host_authenticates(
-    lab: Lab, hash_name: str, group: str, transform: HashFunction | None, both_ways: bool
-) -> None:
-    host_secret = HostSecret.generate(secrets.token_bytes, transform=transform)
-    controller_secret = HostSecret.generate(secrets.token_bytes, transform=transform)
-    right = Credentials(
-        secret=host_secret, controller_secret=controller_secret if both_ways else None
-    )
-    wrong = Credentials(secret=HostSecret.generate(secrets.token_bytes, transform=transform))
+def test_what_was_written_is_there_when_the_target_is_back(lab: Lab) -> None:
+    data = secrets.token_bytes(64 << 10)
 
-    async def work(guest: Guest) -> None:
+    async def write(guest: Guest) -> None:
+        async with _host(guest) as host:
+            queue = await host.open_queue(1)
+            await queue.write(3, data)
+            await queue.close()
+
+    async def refused(guest: Guest) -> None:
         with pytest.raises(Error):
-            await _write_and_read(_host(guest), (BLOCK_BYTES,))
-        # nvmet says so and closes at once: which of them a host sees first is chance.
-        with pytest.raises((AuthenticationError, UnavailableError)):
-            await _write_and_read(_host(guest, credentials=wrong), (BLOCK_BYTES,))
-        await _write_and_read(_host(guest, credentials=right), (BLOCK_BYTES, 128 << 10))
+            await _host(guest).connect()
 
-    other = str(controller_secret) if both_ways else "''"
-    # Quoted for the guest's shell.
-    words = [str(host_secret), other, f"'{hash_name}'", group]
-    _serve(lab, work, f"nvmet_host {NQN} {HOST_NQN} {' '.join(words)}")
+    async def read(guest: Guest) -> None:
+        async with _host(guest) as host:
+            queue = await host.open_queue(1)
+            back = bytearray(len(data))
+            await queue.read(3, back)
+            await queue.close()
+        assert back == data
 
-
-def test_target_that_cannot_authenticate_is_refused(lab: Lab) -> None:
-    host_secret, expected = (HostSecret.generate(secrets.token_bytes) for _ in range(2))
-    other = HostSecret.generate(secrets.token_bytes)
-    credentials = Credentials(secret=host_secret, controller_secret=expected)
-
-    async def work(guest: Guest) -> None:
-        with pytest.raises(AuthenticationError):
-            await _write_and_read(_host(guest, credentials=credentials), (BLOCK_BYTES,))
-
-    _serve(lab, work, f"nvmet_host {NQN} {HOST_NQN} {host_secret!s} {other!s}")
-
-
-def test_discovery_names_the_subsystem(lab: Lab) -> None:
-    async def work(guest: Guest) -> None:
-        async with _host(guest, subsystem_nqn=DISCOVERY_NQN) as host:
-            found = await discover(host)
-        assert [path.subsystem_nqn for path in found if not path.is_discovery] == [NQN]
-
-    _serve(lab, work)
+    calls = {"write": write, "refused": refused, "read": read}
+    lab.run(
+        f"nvmet_disk {SIZE_MIB} {BLOCK_BYTES}",
+        f"nvmet_subsystem {NQN}",
+        f"nvmet_listen {NQN}",
+        "call write",
+        f"nvmet_drop {NQN}",
+        "call refused",
+        f"nvmet_offer {NQN}",
+        "call read",
+        calls={name: _synchronous(call) for name, call in calls.items()},
+        options={"forward": (f"0:{PORT}",)},
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sealane import _native
 from sealane.errors import ProtocolError, UsageError
-from sealane.protocol.nvme import constants, identify
+from sealane.protocol.nvme import constants, discovery, identify
 from sealane.protocol.nvme.command import decode_completion, encode_completion
 from sealane.protocol.nvme.connect import TICKET_OFFSET, Connect, decode_connect
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn, gateway_nqn, volume_nqn
@@ -186,3 +186,17 @@ def test_data_beyond_the_limit_is_refused_by_its_header() -> None:
     pdu = _native.encode_capsule_cmd(bytes(64), bytes(9))
     with pytest.raises(_native.PduError):
         _native.pdu_lengths(pdu[:8], 8)
+
+
+@pytest.mark.parametrize("status", constants.Status)
+def test_only_an_error_that_passes_may_be_retried(status: constants.Status) -> None:
+    field = struct.unpack_from("<H", encode_completion(1, status=int(status)), 14)[0] >> 1
+    passes = status in {constants.Status.SUCCESS, constants.Status.CONNECT_BUSY}
+    assert bool(field & constants.DO_NOT_RETRY) != passes
+
+
+def test_discovery_leaves_the_secure_channel_open() -> None:
+    record = discovery.DiscoveryRecord(subsystem_nqn=SUBSYSTEM.nqn, traddr="::1", trsvcid=4420)
+    log = discovery.encode_discovery_log([record], generation=1)
+    # libnvme 1.3 takes "not required" (2) for a wish for TLS.
+    assert log[1024 + 3] & 0x03 == 0

@@ -109,22 +109,27 @@ pub fn set_unwritten(block: &mut Block) {
 /// Whether a block is well formed as a *written* sector: known version, no flags, an IV that is
 /// not zero, and zero where nothing is defined yet.
 pub fn check_written(block: &Block) -> Result<(), Reason> {
-    let well_formed = metadata(block, field::VERSION) == [FORMAT_VERSION]
+    let rest = (field::SEQUENCE.0, field::CHECKSUM.1);
+    let well_formed = has_written_form(block) && is_zero(block, rest);
+    if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
+}
+
+fn is_zero(block: &Block, place: (usize, usize)) -> bool {
+    metadata(block, place).iter().all(|byte| *byte == 0)
+}
+
+/// What every written sector has: known version, no flags, an IV, and no MAC once it is verified.
+fn has_written_form(block: &Block) -> bool {
+    metadata(block, field::VERSION) == [FORMAT_VERSION]
         && metadata(block, field::FLAGS) == [0]
         && block_iv(block) != [0; IV_BYTES]
-        && metadata(block, field::MAC).iter().all(|byte| *byte == 0)
-        && metadata(block, field::SEQUENCE).iter().all(|byte| *byte == 0)
-        && metadata(block, field::CHECKSUM).iter().all(|byte| *byte == 0);
-    if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
+        && is_zero(block, field::MAC)
 }
 
 /// The same for a block of a write-if, whose expected IV lies where sequence and checksum will.
 pub fn check_conditional(block: &Block) -> Result<(), Reason> {
-    let (_, end) = field::EXPECTED_IV;
-    let well_formed = metadata(block, field::VERSION) == [FORMAT_VERSION]
-        && metadata(block, field::FLAGS) == [0]
-        && block_iv(block) != [0; IV_BYTES]
-        && metadata(block, (end, field::VERSION.0)).iter().all(|byte| *byte == 0);
+    let rest = (field::EXPECTED_IV.1, field::CHECKSUM.1);
+    let well_formed = has_written_form(block) && is_zero(block, rest);
     if well_formed { Ok(()) } else { Err(Reason::SectorFormat) }
 }
 

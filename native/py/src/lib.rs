@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 
 mod gateway;
+mod load;
 mod pdu;
 mod session;
 mod simulation;
@@ -15,7 +16,7 @@ mod target;
 /// Native engine.
 #[pymodule]
 mod _native {
-    use super::{Bound, PyModule, PyModuleMethods, PyResult, storage};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, load, storage};
 
     #[pymodule_export]
     use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
@@ -25,6 +26,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        load::register(module)?;
         storage::register(module)
     }
 }

@@ -165,7 +165,7 @@ fn contents(data: &PyBuffer<u8>) -> PyResult<&[u8]> {
     })
 }
 
-fn transfer_error(error: TransferError) -> PyErr {
+pub(crate) fn transfer_error(error: TransferError) -> PyErr {
     let text = error.to_string();
     match error {
         TransferError::Status { status, lba } => StatusError::new_err((status.code(), lba, text)),

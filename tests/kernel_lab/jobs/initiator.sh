@@ -37,6 +37,7 @@ find_controller() {
 find_namespace() {
     local entry subsystem
     for entry in /sys/block/nvme*; do
+        case ${entry##*/} in nvme*c*n*) continue ;; esac # one path of a disk, not the disk
         subsystem=$(cat "$entry/device/subsysnqn" 2>/dev/null) || continue
         if [ "$subsystem" = "$nqn" ] && [ "$(cat "$entry/nsid")" = "$1" ]; then
             device=/dev/${entry##*/}
@@ -53,6 +54,32 @@ connect() {
     modprobe nvme-tcp
     nvme connect -t tcp -a "$LAB_HOST" -s "$port" -n "$nqn" "$@"
     find_controller || fail "no controller of $nqn"
+    namespace 1
+}
+
+# refuse_connect WORDS NQN PORT [OPTION…]: the target must not let this host in
+refuse_connect() {
+    local words=$1
+    nqn=$2 port=$3
+    shift 3
+    modprobe nvme-tcp
+    refused "$words" nvme connect -t tcp -a "$LAB_HOST" -s "$port" -n "$nqn" "$@"
+    ! find_controller || fail "a controller of $nqn is there"
+}
+
+# discover PORT: what the discovery service there says, for the test to check
+discover() {
+    modprobe nvme-tcp
+    nvme discover -t tcp -a "$LAB_HOST" -s "$1" -o json >/out/discovery.json
+}
+
+# connect_all NQN PORT: through discovery. Our daemons name their loopback addresses there.
+connect_all() {
+    nqn=$1 port=$2
+    socat "TCP-LISTEN:$port,bind=127.0.0.1,fork,reuseaddr" "TCP:$LAB_HOST:$port" &
+    modprobe nvme-tcp
+    nvme connect-all -t tcp -a "$LAB_HOST" -s "$port"
+    wait_for 10 find_controller
     namespace 1
 }
 
@@ -198,6 +225,11 @@ reset() {
 
 is_live() {
     [ "$(cat "/sys/class/nvme/${controller##*/}/state")" = live ]
+}
+
+# The host has reconnected by itself.
+recovered() {
+    wait_for 60 is_live
 }
 
 # call WORD: the test does on its side what it has under this word

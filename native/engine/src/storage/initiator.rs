@@ -356,6 +356,6 @@ impl HostVolumeQueue {
     }
 }
 
-fn closed(detail: String) -> TransferError {
+pub(super) fn closed(detail: String) -> TransferError {
     TransferError::Ended { reason: Reason::QueueClosed, detail }
 }

@@ -5,10 +5,9 @@
 
 pub mod connection;
 pub mod events;
-pub mod file;
 pub mod gateway;
 pub mod initiator;
-pub mod memory;
+pub mod load;
 pub mod pieces;
 pub mod queues;
 pub mod store;

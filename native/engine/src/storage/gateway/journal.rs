@@ -40,7 +40,8 @@ impl Change {
     pub(super) fn ranges(&self) -> Arc<[Range<u64>]> {
         match self {
             Self::Write { lba, blocks } => {
-                Arc::new([*lba..*lba + (blocks.len() / BLOCK_BYTES) as u64])
+                let range = *lba..*lba + (blocks.len() / BLOCK_BYTES) as u64;
+                Arc::new([range])
             }
             Self::Deallocate(ranges) => Arc::clone(ranges),
         }
@@ -216,15 +217,14 @@ mod tests {
             let mut journal = Journal::new(0);
             let mut model: VecDeque<usize> = VecDeque::new();
             for (step, size) in steps {
-                match step {
-                    0 => journal.flushed(journal.mark()),
-                    _ => {
-                        let change = write(0, size);
-                        let cost = change.cost();
-                        let fits = model.iter().sum::<usize>() + cost <= JOURNAL_BYTES_MIN;
-                        prop_assert_eq!(add(&mut journal, change), fits);
-                        if fits { model.push_back(cost) }
-                    }
+                if step == 0 {
+                    journal.flushed(journal.mark());
+                } else {
+                    let change = write(0, size);
+                    let cost = change.cost();
+                    let fits = model.iter().sum::<usize>() + cost <= JOURNAL_BYTES_MIN;
+                    prop_assert_eq!(add(&mut journal, change), fits);
+                    if fits { model.push_back(cost) }
                 }
                 if step == 0 { model.clear() }
                 prop_assert_eq!(journal.bytes(), model.iter().sum::<usize>());

@@ -51,6 +51,7 @@ pub struct StaleAssociation;
 
 /// State of a volume's back end.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // independent facts; `phase` says which one counts
 pub(super) struct Link {
     epoch: u64,
     incarnation: Option<u64>,
@@ -268,7 +269,7 @@ mod tests {
 
     fn acknowledged(link: &mut Link, range: Range<u64>) {
         let change = change(10);
-        assert_eq!(link.begin(&[range.clone()], change.cost()), Begin::Begun);
+        assert_eq!(link.begin(std::slice::from_ref(&range), change.cost()), Begin::Begun);
         link.acknowledge(&[range], change);
     }
 

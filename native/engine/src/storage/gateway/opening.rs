@@ -11,6 +11,7 @@ use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, is_unwritten};
 
 use super::journal::Change;
+use super::link::Link;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part, Work};
 use super::{Shared, add};
@@ -104,7 +105,7 @@ impl GatewayQueue {
             self.part_done(part, status);
             return;
         }
-        self.shared.link(|link| link.flush_ended());
+        self.shared.link(Link::flush_ended);
         if !status.is_success() {
             // The change that waits for room would only ask for the same flush again.
             self.end_first_waiting(status);

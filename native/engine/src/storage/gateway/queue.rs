@@ -21,7 +21,7 @@ use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, set_expected_
 
 use super::back::Back;
 use super::journal::Change;
-use super::link::{Begin, Phase};
+use super::link::{Begin, Link, Phase};
 use super::ranges::ChangingRanges;
 use super::request::{Claim, Owner, Part, Parts, Request, Work};
 use super::{QueueName, Shared, add};
@@ -178,7 +178,7 @@ impl GatewayQueue {
         self.waiting.clear();
         self.requests.iter_mut().for_each(|request| *request = None);
         for part in std::mem::take(&mut self.again) {
-            self.forget(part);
+            self.forget(&part);
         }
         if self.replay.take().is_some() {
             let name = self.name;
@@ -453,7 +453,7 @@ impl GatewayQueue {
         }
     }
 
-    fn internal(&self, owner: Owner, work: Work) -> Part {
+    fn internal(owner: Owner, work: Work) -> Part {
         Part {
             owner,
             lba: 0,
@@ -472,7 +472,7 @@ impl GatewayQueue {
     fn flush_journal(&mut self, now: Nanos) {
         add(&self.shared.counters.journal_flushes, 1);
         let mark = self.shared.link(|link| link.journal.mark());
-        let part = self.internal(Owner::Journal, Work::Flush { mark });
+        let part = Self::internal(Owner::Journal, Work::Flush { mark });
         self.send(part, now);
     }
 
@@ -497,7 +497,7 @@ impl GatewayQueue {
             }
             replay.next = position + 1;
             let mut part =
-                self.internal(Owner::Replay(position), Work::Change { change, is_forced: false });
+                Self::internal(Owner::Replay(position), Work::Change { change, is_forced: false });
             part.blocks = match &part.work {
                 Work::Change { change: Change::Write { lba, blocks }, .. } => {
                     part.lba = *lba;
@@ -569,7 +569,7 @@ impl GatewayQueue {
                 continue;
             }
             if self.is_front_gone {
-                self.forget(part);
+                self.forget(&part);
             } else {
                 self.again.push(part);
             }
@@ -615,7 +615,7 @@ impl GatewayQueue {
             self.end_request(slot, Status::INTERNAL_ERROR.final_());
         }
         for part in std::mem::take(&mut self.again) {
-            self.forget(part);
+            self.forget(&part);
         }
     }
 
@@ -633,7 +633,7 @@ impl GatewayQueue {
         self.again = others;
         let mine: Vec<Part> = mine;
         for part in mine {
-            self.forget(part);
+            self.forget(&part);
         }
         self.parts.disown(slot);
         self.waiting.retain(|waiting| *waiting != slot);
@@ -643,10 +643,10 @@ impl GatewayQueue {
     }
 
     /// Lets go of a part that is never sent (again).
-    fn forget(&mut self, part: Part) {
-        self.give_up(&part);
+    fn forget(&mut self, part: &Part) {
+        self.give_up(part);
         if part.owner == Owner::Journal {
-            self.shared.link(|link| link.flush_ended());
+            self.shared.link(Link::flush_ended);
         }
     }
 

@@ -1,0 +1,1 @@
+"""Storage benchmark: plain and secure volumes, or any NVMe/TCP target."""

@@ -1,0 +1,125 @@
+"""Runs one cell against one controller and counts everybody's processor time."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.storage.cells import Cell, Sample
+
+from sealane import _native
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.constants import NAMESPACE_ID
+from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.initiator import ConnectedQueue, HostController
+
+WARM_UP_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A subsystem to measure, and the processes whose time it costs."""
+
+    name: str
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    host_nqn: str
+    dhchap_secret: str | None = None
+    processes: Mapping[str, int]
+    """Name to process id."""
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process so far, from its own CPU clock."""
+    cpu_clock = (~pid << 3) | 2  # what clock_getcpuclockid(3) answers
+    return time.clock_gettime_ns(cpu_clock) / 1e9
+
+
+async def measure(
+    system: System, cell: Cell, *, seconds: float, span_bytes: int, round_: int
+) -> Sample:
+    """Connect, warm up, load for `seconds`, disconnect."""
+    async with contextlib.AsyncExitStack() as stack:
+        host = await stack.enter_async_context(host_of(system))
+        await host.request_queues(cell.queues)
+        namespace = await host.identify_namespace()
+        queues = []
+        for queue_id in range(1, cell.queues + 1):
+            connected = await host.connect_queue(queue_id)
+            stack.callback(connected.close)
+            queues.append(connected)
+        span = min(span_bytes, namespace.block_count * namespace.block_bytes)
+        await load(queues, namespace, cell, seconds=WARM_UP_SECONDS, span=span, seed=round_)
+        before = {name: process_cpu_seconds(pid) for name, pid in system.processes.items()}
+        result = await load(queues, namespace, cell, seconds=seconds, span=span, seed=round_)
+        after = {name: process_cpu_seconds(pid) for name, pid in system.processes.items()}
+    commands = max(result["commands"], 1)
+    cpu = {name: (after[name] - before[name]) * 1e6 / commands for name in before}
+    return Sample(
+        system=system.name,
+        cell=cell.name,
+        round=round_,
+        commands=result["commands"],
+        seconds=result["seconds"],
+        bytes_per_second=result["bytes"] / result["seconds"],
+        commands_per_second=result["commands"] / result["seconds"],
+        latency_p50_us=result["latency_p50_us"],
+        latency_p99_us=result["latency_p99_us"],
+        latency_p999_us=result["latency_p999_us"],
+        cpu_us_per_command={"load": result["cpu_seconds"] * 1e6 / commands, **cpu},
+    )
+
+
+def host_of(system: System) -> HostController:
+    """Make a host of the subsystem."""
+    credentials = None
+    if system.dhchap_secret:
+        credentials = Credentials(secret=HostSecret.parse(system.dhchap_secret))
+    return HostController(
+        traddr=system.traddr,
+        trsvcid=system.trsvcid,
+        subsystem_nqn=system.subsystem_nqn,
+        host_nqn=system.host_nqn,
+        credentials=credentials,
+    )
+
+
+def described(queue: ConnectedQueue, namespace: NamespaceIdentity) -> "_native.LoadQueue":
+    """Describe a connected queue to the engine."""
+    return {
+        "descriptor": queue.socket.fileno(),
+        "queue_depth": queue.queue_depth,
+        "h2c_data_max": queue.h2c_data_max,
+        "transfer_max": queue.transfer_max,
+        "in_capsule_max": queue.in_capsule_max,
+        "header_digest": queue.header_digest,
+        "data_digest": queue.data_digest,
+        "block_bytes": namespace.block_bytes,
+        "nsid": NAMESPACE_ID,
+    }
+
+
+async def load(
+    queues: list[ConnectedQueue],
+    namespace: NamespaceIdentity,
+    cell: Cell,
+    *,
+    seconds: float,
+    span: int,
+    seed: int,
+) -> "_native.LoadResult":
+    """Run the engine's load on its own threads."""
+    return await asyncio.to_thread(
+        _native.run_load,
+        [described(queue, namespace) for queue in queues],
+        is_write=cell.operation == "write",
+        is_random=cell.pattern == "random",
+        io_bytes=cell.io_bytes,
+        depth=cell.depth,
+        span_bytes=span,
+        seconds=seconds,
+        seed=seed,
+    )

@@ -1,0 +1,241 @@
+//! A closed-loop load on plain I/O queues: as many commands outstanding as asked for, all the time,
+//! each one's latency counted. For measuring any NVMe/TCP controller from the host's side.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rustix::event::PollFlags;
+use rustix::time::{ClockId, clock_gettime};
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
+
+use super::connection::{Connection, Gone, wait};
+use super::initiator::{TransferError, closed};
+
+/// Longest latency told apart from longer ones.
+const LATENCY_MAX: Duration = Duration::from_secs(60);
+/// Significant digits of a latency.
+const LATENCY_DIGITS: u8 = 3;
+/// Different buffers' worth of bytes that writes take their data from.
+const PATTERN_BUFFERS: usize = 8;
+
+/// What to do to the namespace.
+#[derive(Debug, Clone)]
+pub struct LoadPlan {
+    /// Writes instead of reads.
+    pub is_write: bool,
+    /// Random places instead of ascending ones.
+    pub is_random: bool,
+    /// Blocks per command.
+    pub io_blocks: u32,
+    /// Commands outstanding per queue.
+    pub depth: usize,
+    /// Blocks of the namespace to touch; the queues share them out.
+    pub span: Range<u64>,
+    /// Time in which commands are submitted; those outstanding at its end are counted too.
+    pub duration: Duration,
+    /// How long nothing may be heard.
+    pub timeout: Duration,
+    /// Seed of places and data.
+    pub seed: u64,
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub struct LoadResult {
+    /// Commands that ended.
+    pub commands: u64,
+    /// Bytes they moved.
+    pub bytes: u64,
+    /// From the first command's submission to the last one's end.
+    pub elapsed: Duration,
+    /// Processor time of the load's own threads.
+    pub cpu: Duration,
+    /// Latencies in nanoseconds.
+    pub latency: Histogram<u64>,
+}
+
+/// Runs the load on all queues at once, one thread each, until its time is over.
+pub fn run_load(
+    queues: Vec<(OwnedFd, HostLimits)>,
+    plan: &LoadPlan,
+) -> Result<LoadResult, TransferError> {
+    let start = Barrier::new(queues.len());
+    let share = (plan.span.end - plan.span.start) / queues.len().max(1) as u64;
+    let parts: Vec<Result<LoadResult, TransferError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(queues)
+            .map(|(index, (fd, limits))| {
+                let first = plan.span.start + index * share;
+                let mut load = Load::new(limits, plan, first..first + share, index);
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    load.run(&mut Connection::new(fd))
+                })
+            })
+            .collect();
+        let lost = || Err(closed("a load thread panicked".into()));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+    });
+    let mut total = LoadResult {
+        commands: 0,
+        bytes: 0,
+        elapsed: Duration::ZERO,
+        cpu: Duration::ZERO,
+        latency: new_histogram()?,
+    };
+    for part in parts {
+        let part = part?;
+        total.commands += part.commands;
+        total.bytes += part.bytes;
+        total.elapsed = total.elapsed.max(part.elapsed);
+        total.cpu += part.cpu;
+        total.latency.add(&part.latency).map_err(|error| closed(error.to_string()))?;
+    }
+    Ok(total)
+}
+
+fn new_histogram() -> Result<Histogram<u64>, TransferError> {
+    Histogram::new_with_max(LATENCY_MAX.as_nanos() as u64, LATENCY_DIGITS)
+        .map_err(|error| closed(error.to_string()))
+}
+
+fn thread_cpu() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// One queue's share of the load.
+struct Load<'a> {
+    queue: HostQueue,
+    plan: &'a LoadPlan,
+    span: Range<u64>,
+    io_bytes: usize,
+    /// When each outstanding command was submitted, by tag.
+    submitted: Vec<Instant>,
+    /// Tags that are free.
+    free: Vec<u64>,
+    next_lba: u64,
+    random: u64,
+    pattern: Vec<u8>,
+}
+
+impl<'a> Load<'a> {
+    fn new(limits: HostLimits, plan: &'a LoadPlan, span: Range<u64>, index: u64) -> Self {
+        let io_bytes = plan.io_blocks as usize * limits.block_bytes;
+        let mut load = Self {
+            queue: HostQueue::new(limits, None),
+            plan,
+            next_lba: span.start,
+            span,
+            io_bytes,
+            submitted: vec![Instant::now(); plan.depth],
+            free: (0..plan.depth as u64).collect(),
+            random: plan.seed.wrapping_add(index),
+            pattern: Vec::new(),
+        };
+        if plan.is_write {
+            // Random, so that no store or link can make it smaller.
+            load.pattern = (0..io_bytes * PATTERN_BUFFERS / 8)
+                .flat_map(|_| load.draw().to_le_bytes())
+                .collect();
+        }
+        load
+    }
+
+    /// The next number of SplitMix64: places and data need to be spread, not secret.
+    fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn run(&mut self, connection: &mut Connection) -> Result<LoadResult, TransferError> {
+        let (started, cpu_before) = (Instant::now(), thread_cpu());
+        let mut commands = 0;
+        let mut latency = new_histogram()?;
+        loop {
+            let is_over = started.elapsed() >= self.plan.duration;
+            while !is_over && let Some(tag) = self.free.pop() {
+                self.submit(tag)?;
+            }
+            if self.queue.outstanding() == 0 {
+                let elapsed = started.elapsed();
+                let cpu = thread_cpu().saturating_sub(cpu_before);
+                let bytes = commands * self.io_bytes as u64;
+                return Ok(LoadResult { commands, bytes, elapsed, cpu, latency });
+            }
+            self.exchange(connection)?;
+            let now = Instant::now();
+            while let Some(event) = self.queue.next_event() {
+                let tag = self.ended(event)?;
+                commands += 1;
+                let since = self.submitted.get(tag as usize).copied().unwrap_or(now);
+                latency.saturating_record((now - since).as_nanos() as u64);
+                self.free.push(tag);
+            }
+        }
+    }
+
+    fn exchange(&mut self, connection: &mut Connection) -> Result<(), TransferError> {
+        let gone = |Gone(detail)| closed(detail);
+        connection.send(self.queue.transmit()).map_err(gone)?;
+        let interest = Connection::interest(true, self.queue.transmit().pending_bytes());
+        let descriptors = [(std::os::fd::AsFd::as_fd(connection), interest)];
+        let [ready] = wait(descriptors, Some(self.plan.timeout))
+            .map_err(|error| closed(error.to_string()))?;
+        if ready.is_empty() {
+            return Err(TransferError::TimedOut(self.plan.timeout));
+        }
+        if ready != PollFlags::OUT {
+            connection.receive(&mut self.queue).map_err(gone)?;
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, tag: u64) -> Result<(), TransferError> {
+        let blocks = u64::from(self.plan.io_blocks);
+        let places = ((self.span.end - self.span.start) / blocks).max(1);
+        let lba = if self.plan.is_random {
+            self.span.start + self.draw() % places * blocks
+        } else {
+            let lba = self.next_lba;
+            let next = lba + blocks;
+            self.next_lba = if next + blocks > self.span.end { self.span.start } else { next };
+            lba
+        };
+        let command = if self.plan.is_write {
+            let mut data = self.queue.buffer(self.io_bytes);
+            let from = lba as usize % PATTERN_BUFFERS * self.io_bytes;
+            data.copy_from_slice(self.pattern.get(from..from + self.io_bytes).unwrap_or_default());
+            HostCommand::Write { lba, data, is_forced: false }
+        } else {
+            HostCommand::Read { lba, blocks: self.plan.io_blocks }
+        };
+        if let Some(place) = self.submitted.get_mut(tag as usize) {
+            *place = Instant::now();
+        }
+        self.queue.submit(tag, command).map_err(|(error, _)| closed(error.to_string()))
+    }
+
+    fn ended(&mut self, event: HostEvent) -> Result<u64, TransferError> {
+        match event {
+            HostEvent::Completed { tag, status, data } => {
+                self.queue.recycle(data);
+                if status.is_success() {
+                    Ok(tag)
+                } else {
+                    Err(TransferError::Status { status, lba: 0 })
+                }
+            }
+            HostEvent::Failed { reason, detail, .. } => {
+                Err(TransferError::Ended { reason, detail })
+            }
+        }
+    }
+}

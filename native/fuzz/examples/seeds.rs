@@ -1,0 +1,134 @@
+//! Writes the committed corpora: `cargo run --example seeds` in `native/fuzz`. One small file per thing
+//! a target can do, so that the fuzzer starts behind every checksum.
+
+use std::fs;
+use std::path::Path;
+
+use sealane_proto::nvme::command::{CompletionEntry, SubmissionEntry};
+use sealane_proto::nvme::pdu::{
+    CapsuleCmd, CapsuleResp, CommonHeader, DataHeader, Digests, FLAG_LAST, PduError, R2t, kind,
+    termination,
+};
+use sealane_proto::nvme::transmit::{Data, TransmitQueue};
+use sealane_proto::session::packet::{Header, Kind};
+use sealane_proto::wire::IntoBytes;
+
+/// Opcodes by their index in the controller target's table.
+const CONTROLLER_COMMANDS: u8 = 12;
+/// Commands of the host target.
+const HOST_COMMANDS: u8 = 8;
+
+fn main() -> std::io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let put = |target: &str, name: String, bytes: &[u8]| {
+        let folder = root.join(target);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join(name), bytes)
+    };
+    for digests in 0..4 {
+        put(
+            "pdu_reader",
+            format!("stream-{digests}"),
+            &[&[digests, 9], &stream(digests)[..]].concat(),
+        )?;
+        for target in ["controller_queue", "controller_queue_secure"] {
+            for command in 0..CONTROLLER_COMMANDS {
+                for shape in [0, 4] {
+                    let name = format!("command-{command}-{shape}-{digests}");
+                    put(target, name, &controller_script(digests, command, shape))?;
+                }
+            }
+            put(target, format!("fused-{digests}"), &fused_script(digests))?;
+        }
+        for target in ["host_queue", "host_queue_secure"] {
+            for command in 0..HOST_COMMANDS {
+                put(
+                    target,
+                    format!("command-{command}-{digests}"),
+                    &host_script(digests, command),
+                )?;
+            }
+        }
+    }
+    for (name, changes) in [("same", &[][..]), ("mac", &[28, 0, 1, 7]), ("tag", &[0, 0, 1, 7])] {
+        put("sector_open", name.into(), &[&[5, 0, 0, 0, 0, 0, 0, 0], changes].concat())?;
+    }
+    for (name, kind) in
+        [("control", Kind::Control), ("unit", unit(None)), ("immediate", unit(Some(7)))]
+    {
+        let header = Header { connection_id: 1, epoch: 1, channel: 0, packet_number: 9, kind };
+        let mut bytes = Vec::new();
+        header.encode(&mut bytes);
+        put("session_packet", name.into(), &bytes)?;
+    }
+    for (name, opcode) in [("send", 1), ("receive", 2)] {
+        let mut bytes = [0; 72];
+        bytes[..8].copy_from_slice(&(1u64 << 20).to_le_bytes());
+        bytes[8] = opcode;
+        bytes[24] = 64;
+        put("ring_entry", name.into(), &bytes)?;
+    }
+    Ok(())
+}
+
+fn unit(immediate: Option<u32>) -> Kind {
+    Kind::Unit { message: 3, unit: 1, length: 5000, k: 4, m: 2, immediate }
+}
+
+/// Two blocks by request or one in the capsule, the data asked for, and the end.
+fn controller_script(digests: u8, command: u8, shape: u8) -> Vec<u8> {
+    let blocks = if shape & 4 == 0 { 3 } else { 0 };
+    let mut script = vec![digests, 255, 1, command, shape, 1, 2, blocks];
+    for _ in 0..4 {
+        script.extend([4, 0, 255]);
+    }
+    script.extend([6, 0, 9]);
+    script
+}
+
+fn fused_script(digests: u8) -> Vec<u8> {
+    vec![digests, 255, 1, 3, 5, 1, 2, 0, 1, 1, 6, 2, 2, 0, 6, 0]
+}
+
+fn host_script(digests: u8, command: u8) -> Vec<u8> {
+    let submit = [1, 0x10 | command, 3];
+    let request = [3, 0, 0, 9, 0];
+    let data = [4, 0, 1];
+    let respond = [6, 0, 0, 6, 1, 0];
+    [&[digests, 255][..], &submit, &request, &data, &respond].concat()
+}
+
+/// One PDU of each kind.
+fn stream(digests: u8) -> Vec<u8> {
+    let digests = Digests::from_field(digests);
+    let data = DataHeader {
+        common: CommonHeader::new(kind::H2C_DATA, FLAG_LAST, 20, digests),
+        cid: 1.into(),
+        tag: 2.into(),
+        offset: 0.into(),
+        length: 20.into(),
+        reserved: [0; 4],
+    };
+    let answer =
+        DataHeader { common: CommonHeader::new(kind::C2H_DATA, FLAG_LAST, 20, digests), ..data };
+    let request = R2t {
+        common: CommonHeader::new(kind::R2T, 0, 0, digests),
+        cid: 1.into(),
+        tag: 2.into(),
+        offset: 0.into(),
+        length: 20.into(),
+        reserved: [0; 4],
+    };
+    let common = CommonHeader::new(kind::CAPSULE_CMD, 0, 20, digests);
+    let command = CapsuleCmd { common, entry: SubmissionEntry::default() };
+    let common = CommonHeader::new(kind::CAPSULE_RESP, 0, 0, digests);
+    let response = CapsuleResp { common, entry: CompletionEntry::default() };
+    let mut out = TransmitQueue::default();
+    out.put_pdu(command.as_bytes(), Data::Copied(&[1; 20]));
+    out.put_pdu(request.as_bytes(), Data::None);
+    out.put_pdu(data.as_bytes(), Data::Copied(&[2; 20]));
+    out.put_pdu(answer.as_bytes(), Data::Copied(&[3; 20]));
+    out.put_pdu(response.as_bytes(), Data::None);
+    out.put(&termination(true, PduError::field(2, "header length"), command.as_bytes()));
+    out.take()
+}
