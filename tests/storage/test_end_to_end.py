@@ -566,6 +566,37 @@ async def test_detach_ends_the_host_and_deletes_the_export(world: World) -> None
         await world.host().connect()
 
 
+async def test_detach_flushes_what_no_host_flushed(world: World) -> None:
+    async with world.queue() as queue:
+        await queue.write(0, data(8 * 4096))
+    assert world.attached.statistics()["journal_bytes"]
+    before = world.target.statistics(world.volume_id)["flushes"]
+    await world.attached.detach()
+    assert world.target.statistics(world.volume_id)["flushes"] == before + 1
+    assert world.attached.statistics()["journal_bytes"] == 0
+    assert "journal_dropped" not in [event.kind for event in world.attached.take_events()]
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "reason"), [(False, "call.unreachable"), (True, "connection.timeout")]
+)
+async def test_detach_reports_a_journal_that_it_cannot_flush(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_silent: bool, reason: str
+) -> None:
+    async def unreachable(queue_id: int, epoch: int) -> Grant:
+        if is_silent:
+            await asyncio.Event().wait()
+        raise UnavailableError("call.unreachable", "no target")
+
+    monkeypatch.setattr("sealane.daemon.storage.last_flush.FLUSH_SECONDS", 0.1)
+    async with world.queue() as queue:
+        await queue.write(0, data(8 * 4096))
+    monkeypatch.setattr(world.attached.back_end, "_open_queue", unreachable)
+    await world.attached.detach()
+    dropped = [e.reason for e in world.attached.take_events() if e.kind == "journal_dropped"]
+    assert dropped == [reason]
+
+
 async def test_deleted_volume_leaves_no_file(world: World) -> None:
     assert world.path is not None
     assert world.path.stat().st_mode & 0o777 == 0o600
