@@ -23,6 +23,8 @@ from attacks.pdus import (
     parse,
 )
 from sealane.client import Volume
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController
 
 SECTOR: Final = 4096
@@ -69,6 +71,7 @@ class RawQueue:
             trsvcid=attachment.trsvcid,
             subsystem_nqn=attachment.subsystem_nqn,
             host_nqn=host_nqn,
+            credentials=Credentials(secret=HostSecret.parse(attachment.dhchap_secret)),
         )
         async with host:
             await host.request_queues(count)

@@ -42,7 +42,6 @@ async def release(proxy: Proxy, pdus: list[Pdu]) -> None:
             await proxy.inject(pdu)
 
 
-@pytest.mark.xfail(reason="a reconnect does not open a new association epoch yet")
 async def test_22_write_released_after_reconnect_changes_nothing(world: Attacked) -> None:
     """The old connection hangs with a write in it; a newer write is acknowledged; then it moves."""
     hold = Hold(match=is_command(WRITE))

@@ -57,10 +57,12 @@ class Disk:
     port: int
     uuid: str
     volume: str = ""  # its name, if it is a gateway's
+    secret: str = ""
 
     def connect(self, *options: str) -> tuple[object, ...]:
         """Make the step that connects to it."""
-        return ("connect", self.nqn, self.port, *options)
+        secret = (f"--dhchap-secret={self.secret}",) if self.secret else ()
+        return ("connect", self.nqn, self.port, *secret, *options)
 
 
 @dataclass
@@ -103,7 +105,13 @@ class Cluster:
             return volume.attachment
 
         at = asyncio.run(attach())
-        return Disk(at.subsystem_nqn, at.trsvcid, name.removeprefix("volumes/"), name)
+        return Disk(
+            at.subsystem_nqn,
+            at.trsvcid,
+            name.removeprefix("volumes/"),
+            volume=name,
+            secret=at.dhchap_secret,
+        )
 
     def attachment(self, name: str) -> Attachment:
         """Return what has gone through an attached volume."""

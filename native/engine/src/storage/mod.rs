@@ -7,7 +7,6 @@ pub mod connection;
 pub mod events;
 pub mod file;
 pub mod gateway;
-mod gateway_worker;
 pub mod initiator;
 pub mod load;
 pub mod memory;
