@@ -99,7 +99,9 @@ class Cluster:
         return self.site.write_config(
             "s",
             self.site.enrolment("s", self.broker)
-            + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "file"\n',
+            + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
+            # As on a drive: block n lies at byte 4160·n.
+            + 'store = "inline"\n',
         )
 
     def _run(self, config: Path) -> Daemon:
@@ -152,7 +154,11 @@ class Attacked:
     @contextlib.asynccontextmanager
     async def queues(self, count: int) -> AsyncIterator[list[RawQueue]]:
         """Several I/O queues of one association of the tenant's host."""
-        async with RawQueue.association(self.volume, host_nqn=HOST, count=count) as queues:
+        attachment = self.volume.attachment
+        assert attachment is not None
+        async with RawQueue.association(
+            attachment, host_nqn=HOST, secret=attachment.dhchap_secret, count=count
+        ) as queues:
             yield queues
 
     async def refusal(
