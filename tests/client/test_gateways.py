@@ -1,12 +1,18 @@
 """Disks through real gateways: broker, target and two gateways as processes on loopback."""
 
+import ast
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import io
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +121,57 @@ def test_a_file_outlives_its_attachment(cluster: Cluster) -> None:
         client.volumes.delete(created.name)
         with pytest.raises(UsageError):
             client.volumes.get(created.name)
+
+
+async def test_examples_of_the_documentation_run(cluster: Cluster) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        code = compile(example, "client.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        names = {"socket": cluster.gateways[0].socket}
+        is_asynchronous = code.co_flags & inspect.CO_COROUTINE
+        if is_asynchronous:
+            await eval(code, names)  # noqa: S307 - our own documentation
+        else:
+            await asyncio.to_thread(eval, code, names)
+
+
+def sealanectl(
+    cluster: Cluster, *arguments: str, text: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run sealanectl against the first gateway, with bytes on its standard streams."""
+    command = [sys.executable, "-m", "sealane.daemon.ctl", "--socket", cluster.gateways[0].socket]
+    return subprocess.run(
+        [*command, *arguments], input=text, capture_output=True, timeout=60, check=False
+    )
+
+
+async def test_the_command_line_moves_bytes_both_ways(cluster: Cluster) -> None:
+    async with connect(cluster.gateways[0].socket) as client:
+        name = (await client.volumes.create(size_bytes=MIB)).name
+
+        async def run(verb: str, *options: str, text: bytes = b"") -> tuple[int, bytes, bytes]:
+            arguments = ("volume", verb, name, *options)
+            done = await asyncio.to_thread(sealanectl, cluster, *arguments, text=text)
+            return done.returncode, done.stdout, done.stderr
+
+        content = random.Random(9).randbytes(MIB - 5)
+        assert await run("write", "--offset", "5", text=content) == (0, b"", b"")
+        assert await run("read") == (0, bytes(5) + content, b"")
+        assert await run("write", "--offset", "9", "--length", "2", text=b"abc") == (0, b"", b"")
+        assert await run("read", "--offset", "8", "--length", "4") == (
+            0,
+            content[3:4] + b"ab" + content[6:7],
+            b"",
+        )
+        for refused in (
+            await run("write", "--offset", str(MIB - 2), text=b"abc"),
+            await run("write", "--length", "4", text=b"abc"),
+            await run("write", "--offset", str(MIB + 1), text=b"abc"),
+            await run("read", "--offset", "1", "--length", str(MIB)),
+            await run("read", "--offset", "-1"),
+        ):
+            assert (refused[0], refused[1]) == (2, b"")
+            assert refused[2].count(b"\n") == 1
+        assert (await client.volumes.get(name)).state == "available"
