@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.exchange import Exchange
 from sealane.crypto.lease import CounterRange
@@ -28,6 +29,7 @@ from sealane.transport.nvme.initiator import HostController, NvmeStatusError, Vo
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000002"
 SECTORS = 64
 SECTOR = 4096
+LEFT_WRITES = 32
 COMPARE_FAILURE = 0x285
 NODES = ("g1", "g2")
 
@@ -120,18 +122,20 @@ class Rack:
         finally:
             await gateway.stop()
 
-    @contextlib.asynccontextmanager
-    async def queue(self, node: str) -> AsyncIterator[VolumeQueue]:
+    def host(self, node: str) -> HostController:
         attached = self.attached[node]
         export = attached.export
-        host = HostController(
+        return HostController(
             traddr=export.traddr,
             trsvcid=export.trsvcid,
             subsystem_nqn=export.subsystem_nqn,
             host_nqn=HOST,
             credentials=Credentials(secret=attached.secret),
         )
-        async with host:
+
+    @contextlib.asynccontextmanager
+    async def queue(self, node: str) -> AsyncIterator[VolumeQueue]:
+        async with self.host(node) as host:
             queue = await host.open_queue(1)
             try:
                 yield queue
@@ -249,3 +253,51 @@ async def test_racing_compare_and_writes_have_one_winner_each(rack: Rack) -> Non
             assert sorted(won) == [False, True]
             old = ours if won[0] else theirs
             assert await read(first, 3) == await read(second, 3) == old
+
+
+async def test_writes_of_a_host_that_left_are_not_stored_after_it_is_back(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = rack.attached["g1"]
+    reachable = asyncio.Event()
+    open_queue = attached.back_end._open_queue
+
+    async def wait_and_open(queue_id: int, epoch: int) -> QueueGrant:
+        await reachable.wait()
+        return await open_queue(queue_id, epoch)
+
+    monkeypatch.setattr(attached.back_end, "_open_queue", wait_and_open)
+    old = rack.host("g1")
+    reachable.set()
+    await old.connect()
+    left = await old.connect_queue(1)
+    reachable.clear()
+    attached.back_end.lose("told to")
+    capsules = b"".join(
+        _native.encode_capsule_cmd(write_entry(command_id), content(1))
+        for command_id in range(LEFT_WRITES)
+    )
+    with contextlib.closing(left):
+        await asyncio.get_running_loop().sock_sendall(left.socket, capsules)
+    assert old._admin is not None
+    await old._admin.close()
+    await old.close()
+    new = rack.host("g1")
+    await new.connect()
+    reachable.set()
+    async with rack.queue("g1") as queue:
+        await queue.write(0, content(2))
+        assert await read(queue, 0) == content(2)
+    await new.close()
+    assert rack.target.statistics(rack.volume_id)["sectors_stored"] == 1
+
+
+def write_entry(command_id: int) -> bytes:
+    """One block to LBA 0, in the capsule."""
+    entry = bytearray(64)
+    entry[0], entry[1] = 0x01, 0x40
+    entry[2:4] = command_id.to_bytes(2, "little")
+    entry[4] = 1
+    entry[32:36] = SECTOR.to_bytes(4, "little")
+    entry[39] = 0x01  # SGL: data block, offset
+    return bytes(entry)
