@@ -60,7 +60,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
         proxy.rules.append(ledger)
 
         async def open_queue(queue_id: int, epoch: int) -> QueueGrant:
-            await target.close_older_queues(volume_id, epoch)
+            await target.close_older_queues(volume_id, GATEWAY, epoch)
             secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
             target.admit_queue(
                 ticket,
