@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
+from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
@@ -201,7 +201,7 @@ class DiskQueues:
                 queues.append(queue)
             namespace = queues[0].namespace
             if self._namespace is not None and namespace != self._namespace:
-                raise ProtocolError(
+                raise VerificationError(
                     "disk.changed", f"the namespace is {namespace}, was {self._namespace}"
                 )
             undo.pop_all()

@@ -11,12 +11,14 @@ import pytest
 
 from plain_target import SIZE, PlainTarget
 from sealane.client.disk import CHANGE_ATTEMPTS_MAX, OPERATIONS_MAX, Disk
+from sealane.client.disk_queues import QUEUES_MAX
 from sealane.errors import SectorVerificationError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.volume_queue import VolumeQueue
 
 SECTOR = 4096
+OTHER_SECRET = str(HostSecret.generate(random.Random(2).randbytes))
 
 
 @pytest.fixture
@@ -154,8 +156,49 @@ async def test_a_front_end_that_stays_away_is_an_error(world: PlainTarget) -> No
             await world.start()
 
 
+async def test_a_front_end_that_comes_back_with_another_size_is_refused(
+    world: PlainTarget,
+) -> None:
+    async with world.disk() as disk:
+        await world.stop()
+        world.size = 2 * SIZE
+        await world.start()
+        for _ in range(2):
+            with pytest.raises(VerificationError) as caught:
+                await disk.read(0, 1)
+            assert caught.value.reason == "disk.changed"
+
+
+async def test_a_front_end_that_doesnt_know_the_secret_any_more_is_refused(
+    world: PlainTarget,
+) -> None:
+    async with world.disk() as disk:
+        await world.stop()
+        world.secret = OTHER_SECRET
+        await world.start()
+        with pytest.raises(VerificationError):
+            await disk.read(0, 1)
+
+
+async def test_a_lost_queue_is_replaced(world: PlainTarget) -> None:
+    async with world.disk() as disk:
+        await disk.write(5, b"kept")
+        association = disk._queues._association
+        assert association is not None
+        for queue in association.queues:
+            await queue.close()
+        assert await disk.read(5, 4) == b"kept"
+
+
+async def test_queues_are_bounded(world: PlainTarget) -> None:
+    for count in (0, QUEUES_MAX + 1):
+        with pytest.raises(UsageError) as caught:
+            Disk(world.front_end, queue_count=count)
+        assert caught.value.reason == "disk.queues"
+
+
 async def test_a_wrong_secret_is_refused_when_opening(world: PlainTarget) -> None:
-    wrong = world.disk(secret=str(HostSecret.generate(random.Random(2).randbytes)))
+    wrong = world.disk(secret=OTHER_SECRET)
     with pytest.raises(VerificationError):
         await wrong.open()
     with pytest.raises(UnavailableError):
