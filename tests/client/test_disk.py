@@ -197,6 +197,46 @@ async def test_queues_are_bounded(world: PlainTarget) -> None:
         assert caught.value.reason == "disk.queues"
 
 
+@pytest.mark.parametrize(
+    "failure", [UnavailableError("queue.closed", "lost again"), NvmeStatusError(0x300)], ids=type
+)
+async def test_what_keeps_failing_is_an_error(
+    world: PlainTarget, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    async def failed(self: VolumeQueue) -> None:
+        raise failure
+
+    async with world.disk(timeout_seconds=0.2) as disk:
+        monkeypatch.setattr(VolumeQueue, "flush", failed)
+        with pytest.raises(UnavailableError) as caught:
+            await disk.flush()
+        assert caught.value.reason == "disk.timeout"
+
+
+async def test_durable_writes_are_forced_or_flushed(
+    world: PlainTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    write = VolumeQueue.write
+
+    async def forced(self: VolumeQueue, lba: int, data: bytes, *, is_forced: bool = False) -> None:
+        seen.append(is_forced)
+        await write(self, lba, data, is_forced=is_forced)
+
+    async def flushed(self: VolumeQueue) -> None:
+        seen.append("flush")
+
+    async with world.disk() as disk:
+        monkeypatch.setattr(VolumeQueue, "write", forced)
+        monkeypatch.setattr(VolumeQueue, "flush", flushed)
+        await disk.write(0, bytes(SECTOR), durable=True)
+        await disk.write(0, bytes(SECTOR))
+        await disk.write(1, b"x")
+        assert seen == [True, False]
+        await disk.write(1, b"y", durable=True)
+        assert seen == [True, False, "flush"]
+
+
 async def test_a_wrong_secret_is_refused_when_opening(world: PlainTarget) -> None:
     wrong = world.disk(secret=OTHER_SECRET)
     with pytest.raises(VerificationError):
