@@ -227,7 +227,7 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity = await self._enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        directory = Path(self.config.target_directory) if config.store == "file" else None
+        directory = Path(self.config.target_directory) if config.store != "memory" else None
         target = Target(
             traddr=traddr, trsvcid=trsvcid, store_kind=config.store, directory=directory
         )

@@ -68,7 +68,7 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: Literal["file", "memory"] = "file"
+    store: Literal["file", "inline", "memory"] = "file"
     directory: AbsolutePath | None = None
     discovery_listen: BindAddress | None = None
     allow_plain_network: bool = False

@@ -107,7 +107,9 @@ class ClusterBuilder:
     async def running(self) -> AsyncIterator[Cluster]:
         """Start everything; stop everything when the block is left."""
         async with contextlib.AsyncExitStack() as stack:
-            broker, target, gateway = await stack.enter_async_context(self.storage(store="file"))
+            # As on a drive with metadata, so that the drive's owner knows where to attack.
+            storage = self.storage(store="inline")
+            broker, target, gateway = await stack.enter_async_context(storage)
             enrolment = self._enrolment(broker)
             fabrics = [
                 await stack.enter_async_context(

@@ -16,6 +16,7 @@ from typing import Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
+from sealane.daemon.logs import get_logger
 from sealane.daemon.storage.catalogue import STORE_SUFFIX
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
@@ -179,12 +180,21 @@ class TargetSubsystem(Exported):
             self.feed.remove(served.controller)
             self.past_refusals += served.controller.refusals()
 
-    async def close(self) -> None:
-        """Stop and drain every queue and let the store go."""
+    async def close(self, *, keep: bool) -> None:
+        """Stop and drain every queue and let the store go; `keep`: with all that was written."""
         for association_id in [*self.served]:
             await self.association_closed(association_id)
         self.feed.close()
-        await asyncio.to_thread(self.native.close)
+        try:
+            if keep:
+                await asyncio.to_thread(self.native.sync)
+        except OSError as error:
+            # Hosts that flushed lost nothing; the others know that they didn't.
+            get_logger().warning(
+                "store_not_flushed", volume_id=str(self.volume_id), detail=str(error)
+            )
+        finally:
+            await asyncio.to_thread(self.native.close)
 
     def statistics(self) -> dict[str, int]:
         """Counters of the namespace and of its queues."""
@@ -209,9 +219,10 @@ class TargetSubsystem(Exported):
 class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
-    `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`; "memory" keeps it in
-    memory, as long as the process lives. Freshness is a table in memory either way, rebuilt from
-    what the store holds: it can't tell a store that was rolled back while no process ran.
+    `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
+    out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives.
+    Freshness is a table in memory either way, rebuilt from what the store holds: it can't tell a
+    store that was rolled back while no process ran.
     """
 
     def __init__(
@@ -219,12 +230,13 @@ class Target(Provider):
         *,
         traddr: str,
         trsvcid: int,
-        store_kind: Literal["file", "memory"],
+        store_kind: Literal["file", "inline", "memory"],
         directory: Path | None = None,
     ) -> None:
-        if (store_kind == "file") != (directory is not None):
+        if (store_kind == "memory") != (directory is None):
             raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
         ipaddress.ip_address(traddr)
+        self._store_kind = store_kind
         self._directory = directory
         self._volumes: dict[str, TargetSubsystem] = {}
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
@@ -254,7 +266,7 @@ class Target(Provider):
         """Close every connection and wait for every queue."""
         await self._listener.stop()
         for volume in self._volumes.values():
-            await volume.close()
+            await volume.close(keep=True)
 
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Subsystem by name, for the listener."""
@@ -281,7 +293,7 @@ class Target(Provider):
         try:
             native = await asyncio.to_thread(
                 _native.Namespace,
-                store="memory" if path is None else "file",
+                store=self._store_kind,
                 block_count=sector_count,
                 sealed=True,
                 path=path,
@@ -322,7 +334,7 @@ class Target(Provider):
         volume = self._volume(volume_id)
         del self._volumes[volume_nqn(volume_id)]
         await self._listener.end_export(volume)
-        await volume.close()
+        await volume.close(keep=False)
         if volume.path is not None:
             await asyncio.to_thread(volume.path.unlink, missing_ok=True)
 

@@ -20,7 +20,6 @@ _CHANGED_MAX = IDENTIFY_BYTES // 4
 _MINUTE_MS = 60_000
 _HOUR_MS = 3_600_000
 _NO_PARAMETER = 0xFFFF
-_TCP = 3
 
 # Command effects (NVMe Base 2.0 figure 211).
 _SUPPORTED = 1 << 0
@@ -30,8 +29,8 @@ _ADMIN_EFFECTS: Final[Mapping[int, int]] = {
 }
 _CHANGING: Final = frozenset({IoOpcode.WRITE, IoOpcode.WRITE_ZEROES, IoOpcode.DATASET_MANAGEMENT})
 
-# Error entry: count, queue, command, status with phase, location, LBA, namespace, vendor, transport
-_ERROR = struct.Struct("<QHHHHQIBB34x")
+# Error entry: count, queue, command, status with phase, location, LBA, namespace
+_ERROR = struct.Struct("<QHHHHQI36x")
 _ANA_HEADER = struct.Struct("<QH6x")
 _ANA_GROUP = struct.Struct("<IIQB15x")
 _NOTIFICATION = struct.Struct("<QBB2xI48x")
@@ -72,8 +71,6 @@ def encode_errors(entries: Sequence[LoggedFailure]) -> bytes:
             _NO_PARAMETER,
             entry.failure.lba,
             entry.failure.nsid,
-            0,
-            _TCP,
         )
         for entry in entries[:ERROR_ENTRIES_MAX]
     )

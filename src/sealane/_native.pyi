@@ -232,14 +232,15 @@ class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds; else plain 4096-byte blocks. `exist` "create": the file must not exist.
+    what the store holds; else plain 4096-byte blocks. "inline" is a file laid out as a drive with
+    64-byte metadata has it, sealed only. `exist` "create": the file must not exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 
     def __new__(
         cls,
         *,
-        store: Literal["memory", "file", "nvme", "emulated"],
+        store: Literal["memory", "file", "inline", "nvme", "emulated"],
         block_count: int,
         sealed: bool,
         path: str | os.PathLike[str] | None = None,

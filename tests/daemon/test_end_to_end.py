@@ -62,7 +62,7 @@ def _cluster(*, store: str) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with _cluster(store="file") as made:
+    with _cluster(store="inline") as made:
         yield made
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -152,11 +152,12 @@ async def make_world(
     *,
     counters: Counters | None = None,
     settings: GatewaySettings | None = None,
+    store_kind: Literal["file", "inline"] = "file",
 ) -> AsyncIterator[World]:
     target = Target(
         traddr="127.0.0.1",
         trsvcid=0,
-        store_kind="file" if directory else "memory",
+        store_kind=store_kind if directory else "memory",
         directory=directory,
     )
     gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=settings)
@@ -194,16 +195,24 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
+@pytest.fixture
+async def inline_world(tmp_path: Path) -> AsyncIterator[World]:
+    """A world whose stored sectors can be found, as on a drive."""
+    async with make_world(tmp_path / "store", store_kind="inline") as made:
+        yield made
+
+
 def data(size: int) -> bytes:
     return random.Random(5).randbytes(size)
 
 
-@pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.parametrize("kind", ["file", "inline", "memory"])
 async def test_eight_mebibytes_come_back_and_the_store_holds_no_plaintext(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: Literal["file", "inline", "memory"]
 ) -> None:
     content = data(8 * MEBIBYTE)
-    async with make_world(tmp_path / "store" if kind == "file" else None) as world:
+    made = make_world(None) if kind == "memory" else make_world(tmp_path / "store", store_kind=kind)
+    async with made as world:
         async with world.queue() as queue:
             await queue.write(3, content)
             await queue.flush()
@@ -407,7 +416,8 @@ async def refused_read(queue: VolumeQueue, lba: int) -> int:
     return caught.value.status
 
 
-async def test_flipped_bit_in_the_store_is_refused_by_its_tag(world: World) -> None:
+async def test_flipped_bit_in_the_store_is_refused_by_its_tag(inline_world: World) -> None:
+    world = inline_world
     assert world.path is not None
     async with world.queue() as queue:
         await queue.write(5, data(4096))
@@ -419,7 +429,8 @@ async def test_flipped_bit_in_the_store_is_refused_by_its_tag(world: World) -> N
         await queue.read(6, bytearray(4096))
 
 
-async def test_swapped_and_older_sectors_in_the_store_are_stale(world: World) -> None:
+async def test_swapped_and_older_sectors_in_the_store_are_stale(inline_world: World) -> None:
+    world = inline_world
     assert world.path is not None
     async with world.queue() as queue:
         await queue.write(5, data(4096))

@@ -1,15 +1,13 @@
 //! Bindings of the target: namespaces and controllers.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_engine::storage::file::FileStore;
-use sealane_engine::storage::store::BlockStore;
-use sealane_engine::storage::stores::memory::MemoryStore;
-use sealane_engine::storage::target::adapter::Adapted;
+use sealane_engine::storage::stores::selection::{self, StoreOptions};
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
 };
@@ -24,39 +22,6 @@ use crate::storage::{
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Namespace>()?;
     module.add_class::<Controller>()
-}
-
-/// What `Namespace` is asked to keep its blocks in.
-struct StoreOptions {
-    store: String,
-    block_count: u64,
-    sealed: bool,
-    path: Option<PathBuf>,
-    exist: String,
-    drive: Option<String>,
-    in_place: bool,
-}
-
-fn open_store(options: StoreOptions) -> PyResult<Box<dyn BlockStore>> {
-    let StoreOptions { store, block_count, sealed, path, exist, drive, in_place } = options;
-    let creates = match exist.as_str() {
-        "create" => true,
-        "open" => false,
-        other => {
-            return Err(invalid(format!("exist is {other:?}, must be \"create\" or \"open\"")));
-        }
-    };
-    match (store.as_str(), path, drive, in_place) {
-        ("memory", None, None, false) if creates => {
-            Ok(Box::new(MemoryStore::new(block_count, sealed)))
-        }
-        ("file", Some(path), None, false) if sealed => {
-            let open = if creates { FileStore::create } else { FileStore::open };
-            let file = open(&path, block_count)?;
-            Ok(Box::new(Adapted::new(Box::new(file), block_count)))
-        }
-        _ => Err(invalid(format!("store {store:?} isn't offered with these options"))),
-    }
 }
 
 /// A namespace of a target.
@@ -84,9 +49,26 @@ impl Namespace {
         if block_count == 0 {
             return Err(invalid("a namespace has at least 1 block"));
         }
-        let options = StoreOptions { store, block_count, sealed, path, exist, drive, in_place };
-        let namespace = py.detach(|| -> PyResult<EngineNamespace> {
-            Ok(EngineNamespace::new(open_store(options)?)?)
+        let creates = match exist.as_str() {
+            "create" => true,
+            "open" => false,
+            _ => return Err(invalid(format!("exist {exist:?}; allowed: \"create\", \"open\""))),
+        };
+        let namespace = py.detach(|| {
+            let options = StoreOptions {
+                kind: &store,
+                block_count,
+                is_sealed: sealed,
+                path: path.as_deref(),
+                creates,
+                drive: drive.as_deref(),
+                in_place,
+            };
+            EngineNamespace::new(selection::open(&options)?)
+        });
+        let namespace = namespace.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => invalid(error),
+            _ => error.into(),
         })?;
         Ok(Self { namespace: Arc::new(namespace) })
     }

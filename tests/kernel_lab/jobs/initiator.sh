@@ -37,6 +37,7 @@ find_controller() {
 find_namespace() {
     local entry subsystem
     for entry in /sys/block/nvme*; do
+        case ${entry##*/} in nvme*c*n*) continue ;; esac # one path of a disk, not the disk
         subsystem=$(cat "$entry/device/subsysnqn" 2>/dev/null) || continue
         if [ "$subsystem" = "$nqn" ] && [ "$(cat "$entry/nsid")" = "$1" ]; then
             device=/dev/${entry##*/}

@@ -5,11 +5,9 @@
 
 pub mod connection;
 pub mod events;
-pub mod file;
 pub mod gateway;
 pub mod initiator;
 pub mod load;
-pub mod memory;
 pub mod pieces;
 pub mod queues;
 pub mod store;

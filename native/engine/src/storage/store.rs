@@ -7,16 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
-/// A store of 4160-byte blocks, addressed by LBA. Callers check bounds against the volume.
-pub trait SectorStore: Debug + Send + Sync {
-    /// Reads as many blocks as the buffer holds, from `lba`. Never-written blocks read as zeros.
-    fn read(&self, lba: u64, blocks: &mut [u8]) -> io::Result<()>;
-    /// Writes whole blocks at `lba`.
-    fn write(&self, lba: u64, blocks: &[u8]) -> io::Result<()>;
-    /// Makes completed writes durable, if the store is durable at all.
-    fn flush(&self) -> io::Result<()>;
-}
-
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
 ///
 /// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,

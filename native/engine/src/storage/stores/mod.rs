@@ -2,6 +2,7 @@
 //! on its device and what it guarantees.
 
 pub mod emulated;
+pub mod inline_file;
 pub mod journal;
 pub mod layout;
 pub mod memory;

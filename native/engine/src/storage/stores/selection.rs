@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::super::store::BlockStore;
 use super::emulated::{EmulatedStore, Profile};
+use super::inline_file::InlineFileStore;
 use super::memory::MemoryStore;
 use super::nvme::NvmeStore;
 use super::plain_file::PlainFileStore;
@@ -13,7 +14,7 @@ use super::sealed_file::SealedFileStore;
 /// What a namespace is to keep its blocks in.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreOptions<'a> {
-    /// "memory", "emulated", "file" or "nvme".
+    /// "memory", "emulated", "file", "inline" or "nvme".
     pub kind: &'a str,
     /// Blocks of the namespace.
     pub block_count: u64,
@@ -48,6 +49,12 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             Box::new(PlainFileStore::create(path, block_count)?)
         }
         ("file", false, Some(path), None) => Box::new(PlainFileStore::open(path, block_count)?),
+        ("inline", true, Some(path), None) if creates && !in_place => {
+            Box::new(InlineFileStore::create(path, block_count)?)
+        }
+        ("inline", true, Some(path), None) if !in_place => {
+            Box::new(InlineFileStore::open(path, block_count)?)
+        }
         ("nvme", true, Some(path), None) if creates => {
             Box::new(NvmeStore::create(path, block_count)?)
         }
@@ -94,6 +101,9 @@ mod tests {
             assert_eq!(open(&again).expect("file").block_bytes(), block_bytes);
             std::fs::remove_file(&path).expect("file");
         }
+        let inline = StoreOptions { kind: "inline", path: Some(&path), ..MEMORY };
+        assert_eq!(open(&inline).expect("inline").block_bytes(), 4160);
+        open(&StoreOptions { creates: false, ..inline }).expect("inline");
     }
 
     #[test]
@@ -108,6 +118,7 @@ mod tests {
             StoreOptions { kind: "file", ..MEMORY },
             StoreOptions { kind: "file", path, in_place: true, ..MEMORY },
             StoreOptions { kind: "nvme", path, is_sealed: false, ..MEMORY },
+            StoreOptions { kind: "inline", path, is_sealed: false, ..MEMORY },
         ] {
             let error = open(&options).expect_err("refused");
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{options:?}");

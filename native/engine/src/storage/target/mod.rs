@@ -1,6 +1,5 @@
 //! Target: namespaces, controllers, and the threads that serve their I/O queues.
 
-pub mod adapter;
 pub mod controller;
 mod execution;
 pub mod freshness;

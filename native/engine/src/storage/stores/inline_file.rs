@@ -1,0 +1,183 @@
+//! Sealed blocks in a sparse file as a drive with 64-byte metadata lays them out: block *n* at byte
+//! 4160·*n*, data and metadata side by side, in place.
+//!
+//! It stands in for such a drive where none is, above all for whoever attacks what a drive holds.
+//! It doesn't stand in for its power-fail atomicity: a block that is being overwritten at a power
+//! cut may be torn, and then doesn't open. Every operation ends inside `submit`.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::super::store::{
+    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
+};
+
+/// Blocks of zeros written, or of metadata looked at, at a time.
+const BATCH_BLOCKS: u64 = 64;
+
+#[derive(Debug)]
+struct Shared {
+    file: File,
+    block_count: u64,
+    counters: StoreCounters,
+}
+
+/// A sparse file of 4160-byte blocks.
+#[derive(Debug)]
+pub struct InlineFileStore {
+    shared: Arc<Shared>,
+}
+
+impl InlineFileStore {
+    /// Creates the file, which must not exist, readable by its owner only.
+    pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
+        let bytes = file_bytes(block_count)?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        file.set_len(bytes)?;
+        Ok(Self::over(file, block_count))
+    }
+
+    /// Opens what exists, which must have the right size.
+    pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let (found, expected) = (file.metadata()?.len(), file_bytes(block_count)?);
+        if found != expected {
+            let detail = format!("{} has {found} bytes of {expected}", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
+        }
+        Ok(Self::over(file, block_count))
+    }
+
+    fn over(file: File, block_count: u64) -> Self {
+        let counters = StoreCounters::default();
+        Self { shared: Arc::new(Shared { file, block_count, counters }) }
+    }
+}
+
+fn file_bytes(block_count: u64) -> io::Result<u64> {
+    let bytes = block_count.checked_mul(BLOCK_BYTES as u64);
+    bytes.ok_or_else(|| io::Error::other("store too large for a file"))
+}
+
+impl Shared {
+    fn execute(&self, request: &mut StoreRequest) -> io::Result<()> {
+        request.check(BLOCK_BYTES, self.block_count)?;
+        match request {
+            StoreRequest::Read { lba, buffer } => {
+                self.file.read_exact_at(buffer, *lba * BLOCK_BYTES as u64)?;
+                self.counters.read(buffer.len());
+            }
+            StoreRequest::Write { lba, buffer, durable } => {
+                self.file.write_all_at(buffer, *lba * BLOCK_BYTES as u64)?;
+                if *durable {
+                    self.file.sync_data()?;
+                }
+                self.counters.written(buffer.len());
+            }
+            StoreRequest::Flush => {
+                self.file.sync_data()?;
+                self.counters.flushed();
+            }
+            StoreRequest::Deallocate { lba, blocks } => {
+                let zeros = vec![0; BATCH_BLOCKS as usize * BLOCK_BYTES];
+                for first in (0..*blocks).step_by(BATCH_BLOCKS as usize) {
+                    let count = BATCH_BLOCKS.min(*blocks - first) as usize;
+                    let part = zeros.get(..count * BLOCK_BYTES).unwrap_or_default();
+                    self.file.write_all_at(part, (*lba + first) * BLOCK_BYTES as u64)?;
+                }
+                self.counters.deallocated();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl BlockStore for InlineFileStore {
+    fn block_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
+    fn block_count(&self) -> u64 {
+        self.shared.block_count
+    }
+
+    fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
+        Ok(Box::new(InlineChannel { shared: Arc::clone(&self.shared), done: Vec::new() }))
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
+        let mut blocks = Vec::new();
+        for first in (0..self.shared.block_count).step_by(BATCH_BLOCKS as usize) {
+            let count = BATCH_BLOCKS.min(self.shared.block_count - first) as usize;
+            blocks.resize(count * BLOCK_BYTES, 0);
+            self.shared.file.read_exact_at(&mut blocks, first * BLOCK_BYTES as u64)?;
+            for (lba, block) in (first..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
+                // A block that was written names its format version, so it is not all zeros.
+                if let Some(metadata) = block.last_chunk()
+                    && *metadata != [0; METADATA_BYTES]
+                {
+                    visit(lba, metadata);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn statistics(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counters.by_name()
+    }
+}
+
+struct InlineChannel {
+    shared: Arc<Shared>,
+    done: Vec<StoreDone>,
+}
+
+impl StoreChannel for InlineChannel {
+    fn submit(&mut self, ticket: u64, mut request: StoreRequest) {
+        let result = self.shared.execute(&mut request);
+        if result.is_err() {
+            self.shared.counters.failed();
+        }
+        self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+    }
+
+    fn poll(&mut self, done: &mut Vec<StoreDone>) {
+        done.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance;
+    use super::super::scratch::Scratch;
+    use super::*;
+
+    #[test]
+    fn behaves_as_a_store() {
+        let scratch = Scratch::new();
+        conformance::check(&InlineFileStore::create(&scratch.file(), 1000).unwrap());
+    }
+
+    #[test]
+    fn opens_only_a_file_of_the_right_size() {
+        let scratch = Scratch::new();
+        InlineFileStore::create(&scratch.file(), 10).unwrap();
+        assert!(InlineFileStore::create(&scratch.file(), 10).is_err(), "it exists");
+        assert!(InlineFileStore::open(&scratch.file(), 11).is_err());
+        InlineFileStore::open(&scratch.file(), 10).unwrap();
+    }
+}
