@@ -58,13 +58,12 @@ impl Shared {
     fn give(&self, io: Io, reply: Reply) {
         let ended = {
             let mut inbox = self.inbox();
-            match &inbox.ended {
-                Some(detail) => detail.clone(),
-                None => {
-                    inbox.jobs.push((io, reply));
-                    tell(&self.event);
-                    return;
-                }
+            if let Some(detail) = &inbox.ended {
+                detail.clone()
+            } else {
+                inbox.jobs.push((io, reply));
+                tell(&self.event);
+                return;
             }
         };
         reply(io, Err(not_connected(&ended)));
@@ -81,7 +80,10 @@ pub struct RemoteDevice {
 impl std::fmt::Debug for RemoteDevice {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let page_count = self.page_count;
-        formatter.debug_struct("RemoteDevice").field("page_count", &page_count).finish()
+        formatter
+            .debug_struct("RemoteDevice")
+            .field("page_count", &page_count)
+            .finish_non_exhaustive()
     }
 }
 

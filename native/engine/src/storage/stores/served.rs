@@ -54,7 +54,7 @@ impl Served {
         let (host, target) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
         let link = host.try_clone().expect("descriptor");
-        let controller = Controller::new(1, [1; 16].into()).expect("controller");
+        let controller = Controller::new(1, [1; 16]).expect("controller");
         controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
         controller.start_queue(target, 1, LIMITS, None).expect("queue");
         let limits = HostLimits {
