@@ -115,8 +115,8 @@ impl GatewayQueue {
         if !self.backs.is_empty() {
             add(&self.shared.counters.rekeys, 1);
         }
+        // The one before it may hold answers that nobody took yet: only who takes them closes it.
         self.backs.push(back);
-        self.close_drained();
     }
 
     /// A back-end queue failed: its association is over.
