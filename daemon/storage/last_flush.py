@@ -8,6 +8,8 @@ from sealane import _native
 from sealane.daemon.storage.back_end import BackEnd, QueueName
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, H2C_DATA_BYTES, NAMESPACE_ID
+from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme.volume_queue import VolumeQueue
 
 FLUSH_SECONDS: Final = 5.0
 """Longest wait for a back end, and again for the flush."""
@@ -28,23 +30,19 @@ async def flush_journal(native: _native.GatewayVolume, back_end: BackEnd) -> Non
         async with asyncio.timeout(FLUSH_SECONDS):
             queue = await _open(native, back_end)
         try:
-            await asyncio.to_thread(queue.flush)
+            await queue.flush()
         finally:
-            await asyncio.to_thread(queue.close)
+            await queue.close()
             await asyncio.to_thread(native.close_queues)
     except TimeoutError as error:
         raise UnavailableError("connection.timeout", "the target isn't reached") from error
     except OSError as error:
         raise UnavailableError("connection.lost", str(error)) from error
-    except _native.QueueError as error:
-        raise UnavailableError(error.args[0], error.args[1]) from error
-    except _native.StatusError as error:
-        raise UnavailableError("backend.status", f"flush: status {error.args[0]:#x}") from error
     except Error as error:
         raise UnavailableError(error.reason, str(error.args[0])) from error
 
 
-async def _open(native: _native.GatewayVolume, back_end: BackEnd) -> _native.HostQueue:
+async def _open(native: _native.GatewayVolume, back_end: BackEnd) -> VolumeQueue:
     """Open a front-end queue whose host is this process."""
     prepared = await back_end.prepare(_NAME)
     host, controller = socket.socketpair()
@@ -66,14 +64,17 @@ async def _open(native: _native.GatewayVolume, back_end: BackEnd) -> _native.Hos
             back_end.discard(prepared)
             raise
         back_end.start(_NAME, prepared)
-        return _native.HostQueue(
-            host.fileno(),
-            io_bytes=_BLOCK_BYTES,
-            block_bytes=_BLOCK_BYTES,
-            timeout_seconds=FLUSH_SECONDS,
-            nsid=NAMESPACE_ID,
-            queue_depth=_DEPTH,
-            h2c_data_max=H2C_DATA_BYTES,
-            in_capsule_max=H2C_DATA_BYTES,
-            transfer_max=FRONT_TRANSFER_BYTES,
+        return VolumeQueue(
+            _native.HostQueue(
+                host.fileno(),
+                queue_depth=_DEPTH,
+                h2c_data_max=H2C_DATA_BYTES,
+                in_capsule_max=H2C_DATA_BYTES,
+                transfer_max=FRONT_TRANSFER_BYTES,
+                io_bytes=_BLOCK_BYTES,
+                block_bytes=_BLOCK_BYTES,
+                timeout_seconds=FLUSH_SECONDS,
+                nsid=NAMESPACE_ID,
+            ),
+            NamespaceIdentity(block_count=1, block_bytes=_BLOCK_BYTES, metadata_bytes=0),
         )
