@@ -150,6 +150,8 @@ impl Worker {
             }
             if let Some((reason, lba, detail)) = lost {
                 self.back_lost(reason, lba, &detail);
+                // The target hears what it did wrong, the host what became of its commands.
+                back.farewell(self.back.transmit());
                 front.farewell(self.front.transmit());
                 return (reason.id(), detail);
             }

@@ -258,6 +258,8 @@ impl HostVolumeQueue {
                         failed = failed.or(ended.err());
                     }
                     HostEvent::Failed { reason, detail, .. } => {
+                        // The controller hears what it did wrong.
+                        inner.connection.farewell(inner.queue.transmit());
                         return Err(TransferError::Ended { reason, detail });
                     }
                 }
