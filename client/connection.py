@@ -12,7 +12,7 @@ import contextlib
 import datetime as dt
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -49,6 +49,8 @@ class Attachment:
     counters_used: int
     counters_leased: int
     refusals: int
+    dhchap_secret: str = field(default="", repr=False)
+    """The host's DH-HMAC-CHAP secret; only in what `attach` returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +279,7 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
             counters_used=a.counters_used,
             counters_leased=a.counters_leased,
             refusals=a.refusals,
+            dhchap_secret=a.dhchap_secret,
         )
     return Volume(
         name=message.name,

@@ -5,6 +5,7 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +55,7 @@ from sealane.daemon.servers import (
 )
 from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.exported import Portal
-from sealane.daemon.storage.gateway import Gateway
+from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems
 from sealane.daemon.storage.target import Target
@@ -75,6 +76,8 @@ from sealane.protocol.v1 import (
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
 _STORE_NAME: Final = "broker.sqlite"
+# For tests that look for an IV used twice: a file that every gateway here notes each seal in.
+_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
 
 async def serve(
@@ -306,7 +309,19 @@ class Daemon:
     async def _start_gateway(self, config: GatewayConfig) -> None:
         identity = await self._enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
-        gateway = Gateway(traddr=traddr, trsvcid=trsvcid)
+        ledger = os.environ.get(_LEDGER_VARIABLE)
+        if ledger:
+            get_logger().warning("nonce_ledger_is_on", path=ledger)
+        gateway = Gateway(
+            traddr=traddr,
+            trsvcid=trsvcid,
+            settings=GatewaySettings(
+                command_timeout_seconds=config.command_timeout_seconds,
+                hold_seconds=config.hold_seconds,
+                journal_bytes_max=config.journal_bytes_max,
+                nonce_ledger=Path(ledger) if ledger else None,
+            ),
+        )
         with _listening("gateway.listen", config.listen):
             await gateway.start()
         self._stack.push_async_callback(gateway.stop)

@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import os
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -189,10 +190,28 @@ async def _volume_delete(client: Client, options: argparse.Namespace, output: Ou
 
 async def _volume_attach(client: Client, options: argparse.Namespace, output: Output) -> None:
     traddr, trsvcid = options.via
+    if options.secret_file is not None and options.secret_file.exists():
+        # Said before the secret exists, which is told only once.
+        raise UsageError("key.unwritable", f"{options.secret_file}: File exists")
     volume = await client.volumes.attach(
         options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=trsvcid
     )
-    _show_volume(volume, output)
+    a = volume.attachment
+    if a is None:
+        raise UsageError("volume.attached.state", f"{volume.name} was detached meanwhile")
+    if options.secret_file is None:
+        secret = a.dhchap_secret
+    else:
+        _write_secret(options.secret_file, f"{a.dhchap_secret}\n".encode())
+        secret = f"$(cat {shlex.quote(str(options.secret_file))})"
+    command = (
+        f"nvme connect --transport tcp --traddr {a.traddr} --trsvcid {a.trsvcid} "
+        f'--nqn {a.subsystem_nqn} --hostnqn {shlex.quote(a.host_nqn)} --dhchap-secret "{secret}"'
+    )
+    output.show_one(
+        dataclasses.asdict(volume) | {"nvme_connect": command},
+        {**_full(volume), "connect with": command},
+    )
 
 
 async def _volume_detach(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -409,6 +428,9 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, "list", _volume_list, "show every volume")
     _named(verbs, "delete", _volume_delete, "delete a volume and its data")
     attach = _named(verbs, "attach", _volume_attach, "export a volume to one host")
+    attach.add_argument(
+        "--secret-file", type=Path, help="file for the host's secret, instead of showing it"
+    )
     attach.add_argument("--host-nqn", required=True, help="NQN of the host that may connect")
     attach.add_argument(
         "--via",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sealane.crypto.lease import CounterRange
+from sealane.protocol.nvme.authentication import HostSecret
 
 
 class NativeEvent(Protocol):
@@ -53,7 +54,8 @@ class QueueGrant:
     host_nqn: str
 
 
-OpenQueue = Callable[[int], Awaitable[QueueGrant]]
+OpenQueue = Callable[[int, int], Awaitable[QueueGrant]]
+"""Opens a queue: queue id, association epoch. The first of an epoch fences all older ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,10 @@ class AttachedPort(Protocol):
     @property
     def export(self) -> Export:
         """Where hosts connect."""
+
+    @property
+    def secret(self) -> HostSecret:
+        """What the host must prove to know; made for this attachment."""
 
     def add_counters(self, granted: CounterRange) -> None:
         """Give the volume another lease."""
@@ -99,6 +105,7 @@ class GatewayPort(Protocol):
         counters: CounterRange,
         host_nqn: str,
         open_queue: OpenQueue,
+        epoch_floor: int = 0,
     ) -> AttachedPort:
         """Export `volume` to `host_nqn`; wipes the key."""
 

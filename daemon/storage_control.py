@@ -243,6 +243,7 @@ class StorageService:
             refusals=statistics.get("refusals", 0),
             freshness=FRESHNESS,
             store=self._store,
+            association_epoch=self._epochs.get(volume_id, 0),
         )
 
     def statistics(self) -> dict[str, dict[str, int]]:

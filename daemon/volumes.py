@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import datetime as dt
 import secrets
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -193,20 +192,14 @@ class VolumeService:
             descriptor = await self._broker.descriptor(volume_id)
             # A target that restarted has lost the volume: said here, not at the first read.
             async with self._target_channel() as channel:
-                await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
                     storage_pb2.GetNamespaceRequest(volume_id=volume_id), timeout=_CALL_SECONDS
                 )
             leases = LeaseHolder()
             first = await self._broker.lease(descriptor)
             leases.add(first)
             key = await self._broker.key(descriptor)
-            # Grows with every attach, over restarts too: the target refuses older ones.
-            open_queue = partial(
-                self._open_queue,
-                descriptor=descriptor,
-                association_epoch=time.time_ns(),
-                via=via,
-            )
+            open_queue = partial(self._open_queue, descriptor=descriptor, via=via)
             try:
                 port = await self._gateway.attach(
                     VolumeKey(
@@ -219,6 +212,7 @@ class VolumeService:
                     counters=first,
                     host_nqn=host_nqn,
                     open_queue=open_queue,
+                    epoch_floor=namespace.association_epoch,
                 )
             finally:
                 wipe(key)
@@ -251,9 +245,9 @@ class VolumeService:
     async def _open_queue(
         self,
         queue_id: int,
+        association_epoch: int,
         *,
         descriptor: broker_pb2.VolumeDescriptor,
-        association_epoch: int,
         via: Via,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue."""

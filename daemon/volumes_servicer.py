@@ -75,7 +75,12 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             host_nqn=request.host_nqn,
             via=Via(traddr=request.via_traddr, trsvcid=request.via_trsvcid),
         )
-        return self._volume(descriptor)
+        volume = self._volume(descriptor)
+        attached = self._service.attached(descriptor.volume_id)
+        if attached is not None:
+            # Here and nowhere else: who attached the volume passes it on to the host.
+            volume.attachment.dhchap_secret = str(attached.port.secret)
+        return volume
 
     async def DetachVolume(
         self, request: volumes_pb2.DetachVolumeRequest, context: Context

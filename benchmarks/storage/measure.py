@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from benchmarks.storage.cells import Cell, Sample
 
 from sealane import _native
+from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.constants import NAMESPACE_ID
 from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import ConnectedQueue, HostController
 
 WARM_UP_SECONDS = 0.2
@@ -73,11 +75,15 @@ async def measure(
 
 def host_of(system: System) -> HostController:
     """Make a host of the subsystem."""
+    credentials = None
+    if system.dhchap_secret:
+        credentials = Credentials(secret=HostSecret.parse(system.dhchap_secret))
     return HostController(
         traddr=system.traddr,
         trsvcid=system.trsvcid,
         subsystem_nqn=system.subsystem_nqn,
         host_nqn=system.host_nqn,
+        credentials=credentials,
     )
 
 

@@ -56,6 +56,7 @@ async def running_systems(
                 trsvcid=attachment.trsvcid,
                 subsystem_nqn=attachment.subsystem_nqn,
                 host_nqn=host_nqn,
+                dhchap_secret=attachment.dhchap_secret,
                 processes={"gateway": gateway.pid, "target": target.pid},
             )
             yield [plain, secure]

@@ -146,7 +146,8 @@ class Attacks:
             write_again,
         )
         async with host_queue(here) as queue:
-            await check(queue, lba, version=1)
+            # The gateway wrote it again, where it belongs, after the fence.
+            await check(queue, lba, version=2)
             await check(queue, lba + 1, version=1)
 
     async def _expect(

@@ -16,7 +16,10 @@ from sealane.daemon.demo.adversary import SLOT_BYTES
 from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.results import VolumeProof
 from sealane.daemon.demo.source import Source, distinctive_pieces
+from sealane.daemon.storage.catalogue import STORE_SUFFIX
 from sealane.errors import UnavailableError, UsageError
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
 SECTOR_BYTES: Final = 4096
@@ -107,6 +110,7 @@ async def host_queue(volume: Volume) -> AsyncIterator[VolumeQueue]:
         trsvcid=attachment.trsvcid,
         subsystem_nqn=attachment.subsystem_nqn,
         host_nqn=attachment.host_nqn,
+        credentials=Credentials(secret=HostSecret.parse(attachment.dhchap_secret)),
     ) as host:
         await host.request_queues(1)
         queue = await host.open_queue(1)
@@ -195,5 +199,5 @@ def count_pieces(path: Path, pieces: list[bytes]) -> int:
 def store_file(job: VolumeJob, volume: Volume) -> Path:
     """Find the file that the target keeps the volume's sectors in."""
     volume_id = volume.name.removeprefix("volumes/")
-    (path,) = job.cluster.store_directory.glob(f"{volume_id}*")
+    (path,) = job.cluster.store_directory.glob(f"{volume_id}*{STORE_SUFFIX}")
     return path

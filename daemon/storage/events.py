@@ -36,12 +36,14 @@ class EventSource(Protocol):
 class EventFeed:
     """Reads the events of one volume, from all its `sources`, while the loop runs.
 
-    `on_closed` hears of each closed queue.
+    `on_closed` hears of each closed queue; `on_event`, if set, of each event before that, and says
+    whether to keep it.
     """
 
     def __init__(self, source: EventSource, on_closed: Callable[[StorageEvent], None]) -> None:
         self._sources: list[EventSource] = []
         self._on_closed = on_closed
+        self.on_event: Callable[[StorageEvent], bool] | None = None
         self._kept: deque[StorageEvent] = deque(maxlen=_EVENTS_MAX)
         self._loop = asyncio.get_running_loop()
         self.add(source)
@@ -84,6 +86,7 @@ class EventFeed:
                 association=native.association,
                 queue_id=native.queue_id,
             )
-            self._kept.append(event)
+            if self.on_event is None or self.on_event(event):
+                self._kept.append(event)
             if event.kind == "queue_closed":
                 self._on_closed(event)

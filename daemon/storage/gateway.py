@@ -1,18 +1,26 @@
 """Gateway: exports each attached volume as a plain namespace to exactly one host.
 
-Every front-end I/O queue is joined to a secure back-end queue of the same id, which the control
-path opens (`open_queue`). Sealing and opening happen in the engine.
+A front-end I/O queue is handed to the engine together with a secure back-end queue, which may be
+lost and replaced (`sealane.daemon.storage.back_end`) without the host noticing more than a pause.
 """
 
 import asyncio
-import contextlib
 import ipaddress
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import Export, OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.ports import Export, OpenQueue, VolumeKey
+from sealane.daemon.storage.back_end import (
+    AssociationEpochs,
+    BackEnd,
+    PreparedQueue,
+    QueueName,
+)
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -22,19 +30,42 @@ from sealane.daemon.storage.exported import (
     Provider,
 )
 from sealane.daemon.storage.listener import Listener
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UsageError
+from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
     FRONT_TRANSFER_BYTES,
     H2C_DATA_BYTES,
     IN_CAPSULE_BYTES,
     NAMESPACE_ID,
-    QUEUE_DEPTH_MAX,
-    SECURE_TRANSFER_BYTES,
+    IoOpcode,
 )
 from sealane.protocol.nvme.nqn import check_nqn, export_nqn
-from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
-from sealane.transport.nvme.initiator import ConnectedQueue, HostController
+from sealane.protocol.nvme.subsystem import BASIC_COMMANDS, Subsystem, volume_subsystem
+
+FRONT_COMMANDS: Final = BASIC_COMMANDS | {
+    IoOpcode.COMPARE,
+    IoOpcode.WRITE_ZEROES,
+    IoOpcode.DATASET_MANAGEMENT,
+    IoOpcode.VERIFY,
+}
+FRONT_FUSED_BLOCKS: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What an operator may choose for every volume; the engine's defaults otherwise.
+
+    `command_timeout_seconds`: how long the target may take for one command; `hold_seconds`: how
+    long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
+    `nonce_ledger`: file for a record of every seal (tests only: it holds hashes of plaintext).
+    """
+
+    command_timeout_seconds: float = 30.0
+    hold_seconds: float = 60.0
+    journal_bytes_max: int = 64 << 20
+    commands_per_key_max: int = 1 << 48
+    nonce_ledger: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,39 +73,27 @@ class _Joined:
     """Both ends of a queue that may start."""
 
     volume: "AttachedVolume"
-    association: Association
+    name: QueueName
     connect: Connect
-    back: ConnectedQueue
-    secure: _native.SecureQueueParameters
+    prepared: PreparedQueue
 
     def start(self, descriptor: int) -> None:
-        with contextlib.closing(self.back):
-            self.volume.native.start_queue(
-                descriptor,
-                self.back.socket.fileno(),
-                association=self.association.association_id,
-                queue_id=self.connect.queue_id,
-                front_queue_depth=self.connect.queue_size,
-                front_h2c_data_max=H2C_DATA_BYTES,
-                front_transfer_max=FRONT_TRANSFER_BYTES,
-                success_flag=self.connect.disable_flow_control,
-                back_queue_depth=self.back.queue_depth,
-                back_h2c_data_max=self.back.h2c_data_max,
-                back_transfer_max=self.back.transfer_max,
-                back_in_capsule_max=self.back.in_capsule_max,
-                secure=self.secure,
-            )
+        self.volume.native.start_queue(
+            descriptor,
+            association=self.name.association_id,
+            queue_id=self.name.queue_id,
+            queue_depth=self.connect.queue_size,
+            h2c_data_max=H2C_DATA_BYTES,
+            in_capsule_max=IN_CAPSULE_BYTES,
+            transfer_max=FRONT_TRANSFER_BYTES,
+            success_flag=self.connect.disable_flow_control,
+            header_digest=self.connect.header_digest,
+            data_digest=self.connect.data_digest,
+        )
+        self.volume.back_end.start(self.name, self.prepared)
 
     def close(self) -> None:
-        self.back.close()
-
-
-@dataclass(slots=True, kw_only=True)
-class _BackEnd:
-    """Association with the target on behalf of one front-end association."""
-
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    host: HostController | None = None
+        self.volume.back_end.discard(self.prepared)
 
 
 class AttachedVolume(Exported):
@@ -86,17 +105,18 @@ class AttachedVolume(Exported):
         native: _native.GatewayVolume,
         subsystem: Subsystem,
         host_nqn: str,
-        open_queue: OpenQueue,
+        back_end: BackEnd,
         gateway: "Gateway",
         feed: EventFeed,
     ) -> None:
         self.native = native
+        self.back_end = back_end
         self._subsystem = subsystem
         self._host_nqn = host_nqn
-        self._open_queue = open_queue
         self._gateway = gateway
         self._feed = feed
-        self._back_ends: dict[int, _BackEnd] = {}
+        self._secret = HostSecret.generate(secrets.token_bytes)
+        feed.on_event = back_end.take_event
 
     @property
     def subsystem(self) -> Subsystem:
@@ -113,6 +133,11 @@ class AttachedVolume(Exported):
             subsystem_nqn=self._subsystem.nqn,
             namespace_id=NAMESPACE_ID,
         )
+
+    @property
+    def secret(self) -> HostSecret:
+        """What the host must prove to know; made for this attachment."""
+        return self._secret
 
     def add_counters(self, granted: CounterRange) -> None:
         """Give the volume another lease."""
@@ -139,6 +164,7 @@ class AttachedVolume(Exported):
         """Stop the export and its queues; the key goes with them."""
         await self._gateway.detach(self)
         await asyncio.to_thread(self.native.close_queues)
+        await self.back_end.close()
         self._feed.close()
 
     def allows(self, host_nqn: str) -> bool:
@@ -147,44 +173,25 @@ class AttachedVolume(Exported):
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
         """Open the back-end queue for a front-end one."""
-        grant = await self._open_queue(connect.queue_id)
-        try:
-            secure = _native.SecureQueueParameters(
-                secret=grant.secret,
-                volume_id=self._subsystem.namespaces[0].namespace_uuid.bytes,
-                host_nqn=grant.host_nqn,
-                queue_id=connect.queue_id,
-                association_epoch=grant.association_epoch,
-                incarnation=grant.target_incarnation,
-            )
-        finally:
-            grant.secret[:] = bytes(len(grant.secret))
-        host = await self._back_end(association, grant)
-        back = await host.connect_queue(
-            connect.queue_id, queue_depth=QUEUE_DEPTH_MAX, ticket=grant.ticket
-        )
-        # Limits are ours and the descriptor's; what Identify says can only lower them.
-        bounded = ConnectedQueue(
-            socket=back.socket,
-            queue_id=back.queue_id,
-            queue_depth=back.queue_depth,
-            h2c_data_max=min(back.h2c_data_max, H2C_DATA_BYTES),
-            transfer_max=min(back.transfer_max, SECURE_TRANSFER_BYTES),
-            in_capsule_max=min(back.in_capsule_max, IN_CAPSULE_BYTES),
-        )
-        return _Joined(
-            volume=self, association=association, connect=connect, back=bounded, secure=secure
-        )
+        name = QueueName(association_id=association.association_id, queue_id=connect.queue_id)
+        prepared = await self.back_end.prepare(name)
+        return _Joined(volume=self, name=name, connect=connect, prepared=prepared)
 
     async def association_closed(self, association_id: int) -> None:
-        """Stop the association's queues and leave the target."""
-        back_end = self._back_ends.pop(association_id, None)
+        """Stop the association's queues, wait for what they have at the target, and leave it."""
         try:
             await asyncio.to_thread(self.native.close_queues, association_id)
         finally:
             # Also when a second cancellation comes while the queues drain.
-            if back_end is not None and back_end.host is not None:
-                await back_end.host.close()
+            await self.back_end.close_association(association_id)
+
+    def secrets_of(self, host_nqn: str) -> tuple[HostSecret, HostSecret | None] | None:
+        """Every host must authenticate; only the one the volume is attached to can."""
+        return (self._secret, None) if host_nqn == self._host_nqn else None
+
+    def idle_ms(self, association_id: int) -> int | None:
+        """Time since the host was last heard on any I/O queue."""
+        return self.native.idle_ms(association_id)
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""
@@ -197,37 +204,26 @@ class AttachedVolume(Exported):
             )
         )
 
-    async def _back_end(self, association: Association, grant: QueueGrant) -> HostController:
-        back_end = self._back_ends.setdefault(association.association_id, _BackEnd())
-        async with back_end.turn:
-            if back_end.host is None:
-                host = HostController(
-                    traddr=grant.traddr,
-                    trsvcid=grant.trsvcid,
-                    subsystem_nqn=grant.subsystem_nqn,
-                    host_nqn=grant.host_nqn,
-                )
-                await host.connect()
-                if association.is_closed:
-                    # It closed while this connected; nobody else would close the back end.
-                    self._back_ends.pop(association.association_id, None)
-                    await host.close()
-                    raise UnavailableError("connection.lost", "the association ended meanwhile")
-                back_end.host = host
-            return back_end.host
-
 
 class Gateway(Provider):
     """NVMe/TCP front end of attached volumes; loopback only unless told otherwise."""
 
-    def __init__(self, *, traddr: str, trsvcid: int, allow_remote: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        traddr: str,
+        trsvcid: int,
+        allow_remote: bool = False,
+        settings: GatewaySettings | None = None,
+    ) -> None:
         if not allow_remote and not ipaddress.ip_address(traddr).is_loopback:
             raise UsageError(
                 "gateway.address",
                 f"the plain front end would listen on {traddr}; allowed: a loopback address",
             )
         self._attached: dict[str, AttachedVolume] = {}
-        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid)
+        self._settings = settings or GatewaySettings()
+        self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
 
     @property
     def listener(self) -> Listener:
@@ -245,9 +241,13 @@ class Gateway(Provider):
 
     async def stop(self) -> None:
         """Detach everything and close the address."""
-        for attached in list(self._attached.values()):
+        leaving = list(self._attached.values())
+        for attached in leaving:
             await attached.detach()
         await self._listener.stop()
+        for attached in leaving:
+            # Queues that were being prepared until now.
+            await attached.back_end.close()
 
     def find(self, subsystem_nqn: str) -> Exported | None:
         """Subsystem by name, for the listener."""
@@ -264,8 +264,12 @@ class Gateway(Provider):
         counters: CounterRange,
         host_nqn: str,
         open_queue: OpenQueue,
+        epoch_floor: int = 0,
     ) -> AttachedVolume:
-        """Export `volume` to `host_nqn`; wipes the key. UsageError if it is attached already."""
+        """Export `volume` to `host_nqn`; wipes the key. UsageError if it is attached already.
+
+        `epoch_floor` is the newest association epoch that the target knows of the volume.
+        """
         nqn = export_nqn(volume.volume_id)
         if nqn in self._attached:
             raise UsageError("volume.attached", f"volume {volume.volume_id} is attached already")
@@ -276,6 +280,19 @@ class Gateway(Provider):
             sector_count=volume.sector_count,
             key_epoch=volume.key_epoch,
             key=volume.key,
+            command_timeout_seconds=self._settings.command_timeout_seconds,
+            hold_seconds=self._settings.hold_seconds,
+            journal_bytes_max=self._settings.journal_bytes_max,
+            commands_per_key_max=self._settings.commands_per_key_max,
+            nonce_ledger=self._settings.nonce_ledger,
+        )
+        feed = EventFeed(native, self._listener.queue_closed)
+        back_end = BackEnd(
+            native=native,
+            volume_id=volume.volume_id.bytes,
+            open_queue=open_queue,
+            epochs=AssociationEpochs(floor=epoch_floor),
+            report=feed.publish,
         )
         attached = AttachedVolume(
             native=native,
@@ -286,11 +303,13 @@ class Gateway(Provider):
                 block_count=volume.sector_count,
                 metadata_bytes=0,
                 transfer_max=FRONT_TRANSFER_BYTES,
+                commands=FRONT_COMMANDS,
+                fused_blocks=FRONT_FUSED_BLOCKS,
             ),
             host_nqn=host_nqn,
-            open_queue=open_queue,
+            back_end=back_end,
             gateway=self,
-            feed=EventFeed(native, self._listener.queue_closed),
+            feed=feed,
         )
         attached.add_counters(counters)
         self._attached[nqn] = attached

@@ -170,6 +170,7 @@ class Namespace(message.Message):
     REFUSALS_FIELD_NUMBER: builtins.int
     FRESHNESS_FIELD_NUMBER: builtins.int
     STORE_FIELD_NUMBER: builtins.int
+    ASSOCIATION_EPOCH_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     sector_count: builtins.int
     sectors_written: builtins.int
@@ -181,6 +182,8 @@ class Namespace(message.Message):
     """"flat-table": current IVs in memory, lost with the process"""
     store: builtins.str
     """"file" or "memory" """
+    association_epoch: builtins.int
+    """the newest that was opened since the target started; 0: none"""
     def __init__(
         self,
         *,
@@ -192,10 +195,11 @@ class Namespace(message.Message):
         refusals: builtins.int = ...,
         freshness: builtins.str = ...,
         store: builtins.str = ...,
+        association_epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["freshness", b"freshness", "reads", b"reads", "refusals", b"refusals", "sector_count", b"sector_count", "sectors_written", b"sectors_written", "store", b"store", "volume_id", b"volume_id", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "freshness", b"freshness", "reads", b"reads", "refusals", b"refusals", "sector_count", b"sector_count", "sectors_written", b"sectors_written", "store", b"store", "volume_id", b"volume_id", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,6 +92,7 @@ class Attachment(message.Message):
     COUNTERS_USED_FIELD_NUMBER: builtins.int
     COUNTERS_LEASED_FIELD_NUMBER: builtins.int
     REFUSALS_FIELD_NUMBER: builtins.int
+    DHCHAP_SECRET_FIELD_NUMBER: builtins.int
     traddr: builtins.str
     trsvcid: builtins.int
     subsystem_nqn: builtins.str
@@ -104,6 +105,10 @@ class Attachment(message.Message):
     """AES-block counters consumed from leases"""
     counters_leased: builtins.int
     refusals: builtins.int
+    dhchap_secret: builtins.str
+    """DH-HMAC-CHAP secret of the host in its standard form, made for this attachment. Only in the
+    answer to AttachVolume.
+    """
     def __init__(
         self,
         *,
@@ -117,10 +122,11 @@ class Attachment(message.Message):
         counters_used: builtins.int = ...,
         counters_leased: builtins.int = ...,
         refusals: builtins.int = ...,
+        dhchap_secret: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["counters_leased", b"counters_leased", "counters_used", b"counters_used", "host_nqn", b"host_nqn", "namespace_id", b"namespace_id", "refusals", b"refusals", "sectors_opened", b"sectors_opened", "sectors_sealed", b"sectors_sealed", "subsystem_nqn", b"subsystem_nqn", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["counters_leased", b"counters_leased", "counters_used", b"counters_used", "dhchap_secret", b"dhchap_secret", "host_nqn", b"host_nqn", "namespace_id", b"namespace_id", "refusals", b"refusals", "sectors_opened", b"sectors_opened", "sectors_sealed", b"sectors_sealed", "subsystem_nqn", b"subsystem_nqn", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

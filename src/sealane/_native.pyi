@@ -342,9 +342,21 @@ class Controller:
     # Stops every queue and waits until nothing is in flight: use a thread.
     def close(self) -> None: ...
 
+class StaleAssociationError(Exception):
+    """The association of a back-end queue is over: open a newer one."""
+
+class QueueClosedError(Exception):
+    """The front-end queue that a back end is for is closed."""
+
 @final
 class GatewayVolume:
-    """An attached volume with its key; reads at once, writes once it has counters."""
+    """An attached volume with its key; reads at once, writes once it has counters.
+
+    `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
+    commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
+    `nonce_ledger`: file that every seal is noted in (tests). Events of kind "association_lost" ask
+    for a newer association for every queue, "rekey_due" for a queue with fresh keys in this one.
+    """
 
     def __new__(
         cls,
@@ -354,28 +366,52 @@ class GatewayVolume:
         sector_count: int,
         key_epoch: int,
         key: bytearray,
+        command_timeout_seconds: float = 30.0,
+        hold_seconds: float = 60.0,
+        journal_bytes_max: int = ...,
+        commands_per_key_max: int = ...,
+        nonce_ledger: str | os.PathLike[str] | None = None,
     ) -> GatewayVolume: ...
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
     def counters_remaining(self) -> int: ...
+    # Serves a front-end queue; its commands are held until it has a back end.
     def start_queue(
         self,
-        front_fd: int,
-        back_fd: int,
+        fd: int,
         *,
         association: int,
         queue_id: int,
-        front_queue_depth: int,
-        front_h2c_data_max: int,
-        front_transfer_max: int,
+        queue_depth: int,
+        h2c_data_max: int,
+        in_capsule_max: int,
+        transfer_max: int,
         success_flag: bool,
-        back_queue_depth: int,
-        back_h2c_data_max: int,
-        back_transfer_max: int,
-        back_in_capsule_max: int,
+        header_digest: bool = False,
+        data_digest: bool = False,
+    ) -> None: ...
+    # Gives a front-end queue its (next) back end. StaleAssociationError, QueueClosedError.
+    def replace_back(
+        self,
+        fd: int,
+        *,
+        association: int,
+        queue_id: int,
+        queue_depth: int,
+        h2c_data_max: int,
+        transfer_max: int,
+        in_capsule_max: int,
+        association_epoch: int,
+        incarnation: int,
         secure: SecureQueueParameters,
     ) -> None: ...
+    # The newest association can't be used; does nothing if that is known.
+    def lose_association(self, detail: str) -> None: ...
+    # Ends the volume: every command ends with an error from now on.
+    def fail(self, detail: str) -> None: ...
+    # Since the last byte from the host on any I/O queue of the association; None if it has none.
+    def idle_ms(self, association: int) -> int | None: ...
     def close_queues(self, association: int | None = None) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def take_events(self) -> list[StorageEvent]: ...

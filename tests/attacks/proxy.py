@@ -51,6 +51,8 @@ class Proxy:
         self.is_refusing = False
         self.is_lingering = False
         """Whether the target's side stays open when a gateway gives a connection up."""
+        self.is_hiding_ends = False
+        """Whether the gateway's side stays open when the target gives a connection up."""
         self.address: tuple[str, int] = ("", 0)
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,6 +124,8 @@ class Proxy:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             if self.is_lingering and not pumps[1].done():
                 await asyncio.wait(pumps[1:])
+            if self.is_hiding_ends and not pumps[0].done():
+                await asyncio.wait(pumps[:1])
         finally:
             # Without waiting, because a second cancellation may come while this one is handled.
             link.is_open = False

@@ -11,10 +11,13 @@ from typing import Final, Self
 
 from attacks.pdus import (
     COMMON_BYTES,
+    COMPARE,
+    DATASET,
     FLUSH,
     FORCE_UNIT_ACCESS,
     READ,
     WRITE,
+    WRITE_ZEROES,
     Kind,
     Pdu,
     Way,
@@ -22,12 +25,16 @@ from attacks.pdus import (
     data_pdu,
     parse,
 )
-from sealane.client import Volume
+from sealane.client import Attachment
+from sealane.daemon.ports import Export
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController
 
 SECTOR: Final = 4096
 IN_CAPSULE_BYTES: Final = 8192
 TIMEOUT_SECONDS: Final = 60.0
+_DEALLOCATE: Final = 0x04
 SUCCESS_FLAG: Final = 0x08
 VERIFICATION_STATUSES: Final = (0x282, 0x283, 0x284)
 
@@ -59,16 +66,15 @@ class RawQueue:
     @classmethod
     @contextlib.asynccontextmanager
     async def association(
-        cls, volume: Volume, *, host_nqn: str, count: int
+        cls, attachment: Attachment | Export, *, host_nqn: str, secret: str, count: int
     ) -> AsyncIterator[list[Self]]:
         """Connect a controller with `count` I/O queues."""
-        attachment = volume.attachment
-        assert attachment is not None
         host = HostController(
             traddr=attachment.traddr,
             trsvcid=attachment.trsvcid,
             subsystem_nqn=attachment.subsystem_nqn,
             host_nqn=host_nqn,
+            credentials=Credentials(secret=HostSecret.parse(secret)),
         )
         async with host:
             await host.request_queues(count)
@@ -93,21 +99,21 @@ class RawQueue:
         *,
         lba: int = 0,
         blocks: int = 1,
-        data: bytes = b"",
+        data: bytes | bytearray = b"",
         control: int = 0,
         transfer: int = 0,
-        cdw11: int | None = None,
+        fused: int = 0,
     ) -> "asyncio.Future[bytes]":
         """Send a command; the future gives its read data, or raises."""
         self._ids = (self._ids + 1) % 0x7FFF
         cid = self._ids
+        data = bytes(data)
         in_capsule = data if len(data) <= IN_CAPSULE_BYTES else b""
         pdu = command(
             0, opcode, cid, lba=lba, blocks=blocks, data=in_capsule, transfer=transfer or len(data)
         )
         pdu.control = int(pdu.control) | control
-        if cdw11 is not None:
-            pdu.header[52:56] = cdw11.to_bytes(4, "little")
+        pdu.header[9] |= fused
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[cid] = future
         self._writes[cid] = b"" if in_capsule else data
@@ -118,7 +124,7 @@ class RawQueue:
             self._writer.write(pdu.encode())
         return future
 
-    async def write(self, lba: int, data: bytes, *, is_forced: bool = False) -> None:
+    async def write(self, lba: int, data: bytes | bytearray, *, is_forced: bool = False) -> None:
         """Write whole sectors."""
         control = FORCE_UNIT_ACCESS if is_forced else 0
         blocks = len(data) // SECTOR
@@ -138,6 +144,24 @@ class RawQueue:
         """Flush."""
         pending = self.submit(FLUSH)
         await self._end(pending)
+
+    async def deallocate(self, lba: int, blocks: int) -> None:
+        """Deallocate one range."""
+        ranges = bytes(4) + blocks.to_bytes(4, "little") + lba.to_bytes(8, "little")
+        await self._end(self.submit(DATASET, lba=_DEALLOCATE << 32, data=ranges))
+
+    async def write_zeroes(self, lba: int, blocks: int) -> None:
+        """Write zeroes."""
+        await self._end(self.submit(WRITE_ZEROES, lba=lba, blocks=blocks))
+
+    async def compare_and_write(self, lba: int, expected: bytes, data: bytes) -> None:
+        """Write a sector if it holds `expected`: both entries of the fused pair must succeed."""
+        compared = self.submit(COMPARE, lba=lba, data=expected, fused=0x01)
+        written = self.submit(WRITE, lba=lba, data=data, fused=0x02)
+        ends = await asyncio.gather(self._end(compared), self._end(written), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     async def close(self) -> None:
         """End the queue."""

@@ -12,13 +12,10 @@ import pytest
 
 from attacks.proxy import Proxy
 from attacks.raw_host import RawQueue
-from attacks.world import Attacked, Cluster, attacked, attempt, pattern
+from attacks.world import SECTOR, Attacked, Cluster, attacked, attempt, pattern
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 LBAS = range(24)
-lost_with_the_process = pytest.mark.xfail(
-    reason="a volume does not survive a restart of its target's process yet"
-)
 
 
 @pytest.fixture
@@ -74,7 +71,6 @@ def put_back(cluster: Cluster, kept: Path) -> None:
     shutil.copytree(kept, cluster.stores)
 
 
-@lost_with_the_process
 @pytest.mark.parametrize("is_cache_lost", [False, True])
 async def test_killed_target_with_unflushed_writes_loses_nothing_the_tenant_was_told(
     world: Attacked, tmp_path: Path, is_cache_lost: bool
@@ -105,7 +101,6 @@ async def test_killed_target_with_unflushed_writes_loses_nothing_the_tenant_was_
             assert await queue.read(lba) == pattern(lba, tenant.version[lba])
 
 
-@lost_with_the_process
 async def test_flushed_writes_survive_two_deaths_in_a_row(world: Attacked) -> None:
     """The second comes while the gateway is still sending again what the first may have lost."""
     cluster = world.cluster
@@ -120,6 +115,7 @@ async def test_flushed_writes_survive_two_deaths_in_a_row(world: Attacked) -> No
         await tenant.check_all()
 
 
+@pytest.mark.xfail(reason="C6: a drive that forgot a flush is not detected: no anchored root yet")
 async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
     world: Attacked, tmp_path: Path
 ) -> None:
@@ -137,3 +133,46 @@ async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
         pending = queue.start_read(0)
         outcome = await attempt(pending)
         assert not outcome.is_success or pending.result() == pattern(0, 2)
+
+
+async def test_restart_that_is_hidden_from_the_old_queue_serves_no_old_data(
+    world: Attacked, tmp_path: Path
+) -> None:
+    """The gateway must not believe that its first queue lives while its second meets a new target.
+
+    The adversary keeps the old connection open towards the gateway, so that nothing tells it of
+    the restart but the answer of the control channel when the tenant opens another queue.
+    """
+    cluster, kept = world.cluster, tmp_path / "kept"
+    world.proxy.is_hiding_ends = True
+    async with world.queue() as first:
+        await first.write(0, pattern(0, 1))
+        await first.flush()
+        snapshot(cluster, kept)
+        await first.write(0, pattern(0, 2))
+        cluster.kill_target()
+        put_back(cluster, kept)
+        await asyncio.to_thread(cluster.restart_target)
+        async with world.queue() as second:
+            pending = second.start_read(0)
+            outcome = await attempt(pending)
+            assert outcome.is_success
+            assert pending.result() == pattern(0, 2)
+
+
+async def test_deallocated_sectors_stay_so_when_the_target_forgets_it(
+    world: Attacked, tmp_path: Path
+) -> None:
+    cluster, kept = world.cluster, tmp_path / "kept"
+    async with world.queue() as queue:
+        for lba in range(4):
+            await queue.write(lba, pattern(lba, 1))
+        await queue.flush()
+        snapshot(cluster, kept)
+        await queue.deallocate(0, 2)
+        await queue.write(1, pattern(1, 3))
+        cluster.kill_target()
+        put_back(cluster, kept)
+        await asyncio.to_thread(cluster.restart_target)
+        found = [await queue.read(lba) for lba in range(4)]
+    assert found == [bytes(SECTOR), pattern(1, 3), pattern(2, 1), pattern(3, 1)]

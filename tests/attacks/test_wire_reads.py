@@ -330,6 +330,12 @@ async def test_13_wrong_lengths_and_offsets_of_an_answer_are_refused(
     await read_under(world, Rewrite(match=is_read_data, change=change), "pdu.malformed")
 
 
+async def test_24_success_flag_in_place_of_the_completion_is_refused(world: Attacked) -> None:
+    """On a secure queue every end has its MAC, also that of a read whose sectors are right."""
+    world.proxy.add(Drop(match=is_response(READ)))
+    await read_under(world, Rewrite(match=is_read_data, change=say_success), "pdu.malformed")
+
+
 async def test_data_twice_over_the_same_place_is_refused(world: Attacked) -> None:
     rule = Replace(match=is_read_data, make=lambda pdu: [pdu, pdu.copy()])
     await read_under(world, rule, "pdu.malformed")

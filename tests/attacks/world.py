@@ -154,7 +154,11 @@ class Attacked:
     @contextlib.asynccontextmanager
     async def queues(self, count: int) -> AsyncIterator[list[RawQueue]]:
         """Several I/O queues of one association of the tenant's host."""
-        async with RawQueue.association(self.volume, host_nqn=HOST, count=count) as queues:
+        attachment = self.volume.attachment
+        assert attachment is not None
+        async with RawQueue.association(
+            attachment, host_nqn=HOST, secret=attachment.dhchap_secret, count=count
+        ) as queues:
             yield queues
 
     async def refusal(

@@ -14,6 +14,8 @@ import pytest
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import Volume, connect
 from sealane.errors import UsageError
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
@@ -71,6 +73,7 @@ def _host(volume: Volume, *, host_nqn: str = HOST) -> HostController:
         trsvcid=volume.attachment.trsvcid,
         subsystem_nqn=volume.attachment.subsystem_nqn,
         host_nqn=host_nqn,
+        credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
     )
 
 

@@ -42,6 +42,7 @@ from sealane.daemon.servers import (
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, storage_pb2, storage_pb2_grpc
 
@@ -99,6 +100,8 @@ class RecordedAttachment:
     open_queue: OpenQueue
     ranges: list[CounterRange]
     remaining: int = LEASE_COUNTERS
+    secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
+    epoch_floor: int = 0
     detached: bool = False
     export: Export = field(
         default_factory=lambda: Export(
@@ -129,11 +132,19 @@ class RecordingGateway:
     failure: Error | None = None
 
     async def attach(
-        self, volume: VolumeKey, *, counters: CounterRange, host_nqn: str, open_queue: OpenQueue
+        self,
+        volume: VolumeKey,
+        *,
+        counters: CounterRange,
+        host_nqn: str,
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
     ) -> RecordedAttachment:
         if self.failure is not None:
             raise self.failure
-        made = RecordedAttachment(bytes(volume.key), open_queue, [counters])
+        made = RecordedAttachment(
+            bytes(volume.key), open_queue, [counters], epoch_floor=epoch_floor
+        )
         self.attached.append(made)
         return made
 
@@ -258,12 +269,12 @@ async def test_attach_releases_key_and_lease_and_both_ends_derive_one_secret(wor
     assert len(made.key) == 32
     assert any(made.key)
     assert [r.count for r in made.ranges] == [LEASE_COUNTERS]
-    first: QueueGrant = await made.open_queue(1)
+    first: QueueGrant = await made.open_queue(1, 7)
     admitted = world.target.admitted[first.ticket]
     assert admitted["secret"] == first.secret
     assert admitted["host_nqn"] == first.host_nqn
     assert (first.traddr, first.trsvcid) == ("127.0.0.1", 4420)
-    second = await made.open_queue(2)
+    second = await made.open_queue(2, 7)
     assert second.secret != first.secret
     assert second.association_epoch == first.association_epoch
     assert second.target_incarnation == world.storage.incarnation
@@ -283,14 +294,14 @@ async def test_attach_again_gives_the_same_key_and_other_counters(world: World) 
 async def test_data_path_address_can_be_replaced(world: World) -> None:
     volume_id = await _create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via(traddr="192.0.2.1", trsvcid=7))
-    grant = await world.gateway.attached[0].open_queue(1)
+    grant = await world.gateway.attached[0].open_queue(1, 7)
     assert (grant.traddr, grant.trsvcid) == ("192.0.2.1", 7)
 
 
 async def test_no_log_line_holds_a_key(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     volume_id = await _create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
-    grant = await world.gateway.attached[0].open_queue(1)
+    grant = await world.gateway.attached[0].open_queue(1, 7)
     with pytest.raises(UsageError):
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     logged = "".join(capfd.readouterr())
@@ -338,13 +349,14 @@ async def test_older_association_is_refused_and_its_queues_closed(world: World) 
     volume_id = await _create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     old = world.gateway.attached[0]
-    await old.open_queue(1)
+    await old.open_queue(1, 7)
     await world.volumes.detach(volume_id)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
-    grant = await world.gateway.attached[1].open_queue(1)
+    assert world.gateway.attached[1].epoch_floor == 7
+    grant = await world.gateway.attached[1].open_queue(1, 8)
     assert world.target.closed[-1] == grant.association_epoch
     with pytest.raises(VerificationError) as caught:
-        await old.open_queue(2)
+        await old.open_queue(2, 7)
     assert caught.value.reason == "queue.association.stale"
 
 

@@ -57,10 +57,12 @@ class Disk:
     port: int
     uuid: str
     volume: str = ""  # its name, if it is a gateway's
+    secret: str = ""
 
     def connect(self, *options: str) -> tuple[object, ...]:
         """Make the step that connects to it."""
-        return ("connect", self.nqn, self.port, *options)
+        secret = (f"--dhchap-secret={self.secret}",) if self.secret else ()
+        return ("connect", self.nqn, self.port, *secret, *options)
 
 
 @dataclass
@@ -103,7 +105,13 @@ class Cluster:
             return volume.attachment
 
         at = asyncio.run(attach())
-        return Disk(at.subsystem_nqn, at.trsvcid, name.removeprefix("volumes/"), name)
+        return Disk(
+            at.subsystem_nqn,
+            at.trsvcid,
+            name.removeprefix("volumes/"),
+            volume=name,
+            secret=at.dhchap_secret,
+        )
 
     def attachment(self, name: str) -> Attachment:
         """Return what has gone through an attached volume."""
@@ -128,12 +136,17 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*, store: str) -> Iterator[Cluster]:
-    """Run the three daemons until the end of the block."""
+def cluster(*, store: str, subsystems: Callable[[Path], str] = lambda _: "") -> Iterator[Cluster]:
+    """Run the three daemons until the end of the block.
+
+    `subsystems` gives the target's plain subsystems as TOML, and may put files where it is told.
+    """
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         site.write_policy({"s": ["target"], "g": ["gateway"]})
         broker = stack.enter_context(daemon(site.broker_config()))
+
+        plain = subsystems(root)
 
         def configure_target(known: dict[str, str]) -> Path:
             return site.write_config(
@@ -141,7 +154,7 @@ def cluster(*, store: str) -> Iterator[Cluster]:
                 site.enrolment("s", broker)
                 + f'[target]\nlisten = "{known.get("target", ANY_PORT)}"\n'
                 + f'control_listen = "{known.get("target_control", ANY_PORT)}"\n'
-                + f'store = "{store}"\n',
+                + f'store = "{store}"\n{plain}',
             )
 
         target = Node(configure_target)

@@ -112,7 +112,7 @@ def test_host_lives_on_plain_namespaces(lab: Lab, target: Target) -> None:
         "disconnect",
         calls={"add": add, "move": move},
     )
-    found = [(record["subtype"], record["subnqn"]) for record in ran.json("discover")["records"]]
+    found = [(record["subtype"], record["subnqn"]) for record in ran.json("discovery")["records"]]
     assert found[1:] == [("nvme subsystem", NQN)]
     assert len(ran.json("ana-log")["ANA DESC LIST "]) == 2
     assert ran.json("reservation")["rtype"] == 1

@@ -17,10 +17,11 @@ import pytest
 from sealane import _native
 from sealane.daemon.storage import listener
 from sealane.daemon.storage.events import StorageEvent
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway
+from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Admission
 from sealane.daemon.storage.target import Target, TargetSubsystem
 from sealane.errors import ProtocolError, UnavailableError, UsageError
+from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
@@ -68,9 +69,12 @@ class World:
     path: Path | None
     grants: list[Grant] = field(default_factory=list)
     via: tuple[str, int] | None = None
+    newest_epoch: int = 1
 
-    def grant(self, queue_id: int, *, epoch: int = 1, host_nqn: str = GATEWAY) -> Grant:
-        """What the control channel does, in one process."""
+    def grant(self, queue_id: int, *, epoch: int | None = None, host_nqn: str = GATEWAY) -> Grant:
+        """What the control channel does, in one process; `epoch` None: the newest."""
+        epoch = self.newest_epoch if epoch is None else epoch
+        self.newest_epoch = max(epoch, self.newest_epoch)
         secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
         self.target.admit_queue(
             ticket,
@@ -101,6 +105,7 @@ class World:
             trsvcid=export.trsvcid,
             subsystem_nqn=export.subsystem_nqn,
             host_nqn=host_nqn,
+            credentials=Credentials(secret=self.attached.secret),
         )
 
     def back_host(self, *, host_nqn: str = GATEWAY) -> HostController:
@@ -146,6 +151,7 @@ async def make_world(
     directory: Path | None,
     *,
     counters: Counters | None = None,
+    settings: GatewaySettings | None = None,
     store_kind: Literal["file", "inline"] = "file",
 ) -> AsyncIterator[World]:
     target = Target(
@@ -154,14 +160,15 @@ async def make_world(
         store_kind=store_kind if directory else "memory",
         directory=directory,
     )
-    gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
+    gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=settings)
     await target.start()
     await gateway.start()
     volume_id = uuid.uuid4()
     await target.create_volume(volume_id, sector_count=SECTORS)
 
-    async def open_queue(queue_id: int) -> Grant:
-        return made.grant(queue_id)
+    async def open_queue(queue_id: int, epoch: int) -> Grant:
+        await target.close_older_queues(volume_id, epoch)
+        return made.grant(queue_id, epoch=epoch)
 
     key = VolumeKey(volume_id=volume_id)
     attached = await gateway.attach(
@@ -368,18 +375,24 @@ async def test_a_queue_that_was_fenced_before_it_started_never_runs(
     assert world.target.statistics(world.volume_id)["queues_running"] == 0
 
 
-async def test_older_association_epochs_are_refused_and_closed(world: World) -> None:
-    async with world.queue() as queue:
+async def test_older_association_epochs_are_refused_and_closed() -> None:
+    newer = 1 << 63
+    async with (
+        make_world(None, settings=GatewaySettings(hold_seconds=0.2)) as world,
+        world.queue() as queue,
+    ):
         await queue.write(0, bytes(4096))
         old = world.grant(2)
-        await world.target.close_older_queues(world.volume_id, 2)
-        with pytest.raises((NvmeStatusError, UnavailableError)):
+        await world.target.close_older_queues(world.volume_id, newer)
+        with pytest.raises(NvmeStatusError) as caught:
             await queue.write(0, bytes(4096))
-    with pytest.raises(ProtocolError, match="older"):
-        world.grant(1, epoch=1)
-    async with world.back_host() as host:
-        with pytest.raises(NvmeStatusError):
-            await host.connect_queue(2, ticket=old.ticket)
+        assert caught.value.status == 0x300
+        await world.reason("queue.epoch")
+        with pytest.raises(ProtocolError, match="older"):
+            world.grant(1, epoch=1)
+        async with world.back_host() as host:
+            with pytest.raises(NvmeStatusError):
+                await host.connect_queue(2, ticket=old.ticket)
 
 
 def change(path: Path, at: int, content: bytes | bytearray) -> None:
@@ -439,20 +452,30 @@ class Interceptor:
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self.recorded = bytearray()
-        self.rewrite = False
-        self.replay = False
+        self.serving: set[asyncio.Task[None]] = set()
+        self.rewrites = 0
+        self.replays = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.ExitStack() as closing:
-            closing.callback(writer.close)
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
+        # Cancelled at the end of a test, and no error of it.
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await self._relay(reader, writer)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(writer.transport.abort)
             up_reader, up_writer = await asyncio.open_connection(*self._target)
-            closing.callback(up_writer.close)
+            stack.callback(up_writer.transport.abort)
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._forward(reader, up_writer, requests=True))
                     tasks.create_task(self._forward(up_reader, writer, requests=False))
-            except* ConnectionError:
-                pass
+            except* OSError:
+                pass  # a peer is done
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, requests: bool
@@ -460,10 +483,12 @@ class Interceptor:
         while chunk := await reader.read(1 << 20):
             sent = bytearray(chunk)
             is_write = requests and chunk[0] == 0x04 and chunk[8] == 0x01
-            if is_write and self.rewrite:
+            if is_write and self.rewrites:
+                self.rewrites -= 1
                 sent[48] ^= 1  # first LBA
             writer.write(sent)
-            if is_write and self.replay:
+            if is_write and self.replays:
+                self.replays -= 1
                 writer.write(sent)
             await writer.drain()
         with contextlib.suppress(OSError):  # the other end may be gone already
@@ -479,34 +504,53 @@ async def intercepted(world: World) -> AsyncIterator[Interceptor]:
     try:
         yield interceptor
     finally:
+        world.via = None
         server.close()
+        for task in interceptor.serving:
+            task.cancel()
+        await asyncio.gather(*interceptor.serving, return_exceptions=True)
 
 
-async def test_redirected_write_is_refused_and_a_new_connection_works(world: World) -> None:
-    async with intercepted(world) as wire:
-        async with world.queue() as queue:
-            await queue.write(4, data(4096))
-            wire.rewrite = True
-            with pytest.raises((NvmeStatusError, UnavailableError)):
-                await queue.write(4, bytes(4096))
-            await world.reason("command.mac", at_target=True)
-            wire.rewrite = False
-        async with world.queue() as queue:
-            back = bytearray(4096)
-            await queue.read(4, back)
-            assert back == data(4096)
-            back = bytearray(4096)
-            await queue.read(5, back)
-            assert back == bytes(4096)
-
-
-async def test_replayed_write_is_refused(world: World) -> None:
+async def test_redirected_write_is_refused_and_written_where_it_belongs(world: World) -> None:
     async with intercepted(world) as wire, world.queue() as queue:
-        wire.replay = True
-        with contextlib.suppress(NvmeStatusError, UnavailableError):
-            await queue.write(4, data(4096))
+        await queue.write(4, data(4096))
+        wire.rewrites = 1
+        await queue.write(4, bytes(4096))
         await world.reason("command.mac", at_target=True)
-        assert world.target.statistics(world.volume_id)["host_writes"] == 1
+        back = bytearray(8192)
+        await queue.read(4, back)
+        assert back == bytes(8192)
+        assert world.attached.statistics()["sectors_unwritten"] == 1
+
+
+async def test_write_that_is_redirected_for_ever_ends_with_a_path_error() -> None:
+    async with (
+        make_world(None, settings=GatewaySettings(hold_seconds=0.2)) as world,
+        intercepted(world) as wire,
+        world.queue() as queue,
+    ):
+        await queue.write(4, data(4096))
+        wire.rewrites = 1 << 30
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.write(4, bytes(4096))
+        assert caught.value.status == 0x300
+        wire.rewrites = 0
+        back = bytearray(4096)
+        async with asyncio.timeout(10):
+            while not any(back):
+                # The next attempt to reconnect may come later than this hold time.
+                with contextlib.suppress(NvmeStatusError):
+                    await queue.read(4, back)
+        assert back == data(4096)
+
+
+async def test_replayed_write_is_refused_and_the_host_goes_on(world: World) -> None:
+    async with intercepted(world) as wire, world.queue() as queue:
+        wire.replays = 1
+        await queue.write(4, data(4096))
+        await world.reason("command.mac", at_target=True)
+        await queue.write(5, data(4096))
+        assert world.attached.statistics()["associations_lost"] == 1
 
 
 async def test_detach_ends_the_host_and_deletes_the_export(world: World) -> None:

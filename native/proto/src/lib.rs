@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aead;
+pub mod digest;
 pub mod erasure;
 pub mod link;
 pub mod nvme;

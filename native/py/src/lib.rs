@@ -5,6 +5,7 @@
 
 use pyo3::prelude::*;
 
+mod gateway;
 mod load;
 mod pdu;
 mod session;

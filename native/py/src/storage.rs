@@ -1,6 +1,6 @@
 //! Bindings of the storage data path.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,19 +10,14 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::events::EventLog;
-use sealane_engine::storage::gateway::{GatewayVolume as EngineGateway, QueuePair};
 use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
 use sealane_engine::storage::pieces;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::operation::LbaRange;
-use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{
-    BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, field,
-};
+use sealane_proto::sector::field;
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
 create_exception!(
@@ -42,13 +37,13 @@ create_exception!(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
-    module.add_class::<GatewayVolume>()?;
     module.add_class::<HostQueue>()?;
     module.add("QueueError", module.py().get_type::<QueueError>())?;
     module.add("StatusError", module.py().get_type::<StatusError>())?;
     module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
     module.add_function(wrap_pyfunction!(status_name, module)?)?;
     module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
+    crate::gateway::register(module)?;
     crate::target::register(module)?;
     crate::pdu::register(module)
 }
@@ -74,7 +69,7 @@ pub(crate) fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N
 }
 
 /// Takes 32 secret bytes and zeroes the caller's copy.
-fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
+pub(crate) fn take_secret(name: &str, bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     let mut copy = array::<KEY_BYTES>(name, &bytes.to_vec())?;
     for index in 0..bytes.len() {
         bytes.set_item(index, 0)?;
@@ -149,119 +144,6 @@ pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
         detail: event.detail,
     };
     log.take().into_iter().map(convert).collect()
-}
-
-/// Namespace 1 with reads, writes and flushes.
-fn basic_namespace(block_bytes: usize, block_count: u64) -> NamespaceFormat {
-    NamespaceFormat {
-        nsid: 1,
-        block_bytes,
-        block_count,
-        commands: CommandSet::NONE,
-        access: Access::Full,
-    }
-}
-
-/// An attached volume, as a gateway has it.
-#[pyclass(frozen, module = "sealane._native")]
-struct GatewayVolume {
-    volume: EngineGateway,
-    sector_count: u64,
-}
-
-#[pymethods]
-impl GatewayVolume {
-    #[new]
-    #[pyo3(signature = (*, volume_id, generation, sector_count, key_epoch, key))]
-    fn new(
-        volume_id: &[u8],
-        generation: u32,
-        sector_count: u64,
-        key_epoch: u32,
-        key: &Bound<'_, PyByteArray>,
-    ) -> PyResult<Self> {
-        let identity = VolumeIdentity { volume_id: array("volume_id", volume_id)?, generation };
-        let key = SealKey::new(&take_secret("key", key)?, identity, key_epoch);
-        Ok(Self { volume: EngineGateway::new(key)?, sector_count })
-    }
-
-    #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
-    fn add_counters(
-        &self,
-        broker_instance: u16,
-        start_epoch: u32,
-        start: u64,
-        end: u64,
-    ) -> PyResult<()> {
-        let range = CounterRange::new(broker_instance, start_epoch, start, end).map_err(invalid)?;
-        self.volume.add_counters(range);
-        Ok(())
-    }
-
-    fn counters_remaining(&self) -> u64 {
-        self.volume.counters_remaining()
-    }
-
-    #[pyo3(signature = (front_fd, back_fd, *, association, queue_id, front_queue_depth,
-        front_h2c_data_max, front_transfer_max, success_flag, back_queue_depth, back_h2c_data_max,
-        back_transfer_max, back_in_capsule_max, secure))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn start_queue(
-        &self,
-        front_fd: i32,
-        back_fd: i32,
-        association: u64,
-        queue_id: u16,
-        front_queue_depth: u16,
-        front_h2c_data_max: usize,
-        front_transfer_max: usize,
-        success_flag: bool,
-        back_queue_depth: u16,
-        back_h2c_data_max: usize,
-        back_transfer_max: usize,
-        back_in_capsule_max: usize,
-        mut secure: PyRefMut<'_, SecureQueueParameters>,
-    ) -> PyResult<()> {
-        let (front_fd, back_fd) = (duplicate(front_fd)?, duplicate(back_fd)?);
-        let front = ControllerLimits {
-            queue_depth: front_queue_depth,
-            h2c_data_max: front_h2c_data_max,
-            in_capsule_max: front_h2c_data_max,
-            transfer_max: front_transfer_max,
-            success_flag,
-            digests: Digests::default(),
-        };
-        let namespace = basic_namespace(DATA_BYTES, self.sector_count);
-        let back = HostLimits {
-            queue_depth: back_queue_depth,
-            h2c_data_max: back_h2c_data_max,
-            transfer_max: back_transfer_max,
-            in_capsule_max: back_in_capsule_max,
-            block_bytes: BLOCK_BYTES,
-            nsid: 1,
-            digests: Digests::default(),
-        };
-        let pair =
-            QueuePair { association, queue_id, front, namespace, back, secure: secure.take()? };
-        Ok(self.volume.start_queue(front_fd, back_fd, pair)?)
-    }
-
-    #[pyo3(signature = (association=None))]
-    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
-        py.detach(|| self.volume.close_queues(association));
-    }
-
-    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        statistics(py, self.volume.statistics())
-    }
-
-    fn take_events(&self) -> Vec<StorageEvent> {
-        taken(self.volume.events())
-    }
-
-    fn event_fd(&self) -> i32 {
-        self.volume.events().as_fd().as_raw_fd()
-    }
 }
 
 /// A plain I/O queue of a host.

@@ -57,16 +57,6 @@ connect() {
     namespace 1
 }
 
-# refuse_connect WORDS NQN PORT [OPTION…]: the target must not let this host in
-refuse_connect() {
-    local words=$1
-    nqn=$2 port=$3
-    shift 3
-    modprobe nvme-tcp
-    refused "$words" nvme connect -t tcp -a "$LAB_HOST" -s "$port" -n "$nqn" "$@"
-    ! find_controller || fail "a controller of $nqn is there"
-}
-
 # discover PORT: what the discovery service there says, for the test to check
 discover() {
     modprobe nvme-tcp

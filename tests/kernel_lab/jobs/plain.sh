@@ -1,11 +1,5 @@
 # Steps of a stock Linux host with a target's plain subsystems.
 
-# discover PORT: the log as the test reads it
-discover() {
-    modprobe nvme-tcp
-    nvme discover -t tcp -a "$LAB_HOST" -s "$1" -o json >/out/discover.json
-}
-
 # kept_out NQN PORT [OPTION…]: the host has no right secret
 kept_out() {
     modprobe nvme-tcp

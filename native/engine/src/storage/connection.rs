@@ -87,6 +87,9 @@ impl Connection {
     /// closes, both within bounds: closing with bytes unread would reset the connection, and the
     /// peer lose the last words.
     pub fn farewell(&mut self, queue: &mut TransmitQueue) {
+        if queue.pending_bytes() == 0 {
+            return;
+        }
         let deadline = Instant::now() + FAREWELL;
         while queue.pending_bytes() > 0 {
             if self.send(queue).is_err() || !self.is_ready(PollFlags::OUT, deadline) {

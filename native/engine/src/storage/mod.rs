@@ -6,7 +6,6 @@
 pub mod connection;
 pub mod events;
 pub mod gateway;
-mod gateway_worker;
 pub mod initiator;
 pub mod load;
 pub mod pieces;

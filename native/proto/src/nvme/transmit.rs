@@ -9,7 +9,10 @@ use super::pdu::{FLAG_DATA_DIGEST, FLAG_HEADER_DIGEST, digest};
 /// A copy of this size costs about as much as one more entry of a gathered send.
 const OWN_PIECE_BYTES: usize = 16 * 1024;
 
-/// Most buffers kept for reuse.
+/// Smallest buffer worth keeping: one block's.
+const BLOCK_BUFFER_BYTES: usize = 4096;
+
+/// Most buffers of either kind kept for reuse.
 const SPARE_BUFFERS: usize = 64;
 
 /// Data of a PDU.
@@ -31,6 +34,8 @@ pub struct TransmitQueue {
     sent: usize,
     pending: usize,
     spare: Vec<Vec<u8>>,
+    /// Smaller ones, of about one block: apart, so that neither kind is resized into the other.
+    spare_blocks: Vec<Vec<u8>>,
 }
 
 impl TransmitQueue {
@@ -42,7 +47,10 @@ impl TransmitQueue {
                 last.extend_from_slice(bytes);
             }
             _ => {
-                let mut piece = Vec::with_capacity(bytes.len().max(1024));
+                // As large as it may grow, so that it never moves while it does.
+                let mut piece = self.spare.pop().unwrap_or_default();
+                piece.clear();
+                piece.reserve(bytes.len().max(OWN_PIECE_BYTES));
                 piece.extend_from_slice(bytes);
                 self.pieces.push_back(piece);
             }
@@ -125,8 +133,13 @@ impl TransmitQueue {
 
     /// Keeps a buffer for reuse.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
-        if buffer.capacity() >= OWN_PIECE_BYTES && self.spare.len() < SPARE_BUFFERS {
-            self.spare.push(buffer);
+        let spare = match buffer.capacity() {
+            OWN_PIECE_BYTES.. => &mut self.spare,
+            BLOCK_BUFFER_BYTES.. => &mut self.spare_blocks,
+            _ => return,
+        };
+        if spare.len() < SPARE_BUFFERS {
+            spare.push(buffer);
         }
     }
 
@@ -134,7 +147,9 @@ impl TransmitQueue {
     /// a queue belongs to one host).
     #[must_use]
     pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = self.spare.pop().unwrap_or_default();
+        let spare =
+            if bytes < OWN_PIECE_BYTES { &mut self.spare_blocks } else { &mut self.spare };
+        let mut buffer = spare.pop().unwrap_or_default();
         buffer.resize(bytes, 0);
         buffer
     }

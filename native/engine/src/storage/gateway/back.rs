@@ -1,0 +1,52 @@
+//! One back-end queue: its connection, its machine and how far its keys are used up.
+
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::host_queue::{HostQueue, SubmitError};
+use sealane_proto::sector::BLOCK_BYTES;
+
+use super::super::connection::Connection;
+
+/// A secure queue to the target.
+#[derive(Debug)]
+pub(super) struct Back {
+    pub(super) connection: Connection,
+    pub(super) queue: HostQueue,
+    /// Association epoch of its keys.
+    pub(super) epoch: u64,
+    /// Most blocks of one command.
+    pub(super) blocks_max: u32,
+    /// Commands submitted under its keys.
+    commands: u64,
+    is_rekey_asked: bool,
+}
+
+impl Back {
+    pub(super) fn new(
+        connection: Connection,
+        queue: HostQueue,
+        epoch: u64,
+        transfer_max: usize,
+    ) -> Self {
+        let blocks_max = (transfer_max / BLOCK_BYTES).max(1) as u32;
+        Self { connection, queue, epoch, blocks_max, commands: 0, is_rekey_asked: false }
+    }
+
+    /// Whether one more command may be submitted under its keys.
+    pub(super) fn can_submit(&self, commands_max: u64) -> bool {
+        self.commands < commands_max && self.queue.can_submit()
+    }
+
+    /// Submits a command.
+    pub(super) fn submit(&mut self, tag: u64, command: HostCommand) -> Result<(), SubmitError> {
+        self.queue.submit(tag, command).map_err(|(error, _)| error)?;
+        self.commands += 1;
+        Ok(())
+    }
+
+    /// Whether its keys must be replaced soon; true once.
+    pub(super) fn take_rekey_due(&mut self, commands_max: u64) -> bool {
+        let is_due = !self.is_rekey_asked && self.commands >= commands_max - commands_max / 8;
+        self.is_rekey_asked |= is_due;
+        is_due
+    }
+}

@@ -1,0 +1,376 @@
+//! What all queues of a volume share about the back end: which association is alive, what the
+//! target may have forgotten, which blocks are being changed. One state machine, no I/O.
+//!
+//! ```text
+//!          connect, same incarnation (or nothing to send again)
+//!   Lost ───────────────────────────────────────────────────────────► Ready
+//!    ▲  └─ connect, new incarnation ─► Replaying ─► Resending ──────────┘│
+//!    └────────────────────────────── lose ──────────────────────────────┘
+//!   any ── fail ─► Failed
+//! ```
+//!
+//! Replaying: one queue sends the journal, nothing else moves. Resending: changes that were on
+//! their way when the target went are sent again; a read may have seen them, so reads wait.
+
+use std::ops::Range;
+
+use super::QueueName;
+use super::journal::{Change, Journal, Mark};
+use super::ranges::ChangingRanges;
+
+/// What may be submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No back end: wait for one.
+    Lost,
+    /// Only entries of the journal, by the queue that claimed them.
+    Replaying,
+    /// Only changes that were sent before.
+    Resending,
+    /// Everything.
+    Ready,
+    /// Nothing, ever: what was acknowledged may be gone.
+    Failed,
+}
+
+/// Answer to a change that wants to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// Its blocks and its room in the journal are its own.
+    Begun,
+    /// An overlapping change or a flush must end first; every queue is woken then.
+    Wait,
+    /// The journal is full: the asker must flush, and then ask again.
+    FlushFirst,
+}
+
+/// The association epoch is not newer, or its target is another one than its epoch's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the association is over: open a newer one")]
+pub struct StaleAssociation;
+
+/// State of a volume's back end.
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // independent facts; `phase` says which one counts
+pub(super) struct Link {
+    epoch: u64,
+    incarnation: Option<u64>,
+    is_lost: bool,
+    is_failed: bool,
+    must_replay: bool,
+    must_resend: bool,
+    /// Queue that sends the journal.
+    replayer: Option<QueueName>,
+    pub(super) journal: Journal,
+    changing: ChangingRanges,
+    is_flushing: bool,
+    is_awaited: bool,
+    /// Something changed that other queues wait for.
+    wakes: bool,
+}
+
+impl Link {
+    pub(super) fn new(journal_bytes_max: usize) -> Self {
+        Self {
+            epoch: 0,
+            incarnation: None,
+            is_lost: true,
+            is_failed: false,
+            must_replay: false,
+            must_resend: false,
+            replayer: None,
+            journal: Journal::new(journal_bytes_max),
+            changing: ChangingRanges::default(),
+            is_flushing: false,
+            is_awaited: false,
+            wakes: false,
+        }
+    }
+
+    // The association.
+
+    /// A queue of association `epoch` with this incarnation of the target is connected.
+    pub(super) fn connect(&mut self, epoch: u64, incarnation: u64) -> Result<(), StaleAssociation> {
+        let is_same = self.incarnation == Some(incarnation);
+        if epoch == self.epoch && is_same && !self.is_lost {
+            return Ok(());
+        }
+        if epoch <= self.epoch || self.is_failed {
+            return Err(StaleAssociation);
+        }
+        self.epoch = epoch;
+        self.is_lost = false;
+        self.replayer = None;
+        if self.incarnation.is_some_and(|known| known != incarnation) {
+            self.must_replay = true;
+            self.must_resend = true;
+        }
+        self.incarnation = Some(incarnation);
+        self.settle();
+        self.wakes = true;
+        Ok(())
+    }
+
+    /// The association `epoch` is over. True for who says it first.
+    pub(super) fn lose(&mut self, epoch: u64) -> bool {
+        let is_first = epoch == self.epoch && !self.is_lost && !self.is_failed;
+        if is_first {
+            self.is_lost = true;
+            self.replayer = None;
+            self.wakes = true;
+        }
+        is_first
+    }
+
+    /// The volume can't go on. True for who says it first.
+    pub(super) fn fail(&mut self) -> bool {
+        let is_first = !self.is_failed;
+        self.is_failed = true;
+        self.wakes = true;
+        is_first
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self {
+            Self { is_failed: true, .. } => Phase::Failed,
+            Self { is_lost: true, .. } => Phase::Lost,
+            Self { must_replay: true, .. } => Phase::Replaying,
+            Self { must_resend: true, .. } => Phase::Resending,
+            _ => Phase::Ready,
+        }
+    }
+
+    /// The newest association epoch, alive or not.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether a back-end queue of this epoch may still be used.
+    pub(super) fn is_live(&self, epoch: u64) -> bool {
+        epoch == self.epoch && !self.is_lost && !self.is_failed
+    }
+
+    // Sending again.
+
+    /// Makes `queue` the one that sends the journal, if one is needed and there is none.
+    pub(super) fn claim_replay(&mut self, queue: QueueName) -> bool {
+        let is_free = self.phase() == Phase::Replaying && self.replayer.is_none();
+        if is_free {
+            self.replayer = Some(queue);
+        }
+        is_free
+    }
+
+    /// The queue ends before it has sent everything: another one starts again.
+    pub(super) fn abandon_replay(&mut self, queue: QueueName) {
+        if self.replayer == Some(queue) {
+            self.replayer = None;
+            self.wakes = true;
+        }
+    }
+
+    /// Every entry of the journal is acknowledged by the new incarnation.
+    pub(super) fn replayed(&mut self, queue: QueueName) {
+        if self.replayer == Some(queue) {
+            self.replayer = None;
+            self.must_replay = false;
+            self.settle();
+            self.wakes = true;
+        }
+    }
+
+    // Changes and flushes.
+
+    /// A change that was never sent wants to be.
+    pub(super) fn begin(&mut self, ranges: &[Range<u64>], cost: usize) -> Begin {
+        if !self.changing.claim(ranges, self.epoch) {
+            self.is_awaited = true;
+            return Begin::Wait;
+        }
+        if self.journal.reserve(cost) {
+            return Begin::Begun;
+        }
+        self.changing.release(ranges);
+        self.is_awaited = true;
+        // With nothing to flush, changes on their way have all the room: their ends are waited for.
+        if self.is_flushing || self.journal.is_empty() {
+            return Begin::Wait;
+        }
+        self.is_flushing = true;
+        Begin::FlushFirst
+    }
+
+    /// The change is acknowledged.
+    pub(super) fn acknowledge(&mut self, ranges: &[Range<u64>], change: Change) {
+        self.journal.push(change);
+        self.end(ranges);
+    }
+
+    /// The change was refused or is given up.
+    pub(super) fn give_up(&mut self, ranges: &[Range<u64>], cost: usize) {
+        self.journal.release(cost);
+        self.end(ranges);
+    }
+
+    fn end(&mut self, ranges: &[Range<u64>]) {
+        self.changing.release(ranges);
+        self.wakes |= self.is_awaited;
+        self.is_awaited = false;
+        if self.must_resend {
+            self.settle();
+        }
+    }
+
+    /// A flush that was submitted at `mark` succeeded.
+    pub(super) fn flushed(&mut self, mark: Mark) {
+        self.journal.flushed(mark);
+        self.wakes |= self.is_awaited;
+        self.is_awaited = false;
+    }
+
+    /// The flush that a full journal asked for has ended, or its queue has.
+    pub(super) fn flush_ended(&mut self) {
+        self.is_flushing = false;
+        self.wakes = true;
+    }
+
+    /// Whether queues must be woken; asked after every change of state.
+    pub(super) fn take_wakes(&mut self) -> bool {
+        std::mem::take(&mut self.wakes)
+    }
+
+    /// Ends the phases that have nothing left to do.
+    fn settle(&mut self) {
+        if self.must_replay && self.journal.is_empty() {
+            self.must_replay = false;
+        }
+        if self.must_resend && !self.changing.has_older(self.epoch) {
+            self.must_resend = false;
+            self.wakes = true;
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // lists of one range are meant
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::journal::JOURNAL_BYTES_MIN;
+    use super::*;
+
+    fn queue(queue_id: u16) -> QueueName {
+        QueueName { association: 1, queue_id }
+    }
+
+    fn change(bytes: usize) -> Change {
+        Change::Write { lba: 0, blocks: Arc::new(vec![0; bytes]) }
+    }
+
+    fn acknowledged(link: &mut Link, range: Range<u64>) {
+        let change = change(10);
+        assert_eq!(link.begin(std::slice::from_ref(&range), change.cost()), Begin::Begun);
+        link.acknowledge(&[range], change);
+    }
+
+    #[test]
+    fn an_association_is_lost_once_and_only_a_newer_one_replaces_it() {
+        let mut link = Link::new(0);
+        assert_eq!(link.phase(), Phase::Lost);
+        link.connect(5, 1).unwrap();
+        assert_eq!(link.phase(), Phase::Ready);
+        link.connect(5, 1).unwrap();
+        assert_eq!(link.connect(5, 2), Err(StaleAssociation), "another target in one epoch");
+        assert!(link.lose(5) && !link.lose(5));
+        assert_eq!(link.connect(5, 1), Err(StaleAssociation));
+        assert_eq!(link.connect(4, 1), Err(StaleAssociation));
+        link.connect(6, 1).unwrap();
+        assert!(!link.lose(5), "old news");
+        assert!(link.is_live(6) && !link.is_live(5));
+    }
+
+    #[test]
+    fn a_new_incarnation_gets_the_journal_first_then_what_was_on_its_way() {
+        let mut link = Link::new(0);
+        link.connect(1, 10).unwrap();
+        acknowledged(&mut link, 0..1);
+        assert_eq!(link.begin(&[4..5], 10), Begin::Begun);
+        link.lose(1);
+        link.connect(2, 11).unwrap();
+        assert_eq!(link.phase(), Phase::Replaying);
+        assert!(link.claim_replay(queue(1)) && !link.claim_replay(queue(2)));
+        link.replayed(queue(2));
+        assert_eq!(link.phase(), Phase::Replaying, "not by another queue's word");
+        link.replayed(queue(1));
+        assert_eq!(link.phase(), Phase::Resending);
+        link.give_up(&[4..5], 10);
+        assert_eq!(link.phase(), Phase::Ready);
+        assert!(link.take_wakes());
+    }
+
+    #[test]
+    fn an_interrupted_replay_starts_again_even_at_the_same_incarnation() {
+        let mut link = Link::new(0);
+        link.connect(1, 10).unwrap();
+        acknowledged(&mut link, 0..1);
+        link.lose(1);
+        link.connect(2, 11).unwrap();
+        assert!(link.claim_replay(queue(1)));
+        link.abandon_replay(queue(1));
+        assert!(link.claim_replay(queue(2)));
+        link.lose(2);
+        link.connect(3, 11).unwrap();
+        assert_eq!(link.phase(), Phase::Replaying);
+        assert!(link.claim_replay(queue(1)));
+    }
+
+    #[test]
+    fn the_same_incarnation_has_forgotten_nothing() {
+        let mut link = Link::new(0);
+        link.connect(1, 10).unwrap();
+        acknowledged(&mut link, 0..1);
+        link.lose(1);
+        link.connect(2, 10).unwrap();
+        assert_eq!(link.phase(), Phase::Ready);
+    }
+
+    #[test]
+    fn overlapping_changes_wait_and_are_woken() {
+        let mut link = Link::new(0);
+        link.connect(1, 1).unwrap();
+        link.take_wakes();
+        assert_eq!(link.begin(&[0..8], 10), Begin::Begun);
+        assert_eq!(link.begin(&[7..9], 10), Begin::Wait);
+        assert!(!link.take_wakes());
+        link.give_up(&[0..8], 10);
+        assert!(link.take_wakes());
+        assert_eq!(link.begin(&[7..9], 10), Begin::Begun);
+    }
+
+    #[test]
+    fn a_full_journal_is_flushed_by_one_queue() {
+        let mut link = Link::new(0);
+        link.connect(1, 1).unwrap();
+        acknowledged(&mut link, 0..1);
+        let whole = JOURNAL_BYTES_MIN;
+        assert_eq!(link.begin(&[1..2], whole), Begin::FlushFirst);
+        assert_eq!(link.begin(&[1..2], whole), Begin::Wait);
+        let mark = link.journal.mark();
+        link.take_wakes();
+        link.flushed(mark);
+        link.flush_ended();
+        assert!(link.take_wakes());
+        assert_eq!(link.begin(&[1..2], whole), Begin::Begun);
+        assert_eq!(link.begin(&[2..3], 1), Begin::Wait, "nothing to flush: wait for ends");
+    }
+
+    #[test]
+    fn a_failed_volume_stays_failed() {
+        let mut link = Link::new(0);
+        link.connect(1, 1).unwrap();
+        assert!(link.fail() && !link.fail());
+        assert_eq!(link.phase(), Phase::Failed);
+        assert_eq!(link.connect(2, 1), Err(StaleAssociation));
+        assert!(!link.is_live(1));
+    }
+}

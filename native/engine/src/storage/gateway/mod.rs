@@ -1,0 +1,426 @@
+//! A volume as the gateway has it: key, leased counters, journal, running queues.
+//!
+//! A front-end queue runs whether it has a back end or not. Control opens back-end queues and
+//! hands them over ([`GatewayVolume::replace_back`]); the engine tells by events when it needs one:
+//! `association_lost` (open a newer association for every queue), `rekey_due` (open a queue with
+//! fresh keys in this one).
+
+mod back;
+mod journal;
+mod ledger;
+mod link;
+mod opening;
+mod queue;
+mod ranges;
+mod request;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
+use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
+use sealane_proto::sector::{
+    COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv, SealKey,
+};
+use sealane_proto::secure_queue::SecureQueue;
+
+use super::connection::Connection;
+use super::events::{EventLog, StorageEvent};
+use super::queues::Queues;
+use crate::clock;
+use back::Back;
+use ledger::Ledger;
+use link::Link;
+pub use link::StaleAssociation;
+use queue::GatewayQueue;
+
+/// Counters a queue thread takes from the lease at once: 4096 sectors, 16 MiB of writes. It keeps
+/// the lock out of the way and is little to lose when the process dies.
+const COUNTERS_PER_SPLIT: u64 = 1 << 20;
+
+/// Commands a plain front end executes besides read, write and flush.
+pub const FRONT_COMMANDS: CommandSet = CommandSet::COMPARE
+    .with(CommandSet::WRITE_ZEROES)
+    .with(CommandSet::DEALLOCATE)
+    .with(CommandSet::VERIFY)
+    .with(CommandSet::FUSED);
+
+/// What an operator may choose for a volume.
+#[derive(Debug, Clone, Copy)]
+pub struct GatewaySettings {
+    /// How long the target may take for one command before the association is given up.
+    pub command_timeout: Duration,
+    /// How long commands wait for a lost back end before they end with a path error.
+    pub hold: Duration,
+    /// Bytes of acknowledged, unflushed changes that are kept to be sent again.
+    pub journal_bytes_max: usize,
+    /// Commands under one key set; a replacement queue is asked for before they are used up.
+    pub commands_per_key_max: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    deallocations: AtomicU64,
+    compares: AtomicU64,
+    verifies: AtomicU64,
+    sectors_sealed: AtomicU64,
+    sectors_opened: AtomicU64,
+    sectors_unwritten: AtomicU64,
+    refusals: AtomicU64,
+    leased: AtomicU64,
+    associations_lost: AtomicU64,
+    commands_resent: AtomicU64,
+    commands_timed_out: AtomicU64,
+    commands_given_up: AtomicU64,
+    changes_replayed: AtomicU64,
+    journal_flushes: AtomicU64,
+    rekeys: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}
+
+/// What wakes a queue thread: a changed link, or a back end for it.
+#[derive(Debug)]
+struct Mailbox {
+    wake: OwnedFd,
+    /// When the host was last heard.
+    heard: AtomicU64,
+    backs: Mutex<Vec<Back>>,
+}
+
+impl Mailbox {
+    fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { wake, heard: clock::now().into(), backs: Mutex::default() })
+    }
+
+    /// The host was heard.
+    fn hear(&self) {
+        self.heard.store(clock::now(), Ordering::Relaxed);
+    }
+
+    fn wake(&self) {
+        // It fails only when the counter is full, and then the thread is told already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn post(&self, back: Back) {
+        self.backs.lock().unwrap_or_else(PoisonError::into_inner).push(back);
+        self.wake();
+    }
+
+    /// Takes what came; the descriptor is no longer readable.
+    fn take(&self) -> Vec<Back> {
+        let mut count = [0; 8];
+        // It fails only when nothing was signalled.
+        let _ = rustix::io::read(&self.wake, &mut count);
+        std::mem::take(&mut *self.backs.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// A front-end queue of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct QueueName {
+    /// Tag of the front-end association, for events and for stopping.
+    pub association: u64,
+    /// Queue id.
+    pub queue_id: u16,
+}
+
+#[derive(Debug)]
+struct Shared {
+    key: SealKey,
+    settings: GatewaySettings,
+    leased: Mutex<Vec<CounterRange>>,
+    ledger: Option<Ledger>,
+    link: Mutex<Link>,
+    mailboxes: Mutex<HashMap<QueueName, Arc<Mailbox>>>,
+    counters: Counters,
+    events: EventLog,
+}
+
+impl Shared {
+    fn leased(&self) -> MutexGuard<'_, Vec<CounterRange>> {
+        self.leased.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mailboxes(&self) -> MutexGuard<'_, HashMap<QueueName, Arc<Mailbox>>> {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks or changes the link's state, and wakes every queue if that is news to them.
+    fn link<R>(&self, change: impl FnOnce(&mut Link) -> R) -> R {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut link);
+        let wakes = link.take_wakes();
+        drop(link);
+        if wakes {
+            for mailbox in self.mailboxes().values() {
+                mailbox.wake();
+            }
+        }
+        result
+    }
+
+    fn split(&self) -> Option<CounterRange> {
+        let mut leased = self.leased();
+        while let Some(range) = leased.last_mut() {
+            if let Some(part) = range.split(COUNTERS_PER_SPLIT) {
+                return Some(part);
+            }
+            leased.pop();
+        }
+        None
+    }
+
+    fn take_iv(&self, local: &mut Option<CounterRange>) -> Result<Iv, Exhausted> {
+        if let Some(range) = local
+            && let Ok(iv) = range.take()
+        {
+            return Ok(iv);
+        }
+        *local = self.split();
+        local.as_mut().ok_or(Exhausted)?.take()
+    }
+
+    fn event(&self, name: QueueName, kind: &'static str, reason: &'static str, detail: String) {
+        self.event_at(name, kind, reason, None, detail);
+    }
+
+    fn event_at(
+        &self,
+        name: QueueName,
+        kind: &'static str,
+        reason: &'static str,
+        lba: Option<u64>,
+        detail: String,
+    ) {
+        let QueueName { association, queue_id } = name;
+        self.events.push(StorageEvent { kind, reason, lba, association, queue_id, detail });
+    }
+
+    /// Ends the association, unless somebody did already.
+    fn lose(&self, name: QueueName, epoch: u64, reason: &'static str, detail: &str) {
+        if self.link(|link| link.lose(epoch)) {
+            add(&self.counters.associations_lost, 1);
+            self.event(name, "association_lost", reason, detail.to_owned());
+        }
+    }
+
+    /// Ends the volume: nothing it answers from now on could be believed.
+    fn fail(&self, name: QueueName, reason: &'static str, detail: String) {
+        if self.link(Link::fail) {
+            self.event(name, "volume_failed", reason, detail);
+        }
+    }
+}
+
+/// One attached volume, its key, its counters and its running queues.
+#[derive(Debug)]
+pub struct GatewayVolume {
+    // First, so that the queues are stopped before what they share goes.
+    queues: Queues,
+    shared: Arc<Shared>,
+    namespace: NamespaceFormat,
+}
+
+/// A back-end queue whose Connect command is answered.
+#[derive(Debug)]
+pub struct BackQueue {
+    /// What was negotiated with the target.
+    pub limits: HostLimits,
+    /// Keys of the queue; never used for another one.
+    pub secure: SecureQueue,
+    /// Association epoch the keys are bound to.
+    pub epoch: u64,
+    /// Incarnation of the target they are bound to.
+    pub incarnation: u64,
+}
+
+/// A back-end queue can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BackError {
+    /// Its association is over.
+    #[error(transparent)]
+    Stale(#[from] StaleAssociation),
+    /// The front-end queue it is for is gone.
+    #[error("the front-end queue is closed")]
+    Closed,
+}
+
+impl GatewayVolume {
+    /// A volume without counters: it reads, and refuses to write until a lease is added.
+    /// `ledger`: a file that every seal is noted in, for tests.
+    pub fn new(
+        key: SealKey,
+        block_count: u64,
+        settings: GatewaySettings,
+        ledger: Option<&Path>,
+    ) -> io::Result<Self> {
+        let shared = Shared {
+            key,
+            settings,
+            leased: Mutex::default(),
+            ledger: ledger.map(Ledger::open).transpose()?,
+            link: Mutex::new(Link::new(settings.journal_bytes_max)),
+            mailboxes: Mutex::default(),
+            counters: Counters::default(),
+            events: EventLog::new()?,
+        };
+        let namespace = NamespaceFormat {
+            nsid: 1,
+            block_bytes: DATA_BYTES,
+            block_count,
+            commands: FRONT_COMMANDS,
+            access: Access::Full,
+        };
+        Ok(Self { queues: Queues::default(), shared: Arc::new(shared), namespace })
+    }
+
+    /// Adds leased counters.
+    pub fn add_counters(&self, range: CounterRange) {
+        add(&self.shared.counters.leased, range.remaining());
+        self.shared.leased().insert(0, range);
+    }
+
+    /// Leased counters that no queue has taken yet.
+    pub fn counters_remaining(&self) -> u64 {
+        self.shared.leased().iter().map(CounterRange::remaining).sum()
+    }
+
+    /// Serves a front-end queue, whose Connect command is answered, on its own thread. Its commands
+    /// are held until it is given a back end.
+    pub fn start_queue(
+        &self,
+        fd: OwnedFd,
+        name: QueueName,
+        limits: ControllerLimits,
+    ) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let mailbox = Arc::new(Mailbox::new()?);
+        self.shared.mailboxes().insert(name, Arc::clone(&mailbox));
+        let namespace = self.namespace;
+        let started = self.queues.start(
+            format!("gateway-q{}", name.queue_id),
+            name.association,
+            move |stop| {
+                shared.event(name, "queue_opened", "", String::new());
+                let queue = GatewayQueue::new(Arc::clone(&shared), name, limits, namespace);
+                let (reason, detail) = worker::run(queue, Connection::new(fd), &mailbox, &stop);
+                let mut mailboxes = shared.mailboxes();
+                // Control may have started a queue of the same name meanwhile.
+                if mailboxes.get(&name).is_some_and(|known| Arc::ptr_eq(known, &mailbox)) {
+                    mailboxes.remove(&name);
+                }
+                drop(mailboxes);
+                shared.event(name, "queue_closed", reason, detail);
+            },
+        );
+        if started.is_err() {
+            self.shared.mailboxes().remove(&name);
+        }
+        started
+    }
+
+    /// Gives a front-end queue its back end. In the same association the old one is drained beside
+    /// it; the first queue of a newer association begins that for the whole volume.
+    pub fn replace_back(
+        &self,
+        name: QueueName,
+        fd: OwnedFd,
+        back: BackQueue,
+    ) -> Result<(), BackError> {
+        let mailbox = self.shared.mailboxes().get(&name).cloned().ok_or(BackError::Closed)?;
+        let BackQueue { limits, secure, epoch, incarnation } = back;
+        self.shared.link(|link| link.connect(epoch, incarnation))?;
+        let queue = HostQueue::new(limits, Some(secure));
+        mailbox.post(Back::new(Connection::new(fd), queue, epoch, limits.transfer_max));
+        Ok(())
+    }
+
+    /// Gives up the newest association: control lost it.
+    pub fn lose_association(&self, reason: &str) {
+        let name = QueueName { association: 0, queue_id: 0 };
+        let epoch = self.shared.link(|link| link.epoch());
+        self.shared.lose(name, epoch, "queue.closed", reason);
+    }
+
+    /// Ends the volume for good: every command ends with an error.
+    pub fn fail(&self, detail: &str) {
+        let name = QueueName { association: 0, queue_id: 0 };
+        self.shared.fail(name, "verification.limit", detail.to_owned());
+    }
+
+    /// Nanoseconds since anything was received on any front-end queue of an association; `None` if
+    /// it has none.
+    pub fn idle(&self, association: u64) -> Option<Nanos> {
+        let mailboxes = self.shared.mailboxes();
+        let mine = mailboxes.iter().filter(|(name, _)| name.association == association);
+        let heard = mine.map(|(_, mailbox)| mailbox.heard.load(Ordering::Relaxed)).max()?;
+        Some(clock::now().saturating_sub(heard))
+    }
+
+    /// Stops the queues of one association, or all; returns when they are gone and nothing of them
+    /// is on its way to the target.
+    pub fn close_queues(&self, association: Option<u64>) {
+        self.queues.stop(association);
+    }
+
+    /// Events so far and the descriptor that tells of them.
+    pub fn events(&self) -> &EventLog {
+        &self.shared.events
+    }
+
+    /// Counters by name.
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.counters;
+        let sealed = read(&counters.sectors_sealed);
+        let journal_bytes = self.shared.link(|link| link.journal.bytes() as u64);
+        vec![
+            ("reads", read(&counters.reads)),
+            ("writes", read(&counters.writes)),
+            ("flushes", read(&counters.flushes)),
+            ("deallocations", read(&counters.deallocations)),
+            ("compares", read(&counters.compares)),
+            ("verifies", read(&counters.verifies)),
+            ("sectors_sealed", sealed),
+            ("sectors_opened", read(&counters.sectors_opened)),
+            ("sectors_unwritten", read(&counters.sectors_unwritten)),
+            ("counters_used", sealed * COUNTERS_PER_SECTOR),
+            ("counters_leased", read(&counters.leased)),
+            ("refusals", read(&counters.refusals)),
+            ("associations_lost", read(&counters.associations_lost)),
+            ("commands_resent", read(&counters.commands_resent)),
+            ("commands_timed_out", read(&counters.commands_timed_out)),
+            ("commands_given_up", read(&counters.commands_given_up)),
+            ("changes_replayed", read(&counters.changes_replayed)),
+            ("journal_flushes", read(&counters.journal_flushes)),
+            ("journal_bytes", journal_bytes),
+            ("rekeys", read(&counters.rekeys)),
+            ("queues_running", self.queues.running() as u64),
+            ("events_dropped", self.shared.events.dropped()),
+        ]
+    }
+}

@@ -1,0 +1,324 @@
+//! What the end of a part at the target does: opening what was read, comparing, acknowledging.
+
+use std::sync::Arc;
+
+use sealane_proto::digest::are_equal;
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::controller_queue::Operation;
+use sealane_proto::nvme::host_queue::HostEvent;
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, is_unwritten};
+
+use super::journal::Change;
+use super::link::Link;
+use super::queue::GatewayQueue;
+use super::request::{Owner, Part, Work};
+use super::{Shared, add};
+
+/// Attempts of one compare-and-write that may meet another gateway's write in between.
+const SWAPS_MAX: u32 = 16;
+
+impl GatewayQueue {
+    /// Takes the target's answers from all back-end queues.
+    pub(super) fn take_back_events(&mut self, now: Nanos) {
+        let mut index = 0;
+        while let Some(back) = self.backs.get_mut(index) {
+            match back.queue.next_event() {
+                None => index += 1,
+                Some(HostEvent::Completed { tag, status, data }) => {
+                    if let Some(part) = self.parts.take(tag) {
+                        self.in_flight -= part.back_bytes();
+                        self.finish(part, status, &data, now);
+                    }
+                    if let Some(back) = self.backs.get_mut(index) {
+                        back.queue.recycle(data);
+                    }
+                }
+                Some(HostEvent::Failed { reason, lba, detail }) => {
+                    // What is left to send is what the target did wrong. If it doesn't fit now, the
+                    // target isn't listening: nobody waits for it.
+                    let _ = back.connection.send(back.queue.transmit());
+                    self.lose_back(reason, lba, &detail, now);
+                }
+            }
+        }
+        self.close_drained();
+    }
+
+    fn finish(&mut self, mut part: Part, status: Status, data: &[u8], now: Nanos) {
+        let work = std::mem::replace(&mut part.work, Work::Read);
+        match work {
+            Work::Read => {
+                let status = if status.is_success() {
+                    self.open(&part, data)
+                } else {
+                    self.back_status(&part, status)
+                };
+                self.part_done(&part, status);
+            }
+            Work::Change { change, .. } => self.change_ended(&part, change, status),
+            Work::Flush { mark } => {
+                let status = if status.is_success() {
+                    self.shared.link(|link| link.flushed(mark));
+                    status
+                } else {
+                    self.back_status(&part, status)
+                };
+                self.flush_ended(&part, status);
+            }
+            Work::Examine { sent } => {
+                let status = if status.is_success() {
+                    self.examined(part, sent, data, now)
+                } else {
+                    Some((part, status))
+                };
+                if let Some((part, status)) = status {
+                    self.swap_failed(&part, status);
+                }
+            }
+            Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
+        }
+    }
+
+    fn change_ended(&mut self, part: &Part, change: Change, status: Status) {
+        if let Owner::Replay(position) = part.owner {
+            if status.is_success() {
+                self.replayed(&change);
+            } else {
+                let detail = format!("entry {position} of the journal: target answered {status}");
+                self.shared.fail(self.name, "journal.refused", detail);
+            }
+            return;
+        }
+        if status.is_success() {
+            if let Some(claim) = &part.claim {
+                self.shared.link(|link| link.acknowledge(&claim.ranges, change));
+            }
+            self.part_done(part, status);
+        } else {
+            let status = self.back_status(part, status);
+            self.give_up(part);
+            self.part_done(part, status);
+        }
+    }
+
+    fn flush_ended(&mut self, part: &Part, status: Status) {
+        if part.owner != Owner::Journal {
+            self.part_done(part, status);
+            return;
+        }
+        self.shared.link(Link::flush_ended);
+        if !status.is_success() {
+            // The change that waits for room would only ask for the same flush again.
+            self.end_first_waiting(status);
+        }
+    }
+
+    /// Goes on with a compare-and-write whose current sectors were read; or says how it ended.
+    fn examined(
+        &mut self,
+        mut part: Part,
+        sent: Option<Change>,
+        data: &[u8],
+        now: Nanos,
+    ) -> Option<(Part, Status)> {
+        let current: Vec<[u8; IV_BYTES]> =
+            data.as_chunks::<BLOCK_BYTES>().0.iter().map(current_iv).collect();
+        if let Some(change) = sent {
+            // An attempt whose outcome was lost: the sectors are ours if it was executed.
+            if is_of(&change, &current) {
+                if let Some(claim) = &part.claim {
+                    self.shared.link(|link| link.acknowledge(&claim.ranges, change));
+                }
+                self.part_done(&part, Status::SUCCESS);
+                return None;
+            }
+            // Not executed, or overwritten since: nobody can tell, so neither answer is true.
+            return Some((part, Status::INTERNAL_PATH_ERROR.final_()));
+        }
+        let status = self.open(&part, data);
+        if !status.is_success() {
+            return Some((part, status));
+        }
+        let Owner::Request(slot) = part.owner else { return Some((part, Status::ABORTED)) };
+        let place = self.requests.get_mut(usize::from(slot));
+        let Some(request) = place.and_then(Option::take) else {
+            return Some((part, Status::ABORTED));
+        };
+        let change = match &request.operation {
+            Operation::CompareAndWrite { data, .. } => self.seal(part.lba, data),
+            _ => Err(Status::INTERNAL_ERROR),
+        };
+        let is_forced = request.is_forced;
+        if let Some(place) = self.requests.get_mut(usize::from(slot)) {
+            *place = Some(request);
+        }
+        match change {
+            Ok(change) => {
+                part.work = Work::Swap { current, change, is_forced };
+                self.send(part, now);
+                None
+            }
+            Err(status) => Some((part, status)),
+        }
+    }
+
+    fn swap_ended(&mut self, mut part: Part, change: Change, status: Status, now: Nanos) {
+        if status.is_success() {
+            if let Some(claim) = &part.claim {
+                self.shared.link(|link| link.acknowledge(&claim.ranges, change));
+            }
+            self.part_done(&part, status);
+        } else if status.code() != Status::COMPARE_FAILURE.code() {
+            self.swap_failed(&part, status);
+        } else if part.is_again {
+            part.is_again = false;
+            part.work = Work::Examine { sent: Some(change) };
+            self.send(part, now);
+        } else if part.attempts < SWAPS_MAX {
+            // Another gateway was faster: compare with what it wrote. The IV of this attempt is
+            // spent.
+            part.attempts += 1;
+            part.work = Work::Examine { sent: None };
+            self.send(part, now);
+        } else {
+            self.give_up(&part);
+            self.part_done(&part, Status::COMMAND_INTERRUPTED);
+        }
+    }
+
+    fn swap_failed(&mut self, part: &Part, status: Status) {
+        let is_own = matches!(
+            Status::from_field(status.code() << 1),
+            Status::COMPARE_FAILURE
+                | Status::INTERNAL_PATH_ERROR
+                | Status::ABORTED
+                | Status::NAMESPACE_NOT_READY
+        );
+        let status = if is_own { status } else { self.back_status(part, status) };
+        self.give_up(part);
+        self.part_done(part, status);
+    }
+
+    fn back_status(&mut self, part: &Part, status: Status) -> Status {
+        let reason = match Status::from_field(status.code() << 1) {
+            Status::REFERENCE_TAG_CHECK => Reason::SectorStale,
+            Status::APPLICATION_TAG_CHECK => Reason::SectorFormat,
+            Status::UNRECOVERED_READ | Status::WRITE_FAULT => Reason::StoreFailed,
+            _ => Reason::BackEndStatus,
+        };
+        self.refused(reason, Some(part.lba), format!("target answered {status}"));
+        status
+    }
+
+    /// Opens the sectors of a finished read: into the answer, or to compare or verify them.
+    fn open(&mut self, part: &Part, data: &[u8]) -> Status {
+        let shared = Arc::clone(&self.shared);
+        let Owner::Request(slot) = part.owner else { return Status::ABORTED };
+        let request = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut);
+        let Some(request) = request else { return Status::ABORTED };
+        let blocks = data.as_chunks::<BLOCK_BYTES>().0;
+        let mut scratch = [0; DATA_BYTES];
+        let outcome = match &request.operation {
+            Operation::Read => {
+                if request.answer.is_empty() {
+                    request.answer = self.front.buffer(request.blocks as usize * DATA_BYTES);
+                }
+                let plain = request.answer.get_mut(part.plain_range()).unwrap_or_default();
+                let sectors = plain.as_chunks_mut::<DATA_BYTES>().0;
+                (part.lba..)
+                    .zip(blocks)
+                    .zip(sectors)
+                    .try_for_each(|((lba, block), sector)| open_sector(&shared, lba, block, sector))
+            }
+            Operation::Compare(expected) | Operation::CompareAndWrite { expected, .. } => {
+                let expected = expected.get(part.plain_range()).unwrap_or_default();
+                let sectors = expected.as_chunks::<DATA_BYTES>().0;
+                let mut is_equal = true;
+                let opened =
+                    (part.lba..).zip(blocks).zip(sectors).try_for_each(|((lba, block), sector)| {
+                        open_sector(&shared, lba, block, &mut scratch)?;
+                        is_equal &= are_equal(&scratch, sector);
+                        Ok(())
+                    });
+                if opened.is_ok() && !is_equal {
+                    return Status::COMPARE_FAILURE;
+                }
+                opened
+            }
+            _ => (part.lba..)
+                .zip(blocks)
+                .try_for_each(|(lba, block)| open_sector(&shared, lba, block, &mut scratch)),
+        };
+        match outcome {
+            Ok(()) => Status::SUCCESS,
+            Err((reason, lba)) => {
+                self.refused(reason, Some(lba), "sector read back".into());
+                Status::from(reason)
+            }
+        }
+    }
+
+    /// Counts a part as ended, and answers the host when it was the last one.
+    pub(super) fn part_done(&mut self, part: &Part, status: Status) {
+        let Owner::Request(slot) = part.owner else { return };
+        let Some(place) = self.requests.get_mut(usize::from(slot)) else { return };
+        let Some(mut request) = place.take() else { return };
+        request.parts -= 1;
+        if request.status.is_success() {
+            request.status = status;
+        }
+        if !request.status.is_success() {
+            // The rest of a failed command isn't worth asking for.
+            request.is_cut = true;
+        }
+        if request.parts > 0 || !request.is_cut {
+            *place = Some(request);
+            return;
+        }
+        match request.operation {
+            Operation::Read if request.status.is_success() => {
+                self.front.complete_read(slot, request.answer);
+            }
+            Operation::Read => self.front.complete(slot, request.status, request.answer),
+            Operation::Write(buffer) | Operation::Compare(buffer) => {
+                self.front.complete(slot, request.status, buffer);
+            }
+            _ => self.front.complete(slot, request.status, Vec::new()),
+        }
+    }
+}
+
+/// Opens one sector; one that was never written, or was deallocated, is zeros.
+fn open_sector(
+    shared: &Shared,
+    lba: u64,
+    block: &Block,
+    sector: &mut [u8; DATA_BYTES],
+) -> Result<(), (Reason, u64)> {
+    if is_unwritten(block) {
+        sector.fill(0);
+        add(&shared.counters.sectors_unwritten, 1);
+        return Ok(());
+    }
+    shared.key.open(lba, block, sector).map_err(|reason| (reason, lba))?;
+    add(&shared.counters.sectors_opened, 1);
+    Ok(())
+}
+
+/// What a write-if must name for this sector to be replaced: its IV, or zero if it is unwritten.
+fn current_iv(block: &Block) -> [u8; IV_BYTES] {
+    if is_unwritten(block) { [0; IV_BYTES] } else { block_iv(block) }
+}
+
+/// Whether the current sectors are those of `change`.
+fn is_of(change: &Change, current: &[[u8; IV_BYTES]]) -> bool {
+    match change {
+        Change::Write { blocks, .. } => {
+            let own = blocks.as_chunks::<BLOCK_BYTES>().0.iter().map(block_iv);
+            own.eq(current.iter().copied())
+        }
+        Change::Deallocate(_) => false,
+    }
+}

@@ -1,0 +1,109 @@
+//! Blocks that are being changed right now: overlapping changes of one gateway run one by one.
+//!
+//! Hosts rarely overlap their writes. But where they do, the order in which the target made them
+//! must be known: the journal sends them again in that order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Disjoint block ranges, each with the association epoch in which its change was first sent.
+#[derive(Debug, Default)]
+pub(super) struct ChangingRanges {
+    /// First block to (end, epoch).
+    ranges: BTreeMap<u64, (u64, u64)>,
+}
+
+impl ChangingRanges {
+    fn overlaps(&self, range: &Range<u64>) -> bool {
+        let before = self.ranges.range(..range.end).next_back();
+        before.is_some_and(|(_, (end, _))| *end > range.start)
+    }
+
+    /// Claims all of `ranges`, which may overlap each other but nothing claimed before; or none.
+    pub(super) fn claim(&mut self, ranges: &[Range<u64>], epoch: u64) -> bool {
+        let merged = merged(ranges);
+        if merged.iter().any(|range| self.overlaps(range)) {
+            return false;
+        }
+        for range in merged {
+            self.ranges.insert(range.start, (range.end, epoch));
+        }
+        true
+    }
+
+    /// Gives up what was claimed with the same `ranges`.
+    pub(super) fn release(&mut self, ranges: &[Range<u64>]) {
+        for range in merged(ranges) {
+            self.ranges.remove(&range.start);
+        }
+    }
+
+    /// Whether a change that was first sent before `epoch` still has no end.
+    pub(super) fn has_older(&self, epoch: u64) -> bool {
+        self.ranges.values().any(|(_, begun)| *begun < epoch)
+    }
+}
+
+/// The same blocks as disjoint ranges in ascending order.
+fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut sorted: Vec<Range<u64>> =
+        ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
+    sorted.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(sorted.len());
+    for range in sorted {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // lists of one range are meant
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn neighbours_go_together_and_overlaps_do_not() {
+        let mut changing = ChangingRanges::default();
+        assert!(changing.claim(&[10..20], 1));
+        assert!(changing.claim(&[20..30], 1) && changing.claim(&[0..10], 1));
+        for overlapping in [9..11, 10..11, 19..20, 0..100, 12..13] {
+            assert!(!changing.claim(&[40..41, overlapping], 1));
+        }
+        assert!(changing.claim(&[40..41], 1), "a refused claim holds nothing");
+        changing.release(&[10..20]);
+        assert!(changing.claim(&[12..13], 1));
+    }
+
+    #[test]
+    fn older_changes_are_known_by_their_epoch() {
+        let mut changing = ChangingRanges::default();
+        assert!(changing.claim(&[0..1], 5) && changing.claim(&[1..2], 6));
+        assert!(changing.has_older(6) && !changing.has_older(5));
+        changing.release(&[0..1]);
+        assert!(!changing.has_older(6));
+    }
+
+    proptest! {
+        #[test]
+        fn claims_agree_with_a_set_of_blocks(
+            steps in proptest::collection::vec(proptest::collection::vec((0u64..60, 0u64..9), 1..5), 1..40),
+        ) {
+            let mut changing = ChangingRanges::default();
+            let mut held: Vec<Vec<Range<u64>>> = Vec::new();
+            for (index, step) in steps.into_iter().enumerate() {
+                let ranges: Vec<Range<u64>> = step.into_iter().map(|(start, blocks)| start..start + blocks).collect();
+                let blocks: Vec<u64> = ranges.iter().cloned().flatten().collect();
+                let taken = held.iter().flatten().cloned().flatten().any(|block| blocks.contains(&block));
+                prop_assert_eq!(changing.claim(&ranges, 1), !taken);
+                if !taken { held.push(ranges) }
+                if index % 3 == 2 && !held.is_empty() { changing.release(&held.remove(0)) }
+            }
+            for ranges in held { changing.release(&ranges) }
+            prop_assert!(!changing.has_older(2));
+        }
+    }
+}

@@ -1,0 +1,669 @@
+//! Host, gateway queues and target in one thread, without sockets: connections break at any byte,
+//! the target forgets what wasn't flushed, and every read must still be the latest write.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use sealane_proto::aead::Secret;
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::controller_queue::{
+    Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
+};
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::host_queue::{HostEvent, HostLimits, HostQueue};
+use sealane_proto::nvme::operation::{Access, CommandSet, LbaRange, NamespaceFormat};
+use sealane_proto::nvme::pdu::Digests;
+use sealane_proto::nvme::reader::StreamSink;
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{
+    BLOCK_BYTES, Block, CounterRange, DATA_BYTES, IV_BYTES, SealKey, VolumeIdentity, block_iv,
+    set_unwritten, take_expected_iv,
+};
+use sealane_proto::secure_queue::{QueueContext, SecureQueue};
+
+use super::journal::JOURNAL_BYTES_MIN;
+use super::link::Phase;
+use super::*;
+
+const BLOCKS: u64 = 64;
+const SECOND: u64 = 1_000_000_000;
+
+const FRONT: ControllerLimits = ControllerLimits {
+    queue_depth: 32,
+    h2c_data_max: 131_072,
+    in_capsule_max: 8192,
+    transfer_max: 131_072,
+    success_flag: true,
+    digests: Digests { header: false, data: false },
+};
+const HOST: HostLimits = HostLimits {
+    queue_depth: 32,
+    h2c_data_max: 131_072,
+    transfer_max: 131_072,
+    in_capsule_max: 8192,
+    block_bytes: DATA_BYTES,
+    nsid: 1,
+    digests: Digests { header: false, data: false },
+};
+const BACK_CONTROLLER: ControllerLimits =
+    ControllerLimits { transfer_max: 4 * BLOCK_BYTES, success_flag: false, ..FRONT };
+const BACK: HostLimits =
+    HostLimits { transfer_max: 4 * BLOCK_BYTES, block_bytes: BLOCK_BYTES, ..HOST };
+
+fn settings() -> GatewaySettings {
+    GatewaySettings {
+        command_timeout: Duration::from_secs(30),
+        hold: Duration::from_secs(60),
+        journal_bytes_max: JOURNAL_BYTES_MIN,
+        commands_per_key_max: 1 << 48,
+    }
+}
+
+fn shared(settings: GatewaySettings) -> Arc<Shared> {
+    let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
+    let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
+    let volume = GatewayVolume::new(key, BLOCKS, settings, None).unwrap();
+    volume.add_counters(CounterRange::new(1, 1, 1, 1 << 40).unwrap());
+    Arc::clone(&volume.shared)
+}
+
+fn namespace(block_bytes: usize, commands: CommandSet) -> NamespaceFormat {
+    NamespaceFormat { nsid: 1, block_bytes, block_count: BLOCKS, commands, access: Access::Full }
+}
+
+fn secure(queue_id: u16, epoch: u64, incarnation: u64) -> SecureQueue {
+    let context = QueueContext {
+        volume_id: [1; 16],
+        host_nqn: "nqn.2026-11.dev.sealane:gateway:g".into(),
+        queue_id,
+        association_epoch: epoch,
+        incarnation,
+    };
+    SecureQueue::new(&Secret::take(&mut [9; 32]), &context)
+}
+
+/// The target's sectors: what it has, and what a power cut leaves.
+#[derive(Default)]
+struct Disk {
+    current: HashMap<u64, Box<Block>>,
+    durable: HashMap<u64, Box<Block>>,
+    incarnation: u64,
+    flushes: u64,
+    writes: Vec<(u64, [u8; IV_BYTES])>,
+}
+
+impl Disk {
+    fn restart(&mut self) {
+        self.current = self.durable.clone();
+        self.incarnation += 1;
+    }
+
+    fn store(&mut self, lba: u64, data: &[u8]) {
+        for (lba, block) in (lba..).zip(data.as_chunks::<BLOCK_BYTES>().0) {
+            self.writes.push((lba, block_iv(block)));
+            self.current.insert(lba, Box::new(*block));
+        }
+    }
+
+    fn current_iv(&self, lba: u64) -> [u8; IV_BYTES] {
+        self.current.get(&lba).map_or([0; IV_BYTES], |block| block_iv(block))
+    }
+
+    fn execute(&mut self, queue: &mut ControllerQueue, command: Command) {
+        let Command { slot, operation, lba, blocks, is_forced, .. } = command;
+        let mut status = Status::SUCCESS;
+        match operation {
+            Operation::Read => {
+                let mut data = vec![0; blocks as usize * BLOCK_BYTES];
+                for (lba, place) in (lba..).zip(data.as_chunks_mut::<BLOCK_BYTES>().0) {
+                    match self.current.get(&lba) {
+                        Some(block) => *place = **block,
+                        None => set_unwritten(place),
+                    }
+                }
+                queue.complete_read(slot, data);
+                return;
+            }
+            Operation::Write(data) => self.store(lba, &data),
+            Operation::WriteIf(mut data) => {
+                let blocks = data.as_chunks_mut::<BLOCK_BYTES>().0;
+                let expected: Vec<_> = blocks.iter_mut().map(take_expected_iv).collect();
+                let fits = (lba..).zip(expected).all(|(lba, iv)| self.current_iv(lba) == iv);
+                if fits {
+                    self.store(lba, &data);
+                } else {
+                    status = Status::COMPARE_FAILURE;
+                }
+            }
+            Operation::Flush => {
+                self.flushes += 1;
+                self.durable = self.current.clone();
+            }
+            Operation::Deallocate(ranges) => {
+                for LbaRange { lba, blocks } in ranges {
+                    (lba..lba + u64::from(blocks)).for_each(|lba| drop(self.current.remove(&lba)));
+                }
+            }
+            other => panic!("the gateway doesn't send {other:?}"),
+        }
+        if is_forced && status.is_success() {
+            self.durable = self.current.clone();
+        }
+        queue.complete(slot, status, Vec::new());
+    }
+}
+
+/// One front-end queue with its host and, if it has one, its queue at the target.
+struct Lane {
+    host: HostQueue,
+    gateway: GatewayQueue,
+    target: Option<ControllerQueue>,
+    ended: HashMap<u64, (Status, Vec<u8>)>,
+    tag: u64,
+    now: u64,
+}
+
+fn dummy() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+}
+
+impl Lane {
+    fn new(shared: &Arc<Shared>, queue_id: u16) -> Self {
+        let name = QueueName { association: 1, queue_id };
+        let format = namespace(DATA_BYTES, FRONT_COMMANDS);
+        Self {
+            host: HostQueue::new(HOST, None),
+            gateway: GatewayQueue::new(Arc::clone(shared), name, FRONT, format),
+            target: None,
+            ended: HashMap::new(),
+            tag: 0,
+            now: SECOND,
+        }
+    }
+
+    fn connect(&mut self, epoch: u64, incarnation: u64) {
+        let queue_id = self.gateway.name.queue_id;
+        self.gateway.shared.link(|link| link.connect(epoch, incarnation)).unwrap();
+        let queue = HostQueue::new(BACK, Some(secure(queue_id, epoch, incarnation)));
+        let back = Back::new(Connection::new(dummy()), queue, epoch, BACK.transfer_max);
+        self.gateway.add_back(back, self.now);
+        let commands = CommandSet::DEALLOCATE.with(CommandSet::WRITE_IF);
+        self.target = Some(ControllerQueue::new(
+            BACK_CONTROLLER,
+            vec![namespace(BLOCK_BYTES, commands)],
+            Some(secure(queue_id, epoch, incarnation)),
+        ));
+    }
+
+    fn lose(&mut self) {
+        self.target = None;
+        self.gateway.lose_back(Reason::QueueClosed, None, "cut", self.now);
+    }
+
+    fn submit(&mut self, command: HostCommand) -> u64 {
+        self.tag += 1;
+        self.host.submit(self.tag, command).unwrap();
+        self.tag
+    }
+
+    /// Moves what is there one step. `cut`: of what goes to and from the target only so many bytes
+    /// arrive, and then the connection is gone.
+    fn step(&mut self, disk: &mut Disk, cut: Option<(usize, usize)>) -> bool {
+        let down = self.host.transmit().take();
+        self.gateway.front.receive(&down);
+        assert_eq!(self.gateway.take_front_events(), None);
+        self.gateway.take_back_events(self.now);
+        self.gateway.handle_timeout(self.now);
+        self.gateway.submit(self.now);
+        let mut moved = !down.is_empty();
+        if let (Some(target), Some(back)) = (&mut self.target, self.gateway.backs.last_mut()) {
+            let mut requests = back.queue.transmit().take();
+            moved |= !requests.is_empty();
+            if let Some((bytes, _)) = cut {
+                requests.truncate(bytes);
+            }
+            target.receive(&requests);
+            while let Some(event) = target.next_event() {
+                match event {
+                    ControllerEvent::Received(command) => disk.execute(target, command),
+                    ControllerEvent::Failed { detail, .. } => panic!("{detail}"),
+                }
+            }
+            let mut answers = target.transmit().take();
+            moved |= !answers.is_empty();
+            if let Some((_, bytes)) = cut {
+                answers.truncate(bytes);
+            }
+            back.queue.receive(&answers);
+            self.gateway.take_back_events(self.now);
+        }
+        if cut.is_some() && self.target.is_some() {
+            self.lose();
+        }
+        let up = self.gateway.front.transmit().take();
+        self.host.receive(&up);
+        while let Some(event) = self.host.next_event() {
+            let HostEvent::Completed { tag, status, data } = event else {
+                panic!("the front end failed: {event:?}")
+            };
+            self.ended.insert(tag, (status, data));
+        }
+        moved || !up.is_empty()
+    }
+
+    fn settle(&mut self, disk: &mut Disk) {
+        while self.step(disk, None) {}
+    }
+
+    fn run(&mut self, disk: &mut Disk, command: HostCommand) -> (Status, Vec<u8>) {
+        let tag = self.submit(command);
+        self.settle(disk);
+        self.ended.remove(&tag).expect("the command ended")
+    }
+
+    fn write(&mut self, disk: &mut Disk, lba: u64, byte: u8) -> Status {
+        let data = vec![byte; DATA_BYTES];
+        self.run(disk, HostCommand::Write { lba, data, is_forced: false }).0
+    }
+
+    fn read(&mut self, disk: &mut Disk, lba: u64) -> u8 {
+        let (status, data) = self.run(disk, HostCommand::Read { lba, blocks: 1 });
+        assert_eq!(status, Status::SUCCESS);
+        assert!(data.iter().all(|byte| *byte == data[0]));
+        data[0]
+    }
+}
+
+fn world() -> (Lane, Disk) {
+    let mut lane = Lane::new(&shared(settings()), 1);
+    let disk = Disk { incarnation: 1, ..Disk::default() };
+    lane.connect(1, 1);
+    (lane, disk)
+}
+
+fn failure_of(status: Status) -> Status {
+    Status::from_field(status.code() << 1)
+}
+
+#[test]
+fn unflushed_writes_survive_a_target_that_restarts() {
+    let (mut lane, mut disk) = world();
+    assert_eq!(lane.write(&mut disk, 3, 7), Status::SUCCESS);
+    assert_eq!(lane.write(&mut disk, 4, 8), Status::SUCCESS);
+    let deallocate = HostCommand::Deallocate(vec![LbaRange { lba: 4, blocks: 1 }]);
+    assert_eq!(lane.run(&mut disk, deallocate).0, Status::SUCCESS);
+    lane.lose();
+    disk.restart();
+    assert!(disk.current.is_empty());
+    lane.connect(2, disk.incarnation);
+    assert_eq!((lane.read(&mut disk, 3), lane.read(&mut disk, 4)), (7, 0));
+}
+
+#[test]
+fn a_flush_forgets_exactly_what_was_acknowledged_before_it() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 1, 1);
+    assert_eq!(lane.run(&mut disk, HostCommand::Flush).0, Status::SUCCESS);
+    lane.write(&mut disk, 2, 2);
+    lane.lose();
+    disk.restart();
+    disk.writes.clear();
+    lane.connect(2, disk.incarnation);
+    assert_eq!(lane.read(&mut disk, 1), 1);
+    let sent_again: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
+    assert_eq!(sent_again, [2]);
+}
+
+#[test]
+fn a_write_is_sent_again_as_the_identical_ciphertext() {
+    let (mut lane, mut disk) = world();
+    let data = vec![5; DATA_BYTES];
+    let tag = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    // The write is executed and its answer is lost.
+    lane.step(&mut disk, Some((usize::MAX, 0)));
+    assert_eq!(lane.ended.get(&tag), None);
+    let first = disk.writes.clone();
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
+    assert_eq!(disk.writes, [first.clone(), first].concat());
+}
+
+#[test]
+fn a_lost_compare_and_write_is_not_executed_twice_nor_denied() {
+    for (is_executed, is_restarted) in [(true, false), (false, false), (true, true)] {
+        let (mut lane, mut disk) = world();
+        lane.write(&mut disk, 6, 1);
+        let tag = lane.submit(HostCommand::CompareAndWrite {
+            lba: 6,
+            expected: vec![1; DATA_BYTES],
+            data: vec![2; DATA_BYTES],
+        });
+        lane.step(&mut disk, None);
+        lane.step(&mut disk, Some(if is_executed { (usize::MAX, 0) } else { (0, 0) }));
+        let has_new = disk.writes.len() == 2;
+        assert_eq!(has_new, is_executed);
+        if is_restarted {
+            disk.restart();
+        }
+        lane.connect(2, disk.incarnation);
+        lane.settle(&mut disk);
+        assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::SUCCESS);
+        assert_eq!(lane.read(&mut disk, 6), 2);
+    }
+}
+
+#[test]
+fn a_compare_and_write_loses_against_what_is_there() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 6, 1);
+    let (expected, data) = (vec![9; DATA_BYTES], vec![2; DATA_BYTES]);
+    let swap = HostCommand::CompareAndWrite { lba: 6, expected, data };
+    assert_eq!(failure_of(lane.run(&mut disk, swap).0), Status::COMPARE_FAILURE);
+    let compare = HostCommand::Compare { lba: 6, data: vec![1; DATA_BYTES] };
+    assert_eq!(lane.run(&mut disk, compare).0, Status::SUCCESS);
+    let compare = HostCommand::Compare { lba: 5, data: vec![1; DATA_BYTES] };
+    assert_eq!(failure_of(lane.run(&mut disk, compare).0), Status::COMPARE_FAILURE);
+    assert_eq!(lane.run(&mut disk, HostCommand::Verify { lba: 0, blocks: 64 }).0, Status::SUCCESS);
+    assert_eq!(lane.read(&mut disk, 6), 1);
+}
+
+#[test]
+fn another_gateways_write_in_between_is_compared_with() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 6, 1);
+    lane.write(&mut disk, 7, 1);
+    let others = disk.current[&7].clone();
+    let (expected, data) = (vec![1; DATA_BYTES], vec![2; DATA_BYTES]);
+    let tag = lane.submit(HostCommand::CompareAndWrite { lba: 6, expected, data });
+    lane.step(&mut disk, None);
+    // Sealed for another place: what the next look at it finds doesn't open, and is never replaced.
+    disk.current.insert(6, others);
+    lane.settle(&mut disk);
+    assert_eq!(failure_of(lane.ended.remove(&tag).unwrap().0), Status::GUARD_CHECK);
+    assert_eq!(disk.current_iv(6), disk.current_iv(7));
+}
+
+#[test]
+fn commands_are_held_for_a_back_end_and_then_given_up() {
+    let (mut lane, mut disk) = world();
+    lane.lose();
+    let tag = lane.submit(HostCommand::Read { lba: 0, blocks: 1 });
+    lane.now += 59 * SECOND;
+    lane.settle(&mut disk);
+    assert!(lane.ended.is_empty());
+    assert_eq!(lane.gateway.next_timeout(), Some(61 * SECOND));
+    lane.now += SECOND;
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&tag].0, Status::INTERNAL_PATH_ERROR);
+    let (status, _) = lane.run(&mut disk, HostCommand::Flush);
+    assert_eq!(status, Status::INTERNAL_PATH_ERROR, "new ones too, at once");
+    lane.connect(2, disk.incarnation);
+    assert_eq!(lane.read(&mut disk, 0), 0);
+}
+
+#[test]
+fn a_silent_target_is_given_up_after_the_command_time_out() {
+    let (mut lane, mut disk) = world();
+    let tag = lane.submit(HostCommand::Read { lba: 0, blocks: 1 });
+    lane.target = None;
+    lane.settle(&mut disk);
+    assert_eq!(lane.gateway.next_timeout(), Some(31 * SECOND));
+    lane.now += 30 * SECOND;
+    lane.settle(&mut disk);
+    assert_eq!(lane.gateway.shared.link(|link| link.phase()), Phase::Lost);
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&tag].0, Status::SUCCESS);
+}
+
+#[test]
+fn a_full_journal_is_flushed_before_more_is_acknowledged() {
+    let (mut lane, mut disk) = world();
+    for index in 0..JOURNAL_BYTES_MIN / BLOCK_BYTES + 8 {
+        assert_eq!(lane.write(&mut disk, index as u64 % BLOCKS, index as u8), Status::SUCCESS);
+        assert!(lane.gateway.shared.link(|link| link.journal.bytes()) <= JOURNAL_BYTES_MIN);
+    }
+    assert_eq!(disk.flushes, 1);
+}
+
+#[test]
+fn keys_are_replaced_before_they_are_used_up_and_nothing_is_lost() {
+    let mut lane =
+        Lane::new(&shared(GatewaySettings { commands_per_key_max: 16, ..settings() }), 1);
+    let mut disk = Disk { incarnation: 1, ..Disk::default() };
+    lane.connect(1, 1);
+    for index in 0..14 {
+        lane.write(&mut disk, index, 1);
+    }
+    let kinds = |lane: &Lane| {
+        let events = lane.gateway.shared.events.take();
+        events.into_iter().map(|event| event.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(&lane), ["rekey_due"]);
+    for index in 14..16 {
+        lane.write(&mut disk, index, 1);
+    }
+    // Used up: the next one waits for new keys.
+    let data = vec![1; DATA_BYTES];
+    let tag = lane.submit(HostCommand::Write { lba: 16, data, is_forced: false });
+    lane.settle(&mut disk);
+    assert!(!lane.ended.contains_key(&tag));
+    lane.connect(1, 1);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&tag].0, Status::SUCCESS);
+    assert_eq!(kinds(&lane), ["queue_rekeyed"]);
+}
+
+#[test]
+fn a_journal_that_the_target_refuses_fails_the_volume() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 60, 7);
+    lane.lose();
+    disk.restart();
+    lane.connect(2, disk.incarnation);
+    let small = NamespaceFormat { block_count: 8, ..namespace(BLOCK_BYTES, CommandSet::NONE) };
+    lane.target = Some(ControllerQueue::new(
+        BACK_CONTROLLER,
+        vec![small],
+        Some(secure(1, 2, disk.incarnation)),
+    ));
+    let tag = lane.submit(HostCommand::Read { lba: 0, blocks: 1 });
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&tag].0, Status::INTERNAL_ERROR.final_());
+    let events = lane.gateway.shared.events.take();
+    let failed = events.iter().find(|event| event.kind == "volume_failed").unwrap();
+    assert_eq!(failed.reason, "journal.refused");
+}
+
+#[test]
+fn reads_wait_until_changes_that_may_have_been_seen_are_there_again() {
+    let common = shared(settings());
+    let (mut writer, mut reader) = (Lane::new(&common, 1), Lane::new(&common, 2));
+    let mut disk = Disk { incarnation: 1, ..Disk::default() };
+    writer.connect(1, 1);
+    reader.connect(1, 1);
+    let data = vec![5; DATA_BYTES];
+    writer.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    writer.step(&mut disk, Some((usize::MAX, 0)));
+    disk.restart();
+    reader.target = None;
+    reader.connect(2, disk.incarnation);
+    let tag = reader.submit(HostCommand::Read { lba: 9, blocks: 1 });
+    reader.settle(&mut disk);
+    assert!(reader.ended.is_empty(), "the write isn't there again");
+    writer.connect(2, disk.incarnation);
+    writer.settle(&mut disk);
+    reader.settle(&mut disk);
+    assert_eq!(reader.ended[&tag].1, vec![5; DATA_BYTES]);
+}
+
+#[test]
+fn a_host_that_goes_takes_its_unsent_writes_with_it() {
+    let (mut lane, mut disk) = world();
+    let data = vec![5; DATA_BYTES];
+    lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    lane.step(&mut disk, Some((0, 0)));
+    lane.gateway.abandon();
+    lane.connect(2, disk.incarnation);
+    lane.gateway.submit(lane.now);
+    let back = lane.gateway.backs.last_mut().unwrap();
+    assert_eq!(back.queue.transmit().pending_bytes(), 0, "something was sent");
+    assert!(lane.gateway.parts.is_empty());
+    let blocks = 9..10;
+    let begun = lane.gateway.shared.link(|link| link.begin(std::slice::from_ref(&blocks), 10));
+    assert_eq!(begun, link::Begin::Begun, "its blocks are free again");
+}
+
+#[test]
+fn a_queue_that_ends_with_commands_at_the_target_ends_the_association() {
+    let (mut lane, mut disk) = world();
+    let data = vec![5; DATA_BYTES];
+    lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    lane.target = None;
+    lane.settle(&mut disk);
+    let shared = Arc::clone(&lane.gateway.shared);
+    drop(lane);
+    assert_eq!(shared.link(|link| link.phase()), Phase::Lost);
+}
+
+/// What the host knows of one block: the values a read may return.
+#[derive(Clone, Default)]
+struct Known {
+    value: u8,
+    pending: Option<u8>,
+}
+
+/// Random commands over two queues, random cuts and restarts: reads are never stale.
+fn chaos(seed: u64) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let common = shared(settings());
+    let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
+    let mut disk = Disk { incarnation: 1, ..Disk::default() };
+    let mut known = vec![Known::default(); BLOCKS as usize];
+    let mut pending: Vec<(usize, u64, u64, HostCommandKind)> = Vec::new();
+    let mut epoch = 1;
+    for lane in &mut lanes {
+        lane.connect(epoch, 1);
+    }
+    for turn in 0..600u32 {
+        let which = random.next_u32() as usize % 2;
+        let lba = u64::from(random.next_u32()) % BLOCKS;
+        let value = random.next_u32() as u8 | 1;
+        let is_free = known[lba as usize].pending.is_none()
+            && !pending.iter().any(|(_, _, other, _)| *other == lba);
+        if is_free && pending.len() < 20 {
+            let expected = known[lba as usize].value;
+            let (command, kind) = match random.next_u32() % 8 {
+                0..4 => (
+                    HostCommand::Write {
+                        lba,
+                        data: vec![value; DATA_BYTES],
+                        is_forced: value % 8 == 1,
+                    },
+                    HostCommandKind::Sets(value),
+                ),
+                4 => (
+                    HostCommand::Deallocate(vec![LbaRange { lba, blocks: 1 }]),
+                    HostCommandKind::Sets(0),
+                ),
+                5 => (
+                    HostCommand::CompareAndWrite {
+                        lba,
+                        expected: vec![expected; DATA_BYTES],
+                        data: vec![value; DATA_BYTES],
+                    },
+                    HostCommandKind::Sets(value),
+                ),
+                6 => (HostCommand::Read { lba, blocks: 1 }, HostCommandKind::Reads),
+                _ => (HostCommand::Flush, HostCommandKind::Flushes),
+            };
+            if let HostCommandKind::Sets(value) = kind {
+                known[lba as usize].pending = Some(value);
+            }
+            let tag = lanes[which].submit(command);
+            pending.push((which, tag, lba, kind));
+        }
+        let cut = random
+            .next_u32()
+            .is_multiple_of(12)
+            .then(|| (random.next_u32() as usize % 20_000, random.next_u32() as usize % 10_000));
+        lanes[which].step(&mut disk, cut);
+        if common.link(|link| link.phase()) == Phase::Lost && random.next_u32().is_multiple_of(2) {
+            if random.next_u32().is_multiple_of(2) {
+                disk.restart();
+            }
+            epoch += 1;
+            for lane in &mut lanes {
+                lane.target = None;
+                lane.connect(epoch, disk.incarnation);
+            }
+        }
+        check(seed, turn, &mut lanes, &mut known, &mut pending);
+    }
+    if common.link(|link| link.phase()) == Phase::Lost {
+        epoch += 1;
+        for lane in &mut lanes {
+            lane.target = None;
+            lane.connect(epoch, disk.incarnation);
+        }
+    }
+    let mut rounds = 0;
+    while !pending.is_empty() {
+        for lane in &mut lanes {
+            lane.step(&mut disk, None);
+        }
+        check(seed, u32::MAX, &mut lanes, &mut known, &mut pending);
+        rounds += 1;
+        assert!(rounds < 1000, "seed {seed}: {} commands never end", pending.len());
+    }
+    for lba in 0..BLOCKS {
+        assert_eq!(lanes[0].read(&mut disk, lba), known[lba as usize].value, "seed {seed}");
+    }
+    let mut ivs = HashMap::new();
+    for (lba, iv) in &disk.writes {
+        assert_eq!(ivs.entry(*iv).or_insert(*lba), lba, "seed {seed}: an IV at two places");
+    }
+}
+
+#[derive(Clone, Copy)]
+enum HostCommandKind {
+    Sets(u8),
+    Reads,
+    Flushes,
+}
+
+fn check(
+    seed: u64,
+    turn: u32,
+    lanes: &mut [Lane; 2],
+    known: &mut [Known],
+    pending: &mut Vec<(usize, u64, u64, HostCommandKind)>,
+) {
+    pending.retain(|(which, tag, lba, kind)| {
+        let Some((status, data)) = lanes[*which].ended.remove(tag) else { return true };
+        assert_eq!(status, Status::SUCCESS, "seed {seed}, turn {turn}, block {lba}");
+        let block = &mut known[*lba as usize];
+        match kind {
+            HostCommandKind::Sets(value) => {
+                *block = Known { value: *value, pending: None };
+            }
+            HostCommandKind::Reads => {
+                assert_eq!(data[0], block.value, "seed {seed}, turn {turn}, block {lba}: stale");
+            }
+            HostCommandKind::Flushes => {}
+        }
+        false
+    });
+}
+
+#[test]
+fn no_read_is_stale_whatever_is_cut_and_forgotten() {
+    for seed in 0..60 {
+        chaos(seed);
+    }
+}

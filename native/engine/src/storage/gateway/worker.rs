@@ -1,0 +1,178 @@
+//! The thread of one front-end queue: moves bytes between its sockets and the machine.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::Reason;
+
+use super::super::connection::{Connection, Gone};
+use super::Mailbox;
+use super::queue::{Ended, GatewayQueue, WINDOW};
+use crate::clock::now;
+
+/// How long a queue whose host is gone waits for what it has at the target. Then its association
+/// is given up, and the fence sees to it.
+const DRAIN: Nanos = 5_000_000_000;
+
+/// Runs until the host is gone or `stop` is readable, and nothing is on its way to the target.
+pub(super) fn run(
+    mut queue: GatewayQueue,
+    mut front: Connection,
+    mailbox: &Mailbox,
+    stop: &OwnedFd,
+) -> Ended {
+    // The host's dirty pages may only become free through this thread: it must not wait for them.
+    // Without the capability (CAP_SYS_RESOURCE) it goes on as any other thread.
+    let _ = rustix::process::configure_io_flusher_behavior(true);
+    let ended = serve(&mut queue, &mut front, mailbox, stop);
+    queue.abandon();
+    front.farewell(queue.front.transmit());
+    // The host must see the end now: it may reconnect while the rest drains.
+    drop(front);
+    drain(&mut queue, mailbox);
+    ended
+}
+
+fn serve(
+    queue: &mut GatewayQueue,
+    front: &mut Connection,
+    mailbox: &Mailbox,
+    stop: &OwnedFd,
+) -> Ended {
+    loop {
+        let pending = queue.front.transmit().pending_bytes();
+        let interest = Connection::interest(pending < WINDOW, pending);
+        let first = [
+            PollFd::new(stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(mailbox.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(front.as_fd(), interest),
+        ];
+        let ready = match ready(queue, first) {
+            Ok(ready) => ready,
+            Err(error) => return ("", error.to_string()),
+        };
+        let (&[stopped, woken, front_ready], backs_ready) =
+            ready.split_first_chunk().expect("as many as were polled");
+        if !stopped.is_empty() {
+            return ("", "stopped".into());
+        }
+        if front_ready.intersects(!PollFlags::OUT) {
+            mailbox.hear();
+            if let Err(Gone(detail)) = front.receive(&mut queue.front) {
+                return ("", detail);
+            }
+        }
+        // The answers first: a new back end makes those of an older association worthless.
+        receive(queue, backs_ready);
+        if !woken.is_empty() {
+            take_mail(queue, mailbox);
+        }
+        if let Some(ended) = queue.take_front_events() {
+            return ended;
+        }
+        let time = now();
+        queue.take_back_events(time);
+        queue.handle_timeout(time);
+        // The host first: what it takes makes room for what is submitted.
+        if let Err(Gone(detail)) = front.send(queue.front.transmit()) {
+            return ("", detail);
+        }
+        queue.submit(time);
+        send(queue);
+        // Submitting may have answered commands.
+        if let Err(Gone(detail)) = front.send(queue.front.transmit()) {
+            return ("", detail);
+        }
+    }
+}
+
+/// Waits for the ends of what the target has.
+fn drain(queue: &mut GatewayQueue, mailbox: &Mailbox) {
+    let deadline = now() + DRAIN;
+    while !queue.parts.is_empty() && now() < deadline {
+        let first = [PollFd::from_borrowed_fd(mailbox.as_fd(), PollFlags::IN)];
+        let Ok(ready) = ready_until(queue, first, Some(deadline)) else { return };
+        receive(queue, &ready[1..]);
+        if !ready[0].is_empty() {
+            // Back ends for a queue whose host is gone are dropped.
+            drop(mailbox.take());
+        }
+        let time = now();
+        queue.take_back_events(time);
+        queue.handle_timeout(time);
+        queue.submit(time);
+        send(queue);
+    }
+}
+
+fn take_mail(queue: &mut GatewayQueue, mailbox: &Mailbox) {
+    for back in mailbox.take() {
+        queue.add_back(back, now());
+    }
+}
+
+fn ready<const N: usize>(
+    queue: &mut GatewayQueue,
+    first: [PollFd<'_>; N],
+) -> rustix::io::Result<Vec<PollFlags>> {
+    let until = queue.next_timeout();
+    ready_until(queue, first, until)
+}
+
+/// Waits for the descriptors and the back ends, at most until `until`.
+fn ready_until<const N: usize>(
+    queue: &mut GatewayQueue,
+    first: [PollFd<'_>; N],
+    until: Option<Nanos>,
+) -> rustix::io::Result<Vec<PollFlags>> {
+    let until = [until, queue.next_timeout()].into_iter().flatten().min();
+    let mut descriptors: Vec<PollFd<'_>> = first.into();
+    let interests: Vec<PollFlags> = queue
+        .backs
+        .iter_mut()
+        .map(|back| Connection::interest(true, back.queue.transmit().pending_bytes()))
+        .collect();
+    for (back, interest) in queue.backs.iter().zip(interests) {
+        descriptors.push(PollFd::from_borrowed_fd(back.connection.as_fd(), interest));
+    }
+    loop {
+        let left = until.map(|until| Duration::from_nanos(until.saturating_sub(now())));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut descriptors, timeout.as_ref()) {
+            Ok(_) => return Ok(descriptors.iter().map(PollFd::revents).collect()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn receive(queue: &mut GatewayQueue, ready: &[PollFlags]) {
+    let mut lost = None;
+    for (back, ready) in queue.backs.iter_mut().zip(ready) {
+        if ready.intersects(!PollFlags::OUT)
+            && let Err(Gone(detail)) = back.connection.receive(&mut back.queue)
+        {
+            lost = Some(detail);
+        }
+    }
+    if let Some(detail) = lost {
+        let time = now();
+        // What came before the end still counts.
+        queue.take_back_events(time);
+        queue.lose_back(Reason::QueueClosed, None, &detail, time);
+    }
+}
+
+fn send(queue: &mut GatewayQueue) {
+    let mut lost = None;
+    for back in &mut queue.backs {
+        if let Err(Gone(detail)) = back.connection.send(back.queue.transmit()) {
+            lost = Some(detail);
+        }
+    }
+    if let Some(detail) = lost {
+        queue.lose_back(Reason::QueueClosed, None, &detail, now());
+    }
+}

@@ -1,0 +1,194 @@
+//! Bindings of the gateway's side of the storage data path.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+use sealane_engine::storage::gateway::{
+    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName,
+};
+use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::host_queue::HostLimits;
+use sealane_proto::nvme::pdu::Digests;
+use sealane_proto::sector::{BLOCK_BYTES, CounterRange, SealKey, VolumeIdentity};
+
+use crate::storage::{
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
+};
+
+create_exception!(
+    sealane._native,
+    StaleAssociationError,
+    PyException,
+    "The association of a back-end queue is over: open a newer one."
+);
+create_exception!(
+    sealane._native,
+    QueueClosedError,
+    PyException,
+    "The front-end queue that a back end is for is closed."
+);
+
+/// Registers everything of this file.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<GatewayVolume>()?;
+    module.add("StaleAssociationError", module.py().get_type::<StaleAssociationError>())?;
+    module.add("QueueClosedError", module.py().get_type::<QueueClosedError>())
+}
+
+fn seconds(value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(invalid)
+}
+
+/// An attached volume, as a gateway has it.
+#[pyclass(frozen, module = "sealane._native")]
+struct GatewayVolume {
+    volume: EngineGateway,
+}
+
+#[pymethods]
+impl GatewayVolume {
+    #[new]
+    #[pyo3(signature = (*, volume_id, generation, sector_count, key_epoch, key,
+        command_timeout_seconds=30.0, hold_seconds=60.0, journal_bytes_max=64 << 20,
+        commands_per_key_max=1 << 48, nonce_ledger=None))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn new(
+        volume_id: &[u8],
+        generation: u32,
+        sector_count: u64,
+        key_epoch: u32,
+        key: &Bound<'_, PyByteArray>,
+        command_timeout_seconds: f64,
+        hold_seconds: f64,
+        journal_bytes_max: usize,
+        commands_per_key_max: u64,
+        nonce_ledger: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        if commands_per_key_max == 0 || commands_per_key_max > 1 << 48 {
+            return Err(invalid("commands_per_key_max must be 1 to 2^48"));
+        }
+        let identity = VolumeIdentity { volume_id: array("volume_id", volume_id)?, generation };
+        let settings = GatewaySettings {
+            command_timeout: seconds(command_timeout_seconds)?,
+            hold: seconds(hold_seconds)?,
+            journal_bytes_max,
+            commands_per_key_max,
+        };
+        let key = SealKey::new(&take_secret("key", key)?, identity, key_epoch);
+        let volume = EngineGateway::new(key, sector_count, settings, nonce_ledger.as_deref())?;
+        Ok(Self { volume })
+    }
+
+    #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
+    fn add_counters(
+        &self,
+        broker_instance: u16,
+        start_epoch: u32,
+        start: u64,
+        end: u64,
+    ) -> PyResult<()> {
+        let range = CounterRange::new(broker_instance, start_epoch, start, end).map_err(invalid)?;
+        self.volume.add_counters(range);
+        Ok(())
+    }
+
+    fn counters_remaining(&self) -> u64 {
+        self.volume.counters_remaining()
+    }
+
+    #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, in_capsule_max,
+        transfer_max, success_flag, header_digest=false, data_digest=false))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn start_queue(
+        &self,
+        fd: i32,
+        association: u64,
+        queue_id: u16,
+        queue_depth: u16,
+        h2c_data_max: usize,
+        in_capsule_max: usize,
+        transfer_max: usize,
+        success_flag: bool,
+        header_digest: bool,
+        data_digest: bool,
+    ) -> PyResult<()> {
+        let limits = ControllerLimits {
+            queue_depth,
+            h2c_data_max,
+            in_capsule_max,
+            transfer_max,
+            success_flag,
+            digests: Digests { header: header_digest, data: data_digest },
+        };
+        let name = QueueName { association, queue_id };
+        Ok(self.volume.start_queue(duplicate(fd)?, name, limits)?)
+    }
+
+    #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max,
+        in_capsule_max, association_epoch, incarnation, secure))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn replace_back(
+        &self,
+        fd: i32,
+        association: u64,
+        queue_id: u16,
+        queue_depth: u16,
+        h2c_data_max: usize,
+        transfer_max: usize,
+        in_capsule_max: usize,
+        association_epoch: u64,
+        incarnation: u64,
+        mut secure: PyRefMut<'_, SecureQueueParameters>,
+    ) -> PyResult<()> {
+        let limits = HostLimits {
+            queue_depth,
+            h2c_data_max,
+            transfer_max,
+            in_capsule_max,
+            block_bytes: BLOCK_BYTES,
+            nsid: 1,
+            digests: Digests::default(),
+        };
+        let back =
+            BackQueue { limits, secure: secure.take()?, epoch: association_epoch, incarnation };
+        let name = QueueName { association, queue_id };
+        self.volume.replace_back(name, duplicate(fd)?, back).map_err(|error| match error {
+            BackError::Stale(_) => StaleAssociationError::new_err(error.to_string()),
+            BackError::Closed => QueueClosedError::new_err(error.to_string()),
+        })
+    }
+
+    fn lose_association(&self, detail: &str) {
+        self.volume.lose_association(detail);
+    }
+
+    fn fail(&self, detail: &str) {
+        self.volume.fail(detail);
+    }
+
+    fn idle_ms(&self, association: u64) -> Option<u64> {
+        self.volume.idle(association).map(|nanos| nanos / 1_000_000)
+    }
+
+    #[pyo3(signature = (association=None))]
+    fn close_queues(&self, py: Python<'_>, association: Option<u64>) {
+        py.detach(|| self.volume.close_queues(association));
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        statistics(py, self.volume.statistics())
+    }
+
+    fn take_events(&self) -> Vec<StorageEvent> {
+        taken(self.volume.events())
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.volume.events().as_fd().as_raw_fd()
+    }
+}
