@@ -114,6 +114,7 @@ async def test_a_host_that_sends_byte_by_byte_has_as_long_as_the_others(
     assert place.faults == ["connection.timeout"]
 
 
+@pytest.mark.slow
 async def test_ten_thousand_connects_leave_nothing_behind(place: Place) -> None:
     loop = asyncio.get_running_loop()
 

@@ -171,7 +171,16 @@ fn change(script: &mut Script<'_>, device: &Device) -> bool {
     let bytes = &bytes[..bytes.len().min(BODY_BYTES - at)];
     page.0[at..at + bytes.len()].copy_from_slice(bytes);
     if how & 1 != 0 {
-        seal(if number < 3 { KINDS[0] } else if number < 7 { KINDS[1] } else { KINDS[2] }, page);
+        seal(
+            if number < 3 {
+                KINDS[0]
+            } else if number < 7 {
+                KINDS[1]
+            } else {
+                KINDS[2]
+            },
+            page,
+        );
     }
     true
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, recvmsg, sendmsg,
-    shutdown,
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, recvmsg,
+    sendmsg, shutdown,
 };
 use sealane_proto::nvme::reader::StreamSink;
 use sealane_proto::nvme::transmit::TransmitQueue;

@@ -147,8 +147,7 @@ impl TransmitQueue {
     /// a queue belongs to one host).
     #[must_use]
     pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let spare =
-            if bytes < OWN_PIECE_BYTES { &mut self.spare_blocks } else { &mut self.spare };
+        let spare = if bytes < OWN_PIECE_BYTES { &mut self.spare_blocks } else { &mut self.spare };
         let mut buffer = spare.pop().unwrap_or_default();
         buffer.resize(bytes, 0);
         buffer

@@ -36,9 +36,10 @@ impl GatewayQueue {
                     }
                 }
                 Some(HostEvent::Failed { reason, lba, detail }) => {
-                    // What is left to send is what the target did wrong. If it doesn't fit now, the
-                    // target isn't listening: nobody waits for it.
-                    let _ = back.connection.send(back.queue.transmit());
+                    if reason == Reason::PduMalformed {
+                        // The target hears what it did wrong, if it listens: nobody waits for it.
+                        let _ = back.connection.send(back.queue.transmit());
+                    }
                     self.lose_back(reason, lba, &detail, now);
                 }
             }
