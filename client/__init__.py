@@ -10,6 +10,8 @@ from sealane.client.connection import (
     connect,
     translated,
 )
+from sealane.client.disk import Disk
+from sealane.client.disk_queues import FrontEnd
 from sealane.client.session import (
     ErasureCoded,
     ReceiveSession,
@@ -22,7 +24,9 @@ from sealane.client.session import (
 __all__ = [
     "Attachment",
     "Client",
+    "Disk",
     "ErasureCoded",
+    "FrontEnd",
     "NodeStatus",
     "ReceiveSession",
     "SelectiveRepeat",

@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import grpc
 
-from sealane.errors import UnavailableError
+from sealane.client.disk import Disk
+from sealane.client.disk_queues import FrontEnd
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
     nodes_pb2,
@@ -66,6 +68,23 @@ class Volume:
     freshness: str
     key_epoch: int
     attachment: Attachment | None
+
+
+def front_end_of(volume: Volume) -> FrontEnd:
+    """Where an attached volume is read and written; UsageError if it isn't attached."""
+    a = volume.attachment
+    if a is None or not a.dhchap_secret:
+        raise UsageError(
+            "volume.secret", f"{volume.name}: use what `attach` returned, which has the secret"
+        )
+    return FrontEnd(
+        traddr=a.traddr,
+        trsvcid=a.trsvcid,
+        subsystem_nqn=a.subsystem_nqn,
+        namespace_id=a.namespace_id,
+        host_nqn=a.host_nqn,
+        secret=a.dhchap_secret,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +208,14 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
+
+    def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:
+        """Read and write a volume that `attach` returned: `async with client.open(volume) as disk`.
+
+        `timeout_seconds` is how long one command may take, and how long a call waits for a front
+        end that is gone.
+        """
+        return Disk(front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds)
 
     async def status(self) -> NodeStatus:
         """Return what the daemon is."""

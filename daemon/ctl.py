@@ -24,6 +24,7 @@ from sealane.client.connection import DEFAULT_SOCKET
 from sealane.crypto.attestation import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
+from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
 from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import sessions_pb2, subsystems_pb2
@@ -440,6 +441,10 @@ def _parser() -> argparse.ArgumentParser:
         help="data path to the target",
     )
     _named(verbs, "detach", _volume_detach, "stop exporting a volume")
+    read = _named(verbs, "read", volume_read, "copy bytes of a detached volume to standard output")
+    add_range(read, length_default="to the end")
+    write = _named(verbs, "write", volume_write, "copy standard input to a detached volume")
+    add_range(write, length_default="what standard input has")
     _named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
 
     verbs = _noun(nouns, "session", "inter-datacenter sessions")

@@ -191,9 +191,9 @@ def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dic
     # Another process makes the file: looking again is the only way to hear of it.
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        if ready.exists():
+        # A killed daemon leaves its file; the next one removes it and makes its own.
+        with contextlib.suppress(FileNotFoundError):
             content = json.loads(ready.read_text())
-            # A killed daemon leaves its file; the next one replaces it.
             if content["pid"] == process.pid:
                 addresses: dict[str, str] = content["addresses"]
                 return addresses

@@ -35,6 +35,14 @@ class VerificationError(Error):
     exit_code = 3
 
 
+class SectorVerificationError(VerificationError):
+    """A volume's sector is not what was written last. `lba` is its address (4096-byte sectors)."""
+
+    def __init__(self, reason: str, message: str, *, lba: int) -> None:
+        super().__init__(reason, message)
+        self.lba = lba
+
+
 class ProtocolError(Error):
     """The peer broke the rules of its protocol: answer with its code and close."""
 

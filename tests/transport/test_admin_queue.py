@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 import uuid
@@ -268,9 +269,13 @@ def test_a_bulk_queue_whose_command_is_not_answered_ends() -> None:
             block_bytes=4096,
             timeout_seconds=0.001,
         )
+        ticket = queue.flush()
+        select.select([queue.event_fd()], [], [])
+        ((ended, error),) = queue.take_done()
+        assert ended == ticket
+        assert isinstance(error, _native.QueueError)
+        assert error.args[0] == "queue.timeout"
+        assert queue.take_done() == []
         with pytest.raises(_native.QueueError) as caught:
             queue.flush()
         assert caught.value.args[0] == "queue.timeout"
-        with pytest.raises(_native.QueueError) as caught:
-            queue.flush()
-        assert caught.value.args[0] == "queue.closed"

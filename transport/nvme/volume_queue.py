@@ -40,70 +40,120 @@ class ConnectedQueue:
 
 
 class VolumeQueue:
-    """Bulk reads and writes on one plain I/O queue, many commands in flight.
+    """Reads and writes on one plain I/O queue: any number of tasks at once, many commands each.
 
-    One transfer at a time; each runs on a thread without the interpreter's lock. Buffers must
-    not be touched during a transfer. Calls raise NvmeStatusError, or UnavailableError if the
-    queue ended.
+    It belongs to the event loop it was made on; the engine's thread moves the bytes. Calls raise
+    NvmeStatusError, or UnavailableError if the queue ended or has too many transfers.
+
+    A cancelled read ends at once and leaves its buffer alone from then on. Any other cancelled call
+    ends when nothing of it is in flight any more, so that what comes after it isn't overtaken; a
+    second cancellation doesn't wait.
     """
 
     def __init__(self, native: _native.HostQueue, namespace: NamespaceIdentity) -> None:
         self._native = native
         self.namespace = namespace
-
-    @property
-    def native(self) -> _native.HostQueue:
-        """The engine's queue, for callers that bring their own thread."""
-        return self._native
+        self._ends: dict[int, asyncio.Future[None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(native.event_fd(), self._take_done)
 
     async def write(self, lba: int, data: Readable, *, is_forced: bool = False) -> None:
         """Write whole blocks, durably if `is_forced`."""
-        await self._run(self._native.write, lba, data, is_forced=is_forced)
+        await self._drained(self._native.write, lba, data, is_forced=is_forced)
 
     async def read(self, lba: int, into: "bytearray | memoryview") -> None:
         """Fill `into` with whole blocks."""
-        await self._run(self._native.read, lba, into)
+        ticket = self._start(self._native.read, lba, into)
+        try:
+            await self._end(ticket)
+        except asyncio.CancelledError:
+            self._native.cancel(ticket)
+            self._ends.pop(ticket, None)
+            raise
 
     async def compare(self, lba: int, data: Readable) -> None:
         """Compare stored blocks with these; NvmeStatusError "Compare Failure" if they differ."""
-        await self._run(self._native.compare, lba, data)
+        await self._drained(self._native.compare, lba, data)
 
     async def compare_and_write(self, lba: int, expected: Readable, data: Readable) -> None:
         """Write `data` if the blocks stored equal `expected`, in one step; errors as `compare`."""
-        await self._run(self._native.compare_and_write, lba, expected, data)
+        await self._drained(self._native.compare_and_write, lba, expected, data)
 
     async def write_zeroes(self, lba: int, blocks: int, *, deallocate: bool = False) -> None:
         """Make blocks read as zeros, and give them up if `deallocate`."""
-        await self._run(self._native.write_zeroes, lba, blocks, deallocate=deallocate)
+        await self._drained(self._native.write_zeroes, lba, blocks, deallocate=deallocate)
 
     async def verify(self, lba: int, blocks: int) -> None:
         """Have the controller check stored blocks."""
-        await self._run(self._native.verify, lba, blocks)
+        await self._drained(self._native.verify, lba, blocks)
 
     async def deallocate(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Give up to 256 ranges of (lba, blocks) up."""
-        await self._run(self._native.deallocate, ranges)
+        await self._drained(self._native.deallocate, ranges)
 
     async def flush(self) -> None:
         """Make completed writes durable."""
-        await self._run(self._native.flush)
+        await self._drained(self._native.flush)
 
     def progress(self) -> int:
         """Bytes moved since the queue was opened."""
         return self._native.progress()
 
-    async def close(self) -> None:
-        """End the queue."""
-        await asyncio.to_thread(self._native.close)
+    @property
+    def outstanding(self) -> int:
+        """Transfers that somebody waits for."""
+        return len(self._ends)
 
-    @staticmethod
-    async def _run(call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    async def close(self) -> None:
+        """End the queue; whoever waits for a transfer gets UnavailableError."""
+        await asyncio.to_thread(self._native.close)
+        self._take_done()
+        self._loop.remove_reader(self._native.event_fd())
+
+    def _start(self, call: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            await asyncio.to_thread(call, *args, **kwargs)
-        except _native.StatusError as error:
-            raise NvmeStatusError(error.args[0], lba=error.args[1]) from error
+            ticket = call(*args, **kwargs)
         except _native.QueueError as error:
-            raise UnavailableError(error.args[0], error.args[1]) from error
+            raise _translated(error) from error
+        self._ends[ticket] = self._loop.create_future()
+        return ticket
+
+    async def _end(self, ticket: int) -> None:
+        future = self._ends[ticket]
+        await asyncio.wait((future,))
+        error = future.exception()
+        if error is not None:
+            raise _translated(error) from error
+
+    async def _drained(self, call: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> None:
+        ticket = self._start(call, *args, **kwargs)
+        try:
+            await self._end(ticket)
+        except asyncio.CancelledError:
+            self._native.cancel(ticket)
+            future = self._ends.get(ticket)
+            if future is not None:
+                await asyncio.wait((future,))
+            raise
+
+    def _take_done(self) -> None:
+        for ticket, error in self._native.take_done():
+            future = self._ends.pop(ticket, None)
+            if future is None:
+                continue  # a cancelled read
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # a cancelled caller doesn't ask for it
+
+
+def _translated(error: BaseException) -> BaseException:
+    if isinstance(error, _native.StatusError):
+        return NvmeStatusError(error.args[0], lba=error.args[1])
+    if isinstance(error, _native.QueueError):
+        return UnavailableError(error.args[0], error.args[1])
+    return error
 
 
 def bulk_queue(

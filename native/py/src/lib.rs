@@ -6,6 +6,7 @@
 use pyo3::prelude::*;
 
 mod gateway;
+mod host_queue;
 mod load;
 mod pdu;
 mod session;

@@ -2,20 +2,15 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use pyo3::buffer::PyBuffer;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::events::EventLog;
-use sealane_engine::storage::initiator::{HostVolumeQueue, TransferError};
+use sealane_engine::storage::initiator::TransferError;
 use sealane_engine::storage::pieces;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::nvme::host_queue::HostLimits;
-use sealane_proto::nvme::operation::LbaRange;
-use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::field;
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
@@ -37,13 +32,13 @@ create_exception!(
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SecureQueueParameters>()?;
     module.add_class::<StorageEvent>()?;
-    module.add_class::<HostQueue>()?;
     module.add("QueueError", module.py().get_type::<QueueError>())?;
     module.add("StatusError", module.py().get_type::<StatusError>())?;
     module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
     module.add_function(wrap_pyfunction!(status_name, module)?)?;
     module.add_function(wrap_pyfunction!(sector_layout, module)?)?;
     crate::gateway::register(module)?;
+    crate::host_queue::register(module)?;
     crate::target::register(module)?;
     crate::pdu::register(module)
 }
@@ -146,138 +141,15 @@ pub(crate) fn taken(log: &EventLog) -> Vec<StorageEvent> {
     log.take().into_iter().map(convert).collect()
 }
 
-/// A plain I/O queue of a host.
-#[pyclass(frozen, module = "sealane._native")]
-struct HostQueue {
-    queue: HostVolumeQueue,
-}
-
-/// The bytes of a buffer, which must stay as they are while they are used.
-fn contents(data: &PyBuffer<u8>) -> PyResult<&[u8]> {
-    if !data.is_c_contiguous() {
-        return Err(invalid("the buffer must be contiguous"));
-    }
-    Ok(match data.len_bytes() {
-        0 => &[],
-        // SAFETY: the reference borrows `data`, which holds the export, so the memory stays valid
-        // and the length is the buffer's own. The caller must not change it meanwhile.
-        length => unsafe { std::slice::from_raw_parts(data.buf_ptr().cast::<u8>(), length) },
-    })
-}
-
 pub(crate) fn transfer_error(error: TransferError) -> PyErr {
     let text = error.to_string();
     match error {
         TransferError::Status { status, lba } => StatusError::new_err((status.code(), lba, text)),
         TransferError::Ended { reason, .. } => QueueError::new_err((reason.id(), text)),
         TransferError::TimedOut(_) => QueueError::new_err(("queue.timeout", text)),
+        TransferError::Cancelled => QueueError::new_err(("queue.cancelled", text)),
+        TransferError::Busy(_) => QueueError::new_err(("queue.busy", text)),
         TransferError::Misaligned(_) | TransferError::Length => invalid(text),
-    }
-}
-
-#[pymethods]
-impl HostQueue {
-    #[new]
-    #[pyo3(signature = (fd, *, queue_depth, h2c_data_max, transfer_max, in_capsule_max, io_bytes,
-        block_bytes, timeout_seconds, nsid=1, header_digest=false, data_digest=false))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn new(
-        fd: i32,
-        queue_depth: u16,
-        h2c_data_max: usize,
-        transfer_max: usize,
-        in_capsule_max: usize,
-        io_bytes: usize,
-        block_bytes: usize,
-        timeout_seconds: f64,
-        nsid: u32,
-        header_digest: bool,
-        data_digest: bool,
-    ) -> PyResult<Self> {
-        if block_bytes == 0 || transfer_max < block_bytes {
-            return Err(invalid("a transfer moves at least 1 block"));
-        }
-        let limits = HostLimits {
-            queue_depth,
-            h2c_data_max,
-            transfer_max,
-            in_capsule_max,
-            block_bytes,
-            nsid,
-            digests: Digests { header: header_digest, data: data_digest },
-        };
-        let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
-        let queue = HostVolumeQueue::new(duplicate(fd)?, limits, io_bytes, timeout)?;
-        Ok(Self { queue })
-    }
-
-    #[pyo3(signature = (lba, data, *, is_forced=false))]
-    fn write(&self, py: Python<'_>, lba: u64, data: PyBuffer<u8>, is_forced: bool) -> PyResult<()> {
-        let bytes = contents(&data)?;
-        py.detach(|| self.queue.write(lba, bytes, is_forced)).map_err(transfer_error)
-    }
-
-    fn compare(&self, py: Python<'_>, lba: u64, data: PyBuffer<u8>) -> PyResult<()> {
-        let bytes = contents(&data)?;
-        py.detach(|| self.queue.compare(lba, bytes)).map_err(transfer_error)
-    }
-
-    fn compare_and_write(
-        &self,
-        py: Python<'_>,
-        lba: u64,
-        expected: PyBuffer<u8>,
-        data: PyBuffer<u8>,
-    ) -> PyResult<()> {
-        let (expected, data) = (contents(&expected)?, contents(&data)?);
-        py.detach(|| self.queue.compare_and_write(lba, expected, data)).map_err(transfer_error)
-    }
-
-    #[pyo3(signature = (lba, blocks, *, deallocate=false))]
-    fn write_zeroes(
-        &self,
-        py: Python<'_>,
-        lba: u64,
-        blocks: u64,
-        deallocate: bool,
-    ) -> PyResult<()> {
-        py.detach(|| self.queue.write_zeroes(lba, blocks, deallocate)).map_err(transfer_error)
-    }
-
-    fn verify(&self, py: Python<'_>, lba: u64, blocks: u64) -> PyResult<()> {
-        py.detach(|| self.queue.verify(lba, blocks)).map_err(transfer_error)
-    }
-
-    fn deallocate(&self, py: Python<'_>, ranges: Vec<(u64, u32)>) -> PyResult<()> {
-        let ranges: Vec<LbaRange> =
-            ranges.into_iter().map(|(lba, blocks)| LbaRange { lba, blocks }).collect();
-        py.detach(|| self.queue.deallocate(&ranges)).map_err(transfer_error)
-    }
-
-    fn read(&self, py: Python<'_>, lba: u64, into: PyBuffer<u8>) -> PyResult<()> {
-        if !into.is_c_contiguous() || into.readonly() {
-            return Err(invalid("the buffer must be contiguous and writable"));
-        }
-        let pointer = into.buf_ptr().cast::<u8>();
-        let bytes = match into.len_bytes() {
-            0 => &mut [],
-            // SAFETY: `into` holds the export for the whole call, so the memory stays valid,
-            // writable and of this length. The caller must not use the buffer during the call.
-            length => unsafe { std::slice::from_raw_parts_mut(pointer, length) },
-        };
-        py.detach(|| self.queue.read(lba, bytes)).map_err(transfer_error)
-    }
-
-    fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.queue.flush()).map_err(transfer_error)
-    }
-
-    fn progress(&self) -> u64 {
-        self.queue.progress()
-    }
-
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.queue.close());
     }
 }
 

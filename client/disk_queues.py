@@ -1,0 +1,218 @@
+"""A disk's association with its front end: several queues, made again whenever they are lost."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.identify import NamespaceIdentity
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.errors import NvmeStatusError
+from sealane.transport.nvme.initiator import (
+    ControllerEvent,
+    EventKind,
+    HostController,
+    VolumeQueue,
+)
+from sealane.transport.nvme.paths import Backoff, ReconnectPolicy
+from sealane.transport.tasks import TaskOwner
+
+QUEUES_MAX: Final = 16
+KEEP_ALIVE_MS: Final = 5000
+_RECONNECT: Final = ReconnectPolicy(first_seconds=0.05, most_seconds=2.0, give_up_seconds=None)
+_PAUSE_SECONDS: Final = 0.02
+_FUSED_COMPARE_AND_WRITE: Final = 0x01
+# Command Interrupted, Transient Transport Error, and the path related ones (NVMe Base 2.0, figures
+# 98 and 102): the same command may succeed a moment later.
+_TRANSIENT: Final = {0x021, 0x022, 0x300, 0x302, 0x303}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEnd:
+    """Where a plain namespace is, and who may use it."""
+
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    namespace_id: int
+    host_nqn: str
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Association:
+    host: HostController
+    namespace: NamespaceIdentity
+    queues: list[VolumeQueue]
+    has_compare_and_write: bool
+
+    async def close(self) -> None:
+        for queue in self.queues:
+            await queue.close()
+        await self.host.close()
+
+
+class DiskQueues:
+    """Runs calls on whichever queue has least to do; waits for the front end when it is gone.
+
+    `timeout_seconds` bounds one command, and how long a call waits for a queue. A call whose queue
+    was lost is made again, so it must be one that may be made twice.
+    """
+
+    def __init__(self, front_end: FrontEnd, *, queue_count: int, timeout_seconds: float) -> None:
+        self._front_end = front_end
+        self._queue_count = queue_count
+        self._timeout_seconds = timeout_seconds
+        self._association: _Association | None = None
+        self._namespace: NamespaceIdentity | None = None
+        self._has_compare_and_write = False
+        self._connecting: asyncio.Task[None] | None = None
+        self._failure: Error | None = None
+        self._is_open = False
+        self._tasks = TaskOwner()
+
+    @property
+    def namespace(self) -> NamespaceIdentity:
+        """Size and format, as when the disk was opened."""
+        if self._namespace is None:
+            raise UnavailableError("disk.closed", "the disk isn't open")
+        return self._namespace
+
+    @property
+    def has_compare_and_write(self) -> bool:
+        """Whether the controller offers fused compare-and-write."""
+        return self._has_compare_and_write
+
+    async def open(self) -> None:
+        """Connect once; failures are raised, not retried."""
+        association = await self._connect()
+        self._namespace = association.namespace
+        self._has_compare_and_write = association.has_compare_and_write
+        self._association = association
+        self._is_open = True
+
+    async def close(self) -> None:
+        """End every call and leave the controller."""
+        self._is_open = False
+        await self._tasks.close()
+        association, self._association = self._association, None
+        if association is not None:
+            await association.close()
+
+    async def run(self, call: Callable[[VolumeQueue], Awaitable[None]]) -> None:
+        """Make a call on a queue, again if the queue is lost or the answer says "later"."""
+        deadline = time.monotonic() + self._timeout_seconds
+        while True:
+            association = await self._alive(deadline)
+            queue = min(association.queues, key=lambda queue: queue.outstanding)
+            try:
+                return await call(queue)
+            except UnavailableError as error:
+                if error.reason == "queue.busy" or not self._is_open:
+                    raise
+                self._lost(association, error)
+                self._check_time(deadline, error)
+            except NvmeStatusError as error:
+                if error.status not in _TRANSIENT:
+                    raise
+                self._check_time(deadline, error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _alive(self, deadline: float) -> _Association:
+        while self._association is None:
+            if isinstance(self._failure, VerificationError):
+                raise self._failure
+            if not self._is_open:
+                raise UnavailableError("disk.closed", "the disk isn't open")
+            if self._connecting is None:
+                self._connecting = self._tasks.start(self._reconnect(None), name="disk-reconnect")
+            waiting, left = self._connecting, deadline - time.monotonic()
+            done, _ = await asyncio.wait((waiting,), timeout=max(0.0, left))
+            if not done:
+                raise self._timed_out() from self._failure
+        return self._association
+
+    def _check_time(self, deadline: float, error: Error) -> None:
+        if time.monotonic() >= deadline:
+            raise self._timed_out() from error
+
+    def _timed_out(self) -> UnavailableError:
+        front = self._front_end
+        return UnavailableError(
+            "disk.timeout",
+            f"{front.subsystem_nqn} at {front.traddr}:{front.trsvcid} can't be reached "
+            f"for {self._timeout_seconds:g} s",
+        )
+
+    def _lost(self, association: _Association, error: Error) -> None:
+        """Give a whole association up: nothing of it may be in flight when the next one begins."""
+        if self._association is not association:
+            return
+        self._association = None
+        self._failure = error
+        self._connecting = self._tasks.start(self._reconnect(association), name="disk-reconnect")
+
+    async def _reconnect(self, old: _Association | None) -> None:
+        try:
+            if old is not None:
+                await old.close()
+            backoff = Backoff(_RECONNECT, random.random)
+            while self._association is None:
+                try:
+                    self._association = await self._connect()
+                except VerificationError as error:
+                    # Whoever answers isn't who it must be, and won't become it.
+                    self._failure, self._is_open = error, False
+                    return
+                except Error as error:
+                    self._failure = error
+                    await asyncio.sleep(backoff.failed(time.monotonic()) or 0.0)
+        finally:
+            self._connecting = None
+
+    async def _connect(self) -> _Association:
+        front = self._front_end
+        host = HostController(
+            traddr=front.traddr,
+            trsvcid=front.trsvcid,
+            subsystem_nqn=front.subsystem_nqn,
+            host_nqn=front.host_nqn,
+            keep_alive_ms=KEEP_ALIVE_MS,
+            credentials=(
+                Credentials(secret=HostSecret.parse(front.secret)) if front.secret else None
+            ),
+            events=lambda event: self._report(host, event),
+        )
+        queues: list[VolumeQueue] = []
+        async with contextlib.AsyncExitStack() as undo:
+            await host.connect()
+            undo.push_async_callback(host.close)
+            granted = await host.request_queues(self._queue_count)
+            for queue_id in range(1, min(granted, self._queue_count) + 1):
+                queue = await host.open_queue(
+                    queue_id, nsid=front.namespace_id, timeout_seconds=self._timeout_seconds
+                )
+                undo.push_async_callback(queue.close)
+                queues.append(queue)
+            namespace = queues[0].namespace
+            if self._namespace is not None and namespace != self._namespace:
+                raise ProtocolError(
+                    "disk.changed", f"the namespace is {namespace}, was {self._namespace}"
+                )
+            undo.pop_all()
+        fused = host.identity.fused_commands & _FUSED_COMPARE_AND_WRITE
+        return _Association(
+            host=host, namespace=namespace, queues=queues, has_compare_and_write=bool(fused)
+        )
+
+    def _report(self, host: HostController, event: ControllerEvent) -> None:
+        association = self._association
+        if event.kind is not EventKind.LOST or event.error is None:
+            return
+        if association is not None and association.host is host:
+            self._lost(association, event.error)

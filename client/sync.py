@@ -1,0 +1,320 @@
+"""The client without asyncio, for scripts and for libraries that want a file.
+
+    with sealane.client.sync.connect() as client:
+        volume = client.volumes.attach(name, host_nqn=my_nqn)
+        with client.open(volume) as disk, disk.file() as file:
+            shutil.copyfileobj(source, file)
+
+An event loop of its own, on its own thread, does the work. Objects may be shared by threads; calls
+block theirs. Errors are those of `sealane.client`.
+"""
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sealane.client import connection
+from sealane.client.connection import DEFAULT_SOCKET, NodeStatus, Volume, front_end_of
+from sealane.client.disk import Disk as AsyncDisk
+from sealane.client.disk_queues import FrontEnd
+from sealane.transport.nvme.volume_queue import Readable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+__all__ = ["Client", "Disk", "DiskFile", "Volumes", "connect", "open_disk"]
+
+T = TypeVar("T")
+_COPY_BYTES: Final = 4 << 20
+"""Most bytes that one call of a file's `write` takes."""
+
+
+class _Loop:
+    """An event loop on a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="sealane-client", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call to its end; if this thread is interrupted, the call is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        self.run(_others_cancelled())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[_Loop]:
+    loop = _Loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+class Volumes:
+    """Calls about volumes; `name` is always "volumes/<UUID>"."""
+
+    def __init__(self, loop: _Loop, volumes: connection.Volumes) -> None:
+        self._loop = loop
+        self._volumes = volumes
+
+    def create(
+        self,
+        *,
+        size_bytes: int,
+        display_name: str = "",
+        target_node: str = "",
+        request_id: str = "",
+    ) -> Volume:
+        """Create a volume of `size_bytes`, a multiple of 4096."""
+        return self._loop.run(
+            self._volumes.create(
+                size_bytes=size_bytes,
+                display_name=display_name,
+                target_node=target_node,
+                request_id=request_id,
+            )
+        )
+
+    def get(self, name: str) -> Volume:
+        """Return one volume."""
+        return self._loop.run(self._volumes.get(name))
+
+    def list(self) -> list[Volume]:
+        """Return every volume of this tenant."""
+        return self._loop.run(self._volumes.list())
+
+    def delete(self, name: str) -> None:
+        """Delete a detached volume and all its data."""
+        self._loop.run(self._volumes.delete(name))
+
+    def attach(
+        self, name: str, *, host_nqn: str, via_traddr: str = "", via_trsvcid: int = 0
+    ) -> Volume:
+        """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address."""
+        return self._loop.run(
+            self._volumes.attach(
+                name, host_nqn=host_nqn, via_traddr=via_traddr, via_trsvcid=via_trsvcid
+            )
+        )
+
+    def detach(self, name: str) -> Volume:
+        """Stop the export."""
+        return self._loop.run(self._volumes.detach(name))
+
+
+class Disk:
+    """A volume as a sequence of bytes: `sealane.client.Disk`, blocking. Threads may share it."""
+
+    def __init__(self, loop: _Loop, disk: AsyncDisk) -> None:
+        self._loop = loop
+        self._disk = disk
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self._disk.size
+
+    @property
+    def sector_bytes(self) -> int:
+        """Bytes of a sector; calls that cover whole sectors are the fast ones."""
+        return self._disk.sector_bytes
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`."""
+        return self._loop.run(self._disk.read(offset, length))
+
+    def readinto(self, offset: int, buffer: bytearray | memoryview) -> int:
+        """Fill `buffer` from `offset`; returns its size in bytes."""
+        return self._loop.run(self._disk.readinto(offset, buffer))
+
+    def write(self, offset: int, data: Readable, *, durable: bool = False) -> int:
+        """Write `data` at `offset`; returns its size in bytes. `durable`: survives a power cut."""
+        return self._loop.run(self._disk.write(offset, data, durable=durable))
+
+    def flush(self) -> None:
+        """Make every write that has returned durable."""
+        self._loop.run(self._disk.flush())
+
+    def write_zeroes(self, offset: int, length: int) -> None:
+        """Make exactly these bytes zero, without moving whole sectors of them."""
+        self._loop.run(self._disk.write_zeroes(offset, length))
+
+    def discard(self, offset: int, length: int) -> None:
+        """Give up the whole sectors inside the range: they read as zeros. Others stay."""
+        self._loop.run(self._disk.discard(offset, length))
+
+    def file(self) -> "DiskFile":
+        """Return a file over the whole disk, at position 0.
+
+        Wrap it in `io.BufferedRandom` for small reads and writes.
+        """
+        return DiskFile(self)
+
+
+class DiskFile(io.RawIOBase):
+    """A disk as an unbuffered binary file of fixed size.
+
+    Reads at its end return nothing; writes at its end fail with ENOSPC. `flush`, and so `close`,
+    makes what was written durable. There is no file descriptor: `mmap` and `fileno` don't work.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Whether it can be read: yes."""
+        return True
+
+    def writable(self) -> bool:
+        """Whether it can be written: yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether it has a position: yes."""
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        """Fill the buffer as far as the disk goes; returns the bytes read."""
+        self._check_open()
+        view = memoryview(buffer).cast("B")
+        length = min(len(view), max(0, self._disk.size - self._position))
+        if length:
+            self._disk.readinto(self._position, view[:length])
+        self._position += length
+        return length
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write as much as the disk and one call take; returns the bytes written."""
+        self._check_open()
+        view = memoryview(data).cast("B")
+        length = min(len(view), _COPY_BYTES, max(0, self._disk.size - self._position))
+        if view and not length:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if length:
+            self._disk.write(self._position, view[:length])
+        self._position += length
+        return length
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position, also behind the end; returns it."""
+        self._check_open()
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._disk.size}
+        if whence not in bases:
+            raise ValueError(f"whence is {whence}; allowed: 0, 1, 2")
+        position = bases[whence] + offset
+        if position < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        """Return the position."""
+        self._check_open()
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        """Refuse: a disk has one size."""
+        raise io.UnsupportedOperation(f"a disk can't be cut to {size} bytes")
+
+    def flush(self) -> None:
+        """Make every write that has returned durable."""
+        if not self.closed:
+            self._disk.flush()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError("the file is closed")
+
+
+class Client:
+    """An open connection to the daemon on this machine."""
+
+    def __init__(self, loop: _Loop, client: connection.Client) -> None:
+        self._loop = loop
+        self._client = client
+        self.volumes = Volumes(loop, client.volumes)
+
+    def status(self) -> NodeStatus:
+        """Return what the daemon is."""
+        return self._loop.run(self._client.status())
+
+    @contextlib.contextmanager
+    def open(
+        self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0
+    ) -> Iterator[Disk]:
+        """Read and write a volume that `attach` returned: `with client.open(volume) as disk`."""
+        disk = AsyncDisk(
+            front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds
+        )
+        with _opened(self._loop, disk) as opened:
+            yield opened
+
+
+@contextlib.contextmanager
+def connect(socket: str = DEFAULT_SOCKET) -> Iterator[Client]:
+    """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
+    with _running() as loop:
+        connected = connection.connect(socket)
+        client = loop.run(_entered(connected))
+        try:
+            yield Client(loop, client)
+        finally:
+            loop.run(_left(connected))
+
+
+@contextlib.contextmanager
+def open_disk(
+    front_end: FrontEnd, *, queue_count: int = 2, timeout_seconds: float = 60.0
+) -> Iterator[Disk]:
+    """Read and write a plain namespace without a daemon, given where it is."""
+    with _running() as loop:
+        disk = AsyncDisk(front_end, queue_count=queue_count, timeout_seconds=timeout_seconds)
+        with _opened(loop, disk) as opened:
+            yield opened
+
+
+@contextlib.contextmanager
+def _opened(loop: _Loop, disk: AsyncDisk) -> Iterator[Disk]:
+    loop.run(disk.open())
+    try:
+        yield Disk(loop, disk)
+    finally:
+        loop.run(disk.close())
+
+
+async def _others_cancelled() -> None:
+    """End what an interrupted thread left behind."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _entered(manager: contextlib.AbstractAsyncContextManager[T]) -> T:
+    return await manager.__aenter__()
+
+
+async def _left(manager: contextlib.AbstractAsyncContextManager[Any]) -> None:
+    await manager.__aexit__(None, None, None)

@@ -1,0 +1,170 @@
+//! What a caller asks of a host's I/O queue, and how it is cut into commands.
+
+use std::time::Duration;
+
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::host_command::{BLOCKS_MAX, HostCommand};
+use sealane_proto::nvme::operation::LbaRange;
+use sealane_proto::nvme::status::Status;
+
+/// Memory of a caller. The queue uses it from its own thread, until the transfer has ended.
+pub trait TransferBuffer: std::fmt::Debug + Send {
+    /// Bytes.
+    fn bytes(&self) -> usize;
+    /// Copies what is at `offset` into `into`.
+    fn copy_to(&self, offset: usize, into: &mut [u8]);
+    /// Copies `data` to `offset`.
+    fn copy_from(&mut self, offset: usize, data: &[u8]);
+}
+
+/// What to do to blocks, cut into as many commands as it takes.
+#[derive(Debug)]
+pub enum Transfer {
+    /// Fill the buffer.
+    Read(Box<dyn TransferBuffer>),
+    /// Write the buffer, durably if `is_forced`.
+    Write {
+        /// Whole blocks.
+        data: Box<dyn TransferBuffer>,
+        /// Durable before it ends.
+        is_forced: bool,
+    },
+    /// Compare the stored blocks with the buffer.
+    Compare(Box<dyn TransferBuffer>),
+    /// Make blocks read as zeros.
+    WriteZeroes {
+        /// How many.
+        blocks: u64,
+        /// They may be deallocated.
+        deallocate: bool,
+    },
+    /// Check stored blocks where they are.
+    Verify {
+        /// How many.
+        blocks: u64,
+    },
+    /// Make completed writes durable; one command.
+    Flush,
+    /// Deallocate up to 256 ranges; one command.
+    Deallocate(Vec<LbaRange>),
+    /// Write `data` if the stored blocks equal `expected`; one (fused) command.
+    CompareAndWrite {
+        /// What must be stored now.
+        expected: Vec<u8>,
+        /// What to store then.
+        data: Vec<u8>,
+    },
+}
+
+/// A transfer didn't succeed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum TransferError {
+    /// The controller answered with an error.
+    #[error("{status} at LBA {lba}")]
+    Status {
+        /// What it answered.
+        status: Status,
+        /// First LBA of the command.
+        lba: u64,
+    },
+    /// The queue ended; commands in flight have an unknown outcome.
+    #[error("queue ended: {detail} [{}]", reason.id())]
+    Ended {
+        /// Why.
+        reason: Reason,
+        /// In words.
+        detail: String,
+    },
+    /// A command wasn't answered in time: its outcome is unknown, and the queue ends.
+    #[error("no answer for {0:?}")]
+    TimedOut(Duration),
+    /// The caller gave it up; commands that were in flight may have been executed.
+    #[error("the transfer was cancelled")]
+    Cancelled,
+    /// As many transfers as a queue may have are waiting.
+    #[error("{0} transfers wait for this queue already")]
+    Busy(usize),
+    /// No command can be as long as this one would have to be.
+    #[error("compare-and-write takes equal buffers of whole blocks; deallocate 1 to 256 ranges")]
+    Length,
+    /// The buffer isn't a whole number of blocks.
+    #[error("a transfer moves whole blocks of {0} bytes")]
+    Misaligned(usize),
+}
+
+/// Blocks of a transfer: all of them, and those of one command.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) blocks: u64,
+    pub(super) step: u64,
+}
+
+impl Transfer {
+    /// How it is cut if one command moves at most `io_bytes`.
+    pub(super) fn extent(
+        &self,
+        io_bytes: usize,
+        block_bytes: usize,
+    ) -> Result<Extent, TransferError> {
+        let bytes = match self {
+            Self::Read(buffer) | Self::Compare(buffer) | Self::Write { data: buffer, .. } => {
+                buffer.bytes()
+            }
+            Self::WriteZeroes { blocks, .. } | Self::Verify { blocks } => {
+                return Ok(Extent { blocks: *blocks, step: BLOCKS_MAX.into() });
+            }
+            Self::Flush | Self::Deallocate(_) | Self::CompareAndWrite { .. } => {
+                return Ok(Extent { blocks: 1, step: 1 });
+            }
+        };
+        if !bytes.is_multiple_of(block_bytes) {
+            return Err(TransferError::Misaligned(block_bytes));
+        }
+        let step = (io_bytes / block_bytes) as u64;
+        Ok(Extent { blocks: (bytes / block_bytes) as u64, step })
+    }
+
+    /// Bytes that a command of `blocks` moves.
+    pub(super) fn moved(&self, blocks: u64, block_bytes: usize) -> usize {
+        match self {
+            Self::Read(_) | Self::Write { .. } | Self::Compare(_) => blocks as usize * block_bytes,
+            Self::CompareAndWrite { data, .. } => data.len(),
+            Self::WriteZeroes { .. } | Self::Verify { .. } | Self::Flush | Self::Deallocate(_) => 0,
+        }
+    }
+
+    /// The command for `blocks` at `first` of a transfer that begins at `lba`. `buffer` makes
+    /// room for its data.
+    pub(super) fn command(
+        &self,
+        lba: u64,
+        first: u64,
+        blocks: u64,
+        block_bytes: usize,
+        buffer: impl FnOnce(usize) -> Vec<u8>,
+    ) -> HostCommand {
+        let lba = lba.saturating_add(first);
+        let count = blocks as u32;
+        let part = |all: &dyn TransferBuffer| {
+            let mut data = buffer(blocks as usize * block_bytes);
+            all.copy_to(first as usize * block_bytes, &mut data);
+            data
+        };
+        match self {
+            Self::Read(_) => HostCommand::Read { lba, blocks: count },
+            Self::Write { data, is_forced } => {
+                HostCommand::Write { lba, data: part(&**data), is_forced: *is_forced }
+            }
+            Self::Compare(data) => HostCommand::Compare { lba, data: part(&**data) },
+            Self::WriteZeroes { deallocate, .. } => {
+                HostCommand::WriteZeroes { lba, blocks: count, deallocate: *deallocate }
+            }
+            Self::Verify { .. } => HostCommand::Verify { lba, blocks: count },
+            Self::Flush => HostCommand::Flush,
+            Self::Deallocate(ranges) => HostCommand::Deallocate(ranges.clone()),
+            Self::CompareAndWrite { expected, data } => {
+                HostCommand::CompareAndWrite { lba, expected: expected.clone(), data: data.clone() }
+            }
+        }
+    }
+}
