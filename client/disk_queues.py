@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sealane.errors import Error, ProtocolError, UnavailableError, VerificationError
+from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
@@ -116,12 +116,14 @@ class DiskQueues:
                 if error.reason == "queue.busy" or not self._is_open:
                     raise
                 self._lost(association, error)
-                self._check_time(deadline, error)
+                failure: Error = error
             except NvmeStatusError as error:
                 if error.status not in _TRANSIENT:
                     raise
-                self._check_time(deadline, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
+                failure = error
+            if time.monotonic() >= deadline:
+                raise self._timed_out() from failure
 
     async def _alive(self, deadline: float) -> _Association:
         while self._association is None:
@@ -136,10 +138,6 @@ class DiskQueues:
             if not done:
                 raise self._timed_out() from self._failure
         return self._association
-
-    def _check_time(self, deadline: float, error: Error) -> None:
-        if time.monotonic() >= deadline:
-            raise self._timed_out() from error
 
     def _timed_out(self) -> UnavailableError:
         front = self._front_end
@@ -201,7 +199,7 @@ class DiskQueues:
                 queues.append(queue)
             namespace = queues[0].namespace
             if self._namespace is not None and namespace != self._namespace:
-                raise ProtocolError(
+                raise VerificationError(
                     "disk.changed", f"the namespace is {namespace}, was {self._namespace}"
                 )
             undo.pop_all()

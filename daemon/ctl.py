@@ -4,6 +4,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import json
@@ -191,20 +192,23 @@ async def _volume_delete(client: Client, options: argparse.Namespace, output: Ou
 
 async def _volume_attach(client: Client, options: argparse.Namespace, output: Output) -> None:
     traddr, trsvcid = options.via
-    if options.secret_file is not None and options.secret_file.exists():
-        # Said before the secret exists, which is told only once.
-        raise UsageError("key.unwritable", f"{options.secret_file}: File exists")
-    volume = await client.volumes.attach(
-        options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=trsvcid
-    )
-    a = volume.attachment
-    if a is None:
-        raise UsageError("volume.attached.state", f"{volume.name} was detached meanwhile")
-    if options.secret_file is None:
-        secret = a.dhchap_secret
-    else:
-        _write_secret(options.secret_file, f"{a.dhchap_secret}\n".encode())
+    with contextlib.ExitStack() as on_error:
+        if options.secret_file is not None:
+            # Before there is a secret, which is told only once: what can't be written is said now.
+            _write_secret(options.secret_file, b"")
+            on_error.callback(options.secret_file.unlink, missing_ok=True)
+        volume = await client.volumes.attach(
+            options.name, host_nqn=options.host_nqn, via_traddr=traddr, via_trsvcid=trsvcid
+        )
+        a = volume.attachment
+        if a is None:
+            raise UsageError("volume.attached.state", f"{volume.name} was detached meanwhile")
+        on_error.pop_all()
+    secret = a.dhchap_secret
+    if options.secret_file is not None:
+        options.secret_file.write_text(f"{secret}\n")
         secret = f"$(cat {shlex.quote(str(options.secret_file))})"
+        volume = dataclasses.replace(volume, attachment=dataclasses.replace(a, dhchap_secret=""))
     command = (
         f"nvme connect --transport tcp --traddr {a.traddr} --trsvcid {a.trsvcid} "
         f'--nqn {a.subsystem_nqn} --hostnqn {shlex.quote(a.host_nqn)} --dhchap-secret "{secret}"'

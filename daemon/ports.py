@@ -145,8 +145,13 @@ class TargetPort(Protocol):
     ) -> None:
         """Admit one Connect with `ticket` within 30 s; wipes the secret."""
 
-    async def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
-        """Stop and drain every queue of an older association epoch."""
+    def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
+        """Newest association epoch of a gateway; 0 if it has none."""
+
+    async def close_older_queues(
+        self, volume_id: uuid.UUID, host_nqn: str, association_epoch: int
+    ) -> None:
+        """Stop and drain every queue of a gateway's older association epochs."""
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         """Counters of the engine."""

@@ -25,7 +25,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import TargetPort
 from sealane.daemon.storage.catalogue import Catalogue
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
-from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 FRESHNESS: Final = "flat-table"
@@ -53,7 +53,6 @@ class StorageService:
         self._store = store
         self._anchor = anchor
         self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
-        self._epochs: dict[str, int] = {}
         self._changing = asyncio.Lock()
         self.events = EventLog(node)
         # Never zero, and another one after every start: that is all an incarnation has to be. It
@@ -106,7 +105,6 @@ class StorageService:
                 await asyncio.to_thread(self._catalogue.begin_removal, uuid.UUID(volume_id))
             # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
             del self._descriptors[volume_id]
-            self._epochs.pop(volume_id, None)
             await self._target.delete_volume(uuid.UUID(volume_id))
             if self._catalogue is not None:
                 await asyncio.to_thread(self._catalogue.forget, uuid.UUID(volume_id))
@@ -176,13 +174,17 @@ class StorageService:
         volume_id = uuid.UUID(descriptor.volume_id)
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
-        if not 1 <= len(request.host_nqn.encode()) <= NQN_BYTES_MAX:
-            raise UsageError("queue.host_nqn", "the host NQN has no or too many bytes")
-        newest = self._epochs.get(descriptor.volume_id, 0)
-        if request.association_epoch < max(newest, 1):
+        host_nqn = gateway_nqn(caller.node)
+        if request.host_nqn != host_nqn:
+            # Epochs and fences are kept by this name: nobody has a say in another's.
+            raise VerificationError(
+                "queue.host_nqn", f"the host NQN is another gateway's; the caller's is {host_nqn}"
+            )
+        oldest = max(self._target.newest_epoch(volume_id, host_nqn), 1)
+        if request.association_epoch < oldest:
             raise VerificationError(
                 "queue.association.stale",
-                f"association epoch {request.association_epoch}; allowed: {max(newest, 1)} and up",
+                f"association epoch {request.association_epoch}; allowed: {oldest} and up",
             )
         own = Exchange()
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -191,7 +193,7 @@ class StorageService:
             peer_key=request.public_key,
             transcript=QueueTranscript(
                 volume_id=volume_id,
-                host_nqn=request.host_nqn,
+                host_nqn=host_nqn,
                 target_node=self._node,
                 gateway_node=caller.node,
                 queue_id=request.queue_id,
@@ -203,22 +205,19 @@ class StorageService:
                 target_key=own.public_key,
             ),
         )
-        if request.association_epoch > newest:
-            # The fence: returns when they are drained. A newer epoch may come meanwhile, or the
-            # volume be deleted: then the target refuses the ticket.
-            await self._target.close_older_queues(volume_id, request.association_epoch)
+        # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
+        # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
+        await self._target.close_older_queues(volume_id, host_nqn, request.association_epoch)
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._target.admit_queue(
             ticket,
             volume_id=volume_id,
-            host_nqn=request.host_nqn,
+            host_nqn=host_nqn,
             queue_id=request.queue_id,
             secret=secret,
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
         )
-        newest = self._epochs.get(descriptor.volume_id, 0)
-        self._epochs[descriptor.volume_id] = max(newest, request.association_epoch)
         traddr, trsvcid = self._target.address
         return storage_pb2.OpenQueueResponse(
             ticket=ticket,
@@ -243,7 +242,9 @@ class StorageService:
             refusals=statistics.get("refusals", 0),
             freshness=FRESHNESS,
             store=self._store,
-            association_epoch=self._epochs.get(volume_id, 0),
+            association_epoch=self._target.newest_epoch(
+                uuid.UUID(volume_id), gateway_nqn(caller.node)
+            ),
         )
 
     def statistics(self) -> dict[str, dict[str, int]]:

@@ -91,9 +91,8 @@ class VolumeService:
             try:
                 yield
             finally:
-                for volume_id in [*self._attached]:
-                    with contextlib.suppress(Error):
-                        await self.detach(volume_id)
+                # All at once: each waits for its target, which may be gone.
+                await asyncio.gather(*map(self._leave, [*self._attached]))
                 for task in loops:
                     task.cancel()
                 self._tasks = None
@@ -241,6 +240,10 @@ class VolumeService:
                 follower.cancel()
             self.events.report(volume_id, "detached")
         return attached.descriptor
+
+    async def _leave(self, volume_id: str) -> None:
+        with contextlib.suppress(Error):
+            await self.detach(volume_id)
 
     async def _open_queue(
         self,

@@ -35,6 +35,8 @@ class PlainTarget:
     """A plain target in this process, which can be stopped and started again, empty."""
 
     directory: Path
+    size: int = SIZE
+    secret: str = SECRET
     address: tuple[str, int] = ("127.0.0.1", 0)
     listener: Listener = field(init=False)
     plain: PlainSubsystems = field(init=False)
@@ -42,9 +44,9 @@ class PlainTarget:
     async def start(self) -> None:
         """Listen, at the same address as before."""
         key_file = self.directory / "dhchap-key"
-        write_key(key_file, SECRET.encode())
+        write_key(key_file, self.secret.encode())
         host = {"nqn": HOST, "dhchap_key_file": str(key_file)}
-        namespace = {"nsid": 1, "store": "memory", "size_bytes": SIZE}
+        namespace = {"nsid": 1, "store": "memory", "size_bytes": self.size}
         known = {"nqn": NQN, "hosts": [host], "namespaces": [namespace]}
         traddr, trsvcid = self.address
         self.listener = Listener(Nothing(), traddr=traddr, trsvcid=trsvcid)

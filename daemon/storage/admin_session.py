@@ -46,6 +46,11 @@ class AdminSession:
         self._limit: float | None = None
         self._timer = self._loop.call_soon(lambda: None)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the host closed the connection, noticed here or not yet."""
+        return self._stream.is_left
+
     def wake(self) -> None:
         """Something changed: events may be due."""
         self._due.set()

@@ -51,6 +51,8 @@ class Association:
     task: asyncio.Task[None] | None = None
     queue_ids: set[int] = field(default_factory=set)
     is_closed: bool = False
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is closed and nothing of its queues can run any more."""
     resets: int = 0
     """Controller resets: a queue that was being connected across one must not start."""
 

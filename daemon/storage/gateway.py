@@ -29,8 +29,9 @@ from sealane.daemon.storage.exported import (
     Exported,
     Provider,
 )
+from sealane.daemon.storage.last_flush import flush_journal
 from sealane.daemon.storage.listener import Listener
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
@@ -161,11 +162,22 @@ class AttachedVolume(Exported):
         return self._feed.take()
 
     async def detach(self) -> None:
-        """Stop the export and its queues; the key goes with them."""
+        """Stop the export and its queues and flush; the key goes with them.
+
+        A flush that fails is reported (`journal_dropped`) and doesn't keep the volume: then the
+        changes that no host flushed are lost if the target ends before it stores them.
+        """
         await self._gateway.detach(self)
         await asyncio.to_thread(self.native.close_queues)
-        await self.back_end.close()
-        self._feed.close()
+        try:
+            await flush_journal(self.native, self.back_end)
+        except UnavailableError as error:
+            self._feed.publish(
+                StorageEvent(kind="journal_dropped", reason=error.reason, detail=str(error.args[0]))
+            )
+        finally:
+            await self.back_end.close()
+            self._feed.close()
 
     def allows(self, host_nqn: str) -> bool:
         """Only the host the volume is attached to."""

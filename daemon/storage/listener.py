@@ -48,6 +48,7 @@ CONNECTIONS_PER_SOURCE_MAX = 128  # so that one address can't keep all others ou
 HANDSHAKES_MAX = 64  # of them, those that have not yet said who they are
 IO_QUEUES_MAX = 1024  # of all associations; each is a thread of the engine
 _ACCEPT_PAUSE_SECONDS = 0.1
+DRAIN_LEFT_SECONDS = 30.0
 _FAREWELL_SECONDS = 2.0
 _CONTROLLERS_MAX = 0xFFEF
 
@@ -83,6 +84,7 @@ class Listener:
         self._sessions: dict[int, AdminSession] = {}
         self._association_ids = itertools.count(1)
         self._sources: Counter[str] = Counter()
+        self._closing: set[Association] = set()
         self._handshakes = 0
         self._observers: list[Observer] = []
 
@@ -289,6 +291,7 @@ class Listener:
         try:
             exported = check_connect(exported, connect)
             if connect.queue_id == 0:
+                await self._drain_left(exported, connect)
                 association, authentication = self._make_association(stream, exported, connect)
         except ConnectRefusedError as error:
             await self._refuse(stream, connect, exported, error)
@@ -356,7 +359,36 @@ class Listener:
         finally:
             association.is_closed = True
             del self._associations[controller_id], self._sessions[controller_id]
-            await association.exported.association_closed(association.association_id)
+            self._closing.add(association)
+            try:
+                await association.exported.association_closed(association.association_id)
+            finally:
+                self._closing.discard(association)
+                association.drained.set()
+
+    async def _drain_left(self, exported: Exported, connect: Connect) -> None:
+        """Return when nothing of the associations that this host has left can run any more.
+
+        A host that reconnects repeats what wasn't answered, and writes anew. Commands that lie
+        unread in its old connections must not come after that. What it hasn't left goes on: it
+        may have several controllers.
+        """
+        left = [*self._closing]
+        for controller_id, association in self._associations.items():
+            if self._sessions[controller_id].is_left:
+                left.append(association)
+        left = [a for a in left if a.exported is exported and a.host_nqn == connect.host_nqn]
+        try:
+            async with asyncio.timeout(DRAIN_LEFT_SECONDS):
+                for association in left:
+                    self.end_association(association.association_id)
+                    await association.drained.wait()
+        except TimeoutError:
+            raise ConnectRefusedError(
+                "connect.draining",
+                f"an association that host {connect.host_nqn!r} left isn't drained yet",
+                status=Status.CONNECT_BUSY,
+            ) from None
 
     async def _stop_queues(self, association: Association) -> None:
         """Stop the I/O queues of a controller that was reset or shut down."""

@@ -39,15 +39,29 @@ from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
 from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 
 TICKET_SECONDS = 30.0
+GATEWAYS_MAX = 128
+"""Gateways of one volume whose association epochs are known at a time."""
 _TICKETS_MAX = 1024
+_EPOCH_OF_FORGOTTEN = 1 << 64
 _METADATA_BYTES = 64
 _NAMESPACE_ID = 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Fence:
+    """A gateway of the volume: nothing of its association epochs below the newest may run.
+
+    Gateways don't fence each other: each has epochs of its own.
+    """
+
+    host_nqn: str
+    newest_epoch: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class _Ticket:
     secret: bytearray
-    host_nqn: str
+    fence: _Fence
     queue_id: int
     association_epoch: int
     incarnation: int
@@ -64,19 +78,19 @@ class _Admitted:
     ticket: _Ticket
 
     def start(self, descriptor: int) -> None:
-        if self.ticket.association_epoch < self.volume.newest_epoch:
+        if self.ticket.association_epoch < self.ticket.fence.newest_epoch:
             # The fence came between the ticket's check and now: this queue must never run.
             raise UnavailableError("queue.epoch", "a newer association was opened meanwhile")
         secure = _native.SecureQueueParameters(
             secret=self.ticket.secret,
             volume_id=self.volume.volume_id.bytes,
-            host_nqn=self.ticket.host_nqn,
+            host_nqn=self.ticket.fence.host_nqn,
             queue_id=self.connect.queue_id,
             association_epoch=self.ticket.association_epoch,
             incarnation=self.ticket.incarnation,
         )
-        served = self.volume.serve(self.association, self.ticket.association_epoch)
-        served.start_queue(
+        controller = self.volume.serve(self.association, self.ticket)
+        controller.start_queue(
             descriptor,
             queue_id=self.connect.queue_id,
             queue_depth=self.connect.queue_size,
@@ -97,6 +111,7 @@ class _Served:
     """The I/O queues of one association."""
 
     controller: _native.Controller
+    fence: _Fence
     epoch: int
 
 
@@ -110,8 +125,7 @@ class TargetSubsystem(Exported):
     feed: EventFeed
     path: Path | None
     tickets: dict[bytes, _Ticket] = field(default_factory=dict)
-    hosts: set[str] = field(default_factory=set)
-    newest_epoch: int = 0
+    fences: dict[str, _Fence] = field(default_factory=dict)
     served: dict[int, _Served] = field(default_factory=dict)
     past_refusals: int = 0
 
@@ -121,8 +135,8 @@ class TargetSubsystem(Exported):
         return False
 
     def allows(self, host_nqn: str) -> bool:
-        """Only hosts that the control channel ever admitted."""
-        return host_nqn in self.hosts
+        """Only gateways that the control channel admitted."""
+        return host_nqn in self.fences
 
     async def admit(self, association: Association, connect: Connect) -> Admission:
         """Spend the ticket; whatever is wrong with it, the answer is the same."""
@@ -130,9 +144,9 @@ class TargetSubsystem(Exported):
         if ticket is None:
             raise _bad_ticket("unknown, spent or expired")
         fits = (
-            ticket.host_nqn == connect.host_nqn
+            ticket.fence.host_nqn == connect.host_nqn
             and ticket.queue_id == connect.queue_id
-            and ticket.association_epoch >= self.newest_epoch
+            and ticket.association_epoch >= ticket.fence.newest_epoch
         )
         if not fits:
             wipe(ticket.secret)
@@ -149,7 +163,41 @@ class TargetSubsystem(Exported):
                 found = self.tickets.pop(known)
         return found
 
-    def serve(self, association: Association, epoch: int) -> _native.Controller:
+    def fence_of(self, host_nqn: str) -> _Fence:
+        """Return a gateway's fence, made if it is new; UnavailableError if there are too many."""
+        fence = self.fences.get(host_nqn)
+        if fence is None:
+            if len(self.fences) >= GATEWAYS_MAX:
+                self._forget_idle()
+            fence = self.fences[host_nqn] = _Fence(host_nqn=host_nqn)
+        return fence
+
+    def _forget_idle(self) -> None:
+        """Forget the gateway that was admitted first of those without queues or tickets."""
+        busy = {id(served.fence) for served in self.served.values()}
+        now = time.monotonic()
+        busy |= {id(ticket.fence) for ticket in self.tickets.values() if ticket.expires > now}
+        idle = next((fence for fence in self.fences.values() if id(fence) not in busy), None)
+        if idle is None:
+            raise UnavailableError(
+                "queue.gateways", f"{GATEWAYS_MAX} gateways use volume {self.volume_id} already"
+            )
+        # A queue of its that was admitted and hasn't started yet never will.
+        idle.newest_epoch = _EPOCH_OF_FORGOTTEN
+        del self.fences[idle.host_nqn]
+
+    async def close_older(self, fence: _Fence, listener: Listener) -> None:
+        """Drain and end every association of the fence's gateway that is older than its newest."""
+        older = [
+            association_id
+            for association_id, served in self.served.items()
+            if served.fence is fence and served.epoch < fence.newest_epoch
+        ]
+        for association_id in older:
+            await self.drain(association_id)
+            listener.end_association(association_id)
+
+    def serve(self, association: Association, ticket: _Ticket) -> _native.Controller:
         """Return the engine's controller of an association, made for its first queue."""
         served = self.served.get(association.association_id)
         if served is None:
@@ -160,10 +208,12 @@ class TargetSubsystem(Exported):
                 controller_id=association.controller_id,
             )
             controller.set_namespaces([(_NAMESPACE_ID, self.native, "optimized")])
-            served = _Served(controller=controller, epoch=epoch)
+            served = _Served(
+                controller=controller, fence=ticket.fence, epoch=ticket.association_epoch
+            )
             self.served[association.association_id] = served
             self.feed.add(controller)
-        served.epoch = epoch
+        served.epoch = ticket.association_epoch
         return served.controller
 
     async def drain(self, association_id: int) -> None:
@@ -354,37 +404,42 @@ class Target(Provider):
         check_nqn(host_nqn)
         if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
             raise UsageError("queue.ticket", f"a ticket is {TICKET_BYTES} fresh random bytes")
-        if association_epoch < volume.newest_epoch:
+        newest = self.newest_epoch(volume_id, host_nqn)
+        if association_epoch < newest:
             raise ProtocolError(
-                "queue.epoch",
-                f"association epoch {association_epoch} is older than {volume.newest_epoch}",
+                "queue.epoch", f"association epoch {association_epoch} is older than {newest}"
             )
         now = time.monotonic()
         for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
             wipe(volume.tickets.pop(known).secret)
         if len(volume.tickets) >= _TICKETS_MAX:
             raise UnavailableError("queue.ticket", "too many tickets wait to be used")
-        volume.newest_epoch = association_epoch
-        volume.hosts.add(host_nqn)
+        fence = volume.fence_of(host_nqn)
+        fence.newest_epoch = association_epoch
         own = bytearray(secret)
         wipe(secret)
         volume.tickets[bytes(ticket)] = _Ticket(
             secret=own,
-            host_nqn=host_nqn,
+            fence=fence,
             queue_id=queue_id,
             association_epoch=association_epoch,
             incarnation=incarnation,
             expires=now + TICKET_SECONDS,
         )
 
-    async def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
-        """Refuse older association epochs from now on; return when their queues are drained."""
+    def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
+        """Newest association epoch of a gateway; 0 if it has none."""
+        fence = self._volume(volume_id).fences.get(host_nqn)
+        return fence.newest_epoch if fence is not None else 0
+
+    async def close_older_queues(
+        self, volume_id: uuid.UUID, host_nqn: str, association_epoch: int
+    ) -> None:
+        """Refuse a gateway's older association epochs; return when their queues are drained."""
         volume = self._volume(volume_id)
-        volume.newest_epoch = max(volume.newest_epoch, association_epoch)
-        older = [key for key, served in volume.served.items() if served.epoch < association_epoch]
-        for association_id in older:
-            await volume.drain(association_id)
-            self._listener.end_association(association_id)
+        fence = volume.fence_of(host_nqn)
+        fence.newest_epoch = max(fence.newest_epoch, association_epoch)
+        await volume.close_older(fence, self._listener)
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         """Counters of the engine."""

@@ -183,7 +183,7 @@ class Namespace(message.Message):
     store: builtins.str
     """"file" or "memory" """
     association_epoch: builtins.int
-    """the newest that was opened since the target started; 0: none"""
+    """the caller's newest since the target started; 0: none"""
     def __init__(
         self,
         *,

@@ -11,12 +11,14 @@ import pytest
 
 from plain_target import SIZE, PlainTarget
 from sealane.client.disk import CHANGE_ATTEMPTS_MAX, OPERATIONS_MAX, Disk
+from sealane.client.disk_queues import QUEUES_MAX
 from sealane.errors import SectorVerificationError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.volume_queue import VolumeQueue
 
 SECTOR = 4096
+OTHER_SECRET = str(HostSecret.generate(random.Random(2).randbytes))
 
 
 @pytest.fixture
@@ -154,8 +156,89 @@ async def test_a_front_end_that_stays_away_is_an_error(world: PlainTarget) -> No
             await world.start()
 
 
+async def test_a_front_end_that_comes_back_with_another_size_is_refused(
+    world: PlainTarget,
+) -> None:
+    async with world.disk() as disk:
+        await world.stop()
+        world.size = 2 * SIZE
+        await world.start()
+        for _ in range(2):
+            with pytest.raises(VerificationError) as caught:
+                await disk.read(0, 1)
+            assert caught.value.reason == "disk.changed"
+
+
+async def test_a_front_end_that_doesnt_know_the_secret_any_more_is_refused(
+    world: PlainTarget,
+) -> None:
+    async with world.disk() as disk:
+        await world.stop()
+        world.secret = OTHER_SECRET
+        await world.start()
+        with pytest.raises(VerificationError):
+            await disk.read(0, 1)
+
+
+async def test_a_lost_queue_is_replaced(world: PlainTarget) -> None:
+    async with world.disk() as disk:
+        await disk.write(5, b"kept")
+        association = disk._queues._association
+        assert association is not None
+        for queue in association.queues:
+            await queue.close()
+        assert await disk.read(5, 4) == b"kept"
+
+
+async def test_queues_are_bounded(world: PlainTarget) -> None:
+    for count in (0, QUEUES_MAX + 1):
+        with pytest.raises(UsageError) as caught:
+            Disk(world.front_end, queue_count=count)
+        assert caught.value.reason == "disk.queues"
+
+
+@pytest.mark.parametrize(
+    "failure", [UnavailableError("queue.closed", "lost again"), NvmeStatusError(0x300)], ids=type
+)
+async def test_what_keeps_failing_is_an_error(
+    world: PlainTarget, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    async def failed(self: VolumeQueue) -> None:
+        raise failure
+
+    async with world.disk(timeout_seconds=0.2) as disk:
+        monkeypatch.setattr(VolumeQueue, "flush", failed)
+        with pytest.raises(UnavailableError) as caught:
+            await disk.flush()
+        assert caught.value.reason == "disk.timeout"
+
+
+async def test_durable_writes_are_forced_or_flushed(
+    world: PlainTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    write = VolumeQueue.write
+
+    async def forced(self: VolumeQueue, lba: int, data: bytes, *, is_forced: bool = False) -> None:
+        seen.append(is_forced)
+        await write(self, lba, data, is_forced=is_forced)
+
+    async def flushed(self: VolumeQueue) -> None:
+        seen.append("flush")
+
+    async with world.disk() as disk:
+        monkeypatch.setattr(VolumeQueue, "write", forced)
+        monkeypatch.setattr(VolumeQueue, "flush", flushed)
+        await disk.write(0, bytes(SECTOR), durable=True)
+        await disk.write(0, bytes(SECTOR))
+        await disk.write(1, b"x")
+        assert seen == [True, False]
+        await disk.write(1, b"y", durable=True)
+        assert seen == [True, False, "flush"]
+
+
 async def test_a_wrong_secret_is_refused_when_opening(world: PlainTarget) -> None:
-    wrong = world.disk(secret=str(HostSecret.generate(random.Random(2).randbytes)))
+    wrong = world.disk(secret=OTHER_SECRET)
     with pytest.raises(VerificationError):
         await wrong.open()
     with pytest.raises(UnavailableError):

@@ -123,6 +123,29 @@ def test_a_file_outlives_its_attachment(cluster: Cluster) -> None:
             client.volumes.get(created.name)
 
 
+async def test_two_gateways_that_write_different_bytes_of_one_sector_lose_nothing(
+    cluster: Cluster,
+) -> None:
+    rounds, share = 10, 100
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(g.socket)) for g in cluster.gateways]
+        created = await clients[0].volumes.create(size_bytes=MIB)
+        disks = []
+        for client in clients:
+            volume = await client.volumes.attach(created.name, host_nqn=HOST)
+            disks.append(await stack.enter_async_context(client.open(volume)))
+
+        async def write(index: int) -> None:
+            for number in range(rounds):
+                await disks[index].write(5000 + index * share, bytes([number + 1]) * share)
+
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(2):
+                tasks.create_task(write(index))
+        for disk in disks:
+            assert await disk.read(5000, 2 * share) == bytes([rounds]) * (2 * share)
+
+
 async def test_examples_of_the_documentation_run(cluster: Cluster) -> None:
     page = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -3,16 +3,27 @@
 import argparse
 import asyncio
 import datetime as dt
+import os
 import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from sealane.client import Attachment, NodeStatus, Volume, connect
-from sealane.daemon.ctl import Output, _full, _status_rows, _subsystem_rows, main, parse_via
-from sealane.errors import UnavailableError
+from sealane.client import Attachment, Client, NodeStatus, Volume, connect
+from sealane.daemon.ctl import (
+    Output,
+    _full,
+    _status_rows,
+    _subsystem_rows,
+    _volume_attach,
+    main,
+    parse_via,
+)
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import subsystems_pb2
 
+SECRET = "DHHC-1:00:c2VjcmV0:"
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
 
@@ -79,6 +90,73 @@ def test_volume_says_its_units() -> None:
     assert shown["size"] == "1.5 GiB (1610612736 bytes)"
     assert shown["counters"] == "512 used of 1024 leased"
     assert shown["export"] == "127.0.0.1:4421, namespace 1"
+
+
+class AttachingClient:
+    """A client whose `volumes.attach` answers with a secret, or fails."""
+
+    def __init__(self, error: UnavailableError | None = None) -> None:
+        self.volumes = self
+        self._error = error
+
+    async def attach(self, name: str, **_: object) -> Volume:
+        if self._error is not None:
+            raise self._error
+        return Volume(
+            name=name,
+            display_name="d",
+            size_bytes=4096,
+            target_node="t",
+            state="attached",
+            mode="remote",
+            freshness="flat-table",
+            key_epoch=1,
+            attachment=Attachment(
+                traddr="127.0.0.1",
+                trsvcid=4421,
+                subsystem_nqn="nqn.s",
+                namespace_id=1,
+                host_nqn="nqn.h",
+                sectors_sealed=0,
+                sectors_opened=0,
+                counters_used=0,
+                counters_leased=0,
+                refusals=0,
+                dhchap_secret=SECRET,
+            ),
+        )
+
+
+async def _attach(client: AttachingClient, form: str, path: Path | None) -> None:
+    options = argparse.Namespace(name="volumes/x", host_nqn="nqn.h", via=("", 0), secret_file=path)
+    await _volume_attach(cast("Client", client), options, Output(form))
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+async def test_secret_goes_to_its_file_only(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "host's secret"
+    await _attach(AttachingClient(), form, path)
+    shown = capsys.readouterr().out
+    assert SECRET not in shown
+    assert "$(cat " in shown
+    assert path.read_text() == f"{SECRET}\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    await _attach(AttachingClient(), form, None)
+    assert SECRET in capsys.readouterr().out
+
+
+async def test_secret_file_that_cannot_be_is_said_before_attaching(tmp_path: Path) -> None:
+    client = AttachingClient(UnavailableError("peer.unavailable", "was asked"))
+    (tmp_path / "there").touch()
+    for path in (tmp_path / "there", tmp_path / "no directory" / "secret"):
+        with pytest.raises(UsageError) as caught:
+            await _attach(client, "table", path)
+        assert caught.value.reason == "key.unwritable"
+    with pytest.raises(UnavailableError):
+        await _attach(client, "table", tmp_path / "new")
+    assert os.listdir(tmp_path) == ["there"]  # noqa: PTH208 - pathlib's is refused in a coroutine
 
 
 def test_data_path_address_is_read_strictly() -> None:

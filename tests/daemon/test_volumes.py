@@ -43,6 +43,7 @@ from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, storage_pb2, storage_pb2_grpc
 
@@ -61,7 +62,8 @@ class RecordedEvent:
 class RecordingTarget:
     volumes: dict[uuid.UUID, int] = field(default_factory=dict)
     admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
-    closed: list[int] = field(default_factory=list)
+    closed: list[tuple[str, int]] = field(default_factory=list)
+    epochs: dict[str, int] = field(default_factory=dict)
     events: list[NativeEvent] = field(default_factory=list)
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
@@ -83,8 +85,14 @@ class RecordingTarget:
     def admit_queue(self, ticket: bytes, **values: object) -> None:
         self.admitted[ticket] = values
 
-    async def close_older_queues(self, volume_id: uuid.UUID, association_epoch: int) -> None:
-        self.closed.append(association_epoch)
+    def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
+        return self.epochs.get(host_nqn, 0)
+
+    async def close_older_queues(
+        self, volume_id: uuid.UUID, host_nqn: str, association_epoch: int
+    ) -> None:
+        self.closed.append((host_nqn, association_epoch))
+        self.epochs[host_nqn] = association_epoch
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         return {"reads": 1}
@@ -354,7 +362,7 @@ async def test_older_association_is_refused_and_its_queues_closed(world: World) 
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     assert world.gateway.attached[1].epoch_floor == 7
     grant = await world.gateway.attached[1].open_queue(1, 8)
-    assert world.target.closed[-1] == grant.association_epoch
+    assert world.target.closed[-1] == (gateway_nqn("g"), grant.association_epoch)
     with pytest.raises(VerificationError) as caught:
         await old.open_queue(2, 7)
     assert caught.value.reason == "queue.association.stale"

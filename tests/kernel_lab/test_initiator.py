@@ -108,7 +108,7 @@ def test_digests_are_granted(lab: Lab, disk: Disk) -> None:
 def test_discovery_leads_to_the_namespace(lab: Lab, disk: Disk) -> None:
     ran = lab.run(
         f"discover {disk.port}",
-        f"connect_all {disk.nqn} {disk.port}",
+        ("connect_all", disk.nqn, disk.port, f"--dhchap-secret={disk.secret}"),
         "read_write",
         "disconnect",
     )

@@ -1,7 +1,6 @@
 """A stock Linux host outlives our daemons, and our daemons outlive a host."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -12,39 +11,51 @@ from kernel_lab.lab import Lab
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 PATIENT = ("-k 10", "--reconnect-delay=1", "--ctrl-loss-tmo=120")
-LOAD = "verify_begin libaio 4k-64k 16 24"
+LOAD = "4k-64k 16 24"
 EXPIRY_SECONDS = 30.0
 
 
-def _kill_and_restart(lab: Lab, disk: Disk, restart: Callable[[Guest], None]) -> None:
-    lab.run(
-        disk.connect(*PATIENT),
-        "fill z",
-        LOAD,
-        "call restart",
-        "verify_end",
-        "recovered",
-        "verify libaio 4k-64k 16 4",
-        "disconnect",
-        calls={"restart": restart},
-    )
-
-
-def test_target_is_killed_under_load(lab: Lab, daemons: Cluster, disk: Disk) -> None:
+@pytest.mark.parametrize("engine", ["libaio", "io_uring"])
+def test_target_is_killed_under_load(lab: Lab, daemons: Cluster, disk: Disk, engine: str) -> None:
     def restart(guest: Guest) -> None:
         daemons.target.kill()
         daemons.target.start()
 
-    _kill_and_restart(lab, disk, restart)
+    lab.run(
+        disk.connect(*PATIENT),
+        "fill z",
+        f"verify_begin {engine} {LOAD}",
+        "call restart",
+        "verify_end",
+        "recovered",
+        f"verify {engine} 4k-64k 16 4",
+        "disconnect",
+        calls={"restart": restart},
+    )
 
 
 def test_gateway_is_killed_under_load(lab: Lab, daemons: Cluster, disk: Disk) -> None:
     def restart(guest: Guest) -> None:
         daemons.gateway.kill()
         daemons.gateway.start()
-        assert daemons.attach(disk.volume) == disk
 
-    _kill_and_restart(lab, disk, restart)
+    # Beyond the load's blocks.
+    lab.run(
+        disk.connect(*PATIENT),
+        "write_blocks 8000 32 z",
+        f"verify_begin libaio {LOAD}",
+        "call restart",
+        calls={"restart": restart},
+    )
+    # Attached again it has another secret, so the host has to connect anew.
+    again = daemons.attach(disk.volume)
+    assert again.secret != disk.secret
+    lab.run(
+        again.connect(),
+        "check_blocks 8000 32 z",
+        "verify libaio 4k-64k 16 4",
+        "disconnect",
+    )
 
 
 def test_silent_host_loses_its_association(lab: Lab, daemons: Cluster, disk: Disk) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from sealane import _native
 from sealane.daemon.storage import listener
+from sealane.daemon.storage.back_end import VERIFICATION_LOSSES_MAX
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Admission
@@ -29,6 +30,9 @@ GATEWAY = "nqn.2026-11.dev.sealane:gateway:g1"
 BLOCK = 4160
 SECTORS = 8192
 MEBIBYTE = 1 << 20
+INTERNAL_ERROR = 0x006
+
+COMPARE_FAILURE = 0x285
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +171,7 @@ async def make_world(
     await target.create_volume(volume_id, sector_count=SECTORS)
 
     async def open_queue(queue_id: int, epoch: int) -> Grant:
-        await target.close_older_queues(volume_id, epoch)
+        await target.close_older_queues(volume_id, GATEWAY, epoch)
         return made.grant(queue_id, epoch=epoch)
 
     key = VolumeKey(volume_id=volume_id)
@@ -356,15 +360,17 @@ async def test_a_ticket_of_another_admitted_host_is_refused_and_spent(world: Wor
             await host.connect_queue(1, ticket=grant.ticket)
 
 
+@pytest.mark.parametrize("by", [GATEWAY, f"{GATEWAY}:that-takes-its-place"])
 async def test_a_queue_that_was_fenced_before_it_started_never_runs(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
+    monkeypatch.setattr("sealane.daemon.storage.target.GATEWAYS_MAX", 1)
     grant = world.grant(1)
     admit = TargetSubsystem.admit
 
     async def fenced(self: TargetSubsystem, *args: Any) -> Admission:
         admission = await admit(self, *args)
-        await world.target.close_older_queues(world.volume_id, 2)
+        await world.target.close_older_queues(world.volume_id, by, 2)
         return admission
 
     monkeypatch.setattr(TargetSubsystem, "admit", fenced)
@@ -383,7 +389,7 @@ async def test_older_association_epochs_are_refused_and_closed() -> None:
     ):
         await queue.write(0, bytes(4096))
         old = world.grant(2)
-        await world.target.close_older_queues(world.volume_id, newer)
+        await world.target.close_older_queues(world.volume_id, GATEWAY, newer)
         with pytest.raises(NvmeStatusError) as caught:
             await queue.write(0, bytes(4096))
         assert caught.value.status == 0x300
@@ -447,7 +453,10 @@ async def test_swapped_and_older_sectors_in_the_store_are_stale(inline_world: Wo
 
 
 class Interceptor:
-    """Between gateway and target: forwards bytes, may change or repeat what a gateway sends."""
+    """Between gateway and target: forwards bytes, may change or repeat what a gateway sends.
+
+    `forges`: completions of writes to forge.
+    """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -455,6 +464,7 @@ class Interceptor:
         self.serving: set[asyncio.Task[None]] = set()
         self.rewrites = 0
         self.replays = 0
+        self.forges = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -472,17 +482,28 @@ class Interceptor:
             stack.callback(up_writer.transport.abort)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._forward(reader, up_writer, requests=True))
-                    tasks.create_task(self._forward(up_reader, writer, requests=False))
+                    written = asyncio.Event()
+                    tasks.create_task(self._forward(reader, up_writer, written, requests=True))
+                    tasks.create_task(self._forward(up_reader, writer, written, requests=False))
             except* OSError:
                 pass  # a peer is done
 
     async def _forward(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, requests: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        written: asyncio.Event,
+        *,
+        requests: bool,
     ) -> None:
         while chunk := await reader.read(1 << 20):
             sent = bytearray(chunk)
             is_write = requests and chunk[0] == 0x04 and chunk[8] == 0x01
+            if is_write:
+                written.set()
+            if self.forges and not requests and written.is_set():
+                self.forges -= 1
+                sent[8] ^= 1  # dword 0 of a completion entry
             if is_write and self.rewrites:
                 self.rewrites -= 1
                 sent[48] ^= 1  # first LBA
@@ -544,6 +565,52 @@ async def test_write_that_is_redirected_for_ever_ends_with_a_path_error() -> Non
         assert back == data(4096)
 
 
+async def test_forged_completions_that_keep_coming_fail_the_volume(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.storage.back_end.RETRY_SECONDS_MAX", 0.001)
+    async with intercepted(world) as wire, world.queue() as queue:
+        wire.forges = 1 << 30
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.write(4, data(4096))
+        assert caught.value.status == INTERNAL_ERROR
+        assert (1 << 30) - wire.forges == VERIFICATION_LOSSES_MAX + 1
+        await world.reason("verification.limit")
+        wire.forges = 0
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.read(4, bytearray(4096))
+        assert caught.value.status == INTERNAL_ERROR
+
+
+async def test_optional_commands_do_what_they_say(world: World) -> None:
+    async with world.queue() as queue:
+        content, back = data(16 * 4096), bytearray(16 * 4096)
+        await queue.write(0, content)
+        await queue.verify(0, 16)
+        await queue.compare(0, content)
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.compare(1, content[:4096])
+        assert caught.value.status & 0x7FF == COMPARE_FAILURE
+        await queue.write_zeroes(0, 2)
+        await queue.write_zeroes(2, 2, deallocate=True)
+        await queue.deallocate([(4, 1), (6, 2)])
+        expected = bytearray(content)
+        for lba in (0, 1, 2, 3, 4, 6, 7):
+            expected[lba * 4096 : (lba + 1) * 4096] = bytes(4096)
+        await queue.read(0, back)
+        assert back == expected
+        await queue.verify(0, 16)
+        await queue.compare(0, expected)
+        await queue.compare_and_write(6, bytes(4096), content[:4096])
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.compare_and_write(6, bytes(4096), content[4096:8192])
+        assert caught.value.status & 0x7FF == COMPARE_FAILURE
+        expected[6 * 4096 : 7 * 4096] = content[:4096]
+        await queue.read(0, back)
+        assert back == expected
+    assert world.attached.statistics()["refusals"] == 0
+
+
 async def test_replayed_write_is_refused_and_the_host_goes_on(world: World) -> None:
     async with intercepted(world) as wire, world.queue() as queue:
         wire.replays = 1
@@ -562,6 +629,37 @@ async def test_detach_ends_the_host_and_deletes_the_export(world: World) -> None
         await queue.close()
     with pytest.raises(NvmeStatusError):
         await world.host().connect()
+
+
+async def test_detach_flushes_what_no_host_flushed(world: World) -> None:
+    async with world.queue() as queue:
+        await queue.write(0, data(8 * 4096))
+    assert world.attached.statistics()["journal_bytes"]
+    before = world.target.statistics(world.volume_id)["flushes"]
+    await world.attached.detach()
+    assert world.target.statistics(world.volume_id)["flushes"] == before + 1
+    assert world.attached.statistics()["journal_bytes"] == 0
+    assert "journal_dropped" not in [event.kind for event in world.attached.take_events()]
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "reason"), [(False, "call.unreachable"), (True, "connection.timeout")]
+)
+async def test_detach_reports_a_journal_that_it_cannot_flush(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_silent: bool, reason: str
+) -> None:
+    async def unreachable(queue_id: int, epoch: int) -> Grant:
+        if is_silent:
+            await asyncio.Event().wait()
+        raise UnavailableError("call.unreachable", "no target")
+
+    monkeypatch.setattr("sealane.daemon.storage.last_flush.FLUSH_SECONDS", 0.1)
+    async with world.queue() as queue:
+        await queue.write(0, data(8 * 4096))
+    monkeypatch.setattr(world.attached.back_end, "_open_queue", unreachable)
+    await world.attached.detach()
+    dropped = [e.reason for e in world.attached.take_events() if e.kind == "journal_dropped"]
+    assert dropped == [reason]
 
 
 async def test_deleted_volume_leaves_no_file(world: World) -> None:

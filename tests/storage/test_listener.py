@@ -33,6 +33,7 @@ from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from sealane.transport.nvme.stream import VANISHED_SECONDS, PduStream
 
 HOST = "nqn.2026-11.dev.sealane:host"
+OTHER = "nqn.2026-11.dev.sealane:other"
 NQN = "nqn.2026-11.dev.sealane:volume:test"
 
 
@@ -387,3 +388,85 @@ def test_both_ends_notice_a_peer_that_vanishes_without_a_word() -> None:
             assert idle + interval * count <= VANISHED_SECONDS
             timeout = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert timeout == VANISHED_SECONDS * 1000
+
+
+@pytest.fixture
+def draining(world: World, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Queues of the subsystem that is served take until this is set to drain."""
+    gate = asyncio.Event()
+
+    async def association_closed(association_id: int) -> None:
+        world.provider.closed.put_nowait(association_id)
+        await gate.wait()
+
+    world.provider.hosts.add(OTHER)
+    monkeypatch.setattr(world.provider, "association_closed", association_closed)
+    return gate
+
+
+async def _vanish(world: World) -> None:
+    """Connect, and go without shutting the controller down; returns when its queues drain."""
+    old = world.host()
+    await old.connect()
+    assert old._admin is not None
+    await old._admin.close()
+    await world.provider.closed.get()
+    await old.close()
+
+
+async def test_a_host_that_left_is_answered_when_its_old_queues_are_drained(
+    world: World, draining: asyncio.Event
+) -> None:
+    await _vanish(world)
+    again = world.host()
+    connecting = asyncio.ensure_future(again.connect())
+    try:
+        # Two connections of another host, one after the other, take longer than one would.
+        async with world.host(host_nqn=OTHER), world.host(host_nqn=OTHER):
+            assert not connecting.done()
+            draining.set()
+        await connecting
+    finally:
+        draining.set()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await again.close()
+
+
+async def test_a_host_that_left_during_a_reset_is_waited_for_too(
+    world: World, draining: asyncio.Event
+) -> None:
+    # Nobody reads the admin queue meanwhile: only its socket tells that the host is gone.
+    old, again = world.host(), world.host()
+    await old.connect()
+    resetting = asyncio.ensure_future(old._set_configuration(0))
+    await world.provider.closed.get()
+    resetting.cancel()
+    await asyncio.gather(resetting, return_exceptions=True)
+    await old.close()
+    connecting = asyncio.ensure_future(again.connect())
+    try:
+        # Two connections of another host, one after the other, take longer than one would.
+        async with world.host(host_nqn=OTHER), world.host(host_nqn=OTHER):
+            assert not connecting.done()
+            draining.set()
+        await connecting
+    finally:
+        draining.set()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await again.close()
+
+
+async def test_a_host_that_left_for_too_long_a_drain_is_told_to_come_again(
+    world: World, draining: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "DRAIN_LEFT_SECONDS", 0.0)
+    await _vanish(world)
+    with pytest.raises(NvmeStatusError) as caught:
+        await world.host().connect()
+    assert caught.value.status & 0x7FF == Status.CONNECT_BUSY
+    draining.set()
+
+
+async def test_a_second_controller_of_a_host_leaves_the_first_alone(world: World) -> None:
+    async with world.host() as first, world.host() as second:
+        assert await first.active_namespaces() == await second.active_namespaces()

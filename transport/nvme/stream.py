@@ -5,6 +5,7 @@ So the socket can be handed to the engine with nothing over-read.
 
 import asyncio
 import contextlib
+import select
 import socket
 
 from sealane import _native
@@ -70,6 +71,13 @@ class PduStream:
     def digests(self) -> tuple[bool, bool]:
         """Whether headers and data carry digests."""
         return self._header_digest, self._data_digest
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the peer closed its side, even if what it sent before isn't read yet."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def use_digests(self, *, header: bool, data: bool) -> None:
         """Use what was negotiated."""

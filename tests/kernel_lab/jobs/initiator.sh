@@ -63,12 +63,12 @@ discover() {
     nvme discover -t tcp -a "$LAB_HOST" -s "$1" -o json >/out/discovery.json
 }
 
-# connect_all NQN PORT: through discovery. Our daemons name their loopback addresses there.
+# connect_all NQN PORT [OPTION…]: through discovery. Our daemons name their loopback addresses there.
 connect_all() {
     nqn=$1 port=$2
     socat "TCP-LISTEN:$port,bind=127.0.0.1,fork,reuseaddr" "TCP:$LAB_HOST:$port" &
     modprobe nvme-tcp
-    nvme connect-all -t tcp -a "$LAB_HOST" -s "$port"
+    nvme connect-all -t tcp -a "$LAB_HOST" -s "$port" "${@:3}"
     wait_for 10 find_controller
     namespace 1
 }

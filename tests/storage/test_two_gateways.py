@@ -1,0 +1,251 @@
+"""Two gateways with one volume: they share its data and leave each other's queues alone."""
+
+import asyncio
+import contextlib
+import datetime as dt
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.exchange import Exchange
+from sealane.crypto.lease import CounterRange
+from sealane.crypto.queue import NONCE_BYTES, QueueTranscript, derive_queue_secret
+from sealane.daemon.ports import QueueGrant, VolumeKey
+from sealane.daemon.storage import target as target_module
+from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
+from sealane.daemon.storage.target import Target
+from sealane.daemon.storage_control import StorageService
+from sealane.errors import UnavailableError, VerificationError
+from sealane.protocol.nvme.nqn import gateway_nqn
+from sealane.protocol.v1 import broker_pb2, storage_pb2
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000002"
+SECTORS = 64
+SECTOR = 4096
+COMPARE_FAILURE = 0x285
+NODES = ("g1", "g2")
+
+
+def subject(node: str) -> Subject:
+    return Subject(
+        node=node, role="gateway", tenant="acme", incarnation=bytes(16), kem_public_key=bytes(32)
+    )
+
+
+@dataclass
+class Rack:
+    """A target, and what every gateway that attaches its volume shares with the others."""
+
+    target: Target
+    service: StorageService
+    volume_id: uuid.UUID
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    attached: dict[str, AttachedVolume] = field(default_factory=dict)
+
+    def request(
+        self, own: Exchange, node: str, queue_id: int, epoch: int
+    ) -> storage_pb2.OpenQueueRequest:
+        return storage_pb2.OpenQueueRequest(
+            volume_id=str(self.volume_id),
+            host_nqn=gateway_nqn(node),
+            queue_id=queue_id,
+            public_key=own.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            association_epoch=epoch,
+        )
+
+    async def open_queue(self, node: str, queue_id: int, epoch: int) -> QueueGrant:
+        """What the control channel does, without the network."""
+        own = Exchange()
+        request = self.request(own, node, queue_id, epoch)
+        answer = await self.service.open_queue(subject(node), request)
+        secret = derive_queue_secret(
+            own,
+            peer_key=answer.public_key,
+            transcript=QueueTranscript(
+                volume_id=self.volume_id,
+                host_nqn=request.host_nqn,
+                target_node="s",
+                gateway_node=node,
+                queue_id=queue_id,
+                association_epoch=epoch,
+                target_incarnation=answer.target_incarnation,
+                gateway_nonce=request.nonce,
+                target_nonce=answer.nonce,
+                gateway_key=own.public_key,
+                target_key=answer.public_key,
+            ),
+        )
+        return QueueGrant(
+            ticket=answer.ticket,
+            secret=secret,
+            association_epoch=epoch,
+            target_incarnation=answer.target_incarnation,
+            traddr=answer.traddr,
+            trsvcid=answer.trsvcid,
+            subsystem_nqn=answer.subsystem_nqn,
+            host_nqn=request.host_nqn,
+        )
+
+    @contextlib.asynccontextmanager
+    async def gateway(self, node: str) -> AsyncIterator[AttachedVolume]:
+        gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=5.0))
+        await gateway.start()
+        attached = await gateway.attach(
+            VolumeKey(
+                volume_id=self.volume_id,
+                generation=1,
+                sector_count=SECTORS,
+                key_epoch=1,
+                key=bytearray(self.key),
+            ),
+            counters=CounterRange(
+                broker_instance=1,
+                start_epoch=1 + NODES.index(node),
+                counter_start=1,
+                counter_end=1 << 36,
+            ),
+            host_nqn=HOST,
+            open_queue=lambda queue_id, epoch: self.open_queue(node, queue_id, epoch),
+        )
+        self.attached[node] = attached
+        try:
+            yield attached
+        finally:
+            await gateway.stop()
+
+    @contextlib.asynccontextmanager
+    async def queue(self, node: str) -> AsyncIterator[VolumeQueue]:
+        attached = self.attached[node]
+        export = attached.export
+        host = HostController(
+            traddr=export.traddr,
+            trsvcid=export.trsvcid,
+            subsystem_nqn=export.subsystem_nqn,
+            host_nqn=HOST,
+            credentials=Credentials(secret=attached.secret),
+        )
+        async with host:
+            queue = await host.open_queue(1)
+            try:
+                yield queue
+            finally:
+                await queue.close()
+
+
+@pytest.fixture
+async def rack() -> AsyncIterator[Rack]:
+    target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="memory")
+    await target.start()
+    authority = CertificateAuthority.create(
+        broker="b", now=dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
+    )
+    service = StorageService(target, node="s", store="memory", anchor=authority.certificate)
+    volume_id = uuid.uuid4()
+    descriptor = broker_pb2.VolumeDescriptor(
+        volume_id=str(volume_id), target_node="s", tenant="acme", sector_count=SECTORS
+    ).SerializeToString()
+    await service.create(
+        subject("g1"),
+        broker_pb2.SignedVolumeDescriptor(
+            descriptor=descriptor, signature=authority.sign_descriptor(descriptor)
+        ),
+    )
+    made = Rack(target=target, service=service, volume_id=volume_id)
+    try:
+        async with made.gateway("g1"), made.gateway("g2"):
+            yield made
+    finally:
+        await target.stop()
+
+
+def content(seed: int) -> bytes:
+    return bytes([seed]) * SECTOR
+
+
+async def read(queue: VolumeQueue, lba: int) -> bytes:
+    into = bytearray(SECTOR)
+    await queue.read(lba, into)
+    return bytes(into)
+
+
+async def test_each_reads_what_the_other_wrote_and_may_reconnect(rack: Rack) -> None:
+    async with rack.queue("g1") as first:
+        async with rack.queue("g2") as second:
+            await first.write(0, content(1))
+            assert await read(second, 0) == content(1)
+            await second.write(0, content(2))
+            assert await read(first, 0) == content(2)
+        # g2 comes back twice: as a host that reconnects, and in a newer association.
+        async with rack.queue("g2") as second:
+            rack.attached["g2"].back_end.lose("told to")
+            await second.write(1, content(3))
+            assert await read(first, 1) == content(3)
+            await first.write(1, content(4))
+            assert await read(second, 1) == content(4)
+        assert rack.attached["g1"].statistics()["associations_lost"] == 0
+    assert rack.attached["g2"].statistics()["associations_lost"] == 1
+
+
+async def test_newer_association_of_one_keeps_the_others_epoch(rack: Rack) -> None:
+    await rack.open_queue("g1", 1, 5)
+    await rack.open_queue("g2", 1, 1 << 62)
+    epochs = [rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES]
+    assert [each.association_epoch for each in epochs] == [5, 1 << 62]
+    await rack.open_queue("g1", 1, 6)
+    with pytest.raises(VerificationError) as caught:
+        await rack.open_queue("g2", 1, 6)
+    assert caught.value.reason == "queue.association.stale"
+
+
+async def test_a_gateway_cannot_fence_in_anothers_name(rack: Rack) -> None:
+    async with rack.queue("g1") as queue:
+        request = rack.request(Exchange(), "g1", 1, (1 << 63) + 1)
+        with pytest.raises(VerificationError) as caught:
+            await rack.service.open_queue(subject("g2"), request)
+        assert caught.value.reason == "queue.host_nqn"
+        await queue.write(0, content(1))
+    assert rack.attached["g1"].statistics()["associations_lost"] == 0
+
+
+async def test_gateways_of_a_volume_are_bounded_and_idle_ones_give_way(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_module, "GATEWAYS_MAX", 2)
+    async with rack.queue("g2") as queue:
+        with monkeypatch.context() as expired:
+            expired.setattr(target_module, "TICKET_SECONDS", 0.0)
+            await rack.open_queue("g1", 1, 5)
+            await rack.open_queue("g3", 1, 5)
+        assert rack.target.newest_epoch(rack.volume_id, gateway_nqn("g1")) == 0
+        await rack.open_queue("g1", 1, 5)
+        with pytest.raises(UnavailableError) as caught:
+            await rack.open_queue("g3", 1, 6)
+        assert caught.value.reason == "queue.gateways"
+        await queue.write(0, content(1))
+
+
+async def test_racing_compare_and_writes_have_one_winner_each(rack: Rack) -> None:
+    async def attempt(queue: VolumeQueue, old: bytes, new: bytes) -> bool:
+        try:
+            await queue.compare_and_write(3, old, new)
+        except NvmeStatusError as error:
+            if error.status & 0x7FF != COMPARE_FAILURE:
+                raise
+            return False
+        return True
+
+    async with rack.queue("g1") as first, rack.queue("g2") as second:
+        old = content(0)
+        for round_number in range(1, 101):
+            ours, theirs = content(2 * round_number % 251), content((2 * round_number + 1) % 251)
+            won = await asyncio.gather(attempt(first, old, ours), attempt(second, old, theirs))
+            assert sorted(won) == [False, True]
+            old = ours if won[0] else theirs
+            assert await read(first, 3) == await read(second, 3) == old
