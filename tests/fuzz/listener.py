@@ -25,6 +25,9 @@ ANSWERED = {
     PduKind.C2H_TERM,
 }
 
+# The longest first PDU: a termination request that quotes a header of 128 bytes.
+_FIRST_BYTES_MAX = 152
+
 
 class _Handed:
     def start(self, descriptor: int) -> None:
@@ -122,7 +125,7 @@ async def _check(sent: bytes) -> None:
     """The beginning has no digests, whatever was negotiated."""
     near, far = pair()
     with near, far:
-        far.send(sent[:128])
+        far.send(sent[:_FIRST_BYTES_MAX])
         far.shutdown(1)
         if sent:
             header, _ = await PduStream(near, data_max=1 << 20).receive()
