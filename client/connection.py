@@ -57,7 +57,11 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """A volume; `state` is "available" or "attached"."""
+    """A volume; `state` is "available" or "attached".
+
+    `mode` is "remote", or "local" on a `third_party` of the gateway `target_node`; `claims` are
+    those of the threat model that hold in it.
+    """
 
     name: str
     display_name: str
@@ -68,6 +72,8 @@ class Volume:
     freshness: str
     key_epoch: int
     attachment: Attachment | None
+    third_party: str = ""
+    claims: tuple[str, ...] = ()
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
@@ -126,15 +132,20 @@ class Volumes:
         size_bytes: int,
         display_name: str = "",
         target_node: str = "",
+        third_party: str = "",
         request_id: str = "",
     ) -> Volume:
-        """Create a volume of `size_bytes`, a multiple of 4096."""
+        """Create a volume of `size_bytes`, a multiple of 4096.
+
+        `third_party`: on the target of that name in the gateway's configuration, in mode "local".
+        """
         # A request id of our own makes gRPC's transparent retries harmless.
         request = volumes_pb2.CreateVolumeRequest(
             request_id=request_id or str(uuid.uuid4()),
             display_name=display_name,
             size_bytes=size_bytes,
             target_node=target_node,
+            third_party=third_party,
         )
         with translated():
             return _volume(await self._stub.CreateVolume(request, timeout=_CALL_SECONDS))
@@ -318,4 +329,6 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
         freshness=message.freshness,
         key_epoch=message.key_epoch,
         attachment=attachment,
+        third_party=message.third_party,
+        claims=tuple(message.claims),
     )

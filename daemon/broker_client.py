@@ -28,7 +28,14 @@ class BrokerClient:
         self._identity = identity
 
     async def register(
-        self, *, request_id: str, display_name: str, size_bytes: int, target_node: str
+        self,
+        *,
+        request_id: str,
+        display_name: str,
+        size_bytes: int,
+        target_node: str,
+        mode: str = "",
+        third_party: str = "",
     ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
         """Register a volume; returns its descriptor, verified, and the whole answer."""
         request = broker_pb2.RegisterVolumeRequest(
@@ -36,6 +43,8 @@ class BrokerClient:
             display_name=display_name,
             size_bytes=size_bytes,
             target_node=target_node,
+            mode=mode,
+            third_party=third_party,
         )
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)

@@ -32,6 +32,7 @@ from sealane.daemon.config import (
     FabricConfig,
     GatewayConfig,
     TargetConfig,
+    ThirdPartyConfig,
 )
 from sealane.daemon.enrolment import Enrolment, key_digest
 from sealane.daemon.events import EventLog
@@ -57,13 +58,15 @@ from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystems import PlainSubsystems
+from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
 from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
+from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
@@ -73,6 +76,8 @@ from sealane.protocol.v1 import (
     subsystems_pb2_grpc,
     volumes_pb2_grpc,
 )
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.handshake import Digests
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
 _STORE_NAME: Final = "broker.sqlite"
@@ -327,11 +332,18 @@ class Daemon:
         self._stack.push_async_callback(gateway.stop)
         self.addresses["gateway"] = join_address(*gateway.address)
         self._observe("gateway", gateway.listener)
+        third_parties = ThirdPartyStores(
+            [_third_party(party) for party in config.third_party],
+            host_nqn=gateway_nqn(identity.node),
+            directory=Path(self.config.node.state_dir) / "third-party",
+        )
+        await self._stack.enter_async_context(third_parties.running())
         service = VolumeService(
             config,
             identity=identity,
             broker=BrokerClient(self._enrolment, identity),
             gateway=gateway,
+            third_parties=third_parties,
         )
         await self._stack.enter_async_context(service.running())
         self._event_logs.append(service.events)
@@ -446,6 +458,26 @@ class Daemon:
         self._stack.push_async_callback(healthy.enter_graceful_shutdown)
         for log in self._event_logs:
             self._stack.callback(log.close)
+
+
+def _third_party(config: ThirdPartyConfig) -> ThirdParty:
+    key = f"gateway.third_party {config.name}"
+    secret = read_dhchap(config.dhchap_key_file, f"{key} dhchap_key_file")
+    controller_secret = read_dhchap(
+        config.dhchap_controller_key_file, f"{key} dhchap_controller_key_file"
+    )
+    traddr, trsvcid = split_address(config.address)
+    return ThirdParty(
+        name=config.name,
+        traddr=traddr,
+        trsvcid=trsvcid,
+        subsystem_nqn=config.subsystem_nqn,
+        namespace_id=config.namespace_id,
+        credentials=None
+        if secret is None
+        else Credentials(secret=secret, controller_secret=controller_secret),
+        digests=Digests(header=config.digests, data=config.digests),
+    )
 
 
 @contextlib.contextmanager

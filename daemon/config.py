@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from sealane.daemon.config_types import (
@@ -26,9 +26,10 @@ from sealane.daemon.config_types import (
     is_loopback,
 )
 from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
-from sealane.daemon.storage.subsystem_config import Subsystems
+from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
 from sealane.errors import UsageError
 
+THIRD_PARTIES_MAX: Final = 256
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 
@@ -84,6 +85,31 @@ class TargetConfig(Section):
         return self
 
 
+class ThirdPartyConfig(Section):
+    """A namespace of somebody else's target, for one volume (docs/third-party.md)."""
+
+    name: NodeName
+    address: PeerAddress
+    subsystem_nqn: Nqn
+    namespace_id: Annotated[int, Field(ge=1, lt=2**32 - 1)] = 1
+    dhchap_key_file: AbsolutePath | None = None
+    dhchap_controller_key_file: AbsolutePath | None = None
+    digests: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.dhchap_controller_key_file and not self.dhchap_key_file:
+            raise ValueError("dhchap_controller_key_file only beside dhchap_key_file")
+        return self
+
+
+def _distinct(parties: list[ThirdPartyConfig]) -> list[ThirdPartyConfig]:
+    places = {(party.address, party.subsystem_nqn, party.namespace_id) for party in parties}
+    if len({party.name for party in parties}) != len(parties) or len(places) != len(parties):
+        raise ValueError("each name once and each namespace once")
+    return parties
+
+
 class GatewayConfig(Section):
     """The gateway role."""
 
@@ -93,6 +119,11 @@ class GatewayConfig(Section):
     command_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     journal_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 34)] = 64 << 20
+    third_party: Annotated[
+        list[ThirdPartyConfig],
+        Field(default_factory=list, max_length=THIRD_PARTIES_MAX),
+        AfterValidator(_distinct),
+    ]
 
 
 class FabricConfig(Section):

@@ -120,7 +120,10 @@ def _text(value: object) -> str:
 
 async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
     volume = await client.volumes.create(
-        size_bytes=options.size, display_name=options.display_name, target_node=options.target
+        size_bytes=options.size,
+        display_name=options.display_name,
+        target_node=options.target,
+        third_party=options.third_party,
     )
     _show_volume(volume, output)
 
@@ -159,6 +162,8 @@ def _full(volume: Volume) -> Mapping[str, Any]:
         "target": volume.target_node,
         "state": volume.state,
         "mode": volume.mode,
+        "third party": volume.third_party,
+        "claims that hold": volume.claims,
         "freshness": volume.freshness,
         "key epoch": volume.key_epoch,
     }
@@ -429,6 +434,13 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--size", type=parse_size, required=True, help="as in 4096 or 64MiB")
     create.add_argument("--display-name", default="")
     create.add_argument("--target", default="", help="target node (default: the gateway's)")
+    create.add_argument(
+        "--third-party",
+        default="",
+        metavar="NAME",
+        help="on this [[gateway.third_party]] instead of a target of ours: mode local, "
+        "see docs/third-party.md for what then holds",
+    )
     _named(verbs, "get", _volume_get, "show a volume")
     _verb(verbs, "list", _volume_list, "show every volume")
     _named(verbs, "delete", _volume_delete, "delete a volume and its data")

@@ -110,6 +110,34 @@ class GatewayPort(Protocol):
         """Export `volume` to `host_nqn`; wipes the key."""
 
 
+class ThirdPartyVolumePort(Protocol):
+    """An attached volume's back end on a target that isn't ours."""
+
+    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
+        """Admit a queue; the first one of a newer epoch fences all older ones."""
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        """Events since the last call."""
+
+    async def close(self) -> None:
+        """Make everything durable and leave the third party."""
+
+
+class ThirdPartyPort(Protocol):
+    """Targets that aren't ours, by the names that the operator gave them."""
+
+    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Lay out an empty volume; again is harmless."""
+
+    async def delete(self, name: str, volume_id: uuid.UUID) -> None:
+        """Take a volume off its namespace."""
+
+    async def attach(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+    ) -> ThirdPartyVolumePort:
+        """Open a volume for this gateway alone."""
+
+
 class TargetPort(Protocol):
     """The target's data path."""
 

@@ -71,6 +71,12 @@ class StorageService:
         self, signed: broker_pb2.SignedVolumeDescriptor
     ) -> broker_pb2.VolumeDescriptor:
         descriptor = open_descriptor(self._anchor, signed)
+        if descriptor.mode:
+            raise UsageError(
+                "namespace.mode",
+                f"volume {descriptor.volume_id} has mode {descriptor.mode!r}: it is on a third "
+                "party's target",
+            )
         if descriptor.target_node != self._node:
             raise UsageError(
                 "namespace.target",

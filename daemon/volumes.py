@@ -24,7 +24,16 @@ from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.identity import Identity
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import AttachedPort, Export, GatewayPort, QueueGrant, VolumeKey
+from sealane.daemon.ports import (
+    AttachedPort,
+    Export,
+    GatewayPort,
+    OpenQueue,
+    QueueGrant,
+    ThirdPartyPort,
+    ThirdPartyVolumePort,
+    VolumeKey,
+)
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS
 from sealane.errors import Error, ProtocolError, UsageError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, gateway_nqn
@@ -33,6 +42,7 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 _CALL_SECONDS: Final = 10.0
 _REFILL_POLL_SECONDS: Final = 1.0
 _FOLLOW_RETRY_SECONDS: Final = 1.0
+MODE_LOCAL: Final = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,7 @@ class Attached:
     port: AttachedPort
     leases: LeaseHolder
     host_nqn: str
+    third_party: ThirdPartyVolumePort | None = None
 
     @property
     def export(self) -> Export:
@@ -68,7 +79,9 @@ class VolumeService:
         identity: Identity,
         broker: BrokerClient,
         gateway: GatewayPort,
+        third_parties: ThirdPartyPort,
     ) -> None:
+        self._third_parties = third_parties
         self._config = config
         self._identity = identity
         self._broker = broker
@@ -98,9 +111,26 @@ class VolumeService:
                 self._tasks = None
 
     async def create(
-        self, *, request_id: str, display_name: str, size_bytes: int, target_node: str
+        self,
+        *,
+        request_id: str,
+        display_name: str,
+        size_bytes: int,
+        target_node: str,
+        third_party: str = "",
     ) -> broker_pb2.VolumeDescriptor:
-        """Register a volume and make its namespace at the target."""
+        """Register a volume and make its namespace at the target, or lay it out on a third party.
+
+        A volume on a third party has mode "local" and belongs to this gateway.
+        """
+        if third_party:
+            return await self._create_local(
+                request_id=request_id,
+                display_name=display_name,
+                size_bytes=size_bytes,
+                target_node=target_node,
+                third_party=third_party,
+            )
         target = target_node or self._config.target_node
         if target != self._config.target_node:
             raise UsageError(
@@ -130,6 +160,43 @@ class VolumeService:
             raise
         return descriptor
 
+    async def _create_local(
+        self,
+        *,
+        request_id: str,
+        display_name: str,
+        size_bytes: int,
+        target_node: str,
+        third_party: str,
+    ) -> broker_pb2.VolumeDescriptor:
+        if target_node not in {"", self._identity.node}:
+            raise UsageError(
+                "volume.target",
+                f"target {target_node!r}; allowed with a third party: none, the volume belongs to "
+                "this gateway",
+            )
+        descriptor, registered = await self._broker.register(
+            request_id=request_id or str(uuid.uuid4()),
+            display_name=display_name,
+            size_bytes=size_bytes,
+            target_node=self._identity.node,
+            mode=MODE_LOCAL,
+            third_party=third_party,
+        )
+        try:
+            await self._third_parties.create(
+                third_party,
+                uuid.UUID(descriptor.volume_id),
+                sector_count=descriptor.sector_count,
+            )
+        except (Error, asyncio.CancelledError):
+            # What a cancelled call has laid out by now, only an operator can take off.
+            if registered.is_new:
+                with contextlib.suppress(Error):
+                    await self._broker.unregister(descriptor.volume_id)
+            raise
+        return descriptor
+
     async def get(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return a volume's descriptor."""
         return await self._broker.descriptor(volume_id)
@@ -147,8 +214,12 @@ class VolumeService:
                 raise UsageError(
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
-            await self._broker.descriptor(volume_id)
-            await self._delete_namespace(volume_id)
+            descriptor = await self._broker.descriptor(volume_id)
+            if descriptor.mode:
+                self._check_ours(descriptor)
+                await self._third_parties.delete(descriptor.third_party, uuid.UUID(volume_id))
+            else:
+                await self._delete_namespace(volume_id)
             await self._broker.unregister(volume_id)
 
     async def _delete_namespace(self, volume_id: str) -> None:
@@ -189,41 +260,110 @@ class VolumeService:
                     f"volume {volume_id} is already attached to {known.host_nqn}",
                 )
             descriptor = await self._broker.descriptor(volume_id)
-            # A target that restarted has lost the volume: said here, not at the first read.
-            async with self._target_channel() as channel:
-                namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
-                    storage_pb2.GetNamespaceRequest(volume_id=volume_id), timeout=_CALL_SECONDS
-                )
-            leases = LeaseHolder()
-            first = await self._broker.lease(descriptor)
-            leases.add(first)
-            key = await self._broker.key(descriptor)
-            open_queue = partial(self._open_queue, descriptor=descriptor, via=via)
-            try:
-                port = await self._gateway.attach(
-                    VolumeKey(
-                        volume_id=uuid.UUID(descriptor.volume_id),
-                        generation=descriptor.generation,
-                        sector_count=descriptor.sector_count,
-                        key_epoch=descriptor.key_epoch,
-                        key=key,
-                    ),
-                    counters=first,
-                    host_nqn=host_nqn,
-                    open_queue=open_queue,
-                    epoch_floor=namespace.association_epoch,
-                )
-            finally:
-                wipe(key)
-            self._attached[volume_id] = Attached(
-                descriptor=descriptor, port=port, leases=leases, host_nqn=host_nqn
-            )
-            if self._tasks is not None:
+            if descriptor.mode:
+                attached = await self._attach_local(descriptor, host_nqn=host_nqn, via=via)
+            else:
+                attached = await self._attach_remote(descriptor, host_nqn=host_nqn, via=via)
+            self._attached[volume_id] = attached
+            if self._tasks is not None and not descriptor.mode:
                 self._followers[volume_id] = self._tasks.create_task(
                     self._follow_target(volume_id), name=f"follow-{volume_id}"
                 )
             self.events.report(volume_id, "attached", detail=host_nqn)
         return descriptor
+
+    async def _attach_remote(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
+    ) -> Attached:
+        # A target that restarted has lost the volume: said here, not at the first read.
+        async with self._target_channel() as channel:
+            namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
+                timeout=_CALL_SECONDS,
+            )
+        return await self._attach(
+            descriptor,
+            host_nqn=host_nqn,
+            open_queue=partial(self._open_queue, descriptor=descriptor, via=via),
+            epoch_floor=namespace.association_epoch,
+        )
+
+    async def _attach_local(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
+    ) -> Attached:
+        self._check_ours(descriptor)
+        if via != Via():
+            raise UsageError(
+                "volume.via",
+                "allowed for volumes on a target of ours only; the operator names "
+                "the addresses of third parties",
+            )
+        third_party = await self._third_parties.attach(
+            descriptor.third_party,
+            uuid.UUID(descriptor.volume_id),
+            sector_count=descriptor.sector_count,
+        )
+        try:
+            return await self._attach(
+                descriptor,
+                host_nqn=host_nqn,
+                open_queue=third_party.open_queue,
+                third_party=third_party,
+            )
+        except BaseException:
+            await third_party.close()
+            raise
+
+    async def _attach(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        *,
+        host_nqn: str,
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+        third_party: ThirdPartyVolumePort | None = None,
+    ) -> Attached:
+        """Fetch lease and key, and export the volume."""
+        leases = LeaseHolder()
+        first = await self._broker.lease(descriptor)
+        leases.add(first)
+        key = await self._broker.key(descriptor)
+        try:
+            port = await self._gateway.attach(
+                VolumeKey(
+                    volume_id=uuid.UUID(descriptor.volume_id),
+                    generation=descriptor.generation,
+                    sector_count=descriptor.sector_count,
+                    key_epoch=descriptor.key_epoch,
+                    key=key,
+                ),
+                counters=first,
+                host_nqn=host_nqn,
+                open_queue=open_queue,
+                epoch_floor=epoch_floor,
+            )
+        finally:
+            wipe(key)
+        return Attached(
+            descriptor=descriptor,
+            port=port,
+            leases=leases,
+            host_nqn=host_nqn,
+            third_party=third_party,
+        )
+
+    def _check_ours(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        """Refuse a mode that isn't offered, and a volume that another gateway owns."""
+        if descriptor.mode != MODE_LOCAL:
+            raise UsageError(
+                "volume.mode", f"volume mode {descriptor.mode[:80]!r}; allowed here: remote, local"
+            )
+        if descriptor.target_node != self._identity.node:
+            raise UsageError(
+                "volume.owner",
+                f"volume {descriptor.volume_id} belongs to gateway {descriptor.target_node!r}: "
+                "only that one can use it",
+            )
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Stop the export; the volume's key and its counters are gone with it."""
@@ -234,6 +374,8 @@ class VolumeService:
                     "volume.detached.state", f"volume {volume_id} is not attached here"
                 )
             await attached.port.detach()
+            if attached.third_party is not None:
+                await attached.third_party.close()
             self._drain_events(volume_id, attached)
             follower = self._followers.pop(volume_id, None)
             if follower is not None:
@@ -321,6 +463,8 @@ class VolumeService:
 
     def _drain_events(self, volume_id: str, attached: Attached) -> None:
         self.events.report_native(volume_id, attached.port.take_events())
+        if attached.third_party is not None:
+            self.events.report_native(volume_id, attached.third_party.take_events())
 
     async def _refill(self) -> None:
         """Fetch the next lease of a volume before its counters end."""

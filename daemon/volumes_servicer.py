@@ -16,6 +16,14 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb
 
 SECTOR_BYTES: Final = 4096
 MODE: Final = "remote"
+_CLAIMS: Final = {
+    "": ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
+    # docs/third-party.md says why the others don't, and how far C4 goes.
+    "local": ("C1", "C2", "C3", "C4 while attached", "C7", "C8"),
+}
+_FRESHNESS_LOCAL: Final = (
+    "flat-table in the gateway while attached: a roll-back while detached is not noticed"
+)
 
 
 class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
@@ -33,6 +41,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             display_name=request.display_name,
             size_bytes=request.size_bytes,
             target_node=request.target_node,
+            third_party=request.third_party,
         )
         return self._volume(descriptor)
 
@@ -108,9 +117,11 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             size_bytes=descriptor.sector_count * SECTOR_BYTES,
             target_node=descriptor.target_node,
             state=volumes_pb2.Volume.AVAILABLE,
-            mode=MODE,
-            freshness=FRESHNESS,
+            mode=descriptor.mode or MODE,
+            freshness=_FRESHNESS_LOCAL if descriptor.mode else FRESHNESS,
             key_epoch=descriptor.key_epoch,
+            third_party=descriptor.third_party,
+            claims=_CLAIMS.get(descriptor.mode, ()),
         )
         if attached is not None:
             volume.state = volumes_pb2.Volume.ATTACHED

@@ -33,6 +33,7 @@ SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
 PAGE_SIZE_MAX: Final = 1000
+MODES: Final = {"", "local"}
 
 # Answers kept for retries; one that fell out costs a retry a fresh lease, which is burned.
 _ANSWERS_MAX: Final = 1024
@@ -84,8 +85,14 @@ class BrokerService:
         display_name: str,
         size_bytes: int,
         target_node: str,
+        mode: str = "",
+        third_party: str = "",
     ) -> broker_pb2.RegisterVolumeResponse:
-        """Register a volume of the caller's tenant; the same request id gives the same volume."""
+        """Register a volume of the caller's tenant; the same request id gives the same volume.
+
+        A volume of another mode than "remote" (empty) is on a third party of one gateway: the
+        caller, which alone ever gets its key and leases.
+        """
         sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
         if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
             raise UsageError(
@@ -103,6 +110,18 @@ class BrokerService:
             raise UsageError(
                 "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
             )
+        if mode not in MODES or bool(mode) != bool(third_party):
+            raise UsageError(
+                "volume.mode",
+                f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: "
+                "no mode, or local on a third party",
+            )
+        if mode and (NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node):
+            raise UsageError(
+                "volume.third_party",
+                f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
+                "the caller's own configuration gives one",
+            )
         record = VolumeRecord(
             volume_id=uuid.uuid4(),
             tenant=caller.tenant,
@@ -111,6 +130,8 @@ class BrokerService:
             target_node=target_node,
             generation=1,
             key_epoch=1,
+            mode=mode,
+            third_party=third_party,
         )
         request = str(_uuid(request_id, what="request id"))
         stored, is_new = await self._run(self._store.register, record, request_id=request)
@@ -151,6 +172,7 @@ class BrokerService:
         """Seal one key epoch of a volume to the caller's attested KEM key."""
         record = await self._volume(caller, volume_id)
         _check_epoch(record, key_epoch)
+        _check_owner(record, caller)
         fresh = new_key()
         wrapped_new = self._wrapping.wrap(fresh, purpose="tenant key", owner=record.tenant)
         wipe(fresh)
@@ -186,6 +208,7 @@ class BrokerService:
         """
         record = await self._volume(caller, volume_id)
         _check_epoch(record, key_epoch)
+        _check_owner(record, caller)
         context = _context(
             "lease", caller, record, key_epoch, request_id=request_id, arena=self.arena
         )
@@ -248,6 +271,8 @@ class BrokerService:
             target_node=record.target_node,
             key_epoch=record.key_epoch,
             display_name=record.display_name,
+            mode=record.mode,
+            third_party=record.third_party,
         ).SerializeToString(deterministic=True)
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
@@ -280,6 +305,16 @@ def _open_authority(store: BrokerStore, wrapping: WrappingKey, node: str) -> Cer
     if not isinstance(key_object, ec.EllipticCurvePrivateKey):
         raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
     return CertificateAuthority(key_object, x509.load_der_x509_certificate(stored[1]))
+
+
+def _check_owner(record: VolumeRecord, caller: Subject) -> None:
+    """Only one gateway can ever seal for a volume whose freshness that gateway alone keeps."""
+    if record.mode and caller.node != record.target_node:
+        raise VerificationError(
+            "volume.owner.refused",
+            f"volume {record.volume_id} of mode {record.mode} belongs to gateway "
+            f"{record.target_node!r}",
+        )
 
 
 def _check_epoch(record: VolumeRecord, key_epoch: int) -> None:

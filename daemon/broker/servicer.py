@@ -100,6 +100,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             display_name=request.display_name,
             size_bytes=request.size_bytes,
             target_node=request.target_node,
+            mode=request.mode,
+            third_party=request.third_party,
         )
 
     async def GetVolumeDescriptor(

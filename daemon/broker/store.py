@@ -18,7 +18,7 @@ from typing import Final
 from sealane.crypto.lease import START_EPOCH_MAX, CounterRange
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 VOLUMES_PER_TENANT_MAX: Final = 16384
 
 _SCHEMA: Final = """
@@ -37,6 +37,8 @@ CREATE TABLE volumes (
   generation INTEGER NOT NULL,
   key_epoch INTEGER NOT NULL,
   is_deleted INTEGER NOT NULL DEFAULT 0,
+  mode TEXT NOT NULL DEFAULT '',
+  third_party TEXT NOT NULL DEFAULT '',
   UNIQUE (tenant, request_id)
 ) STRICT;
 CREATE TABLE grants (
@@ -53,11 +55,15 @@ CREATE TABLE grants (
 ) STRICT;
 INSERT INTO start VALUES (1, 0);
 """
+_FROM_1: Final = """
+ALTER TABLE volumes ADD COLUMN mode TEXT NOT NULL DEFAULT '';
+ALTER TABLE volumes ADD COLUMN third_party TEXT NOT NULL DEFAULT '';
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeRecord:
-    """One registered volume."""
+    """One registered volume. `mode` is empty for volumes on a target of ours."""
 
     volume_id: uuid.UUID
     tenant: str
@@ -66,6 +72,8 @@ class VolumeRecord:
     target_node: str
     generation: int
     key_epoch: int
+    mode: str = ""
+    third_party: str = ""
 
 
 class BrokerStore:
@@ -83,11 +91,12 @@ class BrokerStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-            if version == 0:
+            steps = {0: _SCHEMA, 1: _FROM_1}.get(version)
+            if steps is not None:
                 self._db.executescript(
-                    f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+                    f"BEGIN EXCLUSIVE; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
                 )
-        if version not in {0, SCHEMA_VERSION}:
+        if version not in {0, 1, SCHEMA_VERSION}:
             self._db.close()
             raise UsageError(
                 "broker.store.version",
@@ -151,7 +160,8 @@ class BrokerStore:
                         f"{VOLUMES_PER_TENANT_MAX}",
                     )
                 db.execute(
-                    f"INSERT INTO volumes ({_COLUMNS}, request_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    f"INSERT INTO volumes ({_COLUMNS}, request_id) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         str(record.volume_id),
                         record.tenant,
@@ -160,16 +170,14 @@ class BrokerStore:
                         record.target_node,
                         record.generation,
                         record.key_epoch,
+                        record.mode,
+                        record.third_party,
                         request_id,
                     ),
                 )
                 return record, True
         before = _record(row)
-        if (before.display_name, before.sector_count, before.target_node) != (
-            record.display_name,
-            record.sector_count,
-            record.target_node,
-        ):
+        if _wanted(before) != _wanted(record):
             raise UsageError(
                 "volume.request.exists",
                 "this request id was used for another volume: use a new one",
@@ -264,11 +272,22 @@ class BrokerStore:
 
 
 _COLUMNS: Final = (
-    "volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch"
+    "volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch, mode, "
+    "third_party"
 )
 
 
-def _record(row: tuple[str, str, str, int, str, int, int]) -> VolumeRecord:
+def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str]:
+    return (
+        record.display_name,
+        record.sector_count,
+        record.target_node,
+        record.mode,
+        record.third_party,
+    )
+
+
+def _record(row: tuple[str, str, str, int, str, int, int, str, str]) -> VolumeRecord:
     return VolumeRecord(
         volume_id=uuid.UUID(row[0]),
         tenant=row[1],
@@ -277,4 +296,6 @@ def _record(row: tuple[str, str, str, int, str, int, int]) -> VolumeRecord:
         target_node=row[4],
         generation=row[5],
         key_epoch=row[6],
+        mode=row[7],
+        third_party=row[8],
     )

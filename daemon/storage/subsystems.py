@@ -164,13 +164,14 @@ async def _open(config: SubsystemConfig, namespace: NamespaceConfig) -> OpenName
 
 def _secrets(host: HostConfig, nqn: str) -> tuple[HostSecret, HostSecret | None]:
     key = f"target.subsystems {nqn} {host.nqn}"
-    own = _read(host.dhchap_key_file, f"{key} dhchap_key_file")
+    own = read_dhchap(host.dhchap_key_file, f"{key} dhchap_key_file")
     if own is None:
         raise UsageError("secret.missing", f"{key}: no dhchap_key_file")
-    return own, _read(host.dhchap_controller_key_file, f"{key} dhchap_controller_key_file")
+    return own, read_dhchap(host.dhchap_controller_key_file, f"{key} dhchap_controller_key_file")
 
 
-def _read(path: str | None, key: str) -> HostSecret | None:
+def read_dhchap(path: str | None, key: str) -> HostSecret | None:
+    """Read a DH-HMAC-CHAP secret's file, if there is one; `key` names it in errors."""
     if path is None:
         return None
     try:

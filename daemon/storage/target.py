@@ -355,6 +355,14 @@ class Target(Provider):
             ) from error
         except (OSError, ValueError) as error:
             raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
+        self.serve_volume(volume_id, native, path=path)
+
+    def serve_volume(
+        self, volume_id: uuid.UUID, native: _native.Namespace, *, path: Path | None = None
+    ) -> None:
+        """Serve a sealed namespace that somebody made; `delete_volume` closes it."""
+        if volume_nqn(volume_id) in self._volumes:
+            raise UsageError("volume.exists", f"volume {volume_id} exists already")
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
             volume_id=volume_id,
             native=native,
@@ -362,7 +370,7 @@ class Target(Provider):
                 nqn=volume_nqn(volume_id),
                 volume_id=volume_id,
                 serial=volume_id.hex[:20],
-                block_count=sector_count,
+                block_count=native.block_count,
                 metadata_bytes=_METADATA_BYTES,
                 transfer_max=SECURE_TRANSFER_BYTES,
             ),

@@ -31,6 +31,8 @@ class VolumeDescriptor(message.Message):
     TARGET_NODE_FIELD_NUMBER: builtins.int
     KEY_EPOCH_FIELD_NUMBER: builtins.int
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    THIRD_PARTY_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     """UUID, RFC 9562 text form"""
     generation: builtins.int
@@ -40,6 +42,10 @@ class VolumeDescriptor(message.Message):
     target_node: builtins.str
     key_epoch: builtins.int
     display_name: builtins.str
+    mode: builtins.str
+    """empty: remote, on a target of ours; "local": on a third party's"""
+    third_party: builtins.str
+    """where, by the name that gateway target_node's operator gave it"""
     def __init__(
         self,
         *,
@@ -50,10 +56,12 @@ class VolumeDescriptor(message.Message):
         target_node: builtins.str = ...,
         key_epoch: builtins.int = ...,
         display_name: builtins.str = ...,
+        mode: builtins.str = ...,
+        third_party: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "generation", b"generation", "key_epoch", b"key_epoch", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -87,11 +95,16 @@ class RegisterVolumeRequest(message.Message):
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     TARGET_NODE_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    THIRD_PARTY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """UUID, makes a retry harmless"""
     display_name: builtins.str
     size_bytes: builtins.int
     target_node: builtins.str
+    mode: builtins.str
+    """as in the descriptor"""
+    third_party: builtins.str
     def __init__(
         self,
         *,
@@ -99,10 +112,12 @@ class RegisterVolumeRequest(message.Message):
         display_name: builtins.str = ...,
         size_bytes: builtins.int = ...,
         target_node: builtins.str = ...,
+        mode: builtins.str = ...,
+        third_party: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

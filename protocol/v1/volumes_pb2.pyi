@@ -47,6 +47,8 @@ class Volume(message.Message):
     MODE_FIELD_NUMBER: builtins.int
     FRESHNESS_FIELD_NUMBER: builtins.int
     KEY_EPOCH_FIELD_NUMBER: builtins.int
+    THIRD_PARTY_FIELD_NUMBER: builtins.int
+    CLAIMS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"volumes/{uuid}" """
     display_name: builtins.str
@@ -57,8 +59,14 @@ class Volume(message.Message):
     """"remote" """
     freshness: builtins.str
     key_epoch: builtins.int
+    third_party: builtins.str
+    """modes but remote: its name in the gateway's configuration"""
     @builtins.property
     def attachment(self) -> Attachment: ...
+    @builtins.property
+    def claims(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of docs/threat-model.md, those that hold in this mode"""
+
     def __init__(
         self,
         *,
@@ -71,10 +79,12 @@ class Volume(message.Message):
         mode: builtins.str = ...,
         freshness: builtins.str = ...,
         key_epoch: builtins.int = ...,
+        third_party: builtins.str = ...,
+        claims: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "display_name", b"display_name", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,11 +148,14 @@ class CreateVolumeRequest(message.Message):
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     TARGET_NODE_FIELD_NUMBER: builtins.int
+    THIRD_PARTY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     display_name: builtins.str
     size_bytes: builtins.int
     target_node: builtins.str
     """empty: the gateway's configured target"""
+    third_party: builtins.str
+    """not empty: mode local, on this third party of the gateway"""
     def __init__(
         self,
         *,
@@ -150,10 +163,11 @@ class CreateVolumeRequest(message.Message):
         display_name: builtins.str = ...,
         size_bytes: builtins.int = ...,
         target_node: builtins.str = ...,
+        third_party: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

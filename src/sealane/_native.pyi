@@ -277,6 +277,44 @@ class Namespace:
     # The store goes with the last queue that uses it.
     def close(self) -> None: ...
 
+    # On a plain namespace of somebody else's, whose first 4096 bytes must be zeros to "create".
+    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; ValueError: used device.
+    @staticmethod
+    def on_device(
+        device: RemoteDevice,
+        *,
+        volume_id: bytes,
+        block_count: int,
+        exist: Literal["create", "open"],
+    ) -> Namespace: ...
+
+@final
+class RemoteDevice:
+    """A plain namespace of somebody else's target behind an I/O queue, for one store.
+
+    Duplicates the descriptor. `timeout_seconds` is for one command. ValueError for block sizes but
+    512, 1024, 2048 and 4096.
+    """
+
+    def __new__(
+        cls,
+        fd: int,
+        *,
+        queue_depth: int,
+        h2c_data_max: int,
+        transfer_max: int,
+        in_capsule_max: int,
+        block_bytes: int,
+        block_count: int,
+        nsid: int,
+        timeout_seconds: float,
+        header_digest: bool = False,
+        data_digest: bool = False,
+    ) -> RemoteDevice: ...
+    # Takes the volume's store off the namespace, and ends the device. OSError if it isn't there.
+    def erase(self, volume_id: bytes) -> None: ...
+    def close(self) -> None: ...
+
 class ReservationState(TypedDict):
     """Reservations of a namespace; `type` 0: none; `holder` None: nobody, or all registrants."""
 

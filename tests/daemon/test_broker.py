@@ -1,5 +1,6 @@
 """The broker's store and service: durable start epoch, tenants apart, leases once."""
 
+import contextlib
 import datetime as dt
 import shutil
 import sqlite3
@@ -326,3 +327,18 @@ def test_certificates_of_the_authority_live_ten_minutes(broker: BrokerService) -
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     leaf = broker.authority.issue(GATEWAY, key, now=now)
     assert leaf.not_valid_after_utc - now == dt.timedelta(minutes=10)
+
+
+def test_store_of_the_version_without_modes_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "b.sqlite"
+    store = BrokerStore(path)
+    record, _ = store.register(_record(), request_id=REQUEST)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE volumes DROP COLUMN mode")
+        db.execute("ALTER TABLE volumes DROP COLUMN third_party")
+        db.execute("PRAGMA user_version=1")
+    for _ in range(2):
+        store = BrokerStore(path)
+        assert store.volume(record.volume_id) == record
+        store.close()

@@ -237,3 +237,33 @@ def test_policy_allows_software_only_if_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("[software]\n")
     assert not load_policy(path).software_allowed
+
+
+_PARTY = (
+    '[[gateway.third_party]]\nname = "{name}"\naddress = "h:4420"\n'
+    'subsystem_nqn = "nqn.2026-11.dev.sealane:disks"\nnamespace_id = {nsid}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("parties", "is_valid"),
+    [
+        ([("a", 1), ("b", 2)], True),
+        ([("a", 1), ("a", 2)], False),
+        ([("a", 1), ("b", 1)], False),
+    ],
+)
+def test_every_third_party_has_its_own_name_and_namespace(
+    parties: list[tuple[str, int]], is_valid: bool, tmp_path: Path
+) -> None:
+    example = Path(__file__).parents[2] / "systemd" / "sealaned.toml"
+    path = tmp_path / "c.toml"
+    more = "".join(_PARTY.format(name=name, nsid=nsid) for name, nsid in parties)
+    path.write_text(f"{example.read_text()}\n{more}")
+    if is_valid:
+        gateway = load_config(path).gateway
+        assert gateway is not None
+        assert [party.name for party in gateway.third_party] == ["a", "b"]
+    else:
+        with pytest.raises(UsageError, match="each name once and each namespace once"):
+            load_config(path)

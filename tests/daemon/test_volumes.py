@@ -41,11 +41,18 @@ from sealane.daemon.servers import (
 )
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volumes import Via, VolumeService
+from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.status import error_of
-from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, storage_pb2, storage_pb2_grpc
+from sealane.protocol.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+    volumes_pb2,
+)
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
 
@@ -158,6 +165,44 @@ class RecordingGateway:
 
 
 @dataclass
+class RecordingThirdPartyVolume:
+    is_closed: bool = False
+
+    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
+        raise NotImplementedError
+
+    def take_events(self) -> list[NativeEvent]:
+        return []
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class RecordingThirdParties:
+    volumes: dict[str, uuid.UUID] = field(default_factory=dict)
+    attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
+    failure: Error | None = None
+
+    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        assert sector_count
+        if self.failure is not None:
+            raise self.failure
+        self.volumes[name] = volume_id
+
+    async def delete(self, name: str, volume_id: uuid.UUID) -> None:
+        assert self.volumes.pop(name) == volume_id
+
+    async def attach(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+    ) -> RecordingThirdPartyVolume:
+        assert sector_count
+        assert self.volumes[name] == volume_id
+        self.attached.append(RecordingThirdPartyVolume())
+        return self.attached[-1]
+
+
+@dataclass
 class World:
     broker: BrokerService
     storage: StorageService
@@ -166,6 +211,7 @@ class World:
     gateway: RecordingGateway
     identities: dict[str, Identity]
     addresses: dict[str, str]
+    third_parties: "RecordingThirdParties"
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -234,6 +280,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             addresses[name] = bind_tcp(server, "127.0.0.1:0", credentials, key=name)
             await stack.enter_async_context(running(server))
         gateway = RecordingGateway()
+        third_parties = RecordingThirdParties()
         volumes = VolumeService(
             GatewayConfig(target_node="s", target_address=addresses["target"]),
             identity=identities["gateway"],
@@ -249,9 +296,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 identities["gateway"],
             ),
             gateway=gateway,
+            third_parties=third_parties,
         )
         await stack.enter_async_context(volumes.running())
-        yield World(broker, storage, volumes, target, gateway, identities, addresses)
+        yield World(broker, storage, volumes, target, gateway, identities, addresses, third_parties)
 
 
 async def _create(world: World, request_id: str = "") -> str:
@@ -751,3 +799,105 @@ async def _shown(address: str) -> x509.Certificate:
     der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     return x509.load_der_x509_certificate(der)
+
+
+async def _create_local(world: World) -> str:
+    descriptor = await world.volumes.create(
+        request_id="", display_name="d", size_bytes=1 << 20, target_node="", third_party="disks"
+    )
+    return descriptor.volume_id
+
+
+async def test_volume_on_a_third_party_is_described_as_such_and_not_at_the_target(
+    world: World,
+) -> None:
+    volume_id = await _create_local(world)
+    assert world.third_parties.volumes == {"disks": uuid.UUID(volume_id)}
+    assert not world.target.volumes
+    shown = await VolumesServicer(world.volumes).GetVolume(
+        volumes_pb2.GetVolumeRequest(name=f"volumes/{volume_id}"),
+        None,  # type: ignore[arg-type]
+    )
+    assert (shown.mode, shown.third_party, shown.target_node) == ("local", "disks", "g")
+    assert "C5" not in shown.claims
+    assert "roll-back while detached is not noticed" in shown.freshness
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert world.gateway.attached[0].open_queue == world.third_parties.attached[0].open_queue
+    await world.volumes.detach(volume_id)
+    assert world.third_parties.attached[0].is_closed
+    await world.volumes.delete(volume_id)
+    assert not world.third_parties.volumes
+
+
+async def test_third_party_is_left_when_an_attach_fails(world: World) -> None:
+    volume_id = await _create_local(world)
+    world.gateway.failure = UnavailableError("gateway.full", "no room")
+    with pytest.raises(UnavailableError):
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert world.third_parties.attached[0].is_closed
+    assert world.volumes.attached(volume_id) is None
+
+
+async def test_volume_that_a_third_party_has_no_room_for_is_not_registered(world: World) -> None:
+    world.third_parties.failure = UsageError("third_party.occupied", "something else is there")
+    with pytest.raises(UsageError):
+        await _create_local(world)
+    assert await world.volumes.list(page_size=0, page_token="") == ([], "")
+
+
+async def test_job_cannot_choose_the_address_of_a_third_party(world: World) -> None:
+    volume_id = await _create_local(world)
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via(traddr="192.0.2.1"))
+    assert caught.value.reason == "volume.via"
+
+
+async def test_another_gateway_of_the_tenant_gets_neither_key_nor_lease_of_a_local_volume(
+    world: World,
+) -> None:
+    volume_id = await _create_local(world)
+    other = Subject(
+        node="g2",
+        role="gateway",
+        tenant="t",
+        incarnation=b"i" * 16,
+        kem_public_key=world.identities["gateway"].keys.kem_public,
+    )
+    for call in (world.broker.release_key, world.broker.grant_lease):
+        with pytest.raises(VerificationError) as caught:
+            await call(other, volume_id=volume_id, key_epoch=1, request_id=b"r" * 16)
+        assert caught.value.reason == "volume.owner.refused"
+
+
+@pytest.mark.parametrize(
+    ("mode", "third_party", "node"),
+    [("off", "disks", "g"), ("local", "", "g"), ("", "disks", "g"), ("local", "disks", "other")],
+)
+async def test_broker_registers_no_other_mode_and_no_other_owner(
+    world: World, mode: str, third_party: str, node: str
+) -> None:
+    with pytest.raises(UsageError):
+        await world.broker.register_volume(
+            world.identities["gateway"].subject,
+            request_id=str(uuid.uuid4()),
+            display_name="",
+            size_bytes=4096,
+            target_node=node,
+            mode=mode,
+            third_party=third_party,
+        )
+
+
+async def test_target_takes_no_volume_of_another_mode(world: World) -> None:
+    answer = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="g",
+        mode="local",
+        third_party="disks",
+    )
+    with pytest.raises(UsageError) as caught:
+        await world.storage.create(world.identities["gateway"].subject, answer.volume)
+    assert caught.value.reason == "namespace.mode"

@@ -3,15 +3,20 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use sealane_engine::storage::stores::device::Device;
+use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
+use sealane_engine::storage::stores::sealed_file::SealedFileStore;
 use sealane_engine::storage::stores::selection::{self, StoreOptions};
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
 };
 use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
 
 use crate::storage::{
@@ -20,8 +25,67 @@ use crate::storage::{
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<RemoteDevice>()?;
     module.add_class::<Namespace>()?;
     module.add_class::<Controller>()
+}
+
+/// A plain namespace of somebody else's target, for one store.
+#[pyclass(frozen, module = "sealane._native")]
+struct RemoteDevice(Mutex<Option<Arc<EngineDevice>>>);
+
+impl RemoteDevice {
+    fn take(&self) -> PyResult<Arc<EngineDevice>> {
+        let device = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        device.ok_or_else(|| invalid("the device is used or closed already"))
+    }
+}
+
+#[pymethods]
+impl RemoteDevice {
+    #[new]
+    #[pyo3(signature = (fd, *, queue_depth, h2c_data_max, transfer_max, in_capsule_max,
+        block_bytes, block_count, nsid, timeout_seconds, header_digest=false, data_digest=false))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
+    fn new(
+        fd: i32,
+        queue_depth: u16,
+        h2c_data_max: usize,
+        transfer_max: usize,
+        in_capsule_max: usize,
+        block_bytes: usize,
+        block_count: u64,
+        nsid: u32,
+        timeout_seconds: f64,
+        header_digest: bool,
+        data_digest: bool,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
+        let limits = HostLimits {
+            queue_depth,
+            h2c_data_max,
+            transfer_max,
+            in_capsule_max,
+            block_bytes,
+            nsid,
+            digests: Digests { header: header_digest, data: data_digest },
+        };
+        let device = EngineDevice::start(duplicate(fd)?, limits, block_count, timeout);
+        let device = device.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => invalid(error),
+            _ => error.into(),
+        })?;
+        Ok(Self(Mutex::new(Some(Arc::new(device)))))
+    }
+
+    fn erase(&self, py: Python<'_>, volume_id: &[u8]) -> PyResult<()> {
+        let (device, volume_id) = (self.take()?, array("volume_id", volume_id)?);
+        Ok(py.detach(|| SealedFileStore::erase_on(&*device, volume_id))?)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
 }
 
 /// A namespace of a target.
@@ -49,11 +113,7 @@ impl Namespace {
         if block_count == 0 {
             return Err(invalid("a namespace has at least 1 block"));
         }
-        let creates = match exist.as_str() {
-            "create" => true,
-            "open" => false,
-            _ => return Err(invalid(format!("exist {exist:?}; allowed: \"create\", \"open\""))),
-        };
+        let creates = creates(&exist)?;
         let namespace = py.detach(|| {
             let options = StoreOptions {
                 kind: &store,
@@ -71,6 +131,31 @@ impl Namespace {
             _ => error.into(),
         })?;
         Ok(Self { namespace: Arc::new(namespace) })
+    }
+
+    /// A sealed namespace on somebody else's.
+    #[staticmethod]
+    #[pyo3(signature = (device, *, volume_id, block_count, exist))]
+    fn on_device(
+        py: Python<'_>,
+        device: &RemoteDevice,
+        volume_id: &[u8],
+        block_count: u64,
+        exist: &str,
+    ) -> PyResult<Self> {
+        let creates = creates(exist)?;
+        let volume_id = array("volume_id", volume_id)?;
+        let device: Arc<dyn Device> = device.take()?;
+        let namespace = py.detach(|| -> io::Result<EngineNamespace> {
+            let store = if creates {
+                SealedFileStore::create_on(device, volume_id, block_count)
+            } else {
+                SealedFileStore::open_on(device, volume_id)
+            }?;
+            selection::check_size(&store, block_count)?;
+            EngineNamespace::new(Box::new(store))
+        });
+        Ok(Self { namespace: Arc::new(namespace?) })
     }
 
     #[getter]
@@ -134,6 +219,14 @@ impl Namespace {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.namespace.close());
+    }
+}
+
+fn creates(exist: &str) -> PyResult<bool> {
+    match exist {
+        "create" => Ok(true),
+        "open" => Ok(false),
+        _ => Err(invalid(format!("exist {exist:?}; allowed: \"create\", \"open\""))),
     }
 }
 

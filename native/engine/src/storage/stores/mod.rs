@@ -1,6 +1,7 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+pub mod device;
 pub mod emulated;
 pub mod inline_file;
 pub mod journal;
@@ -11,6 +12,7 @@ pub mod nvme_command;
 pub mod pages;
 pub mod plain_file;
 pub mod recovery;
+pub mod remote;
 pub mod ring;
 pub mod sealed_file;
 pub mod sealed_map;
@@ -24,5 +26,7 @@ mod conformance;
 mod power_cut_tests;
 #[cfg(test)]
 mod scratch;
+#[cfg(test)]
+mod served;
 #[cfg(test)]
 mod torn_disk;

@@ -12,6 +12,7 @@ use super::super::store::BLOCK_BYTES;
 use super::layout::{Entry, Geometry, Superblock};
 use super::pages::{BlockFile, PAGE_BYTES, Page};
 use super::sealed_map::SealedMap;
+use super::served::Served;
 use super::torn_disk::TornDisk;
 
 /// Three pages of table, few spare slots and a short log, so that all of them turn over.
@@ -93,6 +94,8 @@ struct InFlight {
 
 struct Run {
     disk: Arc<TornDisk>,
+    /// How map and data reach the disk.
+    file: Arc<dyn BlockFile>,
     map: SealedMap,
     oracle: Arc<Mutex<Oracle>>,
     in_flight: Vec<InFlight>,
@@ -103,12 +106,21 @@ impl Run {
     fn start(disk: TornDisk, oracle: Arc<Mutex<Oracle>>, is_new: bool) -> Self {
         let disk = Arc::new(disk);
         let file = Arc::clone(&disk) as Arc<dyn BlockFile>;
+        Self::start_over(disk, file, oracle, is_new)
+    }
+
+    fn start_over(
+        disk: Arc<TornDisk>,
+        file: Arc<dyn BlockFile>,
+        oracle: Arc<Mutex<Oracle>>,
+        is_new: bool,
+    ) -> Self {
         let map = if is_new {
-            SealedMap::create(file, &SUPERBLOCK)
+            SealedMap::create(Arc::clone(&file), &SUPERBLOCK)
         } else {
-            SealedMap::open(file, &SUPERBLOCK)
+            SealedMap::open(Arc::clone(&file), &SUPERBLOCK)
         };
-        Self { disk, map: map.expect("store"), oracle, in_flight: Vec::new(), version: 0 }
+        Self { disk, file, map: map.expect("store"), oracle, in_flight: Vec::new(), version: 0 }
     }
 
     fn simple() -> Self {
@@ -135,7 +147,7 @@ impl Run {
             let mut page = Page::ZERO;
             page.0.copy_from_slice(&block[..PAGE_BYTES]);
             let slot = entry.slot.expect("a placed block has a slot");
-            self.disk.write(GEOMETRY.slot(slot), &[page]).expect("write");
+            self.file.write(GEOMETRY.slot(slot), &[page]).expect("write");
         }
         self.in_flight.push(InFlight { lba, version, entries });
     }
@@ -541,4 +553,23 @@ fn every_power_cut_leaves_each_block_whole_and_flushed_writes_in_place() {
     let images = images.load(Ordering::Relaxed);
     println!("{images} images");
     assert!(images > 20_000, "only {images} images");
+}
+
+#[test]
+fn every_power_cut_of_somebody_elses_target_leaves_each_block_whole() {
+    let images = Arc::new(AtomicU64::new(0));
+    let oracle = Arc::<Mutex<Oracle>>::default();
+    let mut random = ChaCha8Rng::seed_from_u64(9);
+    let created = Run::start(TornDisk::default(), Arc::clone(&oracle), true);
+    let next = Mutex::new(ChaCha8Rng::seed_from_u64(10));
+    let disk =
+        created.disk.whole().observed(watcher(Arc::clone(&oracle), Arc::clone(&images), next, 1));
+    let disk = Arc::new(disk);
+    let served = Arc::new(Served::disk(&disk, GEOMETRY.page_count()));
+    let mut run = Run::start_over(disk, served, oracle, false);
+    for _ in 0..200 {
+        run.step(&mut random);
+    }
+    let images = images.load(Ordering::Relaxed);
+    assert!(images > 1000, "only {images} images");
 }

@@ -1,5 +1,5 @@
-//! Sealed 4160-byte blocks in a sparse file or a block device without metadata, out of place: the
-//! data in slots, the metadata in a table kept by `sealed_map`.
+//! Sealed 4160-byte blocks on pages without metadata (a sparse file, a block device, a namespace of
+//! somebody else's), out of place: the data in slots, the metadata in a table kept by `sealed_map`.
 //!
 //! A block's data is copied once each way, between the caller's 4160-byte blocks and pages that
 //! direct I/O accepts. A write that isn't durable ends when its data has reached the device; what
@@ -16,11 +16,12 @@ use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone,
     StoreRequest,
 };
+use super::device::{Device, IoQueue, Piece};
 use super::journal::{Journal, Mailbox, Requests};
 use super::layout::{Entry, Geometry, Superblock};
 use super::pages::{BlockFile, DeviceFile, Page};
 use super::recovery;
-use super::ring::{Ended, IO_PAGES_MAX, Io, Ring, copy_error, event, hush, tell};
+use super::ring::{Ended, IO_PAGES_MAX, Io, copy_error, event, hush, tell};
 use super::sealed_map::SealedMap;
 
 /// Name of the flush that writes wait for which found no slot.
@@ -28,7 +29,7 @@ const ROOM: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct Shared {
-    device: Arc<DeviceFile>,
+    device: Arc<dyn Device>,
     map: Arc<SealedMap>,
     counters: StoreCounters,
 }
@@ -44,14 +45,13 @@ impl SealedFileStore {
     /// Lays out an empty store in a sparse file, which must not exist, or on a block device,
     /// whose contents are lost.
     pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
-        let mut superblock =
-            Superblock { uuid: random()?, key: random()?, geometry: Geometry::new(block_count) };
+        let mut uuid: [u8; 16] = random()?;
         // RFC 9562: version 4, variant 10.
-        superblock.uuid[6] = superblock.uuid[6] & 0x0F | 0x40;
-        superblock.uuid[8] = superblock.uuid[8] & 0x3F | 0x80;
-        let device = Arc::new(DeviceFile::create(path, superblock.geometry.page_count())?);
-        let map = SealedMap::create(Arc::clone(&device) as Arc<dyn BlockFile>, &superblock)?;
-        Self::start(device, map)
+        uuid[6] = uuid[6] & 0x0F | 0x40;
+        uuid[8] = uuid[8] & 0x3F | 0x80;
+        let page_count = Geometry::new(block_count).page_count();
+        let device = Arc::new(DeviceFile::create(path, page_count)?);
+        Self::lay_out(device, uuid, block_count)
     }
 
     /// Opens a store and brings it to the state that its last flush, at least, left.
@@ -62,12 +62,67 @@ impl SealedFileStore {
         Self::start(device, map)
     }
 
-    fn start(device: Arc<DeviceFile>, map: SealedMap) -> io::Result<Self> {
+    /// Lays out an empty store on a device, of which the first page must be zeros: anything else
+    /// may be somebody's data.
+    pub fn create_on(
+        device: Arc<dyn Device>,
+        uuid: [u8; 16],
+        block_count: u64,
+    ) -> io::Result<Self> {
+        let mut first = [Page::ZERO];
+        device.read(0, &mut first)?;
+        if first != [Page::ZERO] {
+            let detail = "the device holds something: its first 4096 bytes are not zeros";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, detail));
+        }
+        Self::lay_out(device, uuid, block_count)
+    }
+
+    /// Opens the store of that name on a device.
+    pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16]) -> io::Result<Self> {
+        let superblock = recovery::superblock(&*device)?;
+        if superblock.uuid != uuid {
+            let detail = "the device holds another store";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
+        }
+        check_size(&*device, &superblock.geometry)?;
+        let map = SealedMap::open(Arc::clone(&device) as Arc<dyn BlockFile>, &superblock)?;
+        Self::start(device, map)
+    }
+
+    /// Takes the store of that name off a device, so that another one can be laid out.
+    pub fn erase_on(device: &dyn Device, uuid: [u8; 16]) -> io::Result<()> {
+        if recovery::superblock(device)?.uuid != uuid {
+            let detail = "the device holds another store";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
+        }
+        device.write(0, &[Page::ZERO])?;
+        device.sync()
+    }
+
+    fn lay_out(device: Arc<dyn Device>, uuid: [u8; 16], block_count: u64) -> io::Result<Self> {
+        let superblock = Superblock { uuid, key: random()?, geometry: Geometry::new(block_count) };
+        check_size(&*device, &superblock.geometry)?;
+        let map = SealedMap::create(Arc::clone(&device) as Arc<dyn BlockFile>, &superblock)?;
+        Self::start(device, map)
+    }
+
+    fn start(device: Arc<dyn Device>, map: SealedMap) -> io::Result<Self> {
         let map = Arc::new(map);
         let journal = Journal::start(Arc::clone(&map))?;
         let shared = Shared { device, map, counters: StoreCounters::default() };
         Ok(Self { shared: Arc::new(shared), journal })
     }
+}
+
+fn check_size(device: &dyn Device, geometry: &Geometry) -> io::Result<()> {
+    let (found, needed) = (device.page_count(), geometry.page_count());
+    if found < needed {
+        let detail =
+            format!("the device has {found} pages of 4096 bytes, the store takes {needed}");
+        return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
+    }
+    Ok(())
 }
 
 fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
@@ -88,7 +143,7 @@ impl BlockStore for SealedFileStore {
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         let event = event()?;
         Ok(Box::new(SealedChannel {
-            ring: Ring::new(Arc::clone(&self.shared.device) as Arc<_>, Arc::clone(&event))?,
+            ring: Arc::clone(&self.shared.device).queue(Arc::clone(&event))?,
             shared: Arc::clone(&self.shared),
             requests: Arc::clone(self.journal.requests()),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
@@ -121,18 +176,11 @@ struct Operation {
     result: io::Result<()>,
 }
 
-/// A part of an operation: which, and its first block there.
-#[derive(Debug)]
-struct Piece {
-    operation: u64,
-    first: usize,
-}
-
 /// A run of blocks in consecutive slots: the first, how many, and the first slot.
 type Run = (usize, usize, u64);
 
 struct SealedChannel {
-    ring: Ring<Piece>,
+    ring: Box<dyn IoQueue>,
     shared: Arc<Shared>,
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,

@@ -38,7 +38,7 @@ pub(super) struct State {
     /// Slots that a record in `pending` replaced.
     pub(super) retired: Vec<u64>,
     /// The log or the table could not be written: what is durable isn't known any more.
-    pub(super) has_failed: bool,
+    pub(super) failure: Option<io::ErrorKind>,
 }
 
 #[derive(Debug)]
@@ -62,8 +62,11 @@ pub struct SealedMap {
     pub(super) writer: Mutex<Writer>,
 }
 
-fn failed() -> io::Error {
-    io::Error::other("the store's log failed earlier: it must be opened anew")
+impl State {
+    fn check(&self) -> io::Result<()> {
+        let detail = "the store's log failed earlier: it must be opened anew";
+        self.failure.map_or(Ok(()), |kind| Err(io::Error::new(kind, detail)))
+    }
 }
 
 impl SealedMap {
@@ -88,7 +91,7 @@ impl SealedMap {
         writer: Writer,
     ) -> Self {
         let (pending, retired) = (Vec::new(), Vec::new());
-        let state = State { table, slots, pending, retired, has_failed: false };
+        let state = State { table, slots, pending, retired, failure: None };
         Self {
             file,
             geometry: superblock.geometry,
@@ -132,9 +135,7 @@ impl SealedMap {
         }
         let slots = {
             let mut state = self.state();
-            if state.has_failed {
-                return Err(failed());
-            }
+            state.check()?;
             if state.pending.len() + count > self.pending_max() {
                 return Ok(None);
             }
@@ -154,9 +155,7 @@ impl SealedMap {
     /// Notes blocks from `lba` whose data is written to the slots of their entries.
     pub fn commit(&self, lba: u64, entries: &[Entry]) -> io::Result<()> {
         let mut state = self.state();
-        if state.has_failed {
-            return Err(failed());
-        }
+        state.check()?;
         for (lba, entry) in (lba..).zip(entries) {
             // A later write of the block that ended first stands.
             let replaced = match state.table.set(lba, *entry) {
@@ -177,9 +176,7 @@ impl SealedMap {
     /// Makes blocks unwritten. False: a flush must come first.
     pub fn deallocate(&self, lba: u64, blocks: u64) -> io::Result<bool> {
         let mut state = self.state();
-        if state.has_failed {
-            return Err(failed());
-        }
+        state.check()?;
         if state.pending.len() >= self.pending_max() {
             return Ok(false);
         }
@@ -234,9 +231,7 @@ impl SealedMap {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let records = {
             let mut state = self.state();
-            if state.has_failed {
-                return Err(failed());
-            }
+            state.check()?;
             let pages = state.pending.len().div_ceil(RECORDS_PER_PAGE) as u64;
             let used = writer.log_next - writer.log_start;
             let has_room = used + pages <= self.geometry.log_pages;
@@ -254,9 +249,7 @@ impl SealedMap {
     /// Writes the changed part of the table, so that the log can start anew; also a flush.
     pub fn checkpoint(&self) -> io::Result<()> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.state().has_failed {
-            return Err(failed());
-        }
+        self.state().check()?;
         let result = self.write_checkpoint(&mut writer);
         self.end(result)
     }
@@ -268,7 +261,7 @@ impl SealedMap {
         match retired {
             Ok(retired) => state.slots.release(retired),
             Err(error) => {
-                state.has_failed = true;
+                state.failure = Some(error.kind());
                 return Err(error);
             }
         }

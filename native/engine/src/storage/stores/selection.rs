@@ -64,8 +64,14 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         }
     };
+    check_size(&*store, block_count)?;
+    Ok(store)
+}
+
+/// Refuses a store of another size.
+pub fn check_size(store: &dyn BlockStore, block_count: u64) -> io::Result<()> {
     if store.block_count() == block_count {
-        return Ok(store);
+        return Ok(());
     }
     let detail = format!("the store has {} blocks, not {block_count}", store.block_count());
     Err(io::Error::new(io::ErrorKind::InvalidData, detail))

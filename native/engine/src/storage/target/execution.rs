@@ -238,6 +238,9 @@ impl Worker {
             add(&namespace.counters.media_errors, 1);
             let lba = (task.lock.is_some()).then_some(task.blocks.start);
             let detail = error.to_string();
+            if error.kind() == io::ErrorKind::NotConnected {
+                self.store_lost = Some(detail.clone());
+            }
             let refusal = (Reason::StoreFailed, lba, detail);
             report(namespace, self.controller.association, self.queue_id, refusal);
         }

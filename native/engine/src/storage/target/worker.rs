@@ -59,6 +59,8 @@ pub(super) struct Worker {
     pub throttled: usize,
     /// The queue is over: nothing new is started.
     pub is_ending: bool,
+    /// A store lost its device: what it has of the commands on their way is unknown.
+    pub store_lost: Option<String>,
     done: Vec<StoreDone>,
 }
 
@@ -82,6 +84,7 @@ impl Worker {
             reading: 0,
             throttled: 0,
             is_ending: false,
+            store_lost: None,
             done: Vec::new(),
         }
     }
@@ -127,6 +130,10 @@ impl Worker {
                 return Some(ended);
             }
             let progressed = self.collect();
+            if let Some(detail) = self.store_lost.take() {
+                // No answer at all: a status would be an outcome, and nobody knows it.
+                return Some((Reason::StoreFailed.id(), detail));
+            }
             while let Some(error) = self.queue.next_error() {
                 self.controller.note_error(self.queue_id, error);
             }

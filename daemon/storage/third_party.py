@@ -1,0 +1,409 @@
+"""Volumes on targets that aren't ours (docs/third-party.md).
+
+A gateway serves such a volume to itself: through a target of its own process, whose store lies on
+the third party's plain namespace. Everything between front end and store is what `remote` volumes
+have; when the third party is lost, its store is opened again, and the gateway sees a target that
+restarted.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from sealane import _native
+from sealane.crypto.queue import TICKET_BYTES
+from sealane.daemon.ports import QueueGrant
+from sealane.daemon.storage.events import StorageEvent
+from sealane.daemon.storage.target import Target
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.handshake import Digests
+from sealane.transport.nvme.initiator import (
+    ConnectedQueue,
+    ControllerEvent,
+    EventKind,
+    HostController,
+)
+
+KEEP_ALIVE_MS: Final = 5000
+_SECRET_BYTES: Final = 32
+_QUEUE_ID: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThirdParty:
+    """A namespace of somebody else's, as the operator names it; it holds at most one volume."""
+
+    name: str
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    namespace_id: int
+    credentials: Credentials | None = None
+    digests: Digests = field(default_factory=Digests)
+    command_timeout_seconds: float = 20.0
+
+
+class _Association:
+    """A connection with the third party: one controller and one I/O queue."""
+
+    def __init__(self, party: ThirdParty, *, host_nqn: str, keep_alive_ms: int) -> None:
+        self._party = party
+        self._queue: ConnectedQueue | None = None
+        self._host = HostController(
+            traddr=party.traddr,
+            trsvcid=party.trsvcid,
+            subsystem_nqn=party.subsystem_nqn,
+            host_nqn=host_nqn,
+            keep_alive_ms=keep_alive_ms,
+            credentials=party.credentials,
+            digests=party.digests,
+            events=self._happened,
+        )
+
+    @property
+    def name(self) -> str:
+        """The operator's name of the third party."""
+        return self._party.name
+
+    async def open(self) -> _native.RemoteDevice:
+        """Connect and check that the namespace is one that a volume can lie on."""
+        party = self._party
+        await self._host.connect()
+        await self._host.request_queues(1)
+        namespace = await self._host.identify_namespace(party.namespace_id)
+        if namespace.metadata_bytes:
+            raise UsageError(
+                "third_party.format",
+                f"namespace {party.namespace_id} of {party.name!r} has "
+                f"{namespace.metadata_bytes} bytes of metadata per block; allowed: 0",
+            )
+        queue = await self._host.connect_queue(_QUEUE_ID)
+        self._queue = queue
+        try:
+            return _native.RemoteDevice(
+                queue.socket.fileno(),
+                queue_depth=queue.queue_depth,
+                h2c_data_max=queue.h2c_data_max,
+                transfer_max=queue.transfer_max,
+                in_capsule_max=queue.in_capsule_max,
+                block_bytes=namespace.block_bytes,
+                block_count=namespace.block_count,
+                nsid=party.namespace_id,
+                timeout_seconds=party.command_timeout_seconds,
+                header_digest=queue.header_digest,
+                data_digest=queue.data_digest,
+            )
+        except ValueError as error:
+            raise UsageError("third_party.format", f"{party.name!r}: {error}") from error
+
+    async def close(self) -> None:
+        """End both."""
+        self._end_queue()
+        if self._queue is not None:
+            self._queue.close()
+        await self._host.close()
+
+    def _happened(self, event: ControllerEvent) -> None:
+        if event.kind is EventKind.LOST:
+            self._end_queue()
+
+    def _end_queue(self) -> None:
+        """Have the engine, which holds a duplicate of the socket, see the end now."""
+        if self._queue is not None:
+            with contextlib.suppress(OSError):
+                self._queue.socket.shutdown(2)
+
+
+class _Claim:
+    """The one process of this node that uses a third party's namespace.
+
+    The file is locked while it does, and says "in use" until it has ended in good order: then no
+    command of it can be on its way any more.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise UnavailableError(
+                "third_party.busy", f"{name!r} is in use by a volume of this gateway"
+            ) from error
+        self.was_in_use = bool(os.pread(self._descriptor, 1, 0))
+        os.pwrite(self._descriptor, b"in use\n", 0)
+        os.fsync(self._descriptor)
+
+    def release(self, *, is_clean: bool) -> None:
+        """Let others use it."""
+        if is_clean:
+            os.ftruncate(self._descriptor, 0)
+            os.fsync(self._descriptor)
+        os.close(self._descriptor)
+
+
+class ThirdPartyVolume:
+    """An attached volume's back end; `open_queue` is what the gateway asks for queues."""
+
+    def __init__(
+        self, stores: "ThirdPartyStores", party: ThirdParty, volume_id: uuid.UUID, sectors: int
+    ) -> None:
+        self._stores = stores
+        self._party = party
+        self._volume_id = volume_id
+        self._sectors = sectors
+        self._claim: _Claim | None = None
+        self._association: _Association | None = None
+        self._native: _native.Namespace | None = None
+        self._turn = asyncio.Lock()
+        self._epoch = 0
+        self._incarnation = 0
+        self._is_fresh = False
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Claim the namespace and open the store on it."""
+        self._claim = await asyncio.to_thread(self._stores.claim, self._party)
+        try:
+            if self._claim.was_in_use:
+                await self._stores.wait_for_fence()
+            await self._open_store()
+            self._is_fresh = True
+        except BaseException:
+            await self.close()
+            raise
+
+    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
+        """Admit a queue. The first one of a newer epoch fences all older ones."""
+        async with self._turn:
+            if self._is_closed:
+                raise UnavailableError("third_party.closed", "the volume is being detached")
+            if association_epoch < self._epoch:
+                raise VerificationError(
+                    "queue.association.stale",
+                    f"association epoch {association_epoch}; allowed: {self._epoch} and up",
+                )
+            if association_epoch > self._epoch:
+                if not self._is_fresh:
+                    await self._reopen()
+                self._epoch = association_epoch
+                self._is_fresh = False
+            target = self._stores.target
+            ticket = secrets.token_bytes(TICKET_BYTES)
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            target.admit_queue(
+                ticket,
+                volume_id=self._volume_id,
+                host_nqn=self._stores.host_nqn,
+                queue_id=queue_id,
+                secret=bytearray(secret),
+                association_epoch=association_epoch,
+                incarnation=self._incarnation,
+            )
+            traddr, trsvcid = target.address
+            return QueueGrant(
+                ticket=ticket,
+                secret=bytearray(secret),
+                association_epoch=association_epoch,
+                target_incarnation=self._incarnation,
+                traddr=traddr,
+                trsvcid=trsvcid,
+                subsystem_nqn=target.subsystem_nqn(self._volume_id),
+                host_nqn=self._stores.host_nqn,
+            )
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of the store; none while it is being opened again."""
+        return {} if self._native is None else self._native.statistics()
+
+    def take_events(self) -> Sequence[StorageEvent]:
+        """Take the target's events since the last call."""
+        if self._native is None:
+            return ()
+        return self._stores.target.take_events(self._volume_id)
+
+    async def close(self) -> None:
+        """Make everything durable, close the store, leave the third party."""
+        async with self._turn:
+            self._is_closed = True
+            is_clean = False
+            if self._native is not None:
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(self._native.sync)
+                    is_clean = True
+            await self._close_store()
+            if self._claim is not None:
+                claim, self._claim = self._claim, None
+                await asyncio.to_thread(claim.release, is_clean=is_clean)
+
+    async def _reopen(self) -> None:
+        """Close the store and open it through a new association, as a new incarnation.
+
+        What the old association still has on its way could land later: its end is waited for.
+        """
+        await self._close_store()
+        await self._stores.wait_for_fence()
+        await self._open_store()
+
+    async def _open_store(self) -> None:
+        association = self._stores.association(self._party)
+        try:
+            native = await self._stores.store(
+                association, self._volume_id, self._sectors, exist="open"
+            )
+        except BaseException:
+            await association.close()
+            raise
+        self._association = association
+        self._native = native
+        self._incarnation = secrets.randbits(63) + 1
+        self._stores.target.serve_volume(self._volume_id, native)
+
+    async def _close_store(self) -> None:
+        native, self._native = self._native, None
+        if native is not None:
+            await self._stores.target.delete_volume(self._volume_id)
+        association, self._association = self._association, None
+        if association is not None:
+            await association.close()
+
+
+class ThirdPartyStores:
+    """The third parties that the operator named, and the target that serves what lies on them."""
+
+    def __init__(
+        self,
+        parties: Sequence[ThirdParty],
+        *,
+        host_nqn: str,
+        directory: Path,
+        keep_alive_ms: int = KEEP_ALIVE_MS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._parties = {party.name: party for party in parties}
+        self._directory = directory
+        self._keep_alive_ms = keep_alive_ms
+        self._sleep = sleep
+        self.host_nqn = host_nqn
+        self.target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="memory")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen on a loopback port, which admits queues with a ticket of this process only."""
+        await self.target.start()
+        try:
+            yield
+        finally:
+            await self.target.stop()
+
+    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Lay out an empty volume; again is harmless. UsageError if there is something else."""
+        async with self._using(name) as association:
+            try:
+                native = await self.store(association, volume_id, sector_count, exist="create")
+            except UsageError as error:
+                if error.reason != "third_party.occupied":
+                    raise
+                occupied = error
+            else:
+                await asyncio.to_thread(native.close)
+                return
+        async with self._using(name) as association:
+            try:
+                native = await self.store(association, volume_id, sector_count, exist="open")
+            except UnavailableError as error:
+                raise occupied from error
+            await asyncio.to_thread(native.close)
+
+    async def delete(self, name: str, volume_id: uuid.UUID) -> None:
+        """Take a volume off its namespace: its sectors stay, but nothing leads to them."""
+        async with self._using(name) as association:
+            device = await association.open()
+            try:
+                await asyncio.to_thread(device.erase, volume_id.bytes)
+            except OSError as error:
+                raise _store_error(name, error) from error
+
+    async def attach(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+    ) -> ThirdPartyVolume:
+        """Open a volume for this gateway alone."""
+        volume = ThirdPartyVolume(self, self._party(name), volume_id, sector_count)
+        await volume.open()
+        return volume
+
+    def claim(self, party: ThirdParty) -> _Claim:
+        """Lock a third party against every other use by this node. Blocking."""
+        return _Claim(self._directory / f"{party.name}.lock", party.name)
+
+    def association(self, party: ThirdParty) -> _Association:
+        """Make an association that isn't connected yet."""
+        return _Association(party, host_nqn=self.host_nqn, keep_alive_ms=self._keep_alive_ms)
+
+    async def wait_for_fence(self) -> None:
+        """Wait until the third party must have given up an association that was lost."""
+        await self._sleep(2 * self._keep_alive_ms / 1000)
+
+    async def store(
+        self,
+        association: _Association,
+        volume_id: uuid.UUID,
+        sector_count: int,
+        *,
+        exist: Literal["create", "open"],
+    ) -> _native.Namespace:
+        """Connect, and create or open the store of a volume."""
+        device = await association.open()
+        try:
+            return await asyncio.to_thread(
+                _native.Namespace.on_device,
+                device,
+                volume_id=volume_id.bytes,
+                block_count=sector_count,
+                exist=exist,
+            )
+        except OSError as error:
+            raise _store_error(association.name, error) from error
+
+    @contextlib.asynccontextmanager
+    async def _using(self, name: str) -> AsyncIterator[_Association]:
+        """Use a third party for a moment."""
+        party = self._party(name)
+        claim = await asyncio.to_thread(self.claim, party)
+        is_clean = False
+        association = self.association(party)
+        try:
+            if claim.was_in_use:
+                await self.wait_for_fence()
+            yield association
+            is_clean = True
+        except UsageError:
+            is_clean = True
+            raise
+        finally:
+            await association.close()
+            await asyncio.to_thread(claim.release, is_clean=is_clean)
+
+    def _party(self, name: str) -> ThirdParty:
+        try:
+            return self._parties[name]
+        except KeyError:
+            known = ", ".join(sorted(self._parties)) or "none is configured"
+            raise UsageError(
+                "third_party.unknown", f"third party {name[:80]!r}; allowed: {known}"
+            ) from None
+
+
+def _store_error(name: str, error: OSError) -> Error:
+    if isinstance(error, FileExistsError):
+        return UsageError("third_party.occupied", f"{name!r}: {error}")
+    return UnavailableError("third_party.store", f"{name!r}: {error}")

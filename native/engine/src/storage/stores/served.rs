@@ -1,0 +1,176 @@
+//! A plain namespace over a torn disk or in memory, served on a real socket by the target's own
+//! queue threads: for the device, it is somebody else's.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::host_queue::HostLimits;
+use sealane_proto::nvme::pdu::Digests;
+
+use super::super::store::{BlockStore, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest};
+use super::super::target::{AnaState, Controller, Namespace};
+use super::device::Device;
+use super::pages::{BlockFile, PAGE_BYTES, Page};
+use super::remote::RemoteDevice;
+use super::torn_disk::TornDisk;
+use zerocopy::IntoBytes;
+
+const LIMITS: ControllerLimits = ControllerLimits {
+    queue_depth: 32,
+    h2c_data_max: 16_384,
+    in_capsule_max: 8192,
+    transfer_max: 65_536,
+    success_flag: true,
+    digests: Digests { header: true, data: true },
+};
+
+/// A device and the controller that serves it.
+#[derive(Debug)]
+pub struct Served {
+    pub device: Arc<RemoteDevice>,
+    link: OwnedFd,
+    _controller: Controller,
+}
+
+impl Served {
+    /// Serves a store through a new association.
+    pub fn new(store: Box<dyn BlockStore>) -> Self {
+        let namespace = Arc::new(Namespace::new(store).expect("namespace"));
+        Self::over(&namespace)
+    }
+
+    /// Serves a torn disk.
+    pub fn disk(disk: &Arc<TornDisk>, page_count: u64) -> Self {
+        Self::new(Box::new(TornStore { disk: Arc::clone(disk), page_count }))
+    }
+
+    /// Serves a namespace through a new association.
+    pub fn over(namespace: &Arc<Namespace>) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let (host, target) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
+        let link = host.try_clone().expect("descriptor");
+        let controller = Controller::new(1, [1; 16]).expect("controller");
+        controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
+        controller.start_queue(target, 1, LIMITS, None).expect("queue");
+        let limits = HostLimits {
+            queue_depth: LIMITS.queue_depth,
+            h2c_data_max: LIMITS.h2c_data_max,
+            transfer_max: LIMITS.transfer_max,
+            in_capsule_max: LIMITS.in_capsule_max,
+            block_bytes: PAGE_BYTES,
+            nsid: 1,
+            digests: LIMITS.digests,
+        };
+        let (count, timeout) = (namespace.block_count(), Duration::from_secs(20));
+        let device = RemoteDevice::start(host, limits, count, timeout).expect("device");
+        Self { device: Arc::new(device), link, _controller: controller }
+    }
+
+    /// Breaks the connection.
+    pub fn cut(&self) {
+        cut(&self.link);
+    }
+
+    /// What breaks the connection.
+    pub fn link(&self) -> OwnedFd {
+        self.link.try_clone().expect("descriptor")
+    }
+}
+
+/// Breaks a connection.
+pub fn cut(link: &OwnedFd) {
+    // Again and again does no harm.
+    let _ = shutdown(link, Shutdown::Both);
+}
+
+impl BlockFile for Served {
+    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
+        self.device.read(page, pages)
+    }
+
+    fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.device.write(page, pages)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+}
+
+/// A torn disk as a plain store.
+#[derive(Debug)]
+struct TornStore {
+    disk: Arc<TornDisk>,
+    page_count: u64,
+}
+
+impl BlockStore for TornStore {
+    fn block_bytes(&self) -> usize {
+        PAGE_BYTES
+    }
+
+    fn block_count(&self) -> u64 {
+        self.page_count
+    }
+
+    fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
+        Ok(Box::new(TornChannel { disk: Arc::clone(&self.disk), done: Vec::new() }))
+    }
+
+    fn scan(&self, _visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn statistics(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+struct TornChannel {
+    disk: Arc<TornDisk>,
+    done: Vec<StoreDone>,
+}
+
+impl StoreChannel for TornChannel {
+    fn submit(&mut self, ticket: u64, mut request: StoreRequest) {
+        let result = match &mut request {
+            StoreRequest::Read { lba, buffer } => {
+                let mut pages = vec![Page::ZERO; buffer.len() / PAGE_BYTES];
+                let read = self.disk.read(*lba, &mut pages);
+                buffer.copy_from_slice(pages.as_bytes());
+                read
+            }
+            StoreRequest::Write { lba, buffer, durable } => {
+                let mut pages = vec![Page::ZERO; buffer.len() / PAGE_BYTES];
+                pages.as_mut_bytes().copy_from_slice(buffer);
+                let written = self.disk.write(*lba, &pages);
+                if *durable { written.and_then(|()| self.disk.sync()) } else { written }
+            }
+            StoreRequest::Flush => self.disk.sync(),
+            StoreRequest::Deallocate { .. } => Err(io::Error::other("nobody deallocates here")),
+        };
+        self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+    }
+
+    fn poll(&mut self, done: &mut Vec<StoreDone>) {
+        done.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// The device, as stores take it.
+pub fn device(served: &Served) -> Arc<dyn Device> {
+    Arc::clone(&served.device) as Arc<dyn Device>
+}

@@ -1,0 +1,132 @@
+"""A volume on Linux's own NVMe/TCP target: the gateway's mode local, folded."""
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kernel_lab.emulation import Guest
+from kernel_lab.lab import Lab
+from sealane.daemon.storage.gateway import Gateway
+from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.handshake import Digests
+from sealane.transport.nvme.initiator import HostController, VolumeQueue
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+
+NQN = "nqn.2024-01.org.example:kernel"
+GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"
+HOST = "nqn.2026-11.dev.sealane:host"
+SIZE_MIB = 64
+PORT = 4420
+SECTORS = 4096
+PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeKey:
+    volume_id: uuid.UUID
+    key: bytearray
+    generation: int = 1
+    sector_count: int = SECTORS
+    key_epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    broker_instance: int = 1
+    start_epoch: int
+    counter_start: int = 1
+    counter_end: int = 1 << 36
+
+
+@dataclass
+class Volume:
+    """One volume, attached as often as a test wants."""
+
+    directory: Path
+    volume_id: uuid.UUID = field(default_factory=uuid.uuid4)
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    attachments: int = 0
+
+    def stores(self, guest: Guest) -> ThirdPartyStores:
+        party = ThirdParty(
+            name="kernel",
+            traddr="127.0.0.1",
+            trsvcid=guest.forwarded_port(PORT),
+            subsystem_nqn=NQN,
+            namespace_id=1,
+            digests=Digests(header=True, data=True),
+        )
+        return ThirdPartyStores([party], host_nqn=GATEWAY, directory=self.directory)
+
+    async def create(self, guest: Guest) -> None:
+        stores = self.stores(guest)
+        async with stores.running():
+            await stores.create("kernel", self.volume_id, sector_count=SECTORS)
+
+    @contextlib.asynccontextmanager
+    async def attached(self, guest: Guest) -> AsyncIterator[VolumeQueue]:
+        stores = self.stores(guest)
+        gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
+        self.attachments += 1
+        async with stores.running():
+            await gateway.start()
+            back = await stores.attach("kernel", self.volume_id, sector_count=SECTORS)
+            try:
+                port = await gateway.attach(
+                    VolumeKey(volume_id=self.volume_id, key=bytearray(self.key)),
+                    counters=Counters(start_epoch=self.attachments),
+                    host_nqn=HOST,
+                    open_queue=back.open_queue,
+                )
+                export = port.export
+                async with HostController(
+                    traddr=export.traddr,
+                    trsvcid=export.trsvcid,
+                    subsystem_nqn=export.subsystem_nqn,
+                    host_nqn=HOST,
+                    credentials=Credentials(secret=port.secret),
+                ) as host:
+                    queue = await host.open_queue(1)
+                    yield queue
+                    await queue.close()
+                await port.detach()
+            finally:
+                await back.close()
+                await gateway.stop()
+
+
+def test_volume_on_linux_comes_back_after_detach_and_deallocate(lab: Lab, tmp_path: Path) -> None:
+    volume = Volume(tmp_path / "third-party")
+    content = secrets.token_bytes(2 << 20)
+
+    async def work(guest: Guest) -> None:
+        await volume.create(guest)
+        async with volume.attached(guest) as queue:
+            await queue.write(5, content)
+            await queue.flush()
+            await queue.deallocate([(100, 20)])
+            await queue.compare_and_write(7, content[2 * PAGE : 3 * PAGE], b"w" * PAGE)
+        async with volume.attached(guest) as queue:
+            back = bytearray(len(content))
+            await queue.read(5, back)
+        expected = bytearray(content)
+        expected[2 * PAGE : 3 * PAGE] = b"w" * PAGE
+        expected[95 * PAGE : 115 * PAGE] = bytes(20 * PAGE)
+        assert back == expected
+
+    lab.run(
+        f"nvmet_disk {SIZE_MIB} {PAGE}",
+        f"nvmet_subsystem {NQN}",
+        f"nvmet_listen {NQN}",
+        "call work",
+        calls={"work": lambda guest: asyncio.run(work(guest))},
+        options={"forward": (f"0:{PORT}",)},
+    )

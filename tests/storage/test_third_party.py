@@ -1,0 +1,411 @@
+"""Volumes on a target that isn't ours: for the gateway, an ordinary namespace in a file."""
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sealane.daemon.storage.exported import Exported, Provider
+from sealane.daemon.storage.gateway import AttachedVolume, Gateway
+from sealane.daemon.storage.listener import Listener
+from sealane.daemon.storage.subsystem_config import SubsystemConfig
+from sealane.daemon.storage.subsystems import PlainSubsystems
+from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores, ThirdPartyVolume
+from sealane.errors import UnavailableError, UsageError
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.errors import NvmeStatusError
+from sealane.transport.nvme.handshake import Digests
+from sealane.transport.nvme.initiator import HostController, VolumeQueue
+
+NQN = "nqn.2026-11.dev.sealane:disks"
+GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"
+HOST = "nqn.2026-11.dev.sealane:host"
+SECTORS = 256
+PAGE = 4096
+LOG_START, LOG_PAGES = 3, 4096
+TABLE_START = LOG_START + LOG_PAGES
+SLOTS_START = TABLE_START + 2 * -(-SECTORS // 46)
+SLOTS = SECTORS + 1024
+PAGES = SLOTS_START + SLOTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeKey:
+    volume_id: uuid.UUID
+    key: bytearray
+    generation: int = 1
+    sector_count: int = SECTORS
+    key_epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    broker_instance: int = 1
+    start_epoch: int
+    counter_start: int = 1
+    counter_end: int = 1 << 36
+
+
+class Nothing(Provider):
+    """A provider without subsystems of its own."""
+
+    def find(self, subsystem_nqn: str) -> Exported | None:
+        assert subsystem_nqn
+        return None
+
+
+@dataclass
+class Attached:
+    port: AttachedVolume
+    back: ThirdPartyVolume
+
+
+@dataclass
+class World:
+    plain: PlainSubsystems
+    gateway: Gateway
+    stores: ThirdPartyStores
+    image: Path
+    fences: list[float] = field(default_factory=list)
+    volume_id: uuid.UUID = field(default_factory=uuid.uuid4)
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    attachments: int = 0
+
+    def config(self, pages: int = PAGES) -> SubsystemConfig:
+        namespace = {
+            "nsid": 1,
+            "store": "file",
+            "path": str(self.image),
+            "size_bytes": pages * PAGE,
+        }
+        return SubsystemConfig.model_validate(
+            {"nqn": NQN, "hosts": [{"nqn": GATEWAY}], "namespaces": [namespace]}
+        )
+
+    async def create(self) -> None:
+        await self.stores.create("disks", self.volume_id, sector_count=SECTORS)
+
+    async def open(self) -> ThirdPartyVolume:
+        return await self.stores.attach("disks", self.volume_id, sector_count=SECTORS)
+
+    @contextlib.asynccontextmanager
+    async def attached(self) -> AsyncIterator[VolumeQueue]:
+        """Attach the volume and connect a host."""
+        back = await self.open()
+        self.attachments += 1
+        port = await self.gateway.attach(
+            VolumeKey(volume_id=self.volume_id, key=bytearray(self.key)),
+            counters=Counters(start_epoch=self.attachments),
+            host_nqn=HOST,
+            open_queue=back.open_queue,
+        )
+        try:
+            export = port.export
+            async with HostController(
+                traddr=export.traddr,
+                trsvcid=export.trsvcid,
+                subsystem_nqn=export.subsystem_nqn,
+                host_nqn=HOST,
+                credentials=Credentials(secret=port.secret),
+            ) as host:
+                queue = await host.open_queue(1)
+                try:
+                    yield queue
+                finally:
+                    await queue.close()
+        finally:
+            await port.detach()
+            await back.close()
+
+    def pages(self, first: int, count: int) -> bytes:
+        with self.image.open("rb") as file:
+            file.seek(first * PAGE)
+            return file.read(count * PAGE)
+
+    def put(self, first: int, content: bytes) -> None:
+        with self.image.open("r+b") as file:
+            file.seek(first * PAGE)
+            file.write(content)
+
+    def used_slots(self) -> list[int]:
+        content = self.pages(SLOTS_START, SLOTS)
+        return [n for n in range(SLOTS) if any(content[n * PAGE : (n + 1) * PAGE])]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    listener = Listener(Nothing(), traddr="127.0.0.1", trsvcid=0, offers_digests=True)
+    await listener.start()
+    plain = PlainSubsystems(listener)
+    traddr, trsvcid = listener.address
+    fences: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        fences.append(seconds)
+
+    party = ThirdParty(
+        name="disks",
+        traddr=traddr,
+        trsvcid=trsvcid,
+        subsystem_nqn=NQN,
+        namespace_id=1,
+        digests=Digests(header=True, data=True),
+    )
+    stores = ThirdPartyStores(
+        [party], host_nqn=GATEWAY, directory=tmp_path / "third-party", sleep=wait
+    )
+    gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
+    await gateway.start()
+    try:
+        async with stores.running():
+            made = World(plain, gateway, stores, tmp_path / "image", fences)
+            await plain.apply([made.config()])
+            yield made
+    finally:
+        await gateway.stop()
+        await plain.close()
+        await listener.stop()
+
+
+async def read(queue: VolumeQueue, lba: int, sectors: int) -> bytes:
+    into = bytearray(sectors * PAGE)
+    await queue.read(lba, into)
+    return bytes(into)
+
+
+async def test_what_is_written_comes_back_after_detach_and_is_not_in_the_clear(
+    world: World,
+) -> None:
+    await world.create()
+    content = secrets.token_bytes(100 * PAGE)
+    async with world.attached() as queue:
+        await queue.write(3, content)
+        assert await read(queue, 3, 100) == content
+        assert await read(queue, 200, 2) == bytes(2 * PAGE)
+        await queue.deallocate([(50, 10)])
+    async with world.attached() as queue:
+        expected = content[: 47 * PAGE] + bytes(10 * PAGE) + content[57 * PAGE :]
+        assert await read(queue, 3, 100) == expected
+    stored = world.image.read_bytes()
+    assert all(content[at : at + 16] not in stored for at in range(0, len(content), PAGE))
+    assert world.fences == [], "every end was in good order"
+
+
+async def test_host_compares_and_writes_in_one_step(world: World) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(7, b"a" * PAGE)
+        await queue.compare_and_write(7, b"a" * PAGE, b"b" * PAGE)
+        with pytest.raises(NvmeStatusError):
+            await queue.compare_and_write(7, b"a" * PAGE, b"c" * PAGE)
+        await queue.write_zeroes(8, 1)
+        assert await read(queue, 7, 2) == b"b" * PAGE + bytes(PAGE)
+
+
+async def test_lost_third_party_costs_the_host_a_pause_and_no_acknowledged_write(
+    world: World,
+) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(0, b"f" * PAGE * 8)
+        await queue.flush()
+        # Acknowledged and not flushed: the store's table had them in memory only.
+        await queue.write(4, b"u" * PAGE * 8)
+        await world.plain.apply([])
+        await world.plain.apply([world.config()])
+        assert await read(queue, 0, 12) == b"f" * PAGE * 4 + b"u" * PAGE * 8
+        await queue.write(2, b"n" * PAGE)
+        await queue.flush()
+    assert world.fences, "what was on its way had to be waited for"
+    async with world.attached() as queue:
+        expected = b"f" * PAGE * 2 + b"n" * PAGE + b"f" * PAGE + b"u" * PAGE * 8
+        assert await read(queue, 0, 12) == expected
+
+
+async def test_volume_in_use_cannot_be_attached_or_deleted_a_second_time(world: World) -> None:
+    await world.create()
+    back = await world.open()
+    try:
+        for use in (world.open(), world.stores.delete("disks", world.volume_id)):
+            with pytest.raises(UnavailableError) as caught:
+                await use
+            assert caught.value.reason == "third_party.busy"
+    finally:
+        await back.close()
+    await world.stores.delete("disks", world.volume_id)
+
+
+async def test_attach_after_a_process_that_was_killed_waits_for_what_it_had_on_its_way(
+    world: World, tmp_path: Path
+) -> None:
+    await world.create()
+    (tmp_path / "third-party" / "disks.lock").write_text("in use\n")
+    back = await world.open()
+    await back.close()
+    assert len(world.fences) == 1
+    await (await world.open()).close()
+    assert len(world.fences) == 1, "that one ended in good order"
+
+
+async def test_older_association_is_refused(world: World) -> None:
+    await world.create()
+    back = await world.open()
+    try:
+        first = await back.open_queue(1, 5)
+        with pytest.raises(Exception, match="epoch 4"):
+            await back.open_queue(1, 4)
+        second = await back.open_queue(1, 6)
+        assert second.target_incarnation != first.target_incarnation
+    finally:
+        await back.close()
+    with pytest.raises(UnavailableError):
+        await back.open_queue(1, 7)
+
+
+async def test_namespace_that_holds_something_is_not_taken(world: World) -> None:
+    world.put(0, bytes(1080) + b"\x53\xef")
+    with pytest.raises(UsageError) as caught:
+        await world.create()
+    assert caught.value.reason == "third_party.occupied"
+    assert world.pages(0, 1)[1080:1082] == b"\x53\xef"
+
+
+async def test_namespace_holds_one_volume_until_that_is_deleted(world: World) -> None:
+    await world.create()
+    await world.create()
+    other = uuid.uuid4()
+    with pytest.raises(UsageError, match="holds something"):
+        await world.stores.create("disks", other, sector_count=SECTORS)
+    with pytest.raises(UnavailableError, match="another store"):
+        await world.stores.delete("disks", other)
+    await (await world.open()).close()
+    await world.stores.delete("disks", world.volume_id)
+    await world.stores.create("disks", other, sector_count=SECTORS)
+    with pytest.raises(UnavailableError, match="another store"):
+        await world.open()
+
+
+async def test_namespace_that_is_too_small_or_not_configured_is_refused(world: World) -> None:
+    with pytest.raises(UnavailableError, match=f"has {PAGES} pages"):
+        await world.stores.create("disks", world.volume_id, sector_count=SECTORS + 50)
+    with pytest.raises(UsageError, match="disks"):
+        await world.stores.create("elsewhere", world.volume_id, sector_count=SECTORS)
+
+
+# Attacks on what the third party stores.
+
+
+async def test_changed_or_swapped_sectors_are_errors(world: World) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(10, secrets.token_bytes(4 * PAGE), is_forced=True)
+        first, second, third, fourth = (SLOTS_START + slot for slot in world.used_slots())
+        changed = bytearray(world.pages(first, 1))
+        changed[77] ^= 1
+        world.put(first, bytes(changed))
+        a, b = world.pages(second, 1), world.pages(third, 1)
+        world.put(second, b)
+        world.put(third, a)
+        for lba in (10, 11, 12):
+            with pytest.raises(NvmeStatusError):
+                await read(queue, lba, 1)
+        assert fourth
+        assert len(await read(queue, 13, 1)) == PAGE
+
+
+async def test_older_copy_put_back_while_attached_is_refused(world: World) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(10, b"1" * PAGE, is_forced=True)
+        await queue.flush()
+        old = world.image.read_bytes()
+        await queue.write(10, b"2" * PAGE, is_forced=True)
+        await queue.flush()
+        world.put(0, old)
+        with pytest.raises(NvmeStatusError):
+            await read(queue, 10, 1)
+
+
+async def test_older_copy_put_back_while_detached_is_not_noticed_and_nobody_promises_it(
+    world: World,
+) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(10, b"1" * PAGE)
+    old = world.image.read_bytes()
+    async with world.attached() as queue:
+        await queue.write(10, b"2" * PAGE)
+    world.put(0, old)
+    async with world.attached() as queue:
+        # docs/third-party.md: a volume of mode local can be rolled back as a whole while detached.
+        assert await read(queue, 10, 1) == b"1" * PAGE
+
+
+async def test_sector_put_back_while_detached_is_an_error(world: World) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(10, b"1" * PAGE)
+    (slot,) = world.used_slots()
+    old = world.pages(SLOTS_START + slot, 1)
+    async with world.attached() as queue:
+        await queue.write(10, b"2" * PAGE)
+    # Opening makes a checkpoint: from then on no record is taken for one that was never durable.
+    await (await world.open()).close()
+    for slot in world.used_slots():
+        world.put(SLOTS_START + slot, old)
+    async with world.attached() as queue:
+        with pytest.raises(NvmeStatusError):
+            await read(queue, 10, 1)
+
+
+@pytest.mark.parametrize("page", [0, 1, TABLE_START, SLOTS_START])
+async def test_damaged_map_or_sector_never_reads_as_data(world: World, page: int) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(0, b"1" * PAGE * 46)
+    async with world.attached() as queue:
+        assert await read(queue, 0, 1) == b"1" * PAGE
+    if page == 1:
+        for checkpoint in (1, 2):
+            world.put(checkpoint, bytes(PAGE))
+    for copy in range(2 if page == TABLE_START else 1):
+        content = bytearray(world.pages(page + copy, 1))
+        content[100] ^= 1
+        world.put(page + copy, bytes(content))
+    if page == SLOTS_START:
+        async with world.attached() as queue:
+            with pytest.raises(NvmeStatusError):
+                await read(queue, 0, 46)
+        return
+    with pytest.raises(UnavailableError) as caught:
+        await world.open()
+    assert caught.value.reason == "third_party.store"
+
+
+async def test_forged_metadata_and_its_checksums_do_not_pass_for_a_sector(world: World) -> None:
+    """The map's key lies on the namespace, so a forger can make whole pages: seals must hold."""
+    await world.create()
+    async with world.attached() as queue:
+        await queue.write(0, b"1" * PAGE)
+    other = uuid.uuid4()
+    # The same store under another volume's key and id: what the forger would have to make.
+    superblock = bytearray(world.pages(0, 1))
+    assert superblock[16:32] == world.volume_id.bytes
+    superblock[16:32] = other.bytes
+    world.put(0, bytes(superblock))
+    world.volume_id = other
+    with pytest.raises(UnavailableError, match="damaged"):
+        await world.open()
+
+
+async def test_stopping_waits_for_nothing_that_hangs(world: World) -> None:
+    await world.create()
+    back = await world.open()
+    await world.plain.apply([])
+    async with asyncio.timeout(20):
+        await back.close()
