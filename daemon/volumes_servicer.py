@@ -19,7 +19,7 @@ MODE: Final = "remote"
 _CLAIMS: Final = {
     "": ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
     # docs/third-party.md says why the others don't, and how far C4 goes.
-    "local": ("C1", "C2", "C3", "C4 while attached", "C7", "C8"),
+    "local": ("C1", "C2", "C3", "C4 while attached", "C7 as far as its flush holds", "C8"),
 }
 _FRESHNESS_LOCAL: Final = (
     "flat-table in the gateway while attached: a roll-back while detached is not noticed"

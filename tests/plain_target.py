@@ -79,6 +79,16 @@ class PlainTarget:
         return Disk(front_end, timeout_seconds=timeout_seconds)
 
 
+async def write_and_check(disk: Disk, offset: int, length: int, *, rounds: int) -> None:
+    """Write bytes that nobody else writes; what was written last must be there at any time."""
+    last = bytes(length)
+    for number in range(rounds):
+        assert await disk.read(offset, length) == last
+        last = bytes([number + 1]) * length
+        await disk.write(offset, last)
+        assert await disk.read(offset, length) == last
+
+
 class ThreadedTarget:
     """The same on a thread of its own, for callers without an event loop: a context manager."""
 

@@ -37,6 +37,7 @@ from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import (
     FRONT_TRANSFER_BYTES,
     H2C_DATA_BYTES,
+    IN_CAPSULE_BYTES,
     NAMESPACE_ID,
     IoOpcode,
 )
@@ -84,7 +85,7 @@ class _Joined:
             queue_id=self.name.queue_id,
             queue_depth=self.connect.queue_size,
             h2c_data_max=H2C_DATA_BYTES,
-            in_capsule_max=H2C_DATA_BYTES,
+            in_capsule_max=IN_CAPSULE_BYTES,
             transfer_max=FRONT_TRANSFER_BYTES,
             success_flag=self.connect.disable_flow_control,
             header_digest=self.connect.header_digest,

@@ -5,7 +5,6 @@ beyond the Connect command (or the host's authentication) is ever read here.
 """
 
 import asyncio
-import contextlib
 import itertools
 import socket
 from collections import Counter
@@ -51,9 +50,6 @@ IO_QUEUES_MAX = 1024  # of all associations; each is a thread of the engine
 _ACCEPT_PAUSE_SECONDS = 0.1
 DRAIN_LEFT_SECONDS = 30.0
 _FAREWELL_SECONDS = 2.0
-# How long and how much a host that broke the rules may go on before it is cut.
-_DRAIN_SECONDS = 1.0
-_DRAIN_BYTES_MAX = 1 << 20
 _CONTROLLERS_MAX = 0xFFEF
 
 Observer = Callable[[str], None]
@@ -167,6 +163,9 @@ class Listener:
         association = next(
             (a for a in self.associations if a.association_id == event.association), None
         )
+        if event.reason:
+            host = association.host_nqn if association is not None else "unknown"
+            self._fault(host, event.reason, f"I/O queue {event.queue_id}: {event.detail}")
         if association is None or event.queue_id not in association.queue_ids:
             return
         association.queue_ids.discard(event.queue_id)
@@ -285,10 +284,7 @@ class Listener:
         except ProtocolError as error:
             self._fault(source, error.reason, str(error.args[0]))
             fault = error if isinstance(error, PduFaultError) else None
-            with contextlib.suppress(UnavailableError, TimeoutError):
-                async with asyncio.timeout(_DRAIN_SECONDS):
-                    await stream.terminate(from_host=False, fault=fault)
-                    await stream.drain(bytes_max=_DRAIN_BYTES_MAX)
+            await stream.farewell(from_host=False, fault=fault)
 
     async def _connected(self, stream: PduStream, connect: Connect) -> None:
         exported = self._find(connect.subsystem_nqn)

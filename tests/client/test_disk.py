@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plain_target import SIZE, PlainTarget
+from plain_target import SIZE, PlainTarget, write_and_check
 from sealane.client.disk import CHANGE_ATTEMPTS_MAX, OPERATIONS_MAX, Disk
 from sealane.client.disk_queues import QUEUES_MAX
 from sealane.errors import SectorVerificationError, UnavailableError, UsageError, VerificationError
@@ -77,14 +77,10 @@ async def test_two_hosts_that_write_different_bytes_of_one_sector_lose_nothing(
 ) -> None:
     rounds, share = 40, 100
 
-    async def write(disk: Disk, offset: int) -> None:
-        for number in range(rounds):
-            await disk.write(offset, bytes([number + 1]) * share)
-
     async with world.disk() as one, world.disk() as other:
         async with asyncio.TaskGroup() as tasks:
             for index, disk in enumerate([one, other, one, other]):
-                tasks.create_task(write(disk, 5000 + index * share))
+                tasks.create_task(write_and_check(disk, 5000 + index * share, share, rounds=rounds))
         assert await one.read(5000, 4 * share) == bytes([rounds]) * (4 * share)
         assert await other.read(4096, 904) == bytes(904)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from control_plane import Daemon, Site, daemon, short_directory
+from plain_target import write_and_check
 from sealane.client import connect, sync
 from sealane.errors import UsageError
 
@@ -85,16 +86,16 @@ async def test_random_calls_on_a_sealed_volume_do_what_they_do_to_a_bytearray(
 async def test_two_clients_that_write_different_bytes_of_one_sector_lose_nothing(
     cluster: Cluster,
 ) -> None:
-    rounds, share = 10, 100
+    rounds, share = 30, 100
     async with connect(cluster.gateways[0].socket) as client:
         created = await client.volumes.create(size_bytes=MIB)
         volume = await client.volumes.attach(created.name, host_nqn=HOST)
         async with client.open(volume) as one, client.open(volume) as other:
 
             async def write(index: int) -> None:
-                disk = (one, other)[index % 2]
-                for number in range(rounds):
-                    await disk.write(5000 + index * share, bytes([number + 1]) * share)
+                await write_and_check(
+                    (one, other)[index % 2], 5000 + index * share, share, rounds=rounds
+                )
 
             async with asyncio.TaskGroup() as tasks:
                 for index in range(4):
@@ -126,7 +127,7 @@ def test_a_file_outlives_its_attachment(cluster: Cluster) -> None:
 async def test_two_gateways_that_write_different_bytes_of_one_sector_lose_nothing(
     cluster: Cluster,
 ) -> None:
-    rounds, share = 10, 100
+    rounds, share = 30, 100
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(g.socket)) for g in cluster.gateways]
         created = await clients[0].volumes.create(size_bytes=MIB)
@@ -136,8 +137,7 @@ async def test_two_gateways_that_write_different_bytes_of_one_sector_lose_nothin
             disks.append(await stack.enter_async_context(client.open(volume)))
 
         async def write(index: int) -> None:
-            for number in range(rounds):
-                await disks[index].write(5000 + index * share, bytes([number + 1]) * share)
+            await write_and_check(disks[index], 5000 + index * share, share, rounds=rounds)
 
         async with asyncio.TaskGroup() as tasks:
             for index in range(2):

@@ -173,7 +173,7 @@ def test_encoded_pdus_decode() -> None:
     assert _native.decode_pdu(_native.encode_ic_resp(8192)).limit == 8192
     data = _native.decode_pdu(_native.encode_c2h_data(5, b"1234")[:24])
     assert (data.cid, data.offset, data.length) == (5, 0, 4)
-    assert _native.decode_pdu(_native.encode_termination(True, 3, 9)).cid == 3
+    assert _native.decode_pdu(_native.encode_termination(True, 3, 9, b"")).cid == 3
 
 
 @pytest.mark.parametrize("length", range(128))

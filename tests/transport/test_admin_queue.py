@@ -112,7 +112,7 @@ BREACHES: dict[str, Callable[[int], bytes]] = {
     "another command's end": lambda cid: _native.encode_capsule_resp(encode_completion(cid + 1)),
     "a request": lambda _: _native.encode_capsule_cmd(ENTRY, b""),
     "a second ICResp": lambda _: _native.encode_ic_resp(8192),
-    "a termination": lambda _: _native.encode_termination(False, 1, 0),
+    "a termination": lambda _: _native.encode_termination(False, 1, 0, b""),
     "an unknown type": lambda _: b"\x55\0\x08\0\x08\0\0\0",
     "a length beyond all bounds": lambda cid: data_pdu(cid, b"")[:4] + b"\xff" * 4 + bytes(16),
 }

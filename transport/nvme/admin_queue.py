@@ -4,7 +4,6 @@ A command whose time is up can't be told from one that is still being executed: 
 """
 
 import asyncio
-import contextlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from sealane.errors import Error, ProtocolError, UnavailableError
 from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
-from sealane.transport.nvme.exchange import Answer
+from sealane.transport.nvme.exchange import HEADER_FIELD, SEQUENCE, Answer
 from sealane.transport.nvme.stream import PduFaultError, PduStream
 from sealane.transport.tasks import TaskOwner
 
@@ -104,8 +103,7 @@ class AdminQueue:
         except ProtocolError as error:
             self._fail(error)
             fault = error if isinstance(error, PduFaultError) else None
-            with contextlib.suppress(UnavailableError):
-                await self._stream.terminate(from_host=True, fault=fault)
+            await self._stream.farewell(from_host=True, fault=fault)
         except UnavailableError as error:
             self._fail(error)
 
@@ -114,12 +112,18 @@ class AdminQueue:
             raise ProtocolError(
                 "pdu.terminated", f"the controller ended the connection: error {header.cid:#x}"
             )
+        if header.kind not in {PduKind.CAPSULE_RESP, PduKind.C2H_DATA}:
+            raise PduFaultError(f"unexpected PDU {header.kind:#04x}", fatal_status=SEQUENCE)
         command_id = header.cid
         if header.kind == PduKind.CAPSULE_RESP:
             command_id = decode_completion(header.entry)[0]
         pending = self._pending.get(command_id)
         if pending is None:
-            raise ProtocolError("pdu.malformed", f"an answer to no command: {command_id}")
+            # Where a completion entry, or a data header, has its command id.
+            offset = 20 if header.kind == PduKind.CAPSULE_RESP else 8
+            raise PduFaultError(
+                f"an answer to no command: {command_id}", fatal_status=HEADER_FIELD, offset=offset
+            )
         try:
             is_complete = pending.answer.take(header, payload)
         except NvmeStatusError as error:

@@ -4,12 +4,15 @@ import struct
 from dataclasses import dataclass, field
 
 from sealane import _native
-from sealane.errors import ProtocolError
 from sealane.protocol.nvme.command import decode_completion
 from sealane.protocol.nvme.constants import PduKind
 from sealane.transport.nvme.errors import NvmeStatusError
-from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.stream import PduFaultError, PduStream
 
+# Fatal error statuses of a termination request.
+HEADER_FIELD = 1
+SEQUENCE = 2
+OUT_OF_RANGE = 4
 _LAST = 0x04
 _SUCCESS = 0x08
 
@@ -26,23 +29,29 @@ class Answer:
     def take(self, header: _native.PduHeader, payload: bytes) -> bool:
         """Take one PDU; True when the command is complete.
 
-        ProtocolError if the PDU doesn't belong here, NvmeStatusError if the command failed.
+        PduFaultError if the PDU doesn't belong here, NvmeStatusError if the command failed.
         """
         if header.kind == PduKind.C2H_DATA:
-            if header.cid != self.command_id or header.offset != len(self.data):
-                raise ProtocolError("pdu.malformed", "data for another command or another place")
+            if header.cid != self.command_id:
+                raise PduFaultError("data for another command", fatal_status=HEADER_FIELD, offset=8)
+            if header.offset != len(self.data):
+                raise PduFaultError("data for another place", fatal_status=SEQUENCE)
             if len(self.data) + len(payload) > self.room:
-                raise ProtocolError("pdu.malformed", "more data than was asked for")
+                raise PduFaultError("more data than was asked for", fatal_status=OUT_OF_RANGE)
             self.data += payload
             if header.flags & _SUCCESS and not header.flags & _LAST:
-                raise ProtocolError("pdu.malformed", "success before the last data")
+                raise PduFaultError(
+                    "success before the last data", fatal_status=HEADER_FIELD, offset=1
+                )
             # A controller that needs no completion entry says so in the last data (SUCCESS).
             return bool(header.flags & _SUCCESS)
         if header.kind != PduKind.CAPSULE_RESP:
-            raise ProtocolError("pdu.malformed", f"unexpected PDU {header.kind:#04x}")
+            raise PduFaultError(f"unexpected PDU {header.kind:#04x}", fatal_status=SEQUENCE)
         answered, status, self.result = decode_completion(header.entry)
         if answered != self.command_id:
-            raise ProtocolError("pdu.malformed", "completion of another command")
+            raise PduFaultError(
+                "completion of another command", fatal_status=HEADER_FIELD, offset=20
+            )
         if status:
             raise NvmeStatusError(status)
         return True

@@ -11,7 +11,7 @@ from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import IDENTIFY_BYTES, PduKind
 from sealane.transport.nvme.authenticate import Credentials, authenticate
 from sealane.transport.nvme.exchange import exchange
-from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.stream import PduFaultError, PduStream
 
 # The longest data PDU of an admin queue: a log page a controller sends in one piece.
 ADMIN_DATA_MAX = 65_536
@@ -65,7 +65,13 @@ async def open_queue(
             loop = asyncio.get_running_loop()
             await loop.sock_connect(connection, (address.traddr, address.trsvcid))
             stream = PduStream(connection, data_max=ADMIN_DATA_MAX)
-            return await _open(stream, connect, credentials, digests)
+            try:
+                return await _open(stream, connect, credentials, digests)
+            except ProtocolError as error:
+                fault = error if isinstance(error, PduFaultError) else None
+                if fault is not None or error.reason == "pdu.malformed":
+                    await stream.farewell(from_host=True, fault=fault)
+                raise
     except OSError as error:
         connection.close()
         if isinstance(error, TimeoutError):

@@ -17,6 +17,9 @@ _COMMON_BYTES = 8
 # up when what was sent stays unacknowledged. The options stay with the socket in the engine.
 VANISHED_SECONDS = 30
 _PROBE_SECONDS = 5
+# How long and how much a peer that broke the rules may go on before it is cut.
+FAREWELL_SECONDS = 1.0
+DRAIN_BYTES_MAX = 1 << 20
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -28,7 +31,10 @@ _SOCKET_OPTIONS = (
 
 
 class PduFaultError(ProtocolError):
-    """A PDU breaks the rules. `fatal_status` and `offset` are what a termination request says."""
+    """A PDU breaks the rules. `fatal_status` and `offset` are what a termination request says.
+
+    It quotes the header that was received last.
+    """
 
     def __init__(self, message: str, *, fatal_status: int, offset: int = 0) -> None:
         super().__init__("pdu.malformed", message)
@@ -59,6 +65,7 @@ class PduStream:
         self._sending = asyncio.Lock()
         self._header_digest = False
         self._data_digest = False
+        self._last_header = b""
 
     @property
     def digests(self) -> tuple[bool, bool]:
@@ -78,12 +85,13 @@ class PduStream:
 
     async def receive(self) -> tuple[_native.PduHeader, bytes]:
         """Next PDU: header and data. ProtocolError if malformed, UnavailableError at the end."""
-        common = await self._exact(_COMMON_BYTES)
+        common = self._last_header = await self._exact(_COMMON_BYTES)
         used = {"header_digest": self._header_digest, "data_digest": self._data_digest}
         try:
             _, header_bytes, data_bytes = _native.pdu_lengths(common, self._data_max, **used)
             rest = await self._exact(header_bytes - _COMMON_BYTES)
-            header = _native.decode_pdu(common + rest, **used)
+            self._last_header = common + rest
+            header = _native.decode_pdu(self._last_header, **used)
         except _native.PduError as error:
             fatal_status, offset, text = error.args
             raise PduFaultError(text, fatal_status=fatal_status, offset=offset) from error
@@ -117,17 +125,27 @@ class PduStream:
         except OSError as error:
             raise UnavailableError("connection.lost", f"the connection failed: {error}") from error
 
-    async def terminate(self, *, from_host: bool, fault: PduFaultError | None = None) -> None:
+    async def _terminate(self, *, from_host: bool, fault: PduFaultError | None) -> None:
         """Tell the peer that it broke the rules, and where."""
         fatal_status, offset = (1, 0) if fault is None else (fault.fatal_status, fault.offset)
-        await self.send(_native.encode_termination(from_host, fatal_status, offset))
+        await self.send(
+            _native.encode_termination(from_host, fatal_status, offset, self._last_header)
+        )
 
-    async def drain(self, *, bytes_max: int) -> None:
+    async def farewell(self, *, from_host: bool, fault: PduFaultError | None) -> None:
+        """Tell a peer that broke the rules so, and let it hear that; bounded in time and bytes."""
+        with contextlib.suppress(UnavailableError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self._terminate(from_host=from_host, fault=fault)
+                await self._drain()
+
+    async def _drain(self) -> None:
         """Say that nothing more comes, and drop what the peer still sends until it closes.
 
         Closing with bytes unread would reset the connection, and the peer lose the last PDU.
         """
         loop = asyncio.get_running_loop()
+        bytes_max = DRAIN_BYTES_MAX
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
             while bytes_max > 0 and (dropped := await loop.sock_recv(self.socket, 4096)):

@@ -68,6 +68,29 @@ fn main() -> std::io::Result<()> {
         bytes[24] = 64;
         put("ring_entry", name.into(), &bytes)?;
     }
+    let magic = [b"SEALSTOR", b"SEALCHKP", b"SEALLOGP", b"SEALTABL"];
+    for (kind, magic) in (0..).zip(magic) {
+        let mut bytes = vec![kind, 2, 0];
+        bytes.extend(magic);
+        if kind == 0 {
+            bytes.extend([1, 0, 0, 0]);
+            bytes.extend([0; 52]);
+            bytes.extend([100u64, 132, 4].map(u64::to_le_bytes).concat());
+        } else {
+            bytes.extend([1; 240]);
+        }
+        put("store_page", format!("page-{kind}"), &bytes)?;
+    }
+    let written = [12, 3, 0, 1, 0, 0, 0, 0x7b, 9, 2, 0, 4, 20, 1, 0, 11, 5];
+    put("store_recovery", "whole".into(), &written)?;
+    for (name, change) in [
+        ("checkpoint", [1, 9, 24, 0, 255, 255]),
+        ("log", [3, 9, 32, 0, 255, 255]),
+        ("table", [7, 9, 40, 0, 255, 255]),
+        ("swapped", [7, 2, 8, 0, 0, 0]),
+    ] {
+        put("store_recovery", name.into(), &[&written[..], &change].concat())?;
+    }
     Ok(())
 }
 

@@ -5,8 +5,11 @@
 mod controller;
 mod host;
 mod script;
+mod store;
 
 use std::fmt::Write as _;
+
+pub use store::{store_page, store_recovery};
 
 use script::Script;
 use sealane_engine::session::entry::{Completion, Submission};

@@ -253,14 +253,15 @@ fn encode_c2h_data<'py>(
     encoded(py, header.as_bytes(), data)
 }
 
-/// Termination request of the host or of the controller.
+/// Termination request of the host or of the controller, with the header at fault.
 #[pyfunction]
-fn encode_termination(
-    py: Python<'_>,
+fn encode_termination<'py>(
+    py: Python<'py>,
     from_host: bool,
     code: u16,
     offset: u32,
-) -> Bound<'_, PyBytes> {
+    offending: &[u8],
+) -> Bound<'py, PyBytes> {
     let error = pdu::PduError { code, offset, what: "" };
-    PyBytes::new(py, &pdu::termination(from_host, error, &[]))
+    PyBytes::new(py, &pdu::termination(from_host, error, offending))
 }

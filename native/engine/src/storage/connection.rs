@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recv, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, recvmsg,
+    sendmsg, shutdown,
 };
 use sealane_proto::nvme::reader::StreamSink;
 use sealane_proto::nvme::transmit::TransmitQueue;
@@ -19,6 +20,8 @@ const BEHIND_BYTES: usize = 8 * 1024;
 const GATHER: usize = 64;
 /// How long the last bytes of a queue that ends may take to leave.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// What a peer that broke the rules may still send meanwhile.
+const DRAIN_BYTES_MAX: usize = 1 << 20;
 
 /// The peer is gone, or the socket failed.
 #[derive(Debug)]
@@ -80,14 +83,37 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what is left of a queue that ends, for a bounded time.
-    pub fn farewell(&self, queue: &mut TransmitQueue) {
-        let deadline = Instant::now() + FAREWELL;
-        while self.send(queue).is_ok() && queue.pending_bytes() > 0 && Instant::now() < deadline {
-            let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
-            let left = deadline.saturating_duration_since(Instant::now());
-            let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+    /// Sends what is left of a queue that ends, and takes what the peer still sends until it
+    /// closes, both within bounds: closing with bytes unread would reset the connection, and the
+    /// peer lose the last words.
+    pub fn farewell(&mut self, queue: &mut TransmitQueue) {
+        if queue.pending_bytes() == 0 {
+            return;
         }
+        let deadline = Instant::now() + FAREWELL;
+        while queue.pending_bytes() > 0 {
+            if self.send(queue).is_err() || !self.is_ready(PollFlags::OUT, deadline) {
+                return;
+            }
+        }
+        if shutdown(&self.fd, Shutdown::Write).is_err() {
+            return;
+        }
+        let mut dropped = 0;
+        while dropped < DRAIN_BYTES_MAX && self.is_ready(PollFlags::IN, deadline) {
+            match recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+                Ok((bytes, _)) if bytes > 0 => dropped += bytes,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                _ => return,
+            }
+        }
+    }
+
+    fn is_ready(&self, interest: PollFlags, deadline: Instant) -> bool {
+        let mut fds = [PollFd::new(&self.fd, interest)];
+        let left = deadline.saturating_duration_since(Instant::now());
+        // An interruption ends the wait early, and the peer hears less: it is gone soon anyway.
+        poll(&mut fds, Timespec::try_from(left).ok().as_ref()).is_ok_and(|ready| ready > 0)
     }
 
     /// What to poll for: always input while `wants_input`, output while bytes wait.

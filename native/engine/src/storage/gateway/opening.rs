@@ -36,6 +36,10 @@ impl GatewayQueue {
                     }
                 }
                 Some(HostEvent::Failed { reason, lba, detail }) => {
+                    if reason == Reason::PduMalformed {
+                        // The target hears what it did wrong, if it listens: nobody waits for it.
+                        let _ = back.connection.send(back.queue.transmit());
+                    }
                     self.lose_back(reason, lba, &detail, now);
                 }
             }

@@ -1,0 +1,122 @@
+"""Writes the committed corpora: `python tests/fuzz/seeds.py`. A file per thing that can be done."""
+
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from fuzz.admin import ENABLE, property_set
+from fuzz.listener import admin_bytes, connect_capsule
+from sealane import _native
+from sealane.protocol.nvme.authentication import HashFunction, HostSecret
+from sealane.protocol.nvme.command import encode_completion
+from sealane.protocol.nvme.constants import (
+    AdminOpcode,
+    Feature,
+    IdentifyStructure,
+    LogPage,
+)
+
+CORPUS = Path(__file__).parent / "corpus"
+_OPCODES = list(AdminOpcode)
+_TRANSPORT = 8
+_LENGTH_4096 = 4
+
+
+def main() -> None:
+    """Write them all."""
+    for target, name, content in seeds():
+        folder = CORPUS / target
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def seeds() -> Iterator[tuple[str, str, bytes]]:
+    """Target, name and bytes."""
+    yield "connect", "connect", connect_capsule()[8:]
+    yield from (("admin_controller", *each) for each in _admin())
+    for shape in (0, 4, 12, 13, 14):
+        for groups in range(3):
+            content = bytes([shape, groups, 0]) + bytes(8)
+            yield "authentication_controller", f"{shape}-{groups}", content
+            yield "authentication_host", f"{shape}-{groups}", content
+    for transform in (None, *HashFunction):
+        text = str(HostSecret(bytes(range(32)), transform=transform))
+        yield "secret", f"transform-{int(transform or 0)}", text.encode()
+    yield "nqn", "dated", b"nqn.2026-11.dev.sealane:volume:1"
+    yield "nqn", "uuid", b"nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
+    yield "host_pages", "right", bytes(4) + bytes([0, 0, 1, 0, 2, 0, 3, 0, 4, 0])
+    for code in (0x02, 0x0302, 0xF002):
+        yield (
+            "host_pages",
+            f"event-{code}",
+            bytes(4) + bytes([5]) + struct.pack("<I", code) + bytes(4),
+        )
+    patch = bytes([0x40, 1, 0, 0, 4, 1, 2, 3, 4])
+    yield "host_pages", "patched", bytes(4) + bytes([0]) + patch + bytes([1]) + patch
+    yield "discovery_log", "right", bytes(8)
+    yield "discovery_log", "patched", bytes([0]) + patch + bytes(6)
+    yield from _streams()
+
+
+def _admin() -> Iterator[tuple[str, bytes]]:
+    for subsystem in range(3):
+        start = bytes([subsystem, 0, 0, 1, 6])
+        for opcode, among in (
+            (AdminOpcode.GET_LOG_PAGE, LogPage),
+            (AdminOpcode.IDENTIFY, IdentifyStructure),
+            (AdminOpcode.SET_FEATURES, Feature),
+            (AdminOpcode.GET_FEATURES, Feature),
+        ):
+            for index, selector in enumerate(among):
+                words = struct.pack("<II", 0x7F_0000 * (opcode == 2), 0)
+                shape = bytes([1 | 4 | _TRANSPORT]) + words + bytes([index])
+                command = bytes([7, _OPCODES.index(opcode)]) + shape
+                command += bytes([_LENGTH_4096, 9, 1])
+                yield f"{opcode.name.lower()}-{subsystem}-{int(selector):02x}", start + command
+        park = (
+            bytes([7, _OPCODES.index(AdminOpcode.ASYNC_EVENT_REQUEST), 8])
+            + bytes(8)
+            + bytes([0, 5, 0])
+        )
+        change = bytes([1, 2, 1, 2, 3, 4])
+        yield f"event-{subsystem}", start + park + change + bytes([2, 1, 1])
+        yield f"reset-{subsystem}", start + park + bytes([5, 0, 0, 0, 0]) + bytes([6])
+
+
+def _streams() -> Iterator[tuple[str, str, bytes]]:
+    response = _native.encode_capsule_resp(encode_completion(1))
+    data = _native.encode_c2h_data(2, bytes(4096))
+    answers = response + data + _native.encode_capsule_resp(encode_completion(2))
+    yield "initiator_stream", "answers", bytes([1]) + answers
+    ready = _native.encode_ic_resp(8192)
+    connected = _native.encode_capsule_resp(encode_completion(0, result=1))
+    yield "initiator_stream", "handshake", bytes([0]) + ready + connected + response
+    asked = _native.encode_capsule_resp(encode_completion(0, result=1 | 1 << 17))
+    yield "initiator_stream", "authentication", bytes([8]) + ready + asked + connected
+    for header in (False, True):
+        for check in (False, True):
+            used = {"header_digest": header, "data_digest": check}
+            pdus = [
+                _native.encode_capsule_cmd(property_set(ENABLE), bytes(40), **used),
+                _native.encode_capsule_resp(encode_completion(1), header_digest=header),
+                _native.encode_c2h_data(2, bytes(64), **used),
+            ]
+            shape = bytes([header | check << 1, 0, 16])
+            yield "pdu_stream", f"digests-{int(header)}{int(check)}", shape + b"".join(pdus)
+    yield "pdu_stream", "start", bytes([0, 0, 16]) + admin_bytes()
+    identify = bytes([AdminOpcode.IDENTIFY, 0x40, 7]).ljust(39, b"\0") + b"\x5a\x01"
+    identify = bytearray(identify.ljust(64, b"\0"))
+    identify[32:36] = (4096).to_bytes(4, "little")
+    admin = admin_bytes() + _native.encode_capsule_cmd(bytes(identify), b"")
+    queue = _native.encode_ic_req() + connect_capsule(queue_id=1, controller_id=1)
+    for shape in range(4):
+        yield "listener", f"admin-{shape}", bytes([shape]) + admin
+        yield "listener", f"queue-{shape}", bytes([shape | 4]) + queue
+    yield "listener", "garbage", b"\0GET / HTTP/1.1\r\n\r\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Every parser in Python that bytes from the network reach, in either role, as a fuzz target.
+
+A target takes bytes and asserts what must hold whatever the peer does. The Rust parsers have
+theirs in `native/fuzz`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from fuzz.admin import admin_controller, connect
+from fuzz.authentication import authentication_controller, authentication_host, secret
+from fuzz.host import discovery_log, host_pages, initiator_stream, nqn
+from fuzz.listener import listener, pdu_stream
+
+TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
+    target.__name__: target
+    for target in (
+        connect,
+        admin_controller,
+        authentication_controller,
+        authentication_host,
+        secret,
+        nqn,
+        host_pages,
+        discovery_log,
+        initiator_stream,
+        pdu_stream,
+        listener,
+    )
+}
