@@ -59,7 +59,7 @@ from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
-from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.target import FILE_STORES, Target
 from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
@@ -232,9 +232,14 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity = await self._enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        directory = Path(self.config.target_directory) if config.store != "memory" else None
+        keeps_files = config.store in FILE_STORES
+        directory = Path(self.config.target_directory) if keeps_files else None
         target = Target(
-            traddr=traddr, trsvcid=trsvcid, store_kind=config.store, directory=directory
+            traddr=traddr,
+            trsvcid=trsvcid,
+            store_kind=config.store,
+            drive=config.drive,
+            directory=directory,
         )
         with _listening("target.listen", config.listen):
             await target.start()

@@ -69,7 +69,8 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: Literal["file", "inline", "memory"] = "file"
+    store: Literal["emulated", "file", "inline", "memory"] = "file"
+    drive: str | None = None
     directory: AbsolutePath | None = None
     discovery_listen: BindAddress | None = None
     allow_plain_network: bool = False
@@ -77,6 +78,8 @@ class TargetConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (self.drive is not None) != (self.store == "emulated"):
+            raise ValueError("a drive with the store emulated, none with the others")
         if self.subsystems and not (self.allow_plain_network or is_loopback(self.listen)):
             raise ValueError(
                 "plain subsystems on a loopback target.listen only, unless "

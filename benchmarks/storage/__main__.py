@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     add("--host-nqn", default=HOST_NQN, metavar="NQN", help="host name to connect with")
     add("--beside", action="store_true", help="with --target: our own systems too, in one run")
     add("--store", default="memory", choices=("memory", "file", "emulated"), help="back end")
-    add("--drive", metavar="PROFILE", help="with --store emulated: its profile")
+    add("--drive", metavar="NAME", help="with --store emulated: which drive (sn655, evo870)")
     add("--seconds", type=float, default=1.0, help="time per cell, system and round (1)")
     add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
     add("--depths", default="1,32", help="commands outstanding per queue (1,32)")

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
@@ -43,6 +43,8 @@ GATEWAYS_MAX = 128
 """Gateways of one volume whose association epochs are known at a time."""
 _TICKETS_MAX = 1024
 _EPOCH_OF_FORGOTTEN = 1 << 64
+FILE_STORES: Final = ("file", "inline")
+"""Stores that keep files in a directory."""
 _METADATA_BYTES = 64
 _NAMESPACE_ID = 1
 
@@ -270,7 +272,8 @@ class Target(Provider):
     """NVMe/TCP target of sealed volumes.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
-    out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives.
+    out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives;
+    "emulated" too, at the pace of the named `drive`.
     Freshness is a table in memory either way, rebuilt from what the store holds: it can't tell a
     store that was rolled back while no process ran.
     """
@@ -280,13 +283,15 @@ class Target(Provider):
         *,
         traddr: str,
         trsvcid: int,
-        store_kind: Literal["file", "inline", "memory"],
+        store_kind: Literal["emulated", "file", "inline", "memory"],
+        drive: str | None = None,
         directory: Path | None = None,
     ) -> None:
-        if (store_kind == "memory") != (directory is None):
+        if (store_kind in FILE_STORES) != (directory is not None):
             raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
         ipaddress.ip_address(traddr)
         self._store_kind = store_kind
+        self._drive = drive
         self._directory = directory
         self._volumes: dict[str, TargetSubsystem] = {}
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
@@ -348,6 +353,7 @@ class Target(Provider):
                 sealed=True,
                 path=path,
                 exist=exist,
+                drive=self._drive,
             )
         except FileExistsError as error:
             raise UsageError(

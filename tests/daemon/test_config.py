@@ -102,6 +102,13 @@ MISTAKES = {
             "[config.value]"
         ),
     ),
+    "emulated store without a drive": (
+        NODE + ENROLMENT + '[target]\nstore = "emulated"\n',
+        (
+            'target: found {"store": "emulated"}; allowed: a drive with the store emulated, none '
+            "with the others [config.value]"
+        ),
+    ),
     "two subsystems of one name": (
         NODE
         + ENROLMENT

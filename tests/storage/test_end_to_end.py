@@ -20,7 +20,7 @@ from sealane.daemon.storage.back_end import VERIFICATION_LOSSES_MAX
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Admission
-from sealane.daemon.storage.target import Target, TargetSubsystem
+from sealane.daemon.storage.target import FILE_STORES, Target, TargetSubsystem
 from sealane.errors import ProtocolError, UnavailableError, UsageError
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
@@ -156,12 +156,13 @@ async def make_world(
     *,
     counters: Counters | None = None,
     settings: GatewaySettings | None = None,
-    store_kind: Literal["file", "inline"] = "file",
+    store_kind: Literal["emulated", "file", "inline", "memory"] = "file",
 ) -> AsyncIterator[World]:
     target = Target(
         traddr="127.0.0.1",
         trsvcid=0,
-        store_kind=store_kind if directory else "memory",
+        store_kind="memory" if directory is None and store_kind == "file" else store_kind,
+        drive="evo870" if store_kind == "emulated" else None,
         directory=directory,
     )
     gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=settings)
@@ -210,12 +211,13 @@ def data(size: int) -> bytes:
     return random.Random(5).randbytes(size)
 
 
-@pytest.mark.parametrize("kind", ["file", "inline", "memory"])
+@pytest.mark.parametrize("kind", ["emulated", "file", "inline", "memory"])
 async def test_eight_mebibytes_come_back_and_the_store_holds_no_plaintext(
-    tmp_path: Path, kind: Literal["file", "inline", "memory"]
+    tmp_path: Path, kind: Literal["emulated", "file", "inline", "memory"]
 ) -> None:
     content = data(8 * MEBIBYTE)
-    made = make_world(None) if kind == "memory" else make_world(tmp_path / "store", store_kind=kind)
+    directory = tmp_path / "store" if kind in FILE_STORES else None
+    made = make_world(directory, store_kind=kind)
     async with made as world:
         async with world.queue() as queue:
             await queue.write(3, content)

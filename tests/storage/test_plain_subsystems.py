@@ -110,10 +110,7 @@ async def test_failed_commands_are_in_the_error_log(world: World) -> None:
 async def test_file_stores_survive_a_removal(world: World, tmp_path: Path) -> None:
     stored = config(memory(store="file", path=str(tmp_path / "store")))
     written = secrets.token_bytes(4096)
-    try:
-        await world.plain.apply([stored])
-    except UsageError as error:
-        pytest.skip(f"the engine offers no plain file store yet: {error}")
+    await world.plain.apply([stored])
     async with world.host() as host:
         queue = await host.open_queue(1)
         await queue.write(7, written)
