@@ -7,14 +7,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::super::store::{
-    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
+    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
 };
+use super::immediate::{Immediate, ImmediateChannel, visit_written};
 
 /// Blocks of zeros written, or of metadata looked at, at a time.
 const BATCH_BLOCKS: u64 = 64;
@@ -64,7 +64,7 @@ fn file_bytes(block_count: u64) -> io::Result<u64> {
     bytes.ok_or_else(|| io::Error::other("store too large for a file"))
 }
 
-impl Shared {
+impl Immediate for Shared {
     fn execute(&self, request: &mut StoreRequest) -> io::Result<()> {
         request.check(BLOCK_BYTES, self.block_count)?;
         match request {
@@ -95,6 +95,10 @@ impl Shared {
         }
         Ok(())
     }
+
+    fn counters(&self) -> &StoreCounters {
+        &self.counters
+    }
 }
 
 impl BlockStore for InlineFileStore {
@@ -107,7 +111,7 @@ impl BlockStore for InlineFileStore {
     }
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
-        Ok(Box::new(InlineChannel { shared: Arc::clone(&self.shared), done: Vec::new() }))
+        Ok(Box::new(ImmediateChannel::new(&self.shared)))
     }
 
     fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
@@ -116,47 +120,13 @@ impl BlockStore for InlineFileStore {
             let count = BATCH_BLOCKS.min(self.shared.block_count - first) as usize;
             blocks.resize(count * BLOCK_BYTES, 0);
             self.shared.file.read_exact_at(&mut blocks, first * BLOCK_BYTES as u64)?;
-            for (lba, block) in (first..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
-                // A block that was written names its format version, so it is not all zeros.
-                if let Some(metadata) = block.last_chunk()
-                    && *metadata != [0; METADATA_BYTES]
-                {
-                    visit(lba, metadata);
-                }
-            }
+            visit_written(first, &blocks, visit);
         }
         Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {
         self.shared.counters.by_name()
-    }
-}
-
-struct InlineChannel {
-    shared: Arc<Shared>,
-    done: Vec<StoreDone>,
-}
-
-impl StoreChannel for InlineChannel {
-    fn submit(&mut self, ticket: u64, mut request: StoreRequest) {
-        let result = self.shared.execute(&mut request);
-        if result.is_err() {
-            self.shared.counters.failed();
-        }
-        self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
-    }
-
-    fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        done.append(&mut self.done);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.done.len()
-    }
-
-    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
     }
 }
 

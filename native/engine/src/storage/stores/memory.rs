@@ -1,25 +1,27 @@
 //! Blocks in memory, for tests and benchmarks. Lost with the process; flush has nothing to do.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::super::store::{
-    BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone,
-    StoreRequest,
+    BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
 };
+use super::immediate::{Immediate, ImmediateChannel, visit_written};
 
 /// Blocks per region. A region is allocated by its first write and freed when all of it is
 /// deallocated at once; it is also what is locked, so that a block changes as a whole.
 const REGION_BLOCKS: u64 = 256;
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     block_bytes: usize,
     block_count: u64,
     regions: Vec<RwLock<Vec<u8>>>,
     counters: StoreCounters,
 }
+
+/// A channel of a memory store.
+pub(super) type MemoryChannel = ImmediateChannel<Shared>;
 
 /// A store in memory, allocated a region at a time.
 #[derive(Debug)]
@@ -39,8 +41,8 @@ impl MemoryStore {
 
     /// A channel of its own type.
     #[must_use]
-    pub fn channel(&self) -> MemoryChannel {
-        MemoryChannel { shared: Arc::clone(&self.shared), done: Vec::new() }
+    pub(super) fn channel(&self) -> MemoryChannel {
+        ImmediateChannel::new(&self.shared)
     }
 }
 
@@ -63,14 +65,7 @@ impl BlockStore for MemoryStore {
         }
         for (first, region) in (0..).step_by(REGION_BLOCKS as usize).zip(&self.shared.regions) {
             let region = region.read().unwrap_or_else(PoisonError::into_inner);
-            for (lba, block) in (first..).zip(region.chunks_exact(BLOCK_BYTES)) {
-                // A block that was written names its format version, so it is not all zeros.
-                if let Some(metadata) = block.last_chunk()
-                    && *metadata != [0; METADATA_BYTES]
-                {
-                    visit(lba, metadata);
-                }
-            }
+            visit_written(first, &region, visit);
         }
         Ok(())
     }
@@ -144,7 +139,9 @@ impl Shared {
             }
         }
     }
+}
 
+impl Immediate for Shared {
     fn execute(&self, request: &mut StoreRequest) -> io::Result<()> {
         request.check(self.block_bytes, self.block_count)?;
         match request {
@@ -164,34 +161,9 @@ impl Shared {
         }
         Ok(())
     }
-}
 
-/// A channel of a memory store: everything ends inside `submit`.
-#[derive(Debug)]
-pub struct MemoryChannel {
-    shared: Arc<Shared>,
-    done: Vec<StoreDone>,
-}
-
-impl StoreChannel for MemoryChannel {
-    fn submit(&mut self, ticket: u64, mut request: StoreRequest) {
-        let result = self.shared.execute(&mut request);
-        if result.is_err() {
-            self.shared.counters.failed();
-        }
-        self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
-    }
-
-    fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        done.append(&mut self.done);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.done.len()
-    }
-
-    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn counters(&self) -> &StoreCounters {
+        &self.counters
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod emulated;
+mod immediate;
 pub mod inline_file;
 pub mod journal;
 pub mod layout;

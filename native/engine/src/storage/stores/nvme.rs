@@ -17,6 +17,7 @@ use rustix::ioctl;
 use super::super::store::{
     BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
+use super::immediate::visit_written;
 use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
@@ -158,13 +159,7 @@ impl BlockStore for NvmeStore {
             let blocks = SCAN_BLOCKS.min(self.shared.block_count - lba);
             buffer.resize(blocks as usize * BLOCK_BYTES, 0);
             buffer = wait(&mut channel, StoreRequest::Read { lba, buffer })?;
-            for (lba, block) in (lba..).zip(buffer.chunks_exact(BLOCK_BYTES)) {
-                if let Some(metadata) = block.last_chunk()
-                    && *metadata != [0; METADATA_BYTES]
-                {
-                    visit(lba, metadata);
-                }
-            }
+            visit_written(lba, &buffer, visit);
         }
         Ok(())
     }

@@ -1,0 +1,69 @@
+//! What stores share whose operations end inside `submit`, and what all sealed stores share that
+//! look at their metadata block by block.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use super::super::store::{
+    BLOCK_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
+};
+
+/// A store that executes an operation at once, on the thread that submits it.
+pub(super) trait Immediate: Send + Sync {
+    /// Executes the operation; a read fills its buffer.
+    fn execute(&self, request: &mut StoreRequest) -> io::Result<()>;
+    /// The store's counters.
+    fn counters(&self) -> &StoreCounters;
+}
+
+/// A channel of such a store.
+#[derive(Debug)]
+pub(super) struct ImmediateChannel<S> {
+    store: Arc<S>,
+    done: Vec<StoreDone>,
+}
+
+impl<S> ImmediateChannel<S> {
+    pub(super) fn new(store: &Arc<S>) -> Self {
+        Self { store: Arc::clone(store), done: Vec::new() }
+    }
+}
+
+impl<S: Immediate> StoreChannel for ImmediateChannel<S> {
+    fn submit(&mut self, ticket: u64, mut request: StoreRequest) {
+        let result = self.store.execute(&mut request);
+        if result.is_err() {
+            self.store.counters().failed();
+        }
+        self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+    }
+
+    fn poll(&mut self, done: &mut Vec<StoreDone>) {
+        done.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Visits the metadata of the written ones of some sealed blocks, the first of which is `first`.
+pub(super) fn visit_written(
+    first: u64,
+    blocks: &[u8],
+    visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES]),
+) {
+    for (lba, block) in (first..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
+        // A block that was written names its format version, so it is not all zeros.
+        if let Some(metadata) = block.last_chunk()
+            && *metadata != [0; METADATA_BYTES]
+        {
+            visit(lba, metadata);
+        }
+    }
+}
