@@ -24,12 +24,19 @@ $(STAMP)/venv: requirements-dev.lock | tools
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	mkdir -p $(STAMP) && touch $@
 
+# Built against libtss2-dev, so only where that is installed (make packages).
+$(STAMP)/tpm: requirements-tpm.lock $(STAMP)/venv
+	if pkg-config --exists tss2-esys tss2-fapi; then \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --require-hashes -r $<; \
+	else echo "no libtss2-dev: TPM evidence is left out (make packages installs it)"; fi
+	touch $@
+
 $(STAMP)/native: $(STAMP)/venv pyproject.toml rust-toolchain.toml $(NATIVE_SOURCES)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
 .PHONY: build
-build: $(STAMP)/native ## virtual environment and native engine, in release mode
+build: $(STAMP)/native $(STAMP)/tpm ## virtual environment and native engine, in release mode
 
 .PHONY: demo
 demo: build ## the main job on this machine; INPUT=FILE takes your own bytes
@@ -43,8 +50,8 @@ test: build ## unit, property, simulation and end-to-end tests
 .PHONY: check
 check: lint test test-order demo test-wheel ## everything CI runs
 
-.PHONY: lab-setup
-lab-setup: ## install the Debian packages that the lab needs (root)
+.PHONY: packages
+packages: ## install the Debian packages that lab, fuzzing and the tests of TPM, HSM and etcd need (root)
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$(grep -v '^#' tools/apt-packages)
 
@@ -76,6 +83,7 @@ test-wheel: wheel ## install the wheel alone and run a small demo from an empty 
 lock: ## renew the Python lock files (needs uv)
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 pyproject.toml -o requirements.lock
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-deps -o requirements-tpm.lock - <<< "tpm2-pytss>=3"
 
 .PHONY: proto
 proto: build ## generate the gRPC code from protocol/v1/*.proto

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def guest_cache() -> Path:
     """A built guest. Without QEMU or Debian's packages this fails: it never skips."""
     if not shutil.which(emulation.QEMU):
-        pytest.fail(f"{emulation.QEMU} is not installed: make lab-setup", pytrace=False)
+        pytest.fail(f"{emulation.QEMU} is not installed: make packages", pytrace=False)
     default = HERE.parents[1] / ".lab" / "guest"
     cache = Path(os.environ.get("SEALANE_LAB_CACHE", default))
     built = subprocess.run(

@@ -210,7 +210,7 @@ def run(options: GuestOptions, *, console: Callable[[bytes], None], on_ready: On
     if not layout.read_manifest(options.cache):
         raise LabError(f"{options.cache}: no guest there; run build-guest first")
     if not shutil.which(QEMU):
-        raise LabError(f"{QEMU} is not installed: make lab-setup, or apt-get install it")
+        raise LabError(f"{QEMU} is not installed: make packages, or apt-get install it")
     with tempfile.TemporaryDirectory(prefix="kernel-lab-") as name:
         directory = Path(name)
         _write_initramfs(options, directory / "initramfs")

@@ -1,0 +1,64 @@
+"""What a verifier has established about a node, in one form for every kind of evidence."""
+
+import datetime as dt
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sealane.crypto.encoding import fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """What evidence must commit to so that it speaks for this node, these keys, this challenge.
+
+    `runtime_data` is the canonical runtime data, `nonce` the challenge's, `tls_public_key` a
+    SubjectPublicKeyInfo in DER. Devices are asked first, and the primary evidence names their
+    answers in the runtime data: so a device's nonce can't depend on the runtime data.
+    """
+
+    runtime_data: bytes
+    nonce: bytes
+    tls_public_key: bytes
+    kem_public_key: bytes
+
+    @property
+    def report_data(self) -> bytes:
+        """SHA-512 of the runtime data: 64 bytes, REPORT_DATA of SEV-SNP, REPORTDATA of TDX."""
+        return hashlib.sha512(self.runtime_data).digest()
+
+    @property
+    def qualifying_data(self) -> bytes:
+        """SHA-256 of the runtime data: 32 bytes, extraData of a TPM 2.0 attestation."""
+        return hashlib.sha256(self.runtime_data).digest()
+
+    @property
+    def device_nonce(self) -> bytes:
+        """SHA-256 over nonce and keys: 32 bytes, the nonce of an SPDM measurement request."""
+        parts = fields("sealane spdm v1", self.nonce, self.tls_public_key, self.kem_public_key)
+        return hashlib.sha256(parts).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What genuine evidence says. Nothing here has been compared with a policy yet.
+
+    `hardware_id` is `<scheme>:<hex>` (`chip-id`, `csp-id`, `ppid`, `ek-sha256`, `key-sha256`, …),
+    the name of the hardware allow-list. `measurements` are digests by the specification's name
+    (`measurement`, `mrtd`, `rtmr0`, `pcr7`); `tcb` are security version numbers by component,
+    compared one by one with the policy's minimum. `flags` are the bits a policy must take a
+    position on (`debug`, `migrate_ma`, `sept_ve_disable`). `certified_keys` names the keys of the
+    runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `valid_until` is
+    the earliest end of what was relied on.
+    """
+
+    evidence_type: str
+    hardware_id: str
+    product: str
+    measurements: Mapping[str, bytes]
+    tcb: Mapping[str, int]
+    flags: Mapping[str, bool]
+    valid_until: dt.datetime
+    tcb_status: str = ""
+    advisories: tuple[str, ...] = ()
+    certified_keys: frozenset[str] = field(default_factory=frozenset)
