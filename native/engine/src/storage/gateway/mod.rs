@@ -9,10 +9,13 @@ mod back;
 mod journal;
 mod ledger;
 mod link;
+mod loss;
 mod opening;
 mod queue;
 mod ranges;
+mod replay;
 mod request;
+mod submission;
 mod worker;
 
 #[cfg(test)]
