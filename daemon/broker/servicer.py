@@ -102,6 +102,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             target_node=request.target_node,
             mode=request.mode,
             third_party=request.third_party,
+            fully_sealed=request.fully_sealed,
         )
 
     async def GetVolumeDescriptor(
@@ -131,6 +132,14 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         """Forget a volume."""
         await self._broker.unregister_volume(self._caller(context), request.volume_id)
         return empty_pb2.Empty()
+
+    async def FinishFilling(
+        self,
+        request: broker_pb2.FinishFillingRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Note that a volume is filled."""
+        return await self._broker.finish_filling(self._caller(context), request.volume_id)
 
     async def GetVolumeKey(
         self,
