@@ -18,7 +18,7 @@ from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, Status
 from sealane.transport.nvme.errors import NvmeStatusError
 from storage.pair import GATEWAY, World
-from storage.places import Place, Wire, plain, wire
+from storage.places import BLOCK, Place, Wire, plain, wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -139,7 +139,7 @@ async def test_slow_writers_have_one_handshake_time_and_nobody_else_waits(place:
 async def test_every_queue_that_fits_reads_and_the_next_is_refused(place: Place) -> None:
     read = bytearray(64)
     read[0:2], read[4], read[39] = bytes([0x02, 0x40]), 1, 0x5A
-    struct.pack_into("<I", read, 32, 4096)
+    struct.pack_into("<I", read, 32, BLOCK)
     asked = _native.encode_capsule_cmd(bytes(read), b"")
     async with contextlib.AsyncExitStack() as stack:
         queues = []
@@ -156,7 +156,11 @@ async def test_every_queue_that_fits_reads_and_the_next_is_refused(place: Place)
         assert caught.value.status == Status.CONNECT_BUSY
         await place.faults.settled("queues.limit")
         for queue in queues:
-            assert await queue.status(asked) == Status.SUCCESS
+            queue.writer.write(asked)
+        for queue in queues:
+            answer = await queue.next()
+            assert answer is not None
+            assert bytes(answer.data) == bytes(BLOCK)
     async with asyncio.timeout(SECONDS), place.host() as host:
         while True:
             # Closed queues are given back as their threads end.

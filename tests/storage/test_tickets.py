@@ -11,7 +11,7 @@ from sealane import _native
 from sealane.daemon.storage.gateway import GatewaySettings
 from sealane.daemon.storage.listener import Admission
 from sealane.daemon.storage.target import TargetSubsystem
-from sealane.errors import ProtocolError, UnavailableError
+from sealane.errors import ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import DISCOVERY_NQN
 from sealane.transport.nvme.discovery import discover
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
@@ -172,7 +172,7 @@ async def test_secure_subsystems_are_not_discovered(world: World) -> None:
     async with HostController(
         traddr=traddr, trsvcid=trsvcid, subsystem_nqn=DISCOVERY_NQN, host_nqn=GATEWAY
     ) as host:
-        assert await discover(host) == []
+        assert [path.subsystem_nqn for path in await discover(host)] == [DISCOVERY_NQN]
 
 
 async def test_host_must_authenticate(world: World) -> None:
@@ -183,6 +183,6 @@ async def test_host_must_authenticate(world: World) -> None:
         subsystem_nqn=export.subsystem_nqn,
         host_nqn=HOST,
     )
-    with pytest.raises(UnavailableError) as caught:
+    with pytest.raises(VerificationError) as caught:
         await host.connect()
     assert caught.value.reason == "authentication.required"
