@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.attestation import SOFTWARE, Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
-from sealane.crypto.keys import KEY_BYTES, WrappingKey
+from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
@@ -39,7 +39,6 @@ from sealane.daemon.events import EventLog
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.files import read_secret
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
@@ -161,14 +160,7 @@ class Daemon:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
-        kek = read_secret(config.key_file, key="broker.key_file")
-        if len(kek) != KEY_BYTES:
-            raise UsageError(
-                "key.size",
-                f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
-                "(sealanectl key encryption makes one)",
-            )
-        wrapping = WrappingKey(kek)
+        wrapping = open_key(config)
         broker = BrokerService(
             BrokerStore(state / _STORE_NAME),
             wrapping,

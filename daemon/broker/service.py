@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
-from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
+from sealane.crypto.keys import KeyWrapper, derive_volume_key, new_key
 from sealane.crypto.lease import Arena, Lease
 from sealane.daemon.broker.store import BrokerStore, VolumeRecord
 from sealane.daemon.clock import utc_now
@@ -58,7 +58,7 @@ class BrokerService:
     def __init__(
         self,
         store: BrokerStore,
-        wrapping: WrappingKey,
+        wrapping: KeyWrapper,
         *,
         node: str,
         instance: int,
@@ -174,11 +174,7 @@ class BrokerService:
         record = await self._volume(caller, volume_id)
         _check_epoch(record, key_epoch)
         _check_owner(record, caller)
-        fresh = new_key()
-        wrapped_new = self._wrapping.wrap(fresh, purpose="tenant key", owner=record.tenant)
-        wipe(fresh)
-        wrapped = await self._run(self._store.tenant_key, record.tenant, wrapped_new=wrapped_new)
-        tenant_key = self._wrapping.unwrap(wrapped, purpose="tenant key", owner=record.tenant)
+        tenant_key = await self._run(self._tenant_key, record.tenant)
         volume_key = derive_volume_key(tenant_key, volume_id=record.volume_id, key_epoch=key_epoch)
         try:
             secret = seal_signed(
@@ -286,6 +282,17 @@ class BrokerService:
         )
         return counters
 
+    def _tenant_key(self, tenant: str) -> bytearray:
+        """Return k_s of a tenant, made when it is asked for first; the caller wipes it.
+
+        Blocking: the key encryption key may be in a module far away.
+        """
+        fresh = new_key()
+        wrapped_new = self._wrapping.wrap(fresh, purpose="tenant key", owner=tenant)
+        wipe(fresh)
+        wrapped = self._store.tenant_key(tenant, wrapped_new=wrapped_new)
+        return self._wrapping.unwrap(wrapped, purpose="tenant key", owner=tenant)
+
     async def _volume(self, caller: Subject, volume_id: str) -> VolumeRecord:
         record = await self._run(self._store.volume, _uuid(volume_id, what="volume id"))
         is_owner = caller.role == "gateway" and caller.tenant == record.tenant
@@ -321,7 +328,7 @@ class BrokerService:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
-def _open_authority(store: BrokerStore, wrapping: WrappingKey, node: str) -> CertificateAuthority:
+def _open_authority(store: BrokerStore, wrapping: KeyWrapper, node: str) -> CertificateAuthority:
     stored = store.authority()
     if stored is None:
         made = CertificateAuthority.create(broker=node, now=utc_now())
