@@ -1,5 +1,6 @@
 """The gateway's calls to the broker: descriptors, keys, leases; verifies all it gets."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -95,7 +96,8 @@ class BrokerClient:
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
             answer = await stub.GetVolumeKey(request, timeout=_CALL_SECONDS)
-        return open_signed(
+        return await asyncio.to_thread(
+            open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
             context=self._context("volume key", descriptor, request.request_id),
@@ -115,7 +117,8 @@ class BrokerClient:
         if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
             raise LeaseError("lease.malformed", "the lease names no possible arena")
         arena = (answer.broker_instance, answer.start_epoch)
-        opened = open_signed(
+        opened = await asyncio.to_thread(
+            open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
             context=self._context("lease", descriptor, request.request_id, arena),

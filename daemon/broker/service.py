@@ -180,6 +180,7 @@ class BrokerService:
             secret = seal_signed(
                 volume_key,
                 recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
                 context=_context("volume key", caller, record, key_epoch, request_id=request_id),
                 signing_key=self.authority.signing_key,
             )
@@ -230,6 +231,7 @@ class BrokerService:
             secret=seal_signed(
                 _lease_message(record, key_epoch, granted),
                 recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
                 context=context,
                 signing_key=self.authority.signing_key,
             ),

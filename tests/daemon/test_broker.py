@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
+from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, START_EPOCH_MAX
 from sealane.daemon.broker.service import BrokerService
@@ -23,7 +23,7 @@ from sealane.daemon.metrics import Metrics
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
-KEM = X25519PrivateKey.generate()
+KEM = X25519KemKey.create()
 REQUEST = "00000000-0000-4000-8000-000000000001"
 
 
@@ -33,7 +33,7 @@ def _subject(role: str = "gateway", node: str = "g", tenant: str = "t") -> Subje
         role=role,
         tenant=tenant,
         incarnation=bytes(range(16)),
-        kem_public_key=KEM.public_key().public_bytes_raw(),
+        kem_public_key=KEM.public_key,
     )
 
 
