@@ -388,7 +388,7 @@ class QueueClosedError(Exception):
 
 @final
 class GatewayVolume:
-    """An attached volume with its key; reads at once, writes once it has counters.
+    """An attached volume with its keys; reads at once, writes once it has counters.
 
     `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
     commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
@@ -402,6 +402,7 @@ class GatewayVolume:
         volume_id: bytes,
         generation: int,
         sector_count: int,
+        oldest_key_epoch: int,
         key_epoch: int,
         key: bytearray,
         command_timeout_seconds: float = 30.0,
@@ -413,6 +414,8 @@ class GatewayVolume:
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
+    # Adds the key of another epoch, from the oldest one to 64 above; the newest seals. Wipes it.
+    def add_key(self, *, key_epoch: int, key: bytearray) -> None: ...
     # Takes every counter that no queue holds: (broker instance, start epoch, first, end).
     def take_counters(self) -> list[tuple[int, int, int, int]]: ...
     def counters_remaining(self) -> int: ...
