@@ -104,8 +104,7 @@ class Rack:
                 volume_id=self.volume_id,
                 generation=1,
                 sector_count=SECTORS,
-                key_epoch=1,
-                key=bytearray(self.key),
+                keys={1: bytearray(self.key)},
             ),
             counters=[
                 CounterRange(

@@ -105,8 +105,17 @@ impl GatewayVolume {
         Ok(())
     }
 
-    fn take_counters(&self) -> Vec<(u16, u32, u64, u64)> {
-        self.volume.take_counters().into_iter().map(CounterRange::into_parts).collect()
+    fn replace_counters(
+        &self,
+        ranges: Vec<(u16, u32, u64, u64)>,
+    ) -> PyResult<Vec<(u16, u32, u64, u64)>> {
+        let new = ranges
+            .into_iter()
+            .rev()
+            .map(|(instance, epoch, start, end)| CounterRange::new(instance, epoch, start, end))
+            .collect::<Result<_, _>>()
+            .map_err(invalid)?;
+        Ok(self.volume.replace_counters(new).into_iter().map(CounterRange::into_parts).collect())
     }
 
     fn counters_remaining(&self) -> u64 {

@@ -312,10 +312,11 @@ impl GatewayVolume {
         self.shared.leased().insert(0, range);
     }
 
-    /// Takes every counter that no queue holds out of the volume, to be given back: nothing can be
-    /// sealed until more are added.
-    pub fn take_counters(&self) -> Vec<CounterRange> {
-        std::mem::take(&mut *self.shared.leased())
+    /// Replaces the counters that no queue holds and returns them, to be given back. What replaces
+    /// them is used from its end.
+    pub fn replace_counters(&self, ranges: Vec<CounterRange>) -> Vec<CounterRange> {
+        add(&self.shared.counters.leased, ranges.iter().map(CounterRange::remaining).sum());
+        std::mem::replace(&mut *self.shared.leased(), ranges)
     }
 
     /// Leased counters that no queue has taken yet.
