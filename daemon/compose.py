@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
-from sealane.daemon.broker.kek import open_key
 from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
+from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer

@@ -16,11 +16,9 @@ from typing import Final
 
 import grpc
 
-from sealane.crypto.exchange import Exchange, wipe
-from sealane.crypto.lease import LeaseHolder
+from sealane.crypto.exchange import Exchange
 from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
 from sealane.daemon.attached import Attached
-from sealane.daemon.supply import Supply, released_keys
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
@@ -28,8 +26,6 @@ from sealane.daemon.identity import Identity
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import (
-    AttachedPort,
-    Export,
     GatewayPort,
     OpenQueue,
     QueueGrant,
@@ -38,6 +34,7 @@ from sealane.daemon.ports import (
     VolumeKey,
 )
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS
+from sealane.daemon.supply import Supply, released_keys
 from sealane.errors import Error, ProtocolError, UsageError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
