@@ -19,8 +19,9 @@ pub struct BadEpoch;
 pub struct KeyRing {
     identity: VolumeIdentity,
     oldest: u32,
+    first: (u32, SealKey),
+    others: [OnceLock<SealKey>; KEY_EPOCHS_MAX as usize],
     newest: AtomicU32,
-    keys: [OnceLock<SealKey>; KEY_EPOCHS_MAX as usize],
 }
 
 impl KeyRing {
@@ -31,27 +32,27 @@ impl KeyRing {
         epoch: u32,
         secret: &Secret,
     ) -> Result<Self, BadEpoch> {
-        let keys = [const { OnceLock::new() }; KEY_EPOCHS_MAX as usize];
-        let ring = Self { identity, oldest, newest: epoch.into(), keys };
-        ring.add(epoch, secret)?;
-        Ok(ring)
+        if !(oldest..oldest.saturating_add(KEY_EPOCHS_MAX)).contains(&epoch) {
+            return Err(BadEpoch);
+        }
+        let first = (epoch, SealKey::new(secret, identity, epoch));
+        let others = [const { OnceLock::new() }; KEY_EPOCHS_MAX as usize];
+        Ok(Self { identity, oldest, first, others, newest: epoch.into() })
     }
 
     /// Adds the key of `epoch`; it seals from now on if it is the newest.
     pub fn add(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
-        self.slot(epoch)
-            .ok_or(BadEpoch)?
-            .set(SealKey::new(secret, self.identity, epoch))
-            .map_err(|_| BadEpoch)?;
+        let slot = self.slot(epoch).filter(|_| epoch != self.first.0).ok_or(BadEpoch)?;
+        slot.set(SealKey::new(secret, self.identity, epoch)).map_err(|_| BadEpoch)?;
         self.newest.fetch_max(epoch, Ordering::Release);
         Ok(())
     }
 
     /// Seals `block` for `lba` under the newest key and returns its epoch. Consumes the IV.
     pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) -> u32 {
-        let epoch = self.newest.load(Ordering::Acquire);
-        // `newest` moves only after its key is there.
-        let key = self.slot(epoch).and_then(OnceLock::get).expect("the newest epoch has a key");
+        let newest = self.newest.load(Ordering::Acquire);
+        // `newest` moves only after its key is there; until then it is the first one's.
+        let (epoch, key) = self.key(newest).map_or((self.first.0, &self.first.1), |k| (newest, k));
         key.seal(iv, lba, block);
         epoch
     }
@@ -63,14 +64,20 @@ impl KeyRing {
         block: &Block,
         plaintext: &mut [u8; DATA_BYTES],
     ) -> Result<(), Reason> {
-        // A sector that names no epoch of ours is left to the newest key, which says what is wrong.
-        let named = self.slot(sector_key_epoch(block)).and_then(OnceLock::get);
-        let newest = || self.slot(self.newest.load(Ordering::Acquire)).and_then(OnceLock::get);
-        named.or_else(newest).expect("the newest epoch has a key").open(lba, block, plaintext)
+        // A sector that names no epoch of ours is left to any key, which says what is wrong.
+        let key = self.key(sector_key_epoch(block)).unwrap_or(&self.first.1);
+        key.open(lba, block, plaintext)
+    }
+
+    fn key(&self, epoch: u32) -> Option<&SealKey> {
+        if epoch == self.first.0 {
+            return Some(&self.first.1);
+        }
+        self.slot(epoch)?.get()
     }
 
     fn slot(&self, epoch: u32) -> Option<&OnceLock<SealKey>> {
-        self.keys.get(epoch.checked_sub(self.oldest)? as usize)
+        self.others.get(epoch.checked_sub(self.oldest)? as usize)
     }
 }
 
