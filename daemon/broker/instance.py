@@ -1,15 +1,14 @@
 """One broker among those of a store: its number, its start epoch, and the head it anchors.
 
-Two counters that nobody can roll back carry everything (sealane.daemon.anchors). **Starts**: a start
-epoch is the value of an increment that no other start gets, so no arena is ever granted from twice,
-whatever the store says. **Heads**: every head of this broker in the store has the number that its
-counter then has; a store without the head that was anchored last is older than it was, and this
-broker refuses it. Records are durable before their counter is incremented, so after an honest crash
-the store is at most one ahead.
+Two counters that nobody can roll back carry everything (sealane.daemon.anchors). **Starts**: a
+start epoch is the value of an increment that no other start gets, so no arena is ever granted from
+twice, whatever the store says. **Heads**: every head of this broker in the store has the number
+that its counter then has; a store without the head that was anchored last is older than it was, and
+this broker refuses it. Records are durable before their counter is incremented, so after an honest
+crash the store is at most one ahead.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sealane.crypto.lease import START_EPOCH_MAX, Arena
@@ -60,8 +59,19 @@ class Instance:
         process starts as this broker.
         """
         name = instance_name(instance)
-        head = await _checked_head(registry, name, heads)
-        epoch = await _next_start(registry, name, node=node, counter=starts)
+        stored = await registry.instances.get(name)
+        if stored is not None and stored.record.node != node:
+            raise UsageError(
+                "broker.instance.claimed",
+                f"broker instance {instance} is {stored.record.node!r}'s; allowed for {node!r}: "
+                "a broker.instance that was never used",
+            )
+        head = await registry.heads.get(name)
+        if head is None:
+            await _first_value(heads, instance, at_most=_UNUSED)
+        else:
+            await _caught_up(heads, instance, "head", head.record.number)
+        epoch = await _next_start(registry, instance, stored, node=node, counter=starts)
         claimed = cls(
             registry,
             name=name,
@@ -87,19 +97,17 @@ class Instance:
             if self._covered < revision:
                 await self._anchor()
 
-    async def watch_over(self, *, seconds: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def keep_anchored(self, *, seconds: float) -> None:
         """Anchor what was committed, and look for the last head, every so often; for ever.
 
-        Leaves by VerificationError only: the broker must then end. `sleep` is asyncio's.
+        Leaves by VerificationError only: the broker must then end.
         """
         while True:
-            await sleep(seconds)
+            await asyncio.sleep(seconds)
             try:
                 await self.inspect()
             except UnavailableError as error:
-                get_logger().error(
-                    "head_not_anchored", reason=error.reason, message=error.args[0]
-                )
+                get_logger().error("head_not_anchored", reason=error.reason, message=error.args[0])
 
     async def inspect(self) -> None:
         """Check that the last head is there, and anchor another if anything was committed since."""
@@ -132,65 +140,71 @@ class Instance:
         )
 
 
-async def _checked_head(
-    registry: Registry, name: str, counter: MonotonicCounter
-) -> Stored[HeadRecord] | None:
-    value = await _value(counter)
-    head = await registry.heads.get(name)
-    number = _UNUSED if head is None else head.record.number
-    if number == value + 1:
-        # The crash was between the head and its count.
-        await _increment(counter, to=number)
-    elif number < value:
-        raise VerificationError(
-            "broker.store.rolled_back",
-            f"the store has head {number} of broker instance {name}, its anchor counts {value}: "
-            "it was put back to an older state",
-        )
-    elif number > value:
-        raise _anchor_behind(name, f"head {number}", value)
-    return head
-
-
 async def _next_start(
-    registry: Registry, name: str, *, node: str, counter: MonotonicCounter
+    registry: Registry,
+    instance: int,
+    stored: Stored[InstanceRecord] | None,
+    *,
+    node: str,
+    counter: MonotonicCounter,
 ) -> int:
-    value = await _value(counter)
-    stored = await registry.instances.get(name)
-    if stored is not None and stored.record.node != node:
-        raise UsageError(
-            "broker.instance.claimed",
-            f"broker instance {name} is {stored.record.node!r}'s; allowed for {node!r}: a "
-            "broker.instance that was never used",
-        )
-    reached = _UNUSED if stored is None else stored.record.start_epoch
-    if stored is not None and not stored.record.is_anchored:
-        # Taken over from a version without anchors: the counter catches up once.
+    if stored is not None and stored.record.is_anchored:
+        value = await _caught_up(counter, instance, "start epoch", stored.record.start_epoch)
+    else:
+        # An epoch without anchor is what a version before anchors served: the counter goes on.
+        reached = _UNUSED if stored is None else stored.record.start_epoch
+        value = await _first_value(counter, instance, at_most=reached)
         while value < reached:
             value = await _increment(counter, to=value + 1)
-    if reached < value:
-        raise VerificationError(
-            "broker.store.rolled_back",
-            f"the store has start epoch {reached} of broker instance {name}, its anchor counts "
-            f"{value}: it was put back to an older state",
-        )
-    if reached > value + 1:
-        raise _anchor_behind(name, f"start epoch {reached}", value)
     epoch = value + 1
     if epoch > START_EPOCH_MAX:
         raise LeaseError(
             "lease.start_epoch.exhausted",
-            f"all {START_EPOCH_MAX} starts of broker instance {name} are used: give a new "
+            f"all {START_EPOCH_MAX} starts of broker instance {instance} are used: give a new "
             "broker.instance",
         )
-    table = registry.instances
+    table, name = registry.instances, instance_name(instance)
     revision = await registry.commit(
         [table.unchanged(name, stored)],
         table.sealed(name, InstanceRecord(node=node, start_epoch=epoch)),
     )
     if revision is None:
-        raise _contended(name)
+        raise UnavailableError(
+            "broker.instance.contended", f"another process starts as broker instance {instance}"
+        )
     return await _increment(counter, to=epoch)
+
+
+async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number: int) -> int:
+    """Return the counter's value once it has the number that the store has.
+
+    It may be behind by the one step of a crash between the record and its count.
+    """
+    value = await _value(counter)
+    if number < value:
+        raise _store_behind(instance, f"{what} {number}", value)
+    if number > value + 1:
+        raise VerificationError(
+            "broker.anchor.rolled_back",
+            f"the store has {what} {number} of broker instance {instance}, its anchor counts "
+            f"{value}: another machine's anchor, or one that was put back; give this broker a new "
+            "broker.instance",
+        )
+    return value if value == number else await _increment(counter, to=number)
+
+
+async def _first_value(counter: MonotonicCounter, instance: int, *, at_most: int) -> int:
+    """Return the value of a counter of which the store doesn't know that it was ever used."""
+    try:
+        value = await _value(counter)
+    except VerificationError as error:
+        if error.reason != "counter.missing":
+            raise
+        # A TPM makes a counter by incrementing it, and its first count can be any.
+        return await asyncio.to_thread(counter.increment)
+    if value > at_most:
+        raise _store_behind(instance, "nothing" if at_most == _UNUSED else f"{at_most}", value)
+    return value
 
 
 async def _value(counter: MonotonicCounter) -> int:
@@ -207,15 +221,9 @@ async def _increment(counter: MonotonicCounter, *, to: int) -> int:
     return value
 
 
-def _contended(name: str) -> UnavailableError:
-    return UnavailableError(
-        "broker.instance.contended", f"another process starts as broker instance {name}"
-    )
-
-
-def _anchor_behind(name: str, found: str, value: int) -> VerificationError:
+def _store_behind(instance: int, found: str, value: int) -> VerificationError:
     return VerificationError(
-        "broker.anchor.rolled_back",
-        f"the store has {found} of broker instance {name}, its anchor counts {value}: another "
-        "machine's anchor, or one that was put back; give this broker a new broker.instance",
+        "broker.store.rolled_back",
+        f"the store has {found} of broker instance {instance}, its anchor counts {value}: the "
+        "store was put back to an older state",
     )

@@ -1,8 +1,8 @@
 """The records that brokers keep, and how they stand in the store.
 
-A record is JSON behind a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The key it stands
-under is covered, so nobody who can write to the store can make a record, change one, or put one in
-another's place; an older version of the same record under the same key passes (docs/threat-model.md).
+A record is JSON behind a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The key it
+stands under is covered, so nobody who can write to the store can make a record, change one, or put
+one in another's place. An older version under the same key passes: that is what heads are for.
 """
 
 import datetime as dt
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.keys import KEY_EPOCH_MAX
-from sealane.crypto.lease import COUNTER_END, INSTANCE_MAX, START_EPOCH_MAX, CounterRange
+from sealane.crypto.lease import COUNTER_END, INSTANCE_MAX, LEASE_RANGES_MAX, START_EPOCH_MAX
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.errors import VerificationError
 
@@ -92,33 +92,45 @@ class HeadRecord(Record):
     start_epoch: StartEpoch
 
 
+Counter = Annotated[int, Field(ge=1, le=COUNTER_END)]
+
+
 class GrantRecord(Record):
-    """A grant of counters, half-open, to one incarnation of a gateway."""
+    """A lease: half-open ranges of counters of one arena, to one incarnation of a gateway.
+
+    `touched` has the first counter of each range that came back; None: nothing came back yet. A
+    lease of an arena that isn't served any more, or of an incarnation that is gone, is burned.
+    """
 
     broker_instance: BrokerInstance
     start_epoch: StartEpoch
-    counter_start: Annotated[int, Field(ge=1, lt=COUNTER_END)]
-    counter_end: Annotated[int, Field(ge=1, le=COUNTER_END)]
+    lease_id: Annotated[int, Field(ge=1)]
+    ranges: Annotated[
+        tuple[tuple[Counter, Counter], ...], Field(min_length=1, max_length=LEASE_RANGES_MAX)
+    ]
     volume_id: uuid.UUID
     key_epoch: KeyEpoch
     recipient: str
     incarnation: bytes
     granted_at: dt.datetime
-
-    @property
-    def counters(self) -> CounterRange:
-        """What was granted."""
-        return CounterRange(
-            broker_instance=self.broker_instance,
-            start_epoch=self.start_epoch,
-            counter_start=self.counter_start,
-            counter_end=self.counter_end,
-        )
+    touched: tuple[Counter, ...] | None = None
 
     @property
     def name(self) -> str:
-        """Its name in the table: grants of one arena follow each other by counter."""
-        return f"{arena_name(self.broker_instance, self.start_epoch)}{self.counter_start:017}"
+        """Its name in the table: the leases of one arena follow each other."""
+        return grant_name((self.broker_instance, self.start_epoch), self.lease_id)
+
+    @property
+    def counters(self) -> int:
+        """How many counters were granted."""
+        return sum(end - start for start, end in self.ranges)
+
+    @property
+    def returned(self) -> int:
+        """How many of them came back."""
+        if self.touched is None:
+            return 0
+        return sum(end - mark for (_, end), mark in zip(self.ranges, self.touched, strict=True))
 
 
 R = TypeVar("R", bound=Record)
@@ -216,6 +228,11 @@ def instance_name(instance: int) -> str:
     return f"{instance:05}"
 
 
-def arena_name(instance: int, start_epoch: int) -> str:
-    """Return what the names of all grants of one arena begin with."""
-    return f"{instance_name(instance)}/{start_epoch:08}/"
+def arena_name(arena: tuple[int, int]) -> str:
+    """Return what the names of all grants of one arena (instance, start epoch) begin with."""
+    return f"{instance_name(arena[0])}/{arena[1]:08}/"
+
+
+def grant_name(arena: tuple[int, int], lease_id: int) -> str:
+    """Return the name that a lease's record stands under."""
+    return f"{arena_name(arena)}{lease_id:018}"

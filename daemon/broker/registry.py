@@ -28,6 +28,7 @@ from sealane.daemon.broker.records import (
     Tables,
     TenantRecord,
     VolumeRecord,
+    grant_name,
 )
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare, Store
 from sealane.daemon.clock import utc_now
@@ -230,7 +231,7 @@ class Registry(Tables):
     async def record_grant(self, record: GrantRecord, *, volume: Stored[VolumeRecord]) -> bool:
         """Enter a grant in the books before anyone gets it; False: `volume` has changed since.
 
-        LeaseError `lease.overlap` if counters of that name were granted before.
+        LeaseError `lease.overlap` if a lease of that name was granted before.
         """
         revision = await self.commit(
             [
@@ -241,8 +242,22 @@ class Registry(Tables):
         )
         if revision is None and await self.grants.get(record.name) is not None:
             raise LeaseError(
-                "lease.overlap", f"counters {record.name} were granted before: nothing is granted"
+                "lease.overlap", f"lease {record.name} was granted before: nothing is granted"
             )
+        return revision is not None
+
+    async def record_return(
+        self, arena: tuple[int, int], lease_id: int, touched: Sequence[int]
+    ) -> bool:
+        """Enter in the books that a lease came back; False: it had, or it was never granted."""
+        name = grant_name(arena, lease_id)
+        stored = await self.grants.get(name)
+        if stored is None or stored.record.touched is not None:
+            return False
+        record = stored.record.model_copy(update={"touched": tuple(touched)})
+        revision = await self.commit(
+            [self.grants.unchanged(name, stored)], self.grants.sealed(name, record)
+        )
         return revision is not None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,14 +12,14 @@ from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.crypto.keys import derive_volume_key
-from sealane.crypto.lease import Arena, CounterRange
+from sealane.crypto.lease import Arena, Lease
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.records import GrantRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import LeaseError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.tasks import TaskOwner
 
@@ -37,6 +38,7 @@ class SignedLease:
     """A sealed lease and the arena its context names."""
 
     secret: SignedSecret
+    lease_id: int
     broker_instance: int
     start_epoch: int
 
@@ -47,6 +49,10 @@ class _Grant:
 
     asked: bytes
     lease: "asyncio.Future[SignedLease]"
+
+    def is_of(self, lease_id: int) -> bool:
+        """Whether it got that lease."""
+        return self.lease.done() and self.lease.result().lease_id == lease_id
 
 
 class BrokerService:
@@ -222,16 +228,16 @@ class BrokerService:
 
     async def _grant(self, caller: Subject, context: Context) -> SignedLease:
         """Take counters out of the arena, enter them in the books, seal them."""
-        granted = self.arena.grant()
+        granted = self.arena.grant(incarnation=caller.incarnation)
 
         async def attempt() -> VolumeRecord | None:
             # A volume deleted, or given a new key epoch, in between gets no lease of the old one.
             volume = await self._grantable(caller, context.volume_id, context.key_epoch)
             record = GrantRecord(
-                broker_instance=granted.broker_instance,
-                start_epoch=granted.start_epoch,
-                counter_start=granted.counter_start,
-                counter_end=granted.counter_end,
+                broker_instance=self.arena.broker_instance,
+                start_epoch=self.arena.start_epoch,
+                lease_id=granted.lease_id,
+                ranges=tuple((r.counter_start, r.counter_end) for r in granted.ranges),
                 volume_id=volume.record.volume_id,
                 key_epoch=context.key_epoch,
                 recipient=caller.spiffe_id,
@@ -249,19 +255,55 @@ class BrokerService:
                 context=context,
                 signing_key=self.authority.signing_key,
             ),
-            broker_instance=granted.broker_instance,
-            start_epoch=granted.start_epoch,
+            lease_id=granted.lease_id,
+            broker_instance=self.arena.broker_instance,
+            start_epoch=self.arena.start_epoch,
         )
         self._metrics.leases_granted.inc()
         get_logger().info(
             "lease_granted",
             volume_id=context.volume_id,
-            start_epoch=granted.start_epoch,
-            counter_start=granted.counter_start,
-            counter_end=granted.counter_end,
+            start_epoch=self.arena.start_epoch,
+            lease_id=granted.lease_id,
+            counters=granted.count,
             recipient=caller.spiffe_id,
         )
         return lease
+
+    async def return_lease(
+        self,
+        caller: Subject,
+        *,
+        volume_id: str,
+        arena: tuple[int, int],
+        lease_id: int,
+        touched: Sequence[int],
+    ) -> int:
+        """Take back what the caller never touched of a lease; returns how many counters.
+
+        LeaseError `lease.return.…`; a lease of another start of a broker stays burned.
+        """
+        if arena != (self.arena.broker_instance, self.arena.start_epoch):
+            raise LeaseError(
+                "lease.return.arena", f"lease {lease_id} is of another start of a broker"
+            )
+        self.arena.report(lease_id, touched, incarnation=caller.incarnation)
+        # A late retry must not be told counters that may soon be somebody else's.
+        for asked in [a for a, grant in self._grants.items() if grant.is_of(lease_id)]:
+            del self._grants[asked]
+        # The books first: what they call returned may be lost, what is granted again must be there.
+        if not await self._registry.record_return(arena, lease_id, touched):
+            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
+        counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
+        self._metrics.leases_returned.inc()
+        get_logger().info(
+            "lease_returned",
+            volume_id=volume_id,
+            lease_id=lease_id,
+            counters=counters,
+            recipient=caller.spiffe_id,
+        )
+        return counters
 
     async def _grantable(
         self, caller: Subject, volume_id: str, key_epoch: int
@@ -340,16 +382,18 @@ def _context(
     )
 
 
-def _lease_message(record: VolumeRecord, key_epoch: int, granted: CounterRange) -> bytes:
-    counters = broker_pb2.CounterRange(
-        counter_start=granted.counter_start, counter_end=granted.counter_end
-    )
+def _lease_message(record: VolumeRecord, key_epoch: int, granted: Lease) -> bytes:
+    broker_instance, start_epoch = granted.arena
     return broker_pb2.Lease(
         volume_id=str(record.volume_id),
         key_epoch=key_epoch,
-        broker_instance=granted.broker_instance,
-        start_epoch=granted.start_epoch,
-        ranges=[counters],
+        broker_instance=broker_instance,
+        start_epoch=start_epoch,
+        ranges=[
+            broker_pb2.CounterRange(counter_start=r.counter_start, counter_end=r.counter_end)
+            for r in granted.ranges
+        ],
+        lease_id=granted.lease_id,
     ).SerializeToString()
 
 

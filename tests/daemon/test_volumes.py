@@ -10,7 +10,7 @@ import base64
 import contextlib
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,12 +18,11 @@ import grpc
 import pytest
 from cryptography import x509
 
+from brokers import running_broker
 from sealane.crypto.certificates import Subject
-from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
@@ -115,6 +114,7 @@ class RecordedAttachment:
     open_queue: OpenQueue
     ranges: list[CounterRange]
     remaining: int = LEASE_COUNTERS
+    unused: list[CounterRange] = field(default_factory=list)
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
     detached: bool = False
@@ -124,9 +124,14 @@ class RecordedAttachment:
         )
     )
 
-    def add_counters(self, granted: CounterRange) -> None:
-        self.ranges.append(granted)
-        self.remaining += granted.count
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        for counters in granted:
+            self.ranges.append(counters)
+            self.remaining += counters.count
+
+    def take_counters(self) -> list[CounterRange]:
+        taken, self.unused = self.unused, []
+        return taken
 
     def counters_remaining(self) -> int:
         return self.remaining
@@ -150,7 +155,7 @@ class RecordingGateway:
         self,
         volume: VolumeKey,
         *,
-        counters: CounterRange,
+        counters: Iterable[CounterRange],
         host_nqn: str,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
@@ -158,7 +163,7 @@ class RecordingGateway:
         if self.failure is not None:
             raise self.failure
         made = RecordedAttachment(
-            bytes(volume.key), open_queue, [counters], epoch_floor=epoch_floor
+            bytes(volume.key), open_queue, [*counters], epoch_floor=epoch_floor
         )
         self.attached.append(made)
         return made
@@ -250,14 +255,9 @@ async def _identity(
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     metrics = Metrics()
     async with contextlib.AsyncExitStack() as stack:
-        broker = BrokerService(
-            BrokerStore(tmp_path / "b.sqlite"),
-            WrappingKey(bytes(32)),
-            node="b",
-            instance=1,
-            metrics=metrics,
+        broker = await stack.enter_async_context(
+            running_broker(tmp_path / "b.sqlite", instance=1, metrics=metrics)
         )
-        stack.callback(broker.close)
         nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
         identities = {role: await _identity(broker, role, node) for role, node in nodes.items()}
         identities["stranger"] = await _identity(broker, "gateway", "x", tenant="other")
@@ -559,7 +559,7 @@ async def test_low_counters_fetch_the_next_lease(
     refilled = asyncio.Event()
     add = made.add_counters
 
-    def record(granted: CounterRange) -> None:
+    def record(granted: Iterable[CounterRange]) -> None:
         add(granted)
         refilled.set()
 

@@ -20,7 +20,8 @@ from typing import Final, Protocol
 from sealane.errors import UsageError
 
 KEY_BYTES_MAX: Final = 512
-VALUE_BYTES_MAX: Final = 1 << 20
+VALUE_BYTES_MAX: Final = 1 << 18
+COMMIT_BYTES_MAX: Final = 1 << 20
 COMMIT_CHANGES_MAX: Final = 64
 PAGE_ENTRIES_MAX: Final = 1000
 
@@ -129,9 +130,13 @@ def check_commit(
     for key, value in puts.items():
         if len(value) > VALUE_BYTES_MAX:
             raise UsageError(
-                "broker.store.value",
-                f"{key}: {len(value)} bytes; allowed: {VALUE_BYTES_MAX}",
+                "broker.store.value", f"{key}: {len(value)} bytes; allowed: {VALUE_BYTES_MAX}"
             )
+    total = sum(map(len, puts.values()))
+    if total > COMMIT_BYTES_MAX:
+        raise UsageError(
+            "broker.store.commit", f"a commit of {total} bytes; allowed: {COMMIT_BYTES_MAX}"
+        )
 
 
 def check_page(prefix: str, after: str, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Takes over a SQLite store of schema versions 1 and 2, which kept a table for each kind of record.
+"""Takes over a SQLite store of schema versions 1 to 3, which kept a table for each kind of record.
 
 Its volumes, tenants, grants and authority become records in one step; the start epoch it had served
 is where the anchor's counter goes on from.
@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from typing import Final
 
+from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker.records import (
     AuthorityRecord,
@@ -24,10 +25,10 @@ from sealane.daemon.broker.registry import authority_entry, new_record_key, new_
 from sealane.daemon.broker.store.sqlite import LEGACY_VERSIONS, SqliteStore
 from sealane.errors import VerificationError
 
-
+# A lease had one range before version 3, and nothing named it but its first counter.
 _GRANTS: Final = (
-    "SELECT broker_instance, start_epoch, counter_start, counter_end, volume_id, key_epoch, "
-    "recipient, incarnation, granted_at FROM grants"
+    "SELECT broker_instance, start_epoch, {lease_id}, volume_id, key_epoch, recipient, "
+    "incarnation, granted_at, counter_start, counter_end FROM grants ORDER BY counter_start"
 )
 _VOLUMES: Final = (
     "SELECT volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch, "
@@ -54,6 +55,8 @@ async def _entries(
     authority = await store.query("SELECT wrapped_key, certificate FROM authority")
     if not authority:
         return {}  # it never got as far as serving
+    # Under another key nothing may be taken over: nobody could open it then.
+    wipe(wrapping.unwrap(_bytes(authority[0][0]), purpose="broker key", owner="broker"))
     key, wrapped_key = new_record_key(wrapping)
     tables = Tables(store, record_key=key)
     modes = "mode, third_party" if store.version > 1 else "'', ''"
@@ -85,9 +88,15 @@ async def _entries(
         if volume.request_id is not None:
             request = RequestRecord(volume_id=volume.volume_id)
             entries |= tables.requests.sealed(f"{volume.tenant}/{volume.request_id}", request)
-    for row in await store.query(_GRANTS):
+    grants: dict[str, GrantRecord] = {}
+    lease_id = "lease_id" if store.version > 2 else "counter_start"
+    for row in await store.query(_GRANTS.format(lease_id=lease_id)):
         grant = _grant(row)
-        entries |= tables.grants.sealed(grant.name, grant)
+        before = grants.get(grant.name)
+        ranges = grant.ranges if before is None else (*before.ranges, *grant.ranges)
+        grants[grant.name] = grant.model_copy(update={"ranges": ranges})
+    for name, grant in grants.items():
+        entries |= tables.grants.sealed(name, grant)
     return entries
 
 
@@ -111,13 +120,13 @@ def _grant(row: tuple[object, ...]) -> GrantRecord:
     return GrantRecord(
         broker_instance=_int(row[0]),
         start_epoch=_int(row[1]),
-        counter_start=_int(row[2]),
-        counter_end=_int(row[3]),
-        volume_id=uuid.UUID(str(row[4])),
-        key_epoch=_int(row[5]),
-        recipient=str(row[6]),
-        incarnation=_bytes(row[7]),
-        granted_at=dt.datetime.fromisoformat(str(row[8])),
+        lease_id=_int(row[2]),
+        volume_id=uuid.UUID(str(row[3])),
+        key_epoch=_int(row[4]),
+        recipient=str(row[5]),
+        incarnation=_bytes(row[6]),
+        granted_at=dt.datetime.fromisoformat(str(row[7])),
+        ranges=((_int(row[8]), _int(row[9])),),
     )
 
 

@@ -27,8 +27,8 @@ from sealane.daemon.broker.store.contract import (
 )
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 3
-LEGACY_VERSIONS: Final = {1, 2}  # sealane.daemon.broker.store.legacy takes them over
+SCHEMA_VERSION: Final = 4
+LEGACY_VERSIONS: Final = {1, 2, 3}  # sealane.daemon.broker.store.legacy takes them over
 HISTORY_REVISIONS: Final = 4096
 
 SCHEMA: Final = """
@@ -139,9 +139,7 @@ class SqliteStore:
             self._changed = asyncio.Event()
         return revision
 
-    async def watch(
-        self, prefix: str, *, from_revision: int
-    ) -> AsyncIterator[tuple[Change, ...]]:
+    async def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[tuple[Change, ...]]:
         """See `Store`."""
         check_page(prefix, "", 1)
         following = max(from_revision, 1)
@@ -221,7 +219,7 @@ class SqliteStore:
                 db.execute(
                     "DELETE FROM changes WHERE revision <= ?", (_revision(db) - HISTORY_REVISIONS,)
                 )
-        except BaseException as error:
+        except (sqlite3.Error, UnavailableError) as error:
             for commit, _ in batch:
                 commit.outcome.set_exception(self._translated(error))
             return
@@ -254,7 +252,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise self._translated(error) from error
 
-    def _translated(self, error: BaseException) -> BaseException:
+    def _translated(self, error: Exception) -> Exception:
         if isinstance(error, sqlite3.OperationalError):
             if "locked" in str(error):
                 text = f"{self.path}: in use by another broker"
