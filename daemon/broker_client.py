@@ -1,5 +1,6 @@
 """The gateway's calls to the broker: descriptors, keys, leases; verifies all it gets."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,6 +38,7 @@ class BrokerClient:
         target_node: str,
         mode: str = "",
         third_party: str = "",
+        fully_sealed: bool = False,
     ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
         """Register a volume; returns its descriptor, verified, and the whole answer."""
         request = broker_pb2.RegisterVolumeRequest(
@@ -46,6 +48,7 @@ class BrokerClient:
             target_node=target_node,
             mode=mode,
             third_party=third_party,
+            fully_sealed=fully_sealed,
         )
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
@@ -78,6 +81,14 @@ class BrokerClient:
         anchor = self._identity.anchor
         return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
 
+    async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Tell the broker that every sector of a volume is sealed; returns its descriptor."""
+        request = broker_pb2.FinishFillingRequest(volume_id=volume_id)
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            signed = await stub.FinishFilling(request, timeout=_CALL_SECONDS)
+        return open_descriptor(self._identity.anchor, signed)
+
     async def unregister(self, volume_id: str) -> None:
         """Make the broker forget a volume."""
         request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
@@ -95,7 +106,8 @@ class BrokerClient:
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
             answer = await stub.GetVolumeKey(request, timeout=_CALL_SECONDS)
-        return open_signed(
+        return await asyncio.to_thread(
+            open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
             context=self._context("volume key", descriptor, request.request_id),
@@ -115,7 +127,8 @@ class BrokerClient:
         if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
             raise LeaseError("lease.malformed", "the lease names no possible arena")
         arena = (answer.broker_instance, answer.start_epoch)
-        opened = open_signed(
+        opened = await asyncio.to_thread(
+            open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
             context=self._context("lease", descriptor, request.request_id, arena),

@@ -50,7 +50,7 @@ class TenantRecord(Record):
 
 
 class VolumeRecord(Record):
-    """One registered volume. `mode` is empty for volumes on a target of ours.
+    """One registered volume: what its descriptor says (protocol/v1/broker.proto).
 
     A deleted volume stays: its id, and so its key, is never given out again.
     """
@@ -64,6 +64,8 @@ class VolumeRecord(Record):
     key_epoch: KeyEpoch
     mode: str = ""
     third_party: str = ""
+    fully_sealed: bool = False
+    filling_gateway: str = ""
     request_id: uuid.UUID | None = None
     is_deleted: bool = False
 

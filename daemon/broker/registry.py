@@ -197,6 +197,20 @@ class Registry(Tables):
             after = page[-1].name if page else after
         return found[:limit]
 
+    async def finish_filling(self, volume_id: uuid.UUID) -> VolumeRecord:
+        """Note that every sector of a volume is sealed; UsageError `volume.not_found`."""
+
+        async def attempt() -> VolumeRecord | None:
+            stored = await self.volume(volume_id)
+            filled = stored.record.model_copy(update={"filling_gateway": ""})
+            revision = await self.commit(
+                [self.volumes.unchanged(stored.name, stored)],
+                self.volumes.sealed(stored.name, filled),
+            )
+            return None if revision is None else filled
+
+        return await self.settle(attempt)
+
     async def unregister(self, volume_id: uuid.UUID) -> int:
         """Mark a volume deleted, forget the request that made it, and return the revision."""
 
@@ -305,11 +319,12 @@ def _opened_authority(
     return authority, bytes(record_key)
 
 
-def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str]:
+def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool]:
     return (
         record.display_name,
         record.sector_count,
         record.target_node,
         record.mode,
         record.third_party,
+        record.fully_sealed,
     )

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
+from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.lease import LEASE_COUNTERS
 from sealane.daemon.broker.service import BrokerService
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
-KEM = X25519PrivateKey.generate()
+KEM = X25519KemKey.create()
 REQUEST = "00000000-0000-4000-8000-000000000001"
 
 
@@ -28,7 +28,7 @@ def _subject(role: str = "gateway", node: str = "g", tenant: str = "t") -> Subje
         role=role,
         tenant=tenant,
         incarnation=bytes(range(16)),
-        kem_public_key=KEM.public_key().public_bytes_raw(),
+        kem_public_key=KEM.public_key,
     )
 
 
@@ -265,3 +265,64 @@ def test_certificates_of_the_authority_live_ten_minutes(broker: BrokerService) -
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     leaf = broker.authority.issue(GATEWAY, key, now=now)
     assert leaf.not_valid_after_utc - now == dt.timedelta(minutes=10)
+
+
+async def _register_mode(
+    broker: BrokerService, mode: str, *, target_node: str, third_party: str = ""
+) -> broker_pb2.VolumeDescriptor:
+    answer = await broker.register_volume(
+        GATEWAY,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node=target_node,
+        mode=mode,
+        third_party=third_party,
+    )
+    return broker_pb2.VolumeDescriptor.FromString(answer.volume.descriptor)
+
+
+@pytest.mark.parametrize(
+    ("mode", "third_party"), [("", "array"), ("local", ""), ("none", "array"), ("OFF", "")]
+)
+async def test_mode_that_does_not_fit_its_place_is_refused(
+    broker: BrokerService, mode: str, third_party: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        await _register_mode(broker, mode, target_node="g", third_party=third_party)
+    assert caught.value.reason == "volume.mode"
+
+
+async def test_volume_of_mode_off_is_attached_by_nobody_before_its_gateway_has_filled_it(
+    broker: BrokerService,
+) -> None:
+    made = await _register_mode(broker, "off", target_node="s")
+    assert (made.mode, made.fully_sealed, made.filling_gateway) == ("off", True, "g")
+    with pytest.raises(VerificationError) as caught:
+        await broker.finish_filling(_subject(node="other"), made.volume_id)
+    assert caught.value.reason == "volume.filling.refused"
+    for _ in range(2):
+        signed = await broker.finish_filling(GATEWAY, made.volume_id)
+        filled = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+        assert (filled.fully_sealed, filled.filling_gateway) == (True, "")
+
+
+async def test_volume_on_a_third_party_is_its_gateways_alone_in_every_mode(
+    broker: BrokerService,
+) -> None:
+    other = _subject(node="other")
+    for mode in ("local", "off"):
+        made = await _register_mode(broker, mode, target_node="g", third_party="array")
+        with pytest.raises(VerificationError) as caught:
+            await broker.release_key(
+                other, volume_id=made.volume_id, key_epoch=1, request_id=bytes(16)
+            )
+        assert caught.value.reason == "volume.owner.refused"
+    shared = await _register_mode(broker, "off", target_node="s")
+    with pytest.raises(UnavailableError) as caught_filling:
+        await broker.release_key(
+            other, volume_id=shared.volume_id, key_epoch=1, request_id=bytes(16)
+        )
+    assert caught_filling.value.reason == "volume.filling"
+    await broker.finish_filling(GATEWAY, shared.volume_id)
+    await broker.release_key(other, volume_id=shared.volume_id, key_epoch=1, request_id=bytes(16))

@@ -136,12 +136,13 @@ async def test_watch_of_forgotten_history_says_so(
 
 def _legacy(path: Path, version: int, wrapping: WrappingKey) -> bytes:
     """Write a store as a broker of that version left it, five starts old; returns the anchor."""
-    name = {1: ", mode, third_party", 2: "", 3: ""}
     columns = (
         "volume_id, request_id, tenant, display_name, sector_count, target_node, generation, "
-        "key_epoch, is_deleted, mode, third_party"
-    ).replace(name[version] or "\0", "")
-    lease_id = "lease_id, " if version == 3 else ""
+        "key_epoch, is_deleted"
+    )
+    columns += ", mode, third_party" if version > 1 else ""
+    columns += ", fully_sealed, filling_gateway" if version > 3 else ""
+    lease_id = "lease_id, " if version > 2 else ""
     authority = CertificateAuthority.create(broker="b", now=utc_now())
     certificate = authority.certificate.public_bytes(Encoding.DER)
     made = (
@@ -162,20 +163,21 @@ def _legacy(path: Path, version: int, wrapping: WrappingKey) -> bytes:
         key = wrapping.wrap(b"k" * 32, purpose="tenant key", owner="t")
         db.execute("INSERT INTO tenants VALUES ('t', ?)", (key,))
         modes = ["", ""] if version > 1 else []
+        modes += [1, "g"] if version > 3 else []
         for volume, request, deleted in ((VOLUME, str(REQUEST), 0), (DELETED, None, 1)):
             values = [str(volume), request, "t", "d", 7, "s", 1, 1, deleted, *modes]
             marks = ", ".join("?" * len(values))
             db.execute(f"INSERT INTO volumes VALUES ({marks})", values)
         when = "2026-11-22T08:00:00.000Z"
         for start, end in ((256, 300), (400, 500)):
-            values = [5, *([1] if version == 3 else []), start, end, 3, str(VOLUME), 1, "r", b"i"]
+            values = [5, *([1] if version > 2 else []), start, end, 3, str(VOLUME), 1, "r", b"i"]
             marks = ", ".join("?" * (len(values) + 1))
             db.execute(f"INSERT INTO grants VALUES ({marks})", [*values, when])
         db.execute(f"PRAGMA user_version={version}")
     return certificate
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: int) -> None:
     path = tmp_path / "b.sqlite"
     wrapping = WrappingKey(bytes(32))
@@ -189,6 +191,7 @@ async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: in
         assert instance.arena.start_epoch == starts.value == start
         volume = (await registry.volume(VOLUME)).record
         assert (volume.sector_count, volume.mode, volume.request_id) == (7, "", REQUEST)
+        assert (volume.fully_sealed, volume.filling_gateway) == (version > 3, "g" * (version > 3))
         with pytest.raises(UsageError):
             await registry.volume(DELETED)
         assert await registry.register(volume) == (volume, False)
@@ -199,7 +202,7 @@ async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: in
         grants, _ = await registry.grants.page(limit=10)
         ranges = [r for grant in grants for r in grant.record.ranges]
         assert ranges == [(256, 300), (400, 500)]
-        assert len(grants) == (1 if version == 3 else 2)
+        assert len(grants) == (1 if version > 2 else 2)
         assert service.authority.certificate.public_bytes(Encoding.DER) == anchor
         await store.close()
 
@@ -207,7 +210,7 @@ async def test_store_of_an_old_version_is_taken_over(tmp_path: Path, version: in
 async def test_old_store_put_back_after_it_was_taken_over_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "b.sqlite"
     wrapping = WrappingKey(bytes(32))
-    _legacy(path, 3, wrapping)
+    _legacy(path, 4, wrapping)
     snapshot = path.read_bytes()
     starts, heads = Count(), Count()
     for attempt in range(2):
@@ -225,19 +228,19 @@ async def test_old_store_put_back_after_it_was_taken_over_is_refused(tmp_path: P
 
 async def test_old_store_under_another_key_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "b.sqlite"
-    _legacy(path, 3, WrappingKey(bytes(32)))
+    _legacy(path, 4, WrappingKey(bytes(32)))
     store = SqliteStore(path)
     with pytest.raises(VerificationError) as caught:
         await take_over(store, WrappingKey(b"\1" * 32), node="b", instance=3)
     assert caught.value.reason == "key.wrap.invalid"
-    assert store.version == 3
+    assert store.version == 4
     await store.close()
 
 
 async def test_old_store_that_holds_nonsense_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "b.sqlite"
     wrapping = WrappingKey(bytes(32))
-    _legacy(path, 3, wrapping)
+    _legacy(path, 4, wrapping)
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE grants SET incarnation = 'text'")
     store = SqliteStore(path)

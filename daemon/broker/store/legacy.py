@@ -1,4 +1,4 @@
-"""Takes over a SQLite store of schema versions 1 to 3, which kept a table for each kind of record.
+"""Takes over a SQLite store of schema versions 1 to 4, which kept a table for each kind of record.
 
 Its volumes, tenants, grants and authority become records in one step; the start epoch it had served
 is where the anchor's counter goes on from.
@@ -32,7 +32,7 @@ _GRANTS: Final = (
 )
 _VOLUMES: Final = (
     "SELECT volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch, "
-    "is_deleted, request_id, {modes} FROM volumes"
+    "is_deleted, request_id, {modes}, {filling} FROM volumes"
 )
 
 
@@ -60,7 +60,9 @@ async def _entries(
     key, wrapped_key = new_record_key(wrapping)
     tables = Tables(store, record_key=key)
     modes = "mode, third_party" if store.version > 1 else "'', ''"
-    volumes = [_volume(row) for row in await store.query(_VOLUMES.format(modes=modes))]
+    filling = "fully_sealed, filling_gateway" if store.version > 3 else "0, ''"
+    rows = await store.query(_VOLUMES.format(modes=modes, filling=filling))
+    volumes = [_volume(row) for row in rows]
     alive = Counter(v.tenant for v in volumes if not v.is_deleted)
     tenants = {
         str(tenant): TenantRecord(wrapped_key=_bytes(wrapped), volume_count=alive[str(tenant)])
@@ -113,6 +115,8 @@ def _volume(row: tuple[object, ...]) -> VolumeRecord:
         request_id=None if row[8] is None else uuid.UUID(str(row[8])),
         mode=str(row[9]),
         third_party=str(row[10]),
+        fully_sealed=bool(row[11]),
+        filling_gateway=str(row[12]),
     )
 
 

@@ -27,8 +27,8 @@ from sealane.daemon.broker.store.contract import (
 )
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 4
-LEGACY_VERSIONS: Final = {1, 2, 3}  # sealane.daemon.broker.store.legacy takes them over
+SCHEMA_VERSION: Final = 5
+LEGACY_VERSIONS: Final = {1, 2, 3, 4}  # sealane.daemon.broker.store.legacy takes them over
 HISTORY_REVISIONS: Final = 4096
 
 SCHEMA: Final = """
