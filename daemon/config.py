@@ -60,6 +60,7 @@ class BrokerConfig(Section):
     policy_file: AbsolutePath
     key_file: AbsolutePath | None = None
     hsm: HsmConfig | None = None
+    head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
 
     @model_validator(mode="after")
     def _check(self) -> Self:
