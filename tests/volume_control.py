@@ -13,12 +13,11 @@ from pathlib import Path
 
 from cryptography import x509
 
+from brokers import running_broker
 from sealane.crypto.certificates import Subject
-from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
@@ -98,7 +97,7 @@ class RecordingTarget:
 
 @dataclass
 class RecordedAttachment:
-    key: bytes
+    keys: dict[int, bytes]
     open_queue: OpenQueue
     ranges: list[CounterRange]
     remaining: int = LEASE_COUNTERS
@@ -117,8 +116,12 @@ class RecordedAttachment:
             self.ranges.append(counters)
             self.remaining += counters.count
 
-    def take_counters(self) -> list[CounterRange]:
-        taken, self.unused = self.unused, []
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        self.keys[key_epoch] = bytes(key)
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        taken, self.unused = self.unused, [*granted]
+        self.ranges += granted
         return taken
 
     def counters_remaining(self) -> int:
@@ -151,7 +154,10 @@ class RecordingGateway:
         if self.failure is not None:
             raise self.failure
         made = RecordedAttachment(
-            bytes(volume.key), open_queue, [*counters], epoch_floor=epoch_floor
+            {epoch: bytes(key) for epoch, key in volume.keys.items()},
+            open_queue,
+            [*counters],
+            epoch_floor=epoch_floor,
         )
         self.attached.append(made)
         return made
@@ -243,14 +249,9 @@ async def identity(
 async def volume_world(directory: Path) -> AsyncIterator[World]:
     metrics = Metrics()
     async with contextlib.AsyncExitStack() as stack:
-        broker = BrokerService(
-            BrokerStore(directory / "b.sqlite"),
-            WrappingKey(bytes(32)),
-            node="b",
-            instance=1,
-            metrics=metrics,
+        broker = await stack.enter_async_context(
+            running_broker(directory / "b.sqlite", instance=1, metrics=metrics)
         )
-        stack.callback(broker.close)
         nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
         identities = {role: await identity(broker, role, node) for role, node in nodes.items()}
         identities["stranger"] = await identity(broker, "gateway", "x", tenant="other")

@@ -152,13 +152,12 @@ async def make_world(
         volume_id=volume_id,
         generation=1,
         sector_count=SECTORS,
-        key_epoch=1,
-        key=bytearray(secrets.token_bytes(32)),
+        keys={1: bytearray(secrets.token_bytes(32))},
     )
     attached = await gateway.attach(
         key, counters=[lease or counters()], host_nqn=HOST, open_queue=open_queue
     )
-    assert not any(key.key)
+    assert not any(key.keys[1])
     made = World(
         target=target,
         gateway=gateway,
