@@ -68,6 +68,7 @@ def verify(
     binding: Binding,
     collateral: Collateral,
     now: dt.datetime,
+    endorsements: bytes = b"",  # noqa: ARG001 - a quote comes with its chain
 ) -> Claims:
     """Return what a genuine quote says; VerificationError `attestation.tdx.<fault>`."""
     quote = parse_quote(evidence)
