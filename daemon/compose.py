@@ -18,11 +18,9 @@ from grpc_reflection.v1alpha import reflection
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.software import SoftwareVerifier
-from sealane.crypto.keys import KEY_BYTES, WrappingKey
+from sealane.daemon.broker.opening import opened_broker
 from sealane.daemon.broker.policy import load_policy
-from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
@@ -42,7 +40,6 @@ from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.files import read_secret
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
@@ -83,7 +80,6 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
-_STORE_NAME: Final = "broker.sqlite"
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
@@ -165,22 +161,10 @@ class Daemon:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
-        kek = read_secret(config.key_file, key="broker.key_file")
-        if len(kek) != KEY_BYTES:
-            raise UsageError(
-                "key.size",
-                f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
-                "(sealanectl key encryption makes one)",
-            )
-        wrapping = WrappingKey(kek)
-        broker = BrokerService(
-            BrokerStore(state / _STORE_NAME),
-            wrapping,
-            node=node,
-            instance=config.instance,
-            metrics=self.metrics,
+        broker, instance = await self._stack.enter_async_context(
+            opened_broker(config, node=node, state=state, metrics=self.metrics)
         )
-        self._stack.callback(broker.close)
+        self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from cryptography import x509
 
+from brokers import running_broker
 from sealane.crypto.certificates import Subject
-from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
@@ -243,14 +242,9 @@ async def identity(
 async def volume_world(directory: Path) -> AsyncIterator[World]:
     metrics = Metrics()
     async with contextlib.AsyncExitStack() as stack:
-        broker = BrokerService(
-            BrokerStore(directory / "b.sqlite"),
-            WrappingKey(bytes(32)),
-            node="b",
-            instance=1,
-            metrics=metrics,
+        broker = await stack.enter_async_context(
+            running_broker(directory / "b.sqlite", instance=1, metrics=metrics)
         )
-        stack.callback(broker.close)
         nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
         identities = {role: await identity(broker, role, node) for role, node in nodes.items()}
         identities["stranger"] = await identity(broker, "gateway", "x", tenant="other")
