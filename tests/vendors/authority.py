@@ -55,7 +55,7 @@ class Authority:
         end: dt.datetime = END,
         serial: int | None = None,
     ) -> "Authority":
-        """Certify `key`; `is_listed` gives it a distribution point, `may_sign` a usage of its own."""
+        """Certify `key`; `is_listed` gives a distribution point, `may_sign` a usage of its own."""
         builder = (
             x509.CertificateBuilder()
             .subject_name(name(common_name))
