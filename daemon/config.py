@@ -42,6 +42,15 @@ class NodeConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class HsmConfig(Section):
+    """A key encryption key in a PKCS #11 token: library, labels of token and key, file with PIN."""
+
+    module: AbsolutePath
+    token: str
+    label: str
+    pin_file: AbsolutePath
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -49,8 +58,18 @@ class BrokerConfig(Section):
     attestation_listen: BindAddress = "127.0.0.1:7441"
     instance: Annotated[int, Field(ge=1, le=65535)] = 1
     policy_file: AbsolutePath
-    key_file: AbsolutePath
+    key_file: AbsolutePath | None = None
+    hsm: HsmConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    counters: Literal["file", "tpm2"] = "file"
+    # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
+    counter_index: Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)] = 0x0180_5EA0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key_file is None) == (self.hsm is None):
+            raise ValueError("one of key_file and hsm")
+        return self
 
 
 class TpmConfig(Section):
