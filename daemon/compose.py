@@ -162,7 +162,13 @@ class Daemon:
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
         broker, instance = await self._stack.enter_async_context(
-            opened_broker(config, node=node, state=state, metrics=self.metrics)
+            opened_broker(
+                config,
+                node=node,
+                state=state,
+                metrics=self.metrics,
+                tcti=self.config.tpm.tcti,
+            )
         )
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
