@@ -164,7 +164,13 @@ class Daemon:
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
         broker, instance = await self._stack.enter_async_context(
-            opened_broker(config, node=node, state=state, metrics=self.metrics)
+            opened_broker(
+                config,
+                node=node,
+                state=state,
+                metrics=self.metrics,
+                tcti=self.config.tpm.tcti,
+            )
         )
         operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
         self._services.append("sealane.v1.Operator")

@@ -1,12 +1,13 @@
 """From a broker's configuration to its service: store, authority, start epoch, in that order."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 from sealane.crypto.keys import KeyWrapper
-from sealane.daemon.anchors.choose import open_counter
+from sealane.daemon.anchors.choose import open_counter, open_tpm
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.registry import Registry
@@ -20,18 +21,22 @@ from sealane.daemon.metrics import Metrics
 STORE_NAME: Final = "broker.sqlite"
 STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
-# NV indices of an owner's choice (TCG registry of reserved TPM 2.0 handles, §2.2.2).
-_STARTS_INDEX: Final = 0x0150_0001
-_HEADS_INDEX: Final = 0x0150_0002
 
 
 @contextlib.asynccontextmanager
 async def opened_broker(
-    config: BrokerConfig, *, node: str, state: Path, metrics: Metrics
+    config: BrokerConfig, *, node: str, state: Path, metrics: Metrics, tcti: str
 ) -> AsyncIterator[tuple[BrokerService, Instance]]:
-    """Start a broker that ends with the block; errors as `Registry.open` and `Instance.claim`."""
+    """Start a broker that ends with the block; `tcti` is where its TPM is.
+
+    Errors as `Registry.open`, `Instance.claim` and `open_tpm`.
+    """
     wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
+        tpm = None
+        if config.counters == "tpm2":
+            tpm = await asyncio.to_thread(open_tpm, tcti)
+            stack.callback(tpm.close)
         store = await _open_store(config, wrapping, node=node, state=state)
         stack.push_async_callback(store.close)
         registry = await Registry.open(store, wrapping, node=node)
@@ -39,8 +44,8 @@ async def opened_broker(
             registry,
             node=node,
             instance=config.instance,
-            starts=open_counter(tpm=None, index=_STARTS_INDEX, path=state / STARTS_NAME),
-            heads=open_counter(tpm=None, index=_HEADS_INDEX, path=state / HEADS_NAME),
+            starts=open_counter(tpm=tpm, index=config.counter_index, path=state / STARTS_NAME),
+            heads=open_counter(tpm=tpm, index=config.counter_index + 1, path=state / HEADS_NAME),
         )
         service = BrokerService(registry, instance, metrics=metrics)
         stack.push_async_callback(service.close)

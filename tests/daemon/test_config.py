@@ -21,7 +21,8 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
-            "head_seconds, hsm, instance, key_file, listen, policy_file [config.key.unknown]"
+            "counter_index, counters, head_seconds, hsm, instance, key_file, listen, policy_file "
+            "[config.key.unknown]"
         ),
     ),
     "unknown section": (
