@@ -17,6 +17,8 @@ const READ_PAGES: u64 = 256;
 /// How far stamps leap when a store is opened. More than ever were given out and not found
 /// again: those of what was in flight, or waited for the log.
 const STAMP_LEAP: u64 = 1 << 32;
+/// Stamps, generations and positions beyond this are forged: no store lives that long.
+const NUMBER_MAX: u64 = 1 << 62;
 
 fn damaged(detail: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("damaged store: {}", detail.into()))
@@ -35,6 +37,8 @@ struct Recovery<'a> {
     checker: Checker,
     /// The latest stamp seen.
     stamp: u64,
+    /// The latest generation seen, also of log pages that aren't taken.
+    generation: u64,
 }
 
 impl Recovery<'_> {
@@ -43,7 +47,12 @@ impl Recovery<'_> {
         self.file.read(self.geometry.checkpoint(0), &mut pages)?;
         let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &self.checker));
         let last = whole.max_by_key(|checkpoint| checkpoint.number);
-        last.ok_or_else(|| damaged("no checkpoint is whole"))
+        let last = last.ok_or_else(|| damaged("no checkpoint is whole"))?;
+        if last.number.max(last.log_start) > NUMBER_MAX {
+            return Err(damaged("its checkpoint has a number that no store reaches"));
+        }
+        (self.stamp, self.generation) = (last.stamp, last.generation);
+        Ok(last)
     }
 
     fn table(&mut self, checkpoint: &Checkpoint) -> io::Result<Table> {
@@ -105,6 +114,7 @@ impl Recovery<'_> {
         for number in checkpoint.log_start..checkpoint.log_start + self.geometry.log_pages {
             self.file.read(self.geometry.log(number), &mut pages)?;
             let page = LogPage::decode(&pages[0], &self.checker);
+            self.generation = page.iter().fold(self.generation, |g, page| g.max(page.generation));
             let page = page
                 .filter(|page| (page.generation, page.number) == (checkpoint.generation, number));
             match page {
@@ -179,18 +189,21 @@ impl SealedMap {
     /// Opens a store as the last power cut, or the last orderly end, left it.
     pub fn open(file: Arc<dyn BlockFile>, superblock: &Superblock) -> io::Result<Self> {
         let (geometry, checker) = (&superblock.geometry, Checker::new(&superblock.key));
-        let mut recovery = Recovery { file: &*file, geometry, checker, stamp: 0 };
+        let mut recovery = Recovery { file: &*file, geometry, checker, stamp: 0, generation: 0 };
         let checkpoint = recovery.checkpoint()?;
-        recovery.stamp = checkpoint.stamp;
         let mut table = recovery.table(&checkpoint)?;
         let log = recovery.log(&checkpoint)?;
         recovery.replay(&mut table, &log)?;
         let slots = recovery.slots(&table)?;
+        if recovery.stamp.max(recovery.generation) > NUMBER_MAX {
+            return Err(damaged("it has a stamp or generation that no store reaches"));
+        }
         let stamp = recovery.stamp + STAMP_LEAP;
         let log_next = checkpoint.log_start + log.len() as u64;
         let writer = Writer {
-            // Pages that overtook the end of the log must not continue the new one.
-            generation: checkpoint.generation + 1,
+            // Neither pages that overtook the end of the log nor those of another checkpoint's may
+            // continue the new one.
+            generation: recovery.generation + 1,
             checkpoint: checkpoint.number,
             log_start: checkpoint.log_start,
             log_next,
