@@ -7,7 +7,7 @@ import pytest
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.daemon.broker import collateral
 from sealane.daemon.broker.collateral import CollateralKeeper
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from vendors.authority import NOW
 from vendors.intel import FMSPC, Intel, intel
 
@@ -60,7 +60,7 @@ def test_marks_are_stored_before_what_they_cover_is_used(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(collateral, "write_durably", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UnavailableError, match=r"No space.*collateral\.marks\.unwritable"):
         kept.load(now=NOW)
     assert not kept.current().tcb_infos
 
