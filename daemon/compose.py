@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from sealane.crypto.certificates import Subject
 from sealane.daemon.broker.assembly import open_verifier
 from sealane.daemon.broker.opening import opened_broker
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
@@ -69,6 +70,7 @@ from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
@@ -167,6 +169,8 @@ class Daemon:
                 tcti=self.config.tpm.tcti,
             )
         )
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)

@@ -414,7 +414,7 @@ class GatewayVolume:
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
-    # Adds the key of another epoch, from the oldest one to 64 above; the newest seals. Wipes it.
+    # Adds the key of another epoch, from the oldest one to 255 above; the newest seals. Wipes it.
     def add_key(self, *, key_epoch: int, key: bytearray) -> None: ...
     # Puts counters, used in this order, in the place of those that no queue holds and returns
     # these: (broker instance, start epoch, first, end).

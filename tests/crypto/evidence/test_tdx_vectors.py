@@ -176,3 +176,8 @@ def test_older_collateral_of_a_platform_is_refused_after_newer() -> None:
     ((name, error),) = after.refused
     assert (name, error.reason) == ("older", "attestation.collateral.rolled_back")
     assert not after.collateral.tcb_infos
+
+
+def test_the_quote_beside_azures_virtual_tpm_lets_the_host_inject_exceptions() -> None:
+    evidence = vector("tpm/az-tdx-vtpm/td-quote.bin")
+    assert fault("az", "v4-uptodate", IN_2025, evidence=evidence) == "sept_ve"
