@@ -160,7 +160,7 @@ MISTAKES = {
         NODE + BROKER.replace("[broker]\n", '[broker]\nstore = "etcd"\n'),
         (
             'broker: found {"store": "etcd", "policy_file": "/p", "key_file": "/k", '
-            '"allow_unsigned_policy": t…; allowed: a '
+            '"allow_unsigned_poli…; allowed: a '
             "section etcd with the store etcd, none with sqlite [config.value]"
         ),
     ),
