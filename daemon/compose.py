@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import Subject
 from sealane.daemon.broker.assembly import open_verifier
+from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.opening import opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
@@ -133,6 +134,7 @@ class Daemon:
         self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
+        self._collateral: CollateralKeeper | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
@@ -201,6 +203,7 @@ class Daemon:
             authority=authority,
             metrics=self.metrics,
         )
+        self._collateral = verifier.collateral
         self._is_development |= verifier.keeper.policy.software_allowed
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
@@ -292,7 +295,7 @@ class Daemon:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
     async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
-        """Apply the plain subsystems of the configuration each time it is to be read again.
+        """Apply plain subsystems and collateral each time the configuration is to be read again.
 
         A file with a fault, or a store that can't be opened, changes nothing and is logged.
         """
@@ -303,6 +306,8 @@ class Daemon:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
+                if self._collateral is not None:
+                    await self._collateral.reload()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue

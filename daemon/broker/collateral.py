@@ -1,5 +1,6 @@
 """The collateral in force: files an operator puts into a directory, and marks that only rise."""
 
+import asyncio
 import datetime as dt
 import json
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from typing import Final
 
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
+from sealane.daemon.clock import utc_now
 from sealane.daemon.files import read_bounded, write_durably
 from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -34,6 +36,10 @@ class CollateralKeeper:
     def current(self) -> Collateral:
         """Return what was loaded last; from any thread."""
         return self._current
+
+    async def reload(self) -> None:
+        """Load at the present time, on a thread; raises as `load` does."""
+        await asyncio.to_thread(lambda: self.load(now=utc_now()))
 
     def load(self, *, now: dt.datetime) -> None:
         """Read the directory again and use what holds. Blocking.

@@ -1,9 +1,11 @@
 """The directory of collateral: loaded, reloaded, and never older than what was in use."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from control_plane import Site, daemon, short_directory, wait_for_log
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.daemon.broker import collateral
 from sealane.daemon.broker.collateral import CollateralKeeper
@@ -98,3 +100,25 @@ def test_without_a_directory_only_the_roots_are_known(tmp_path: Path) -> None:
     kept.load(now=NOW)
     assert kept.current().roots == vendor_roots()
     assert not (tmp_path / "marks.json").exists()
+
+
+def test_a_broker_reads_its_collateral_at_start_and_on_sighup() -> None:
+    with short_directory() as root:
+        site = Site(root)
+        site.write_policy({})
+        files = root / "collateral"
+        files.mkdir()
+        (files / "nonsense").write_bytes(b"x")
+        path = site.broker_config()
+        path.write_text(path.read_text() + f'collateral_dir = "{files}"\n')
+        with daemon(path) as running:
+            (files / "nonsense").unlink()
+            running.process.send_signal(signal.SIGHUP)
+            wait_for_log(running.process, path, "reloaded")
+            lines = running.log_lines()
+    refused = [line for line in lines if line["event"] == "collateral_refused"]
+    assert [(line["file"], line["reason"]) for line in refused] == [
+        ("nonsense", "attestation.collateral.certificate")
+    ]
+    loaded = [line for line in lines if line["event"] == "collateral_loaded"]
+    assert [(line["files"], line["refused"]) for line in loaded] == [(1, 1), (0, 0)]
