@@ -68,7 +68,9 @@ class Fillings:
         volume_id = descriptor.volume_id
         if descriptor.filling_gateway == self._node and volume_id not in self._fillings:
             filling = self._fillings[volume_id] = _Filling()
-            filling.task = self._tasks.start(self._run(volume_id, filling), name=f"fill-{volume_id}")
+            filling.task = self._tasks.start(
+                self._run(volume_id, filling), name=f"fill-{volume_id}"
+            )
 
     def filled_bytes(self, volume_id: str) -> int:
         """Return how much of a volume is filled; 0 if this gateway doesn't do it."""

@@ -40,7 +40,9 @@ class _ServerIPv6(_Server):
 ReadStatistics = Callable[[], Mapping[tuple[str, ...], Mapping[str, int]]]
 
 
-def by_owner(statistics: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, ...], Mapping[str, int]]:
+def by_owner(
+    statistics: Mapping[str, Mapping[str, int]],
+) -> dict[tuple[str, ...], Mapping[str, int]]:
     """Turn statistics of named things into those of one label."""
     return {(owner,): counters for owner, counters in statistics.items()}
 
@@ -90,9 +92,7 @@ class Metrics:
             "sealane_broker_keys_released", "Volume keys released.", registry=r
         )
 
-    def add_statistics(
-        self, prefix: str, labels: Sequence[str], read: ReadStatistics
-    ) -> None:
+    def add_statistics(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
         """Export `sealane_<prefix>_<name>{<labels>}`; `read` is called on the metrics' thread.
 
         It returns statistics by name, for each tuple of the labels' values.
@@ -101,9 +101,7 @@ class Metrics:
 
 
 class _StatisticsCollector(Collector):
-    def __init__(
-        self, prefix: str, labels: Sequence[str], read: ReadStatistics
-    ) -> None:
+    def __init__(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
         self._prefix = prefix
         self._labels = labels
         self._read = read

@@ -120,7 +120,7 @@ class GatewayPort(Protocol):
         counters: Iterable[CounterRange],
         open_queue: OpenQueue,
         epoch_floor: int = 0,
-    ) -> FillingPort:
+    ) -> "FillingPort":
         """Open `volume` to be filled; wipes the key."""
 
 

@@ -101,7 +101,7 @@ class VolumeService:
             loops = [
                 tasks.create_task(self._poll_events(), name="volume-events"),
                 tasks.create_task(self._refill(), name="volume-leases"),
-                tasks.create_task(self._fillings.resume(), name="volume-fillings"),
+                tasks.create_task(self.resume_fillings(), name="volume-fillings"),
             ]
             try:
                 yield
@@ -193,8 +193,12 @@ class VolumeService:
         """Return the attachment of a volume, if there is one here."""
         return self._attached.get(volume_id)
 
+    async def resume_fillings(self) -> None:
+        """Go on filling what an earlier process of this gateway had begun."""
+        await self._fillings.resume()
+
     def filled_bytes(self, volume_id: str) -> int:
-        """Return how far this gateway has filled a volume, as far as that is durable or on its way."""
+        """Return how far this gateway has filled a volume."""
         return self._fillings.filled_bytes(volume_id)
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:

@@ -232,8 +232,9 @@ class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds unless `freshness` is off; else plain 4096-byte blocks. "inline" is a file laid out as a drive with
-    64-byte metadata has it, sealed only. `exist` "create": the file must not exist.
+    what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
+    "inline" is a file laid out as a drive with 64-byte metadata has it, sealed only. `exist`
+    "create": the file must not exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 

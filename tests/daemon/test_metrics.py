@@ -13,9 +13,7 @@ from sealane.errors import UnavailableError
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_endpoint_serves_on_either_family(host: str) -> None:
     made = Metrics()
-    made.add_statistics(
-        "target_volume", ("volume", "mode"), lambda: {("v", "off"): {"reads": 3}}
-    )
+    made.add_statistics("target_volume", ("volume", "mode"), lambda: {("v", "off"): {"reads": 3}})
     server = MetricsServer(made, f"{host}:0")
     try:
         with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:

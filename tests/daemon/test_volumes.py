@@ -10,7 +10,7 @@ import base64
 import contextlib
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -68,16 +68,22 @@ class RecordedEvent:
 @dataclass
 class RecordingTarget:
     volumes: dict[uuid.UUID, int] = field(default_factory=dict)
+    freshness: dict[uuid.UUID, bool] = field(default_factory=dict)
     admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
     closed: list[tuple[str, int]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
     events: list[NativeEvent] = field(default_factory=list)
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
-    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         self.volumes[volume_id] = sector_count
+        self.freshness[volume_id] = freshness
 
-    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def open_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         self.volumes[volume_id] = sector_count
 
     async def delete_volume(self, volume_id: uuid.UUID) -> None:
@@ -148,9 +154,65 @@ class RecordedAttachment:
 
 
 @dataclass
+class RecordedFilling:
+    """Fills as far as it may, and then waits or fails."""
+
+    sealed: bool
+    limit: int
+    failure: Error | None
+    zeroed: int = 0
+    flushed: int = 0
+    closed: bool = False
+    limit_raised: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def write_zeroes(self, lba: int, sectors: int) -> None:
+        assert lba == self.zeroed
+        if lba + sectors > self.limit:
+            if self.failure is not None:
+                raise self.failure
+            await self.limit_raised.wait()
+        self.zeroed = lba + sectors
+
+    async def flush(self) -> None:
+        self.flushed = self.zeroed
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        raise AssertionError("one lease is enough here")
+
+    def counters_remaining(self) -> int:
+        return LEASE_COUNTERS
+
+    def take_counters(self) -> list[CounterRange]:
+        return []
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        return []
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
 class RecordingGateway:
     attached: list[RecordedAttachment] = field(default_factory=list)
     failure: Error | None = None
+    fillings: list[RecordedFilling] = field(default_factory=list)
+    fill_limit: int = 1 << 40
+    fill_failure: Error | None = None
+
+    async def open_filling(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> RecordedFilling:
+        made = RecordedFilling(volume.fully_sealed, self.fill_limit, self.fill_failure)
+        self.fillings.append(made)
+        self.fill_failure = None
+        self.fill_limit = 1 << 40
+        return made
 
     async def attach(
         self,
@@ -189,9 +251,13 @@ class RecordingThirdParties:
     volumes: dict[str, uuid.UUID] = field(default_factory=dict)
     attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
     failure: Error | None = None
+    freshness: bool = True
 
-    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+    ) -> None:
         assert sector_count
+        assert any(store_key)
         if self.failure is not None:
             raise self.failure
         self.volumes[name] = volume_id
@@ -200,9 +266,17 @@ class RecordingThirdParties:
         assert self.volumes.pop(name) == volume_id
 
     async def attach(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> RecordingThirdPartyVolume:
         assert sector_count
+        assert any(store_key)
+        self.freshness = freshness
         assert self.volumes[name] == volume_id
         self.attached.append(RecordingThirdPartyVolume())
         return self.attached[-1]
@@ -451,7 +525,7 @@ async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
 
 
 async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
-    async def fail(volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def fail(volume_id: uuid.UUID, *, sector_count: int, freshness: bool) -> None:
         raise UnavailableError("store.full", "no room")
 
     world.target.create_volume = fail  # type: ignore[method-assign]
@@ -473,7 +547,9 @@ async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: 
 async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
-    async def create_volume(volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create_volume(
+        volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         # As a thread does it that makes a file: the store is there whether one waits or not.
         world.target.volumes[volume_id] = sector_count
         started.set()
@@ -877,7 +953,12 @@ async def test_another_gateway_of_the_tenant_gets_neither_key_nor_lease_of_a_loc
 
 @pytest.mark.parametrize(
     ("mode", "third_party", "node"),
-    [("off", "disks", "g"), ("local", "", "g"), ("", "disks", "g"), ("local", "disks", "other")],
+    [
+        ("off", "disks", "other"),
+        ("local", "", "g"),
+        ("", "disks", "g"),
+        ("local", "disks", "other"),
+    ],
 )
 async def test_broker_registers_no_other_mode_and_no_other_owner(
     world: World, mode: str, third_party: str, node: str
@@ -907,3 +988,121 @@ async def test_target_takes_no_volume_of_another_mode(world: World) -> None:
     with pytest.raises(UsageError) as caught:
         await world.storage.create(world.identities["gateway"].subject, answer.volume)
     assert caught.value.reason == "namespace.mode"
+
+
+# Mode off: filled first, attached then.
+
+
+async def _create_off(world: World, *, size_bytes: int = 16 << 20, third_party: str = "") -> str:
+    descriptor = await world.volumes.create(
+        request_id="",
+        display_name="d",
+        size_bytes=size_bytes,
+        target_node="",
+        third_party=third_party,
+        mode="off",
+    )
+    return descriptor.volume_id
+
+
+async def _until(predicate: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if predicate():
+                return
+            await asyncio.sleep(0)
+
+
+async def _get(world: World, volume_id: str) -> volumes_pb2.Volume:
+    return await VolumesServicer(world.volumes).GetVolume(
+        volumes_pb2.GetVolumeRequest(name=f"volumes/{volume_id}"),
+        None,  # type: ignore[arg-type]
+    )
+
+
+async def _available(world: World, volume_id: str) -> volumes_pb2.Volume:
+    async with asyncio.timeout(10):
+        while True:
+            shown = await _get(world, volume_id)
+            if shown.state != volumes_pb2.Volume.FILLING:
+                return shown
+
+
+async def test_volume_of_mode_off_is_filled_before_it_can_be_attached(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.gateway.fill_limit = 2048
+    volume_id = await _create_off(world)
+    assert world.target.freshness[uuid.UUID(volume_id)] is False
+    await _until(lambda: bool(world.gateway.fillings) and world.gateway.fillings[0].zeroed == 2048)
+    shown = await _get(world, volume_id)
+    assert (shown.state, shown.filled_bytes) == (volumes_pb2.Volume.FILLING, 8 << 20)
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert caught.value.reason == "volume.filling.state"
+    (filling,) = world.gateway.fillings
+    filling.limit_raised.set()
+    shown = await _available(world, volume_id)
+    assert (filling.flushed, filling.closed, filling.sealed) == (4096, True, True)
+    assert (shown.state, shown.mode) == (volumes_pb2.Volume.AVAILABLE, "off")
+    assert "not noticed" in shown.freshness
+    assert not any(claim.startswith(("C4", "C6")) for claim in shown.claims)
+    assert "C5" in shown.claims
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    assert capsys.readouterr().out.count("volume_without_freshness") == 2
+    assert [*world.volumes.statistics()] == [(volume_id, "off")]
+
+
+async def test_filling_goes_on_after_a_failure_and_in_the_next_process(world: World) -> None:
+    world.gateway.fill_limit = 1024
+    world.gateway.fill_failure = UnavailableError("queue.closed", "the target went")
+    volume_id = await _create_off(world)
+    await _available(world, volume_id)
+    assert [filling.flushed for filling in world.gateway.fillings] == [0, 4096]
+    # A gateway that died while it filled: the broker still says so.
+    answer = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="s",
+        mode="off",
+    )
+    await world.storage.create(world.identities["gateway"].subject, answer.volume)
+    left = broker_pb2.VolumeDescriptor.FromString(answer.volume.descriptor).volume_id
+    await world.volumes.resume_fillings()
+    await _available(world, left)
+    # Told that it is filled, the target still knows it for the same volume.
+    signed = await world.broker.descriptor(world.identities["gateway"].subject, left)
+    await world.storage.create(world.identities["gateway"].subject, signed)
+
+
+async def test_deleting_a_volume_ends_its_filling(world: World) -> None:
+    world.gateway.fill_limit = 0
+    volume_id = await _create_off(world)
+    await _until(lambda: bool(world.gateway.fillings))
+    await world.volumes.delete(volume_id)
+    assert world.gateway.fillings[0].closed
+    assert not world.target.volumes
+    assert await world.volumes.list(page_size=0, page_token="") == ([], "")
+
+
+async def test_volume_of_mode_off_on_a_third_party_keeps_no_table_there(world: World) -> None:
+    volume_id = await _create_off(world, third_party="disks")
+    shown = await _available(world, volume_id)
+    assert (shown.mode, shown.third_party, world.third_parties.freshness) == ("off", "disks", False)
+    assert "C5" not in shown.claims
+
+
+@pytest.mark.parametrize(("mode", "third_party"), [("local", ""), ("remote", "disks"), ("x", "")])
+async def test_mode_that_does_not_fit_is_refused(world: World, mode: str, third_party: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.create(
+            request_id="",
+            display_name="",
+            size_bytes=4096,
+            target_node="",
+            third_party=third_party,
+            mode=mode,
+        )
+    assert caught.value.reason == "volume.mode"

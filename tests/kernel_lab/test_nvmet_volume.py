@@ -36,6 +36,7 @@ class VolumeKey:
     generation: int = 1
     sector_count: int = SECTORS
     key_epoch: int = 1
+    fully_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ class VolumeKey:
     generation: int = 1
     sector_count: int = SECTORS
     key_epoch: int = 1
+    fully_sealed: bool = False
     key: bytearray = field(default_factory=lambda: bytearray(secrets.token_bytes(32)))
 
 
