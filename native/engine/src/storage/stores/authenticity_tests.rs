@@ -54,8 +54,8 @@ fn page(disk: &TornDisk, number: u64) -> Page {
     page[0]
 }
 
-fn put(disk: &TornDisk, number: u64, page: Page) {
-    disk.write(number, &[page]).expect("write");
+fn put(disk: &TornDisk, number: u64, page: &Page) {
+    disk.write(number, &[*page]).expect("write");
     disk.sync().expect("sync");
 }
 
@@ -87,12 +87,12 @@ fn who_has_another_secret_opens_nothing() {
 fn a_forged_superblock_is_refused() {
     let (disk, _map) = create();
     let other = Superblock { geometry: Geometry { log_pages: 9, ..GEOMETRY }, ..SUPERBLOCK };
-    put(&disk, 0, other.encode(&forger()));
+    put(&disk, 0, &other.encode(&forger()));
     let error = open(disk.whole()).expect_err("forged").to_string();
     assert!(error.contains("forged"), "{error}");
     // Somebody else's authentic superblock, of the same secret and another layout.
     let other = Superblock { seed: [9; 32], ..SUPERBLOCK };
-    put(&disk, 0, other.encode(&Checker::new(&other, &Authority::Secret(&secret()))));
+    put(&disk, 0, &other.encode(&Checker::new(&other, &Authority::Secret(&secret()))));
     let error = open(disk.whole()).expect_err("another layout's keys").to_string();
     assert!(error.contains("no checkpoint is whole"), "{error}");
 }
@@ -109,15 +109,15 @@ fn a_forged_checkpoint_is_passed_over() {
         log_start: 0,
         table_proof: forger().table_proof(u64::MAX / 2, 0),
     };
-    put(&disk, 2, newest.encode(&forger()));
+    put(&disk, 2, &newest.encode(&forger()));
     if let Ok((_, map)) = open(disk.whole()) {
         assert_eq!(held(&map, 5), Some(1));
     }
-    put(&disk, 1, newest.encode(&forger()));
+    put(&disk, 1, &newest.encode(&forger()));
     let error = open(disk.whole()).expect_err("none is left").to_string();
     assert!(error.contains("no checkpoint is whole"), "{error}");
     for (place, page) in [(1, genuine[0]), (2, genuine[1])] {
-        put(&disk, place, page);
+        put(&disk, place, &page);
     }
     assert_eq!(held(&open(disk.whole()).expect("store").1, 5), Some(1));
 }
@@ -130,7 +130,7 @@ fn a_forged_log_record_is_never_applied() {
     let block = [66; BLOCK_BYTES];
     let mut data = Page::ZERO;
     data.0.copy_from_slice(&block[..DATA_BYTES]);
-    put(&disk, GEOMETRY.slot(slot), data);
+    put(&disk, GEOMETRY.slot(slot), &data);
     let checker = forger();
     let checksum = checker.block(stamp, &block);
     let entry = Entry { slot: Some(slot), stamp, checksum, metadata: [66; 64] };
@@ -140,11 +140,11 @@ fn a_forged_log_record_is_never_applied() {
     for entry in [entry, Entry::deallocated(stamp)] {
         let records = vec![Record { lba: 5, blocks: 1, entry }];
         let forged = LogPage { number: 1, durable: 2, records, ..genuine.clone() };
-        put(&disk, GEOMETRY.log(1), forged.encode(&checker));
+        put(&disk, GEOMETRY.log(1), &forged.encode(&checker));
         let (_, map) = open(disk.whole()).expect("store");
         assert_eq!(held(&map, 5), Some(1));
         // By who has the secret it would be: the record is right in everything else.
-        put(&disk, GEOMETRY.log(1), forged.encode(&keys));
+        put(&disk, GEOMETRY.log(1), &forged.encode(&keys));
         let (_, map) = open(disk.whole()).expect("store");
         assert_ne!(held(&map, 5), Some(1));
     }
@@ -166,7 +166,7 @@ fn a_log_page_of_another_opening_is_not_spliced_in() {
     let moved = (0..GEOMETRY.log_pages).map(|number| GEOMETRY.log(number));
     let slots = (0..GEOMETRY.slot_count).map(|slot| GEOMETRY.slot(slot));
     for place in moved.chain(slots) {
-        put(&first, place, page(&second, place));
+        put(&first, place, &page(&second, place));
     }
     if let Ok((_, map)) = open(first.whole()) {
         assert_ne!(held(&map, 6), Some(3), "a record of another life");
@@ -182,7 +182,7 @@ fn a_log_page_of_another_opening_is_not_spliced_in() {
     let log = (0..GEOMETRY.log_pages).map(|number| page(&first, GEOMETRY.log(number)));
     let log: Vec<Page> = log.collect();
     for (number, page) in (0..).zip(log.into_iter().rev()) {
-        put(&swapped, GEOMETRY.log(number), page);
+        put(&swapped, GEOMETRY.log(number), &page);
     }
     if let Ok((_, map)) = open(swapped) {
         assert_eq!((place(&map, 6), place(&map, 7)), (None, None));
@@ -203,14 +203,14 @@ fn older_pages_of_the_table_are_not_mixed_with_newer_ones() {
         for copy in [0, 1] {
             let image = disk.whole();
             let other = page(&image, GEOMETRY.table(index, 1 - copy));
-            put(&image, GEOMETRY.table(index, copy), other);
+            put(&image, GEOMETRY.table(index, copy), &other);
             if let Ok((_, map)) = open(image) {
                 assert_eq!((held(&map, 5), held(&map, 50)), (Some(2), Some(2)));
             }
         }
         let moved = disk.whole();
-        put(&moved, GEOMETRY.table(1 - index, 0), page(&disk, GEOMETRY.table(index, 0)));
-        put(&moved, GEOMETRY.table(1 - index, 1), page(&disk, GEOMETRY.table(index, 1)));
+        put(&moved, GEOMETRY.table(1 - index, 0), &page(&disk, GEOMETRY.table(index, 0)));
+        put(&moved, GEOMETRY.table(1 - index, 1), &page(&disk, GEOMETRY.table(index, 1)));
         assert!(open(moved).is_err(), "page {index} twice");
     }
 }
