@@ -17,12 +17,11 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
-from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
-from sealane.crypto.keys import KEY_BYTES, WrappingKey
+from sealane.crypto.evidence.software import SoftwareVerifier
+from sealane.daemon.broker.opening import opened_broker
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy import load_policy
-from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
@@ -37,10 +36,11 @@ from sealane.daemon.config import (
 )
 from sealane.daemon.enrolment import Enrolment, key_digest
 from sealane.daemon.events import EventLog
+from sealane.daemon.evidence.choose import open_driver
+from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.files import read_secret
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
@@ -72,6 +72,7 @@ from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
@@ -81,7 +82,6 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
-_STORE_NAME: Final = "broker.sqlite"
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
@@ -132,6 +132,7 @@ class Daemon:
         self._services: list[str] = []
         self._event_logs: list[EventLog] = []
         self._is_development = False
+        self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
 
@@ -162,22 +163,18 @@ class Daemon:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
-        kek = read_secret(config.key_file, key="broker.key_file")
-        if len(kek) != KEY_BYTES:
-            raise UsageError(
-                "key.size",
-                f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
-                "(sealanectl key encryption makes one)",
+        broker, instance = await self._stack.enter_async_context(
+            opened_broker(
+                config,
+                node=node,
+                state=state,
+                metrics=self.metrics,
+                tcti=self.config.tpm.tcti,
             )
-        wrapping = WrappingKey(kek)
-        broker = BrokerService(
-            BrokerStore(state / _STORE_NAME),
-            wrapping,
-            node=node,
-            instance=config.instance,
-            metrics=self.metrics,
         )
-        self._stack.callback(broker.close)
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
+        self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
@@ -418,23 +415,34 @@ class Daemon:
         return self.config.enrolment
 
     async def _enrol(self, role: str) -> Identity:
-        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role)
-        self._is_development = True
-        get_logger().warning(
-            "software_evidence",
-            role=role,
-            evidence=SOFTWARE,
-            message="this node proves possession of a key file only; for development only",
-        )
+        driver = await self._evidence_driver()
+        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role, driver=driver)
+        if driver.is_development:
+            self._is_development = True
+            get_logger().warning(
+                "software_evidence",
+                role=role,
+                evidence=driver.evidence_type,
+                message="this node proves possession of a key file only; for development only",
+            )
         identity = Identity(
             node=self.config.node.name,
             role=role,
             anchor=enrolment.anchor,
             obtain=enrolment.obtain,
             metrics=self.metrics,
+            kem=await driver.create_kem_key(),
         )
         await self._keep(identity)
         return identity
+
+    async def _evidence_driver(self) -> Driver:
+        """Open the driver at the first role; the others share it."""
+        if self._driver is None:
+            config, tcti = self._enrolment, self.config.tpm.tcti
+            self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)
+            self._stack.callback(self._driver.close)
+        return self._driver
 
     async def _keep(self, identity: Identity) -> None:
         await identity.renew()

@@ -8,15 +8,16 @@ anew. Filling goes on until it has succeeded or the volume is deleted.
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sealane.crypto.exchange import wipe
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.events import EventLog
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import FillingPort, GatewayPort, VolumeKey
+from sealane.daemon.supply import released_keys
 from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
 from sealane.errors import Error
 from sealane.protocol.v1 import broker_pb2
@@ -137,16 +138,13 @@ class Fillings:
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(back_end.close)
                 leases, counters = await self._leases.take(descriptor)
-                key = await self._broker.key(descriptor)
-                try:
+                async with released_keys(self._broker, descriptor) as keys:
                     port = await self._gateway.open_filling(
-                        volume_key(descriptor, key),
+                        volume_key(descriptor, keys),
                         counters=counters,
                         open_queue=back_end.open_queue,
                         epoch_floor=back_end.epoch_floor,
                     )
-                finally:
-                    wipe(key)
                 try:
                     while filling.durable_sectors < descriptor.sector_count:
                         await self._step(port, filling, descriptor.sector_count)
@@ -172,13 +170,12 @@ class Fillings:
             filling.durable_sectors = filling.sectors
 
 
-def volume_key(descriptor: broker_pb2.VolumeDescriptor, key: bytearray) -> VolumeKey:
-    """Say what a gateway needs of a volume; `key` stays the caller's to wipe."""
+def volume_key(descriptor: broker_pb2.VolumeDescriptor, keys: Mapping[int, bytearray]) -> VolumeKey:
+    """Say what a gateway needs of a volume; `keys` stay the caller's to wipe."""
     return VolumeKey(
         volume_id=uuid.UUID(descriptor.volume_id),
         generation=descriptor.generation,
         sector_count=descriptor.sector_count,
-        key_epoch=descriptor.key_epoch,
-        key=key,
+        keys=keys,
         fully_sealed=descriptor.fully_sealed,
     )

@@ -26,6 +26,8 @@ from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
 MODE_LOCAL: Final = "local"
+# Stores outlive rotations: their key is of the first epoch, which is released as long as it counts.
+_STORE_KEY_EPOCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ class VolumeBackEnds:
 
     async def _store_key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
         """Derive the key that authenticates a store on a third party; the caller wipes it."""
-        key = await self._broker.key(descriptor)
+        key = await self._broker.key(descriptor, key_epoch=_STORE_KEY_EPOCH)
         try:
             return derive_store_key(key, volume_id=uuid.UUID(descriptor.volume_id))
         finally:

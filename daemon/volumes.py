@@ -9,11 +9,9 @@ import contextlib
 import datetime as dt
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from typing import Final
 
-from sealane.crypto.exchange import wipe
-from sealane.crypto.lease import LeaseHolder
+from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
@@ -21,42 +19,20 @@ from sealane.daemon.filling import Fillings, volume_key
 from sealane.daemon.identity import Identity
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import (
-    AttachedPort,
-    Export,
-    GatewayPort,
-    ThirdPartyPort,
-)
+from sealane.daemon.ports import GatewayPort, ThirdPartyPort
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS, MODE_OFF
+from sealane.daemon.supply import Supply, released_keys
 from sealane.daemon.volume_back_ends import (
     MODE_LOCAL,
     Via,
-    VolumeBackEnd,
     VolumeBackEnds,
 )
 from sealane.errors import Error, UsageError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
-_REFILL_POLL_SECONDS: Final = 1.0
 _FOLLOW_RETRY_SECONDS: Final = 1.0
 MODE_REMOTE: Final = "remote"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """One attached volume."""
-
-    descriptor: broker_pb2.VolumeDescriptor
-    port: AttachedPort
-    leases: LeaseHolder
-    host_nqn: str
-    back_end: VolumeBackEnd
-
-    @property
-    def export(self) -> Export:
-        """Where its host connects."""
-        return self.port.export
 
 
 class VolumeService:
@@ -92,6 +68,9 @@ class VolumeService:
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
+        self._supply = Supply(
+            self._attached, broker=broker, leases=self._leases, events=self.events
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -100,7 +79,7 @@ class VolumeService:
             self._tasks = tasks
             loops = [
                 tasks.create_task(self._poll_events(), name="volume-events"),
-                tasks.create_task(self._refill(), name="volume-leases"),
+                tasks.create_task(self._supply.run(), name="volume-supply"),
                 tasks.create_task(self.resume_fillings(), name="volume-fillings"),
             ]
             try:
@@ -249,17 +228,14 @@ class VolumeService:
         back_end = await self._back_ends.open(descriptor, via=via)
         try:
             leases, counters = await self._leases.take(descriptor)
-            key = await self._broker.key(descriptor)
-            try:
+            async with released_keys(self._broker, descriptor) as keys:
                 port = await self._gateway.attach(
-                    volume_key(descriptor, key),
+                    volume_key(descriptor, keys),
                     counters=counters,
                     host_nqn=host_nqn,
                     open_queue=back_end.open_queue,
                     epoch_floor=back_end.epoch_floor,
                 )
-            finally:
-                wipe(key)
         except BaseException:
             await back_end.close()
             raise
@@ -281,7 +257,7 @@ class VolumeService:
                 )
             await attached.port.detach()
             await self._leases.keep(
-                attached.descriptor, attached.leases, attached.port.take_counters()
+                attached.descriptor, attached.leases, attached.port.replace_counters()
             )
             await attached.back_end.close()
             self._drain_events(volume_id, attached)
@@ -316,22 +292,6 @@ class VolumeService:
         self.events.report_native(volume_id, attached.port.take_events())
         if attached.back_end.third_party is not None:
             self.events.report_native(volume_id, attached.back_end.third_party.take_events())
-
-    async def _refill(self) -> None:
-        """Fetch the next lease of a volume before its counters end."""
-        while True:
-            await asyncio.sleep(_REFILL_POLL_SECONDS)
-            for volume_id, attached in [*self._attached.items()]:
-                if not attached.leases.needs_refill(attached.port.counters_remaining()):
-                    continue
-                try:
-                    granted = await self._broker.lease(attached.descriptor)
-                    attached.leases.add(granted)
-                except Error as error:
-                    self.events.report(volume_id, "lease_failed", reason=error.reason)
-                    continue
-                if volume_id in self._attached:
-                    attached.port.add_counters(granted.ranges)
 
     async def _follow_target(self, volume_id: str) -> None:
         """Publish the target's events here while the volume is attached."""

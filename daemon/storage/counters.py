@@ -1,6 +1,6 @@
 """Leased counters in and out of the engine's volume."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
@@ -17,8 +17,11 @@ def add_counters(native: _native.GatewayVolume, granted: Iterable[CounterRange])
         )
 
 
-def take_counters(native: _native.GatewayVolume) -> list[CounterRange]:
-    """Take what no queue was given back out of a volume whose queues are closed."""
+def replace_counters(
+    native: _native.GatewayVolume, granted: Sequence[CounterRange] = ()
+) -> list[CounterRange]:
+    """Put other counters in the place of those that no queue was given; returns these."""
+    new = [(*c.arena, c.counter_start, c.counter_end) for c in granted]
     return [
         CounterRange(
             broker_instance=instance,
@@ -26,6 +29,6 @@ def take_counters(native: _native.GatewayVolume) -> list[CounterRange]:
             counter_start=start,
             counter_end=end,
         )
-        for instance, start_epoch, start, end in native.take_counters()
+        for instance, start_epoch, start, end in native.replace_counters(new)
         if start < end
     ]

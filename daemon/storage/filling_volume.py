@@ -8,7 +8,7 @@ from typing import Final
 from sealane import _native
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.storage.back_end import BackEnd
-from sealane.daemon.storage.counters import add_counters, take_counters
+from sealane.daemon.storage.counters import add_counters, replace_counters
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.own_queue import own_queue
 from sealane.transport.nvme.volume_queue import VolumeQueue
@@ -50,7 +50,7 @@ class FillingVolume:
 
     def take_counters(self) -> list[CounterRange]:
         """Take what is left of the counters, once it is closed."""
-        return take_counters(self._native)
+        return replace_counters(self._native)
 
     def take_events(self) -> Sequence[StorageEvent]:
         """Events since the last call."""

@@ -21,7 +21,7 @@ from sealane.daemon.storage.back_end import (
     PreparedQueue,
     QueueName,
 )
-from sealane.daemon.storage.counters import add_counters, take_counters
+from sealane.daemon.storage.counters import add_counters, replace_counters
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -146,9 +146,13 @@ class AttachedVolume(Exported):
         """Give the volume more counters; used in this order, after those it has."""
         add_counters(self.native, granted)
 
-    def take_counters(self) -> list[CounterRange]:
-        """Take what no queue was given back out of the volume, once it is detached."""
-        return take_counters(self.native)
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        """Give the volume the key of a newer epoch, which seals from now on; wipes it."""
+        self.native.add_key(key_epoch=key_epoch, key=key)
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        """Put other counters in the place of those that no queue was given; returns these."""
+        return replace_counters(self.native, granted)
 
     def counters_remaining(self) -> int:
         """Counters not yet handed to a queue."""
@@ -279,7 +283,7 @@ class Gateway(Provider):
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedVolume:
-        """Export `volume` to `host_nqn`; wipes the key. UsageError if it is attached already.
+        """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is attached already.
 
         `epoch_floor` is the newest association epoch that the target knows of the volume.
         """
@@ -320,7 +324,7 @@ class Gateway(Provider):
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> FillingVolume:
-        """Open a volume to be filled, for nobody else; wipes the key. The caller closes it."""
+        """Open a volume to be filled, for nobody else; wipes the keys. The caller closes it."""
         native, back_end, feed = self._open(volume, open_queue, epoch_floor)
         filling = FillingVolume(
             native=native, back_end=back_end, feed=feed, sectors=volume.sector_count
@@ -331,12 +335,14 @@ class Gateway(Provider):
     def _open(
         self, volume: VolumeKey, open_queue: OpenQueue, epoch_floor: int
     ) -> tuple[_native.GatewayVolume, BackEnd, EventFeed]:
+        newest = max(volume.keys)
         native = _native.GatewayVolume(
             volume_id=volume.volume_id.bytes,
             generation=volume.generation,
             sector_count=volume.sector_count,
-            key_epoch=volume.key_epoch,
-            key=volume.key,
+            oldest_key_epoch=min(volume.keys),
+            key_epoch=newest,
+            key=volume.keys[newest],
             command_timeout_seconds=self._settings.command_timeout_seconds,
             hold_seconds=self._settings.hold_seconds,
             journal_bytes_max=self._settings.journal_bytes_max,
@@ -344,6 +350,8 @@ class Gateway(Provider):
             nonce_ledger=self._settings.nonce_ledger,
             fully_sealed=volume.fully_sealed,
         )
+        for epoch in volume.keys.keys() - {newest}:
+            native.add_key(key_epoch=epoch, key=volume.keys[epoch])
         feed = EventFeed(native, self._listener.queue_closed)
         back_end = BackEnd(
             native=native,

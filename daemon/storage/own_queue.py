@@ -8,9 +8,9 @@ from typing import Final
 
 from sealane import _native
 from sealane.daemon.storage.back_end import BackEnd, QueueName
-from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, H2C_DATA_BYTES, NAMESPACE_ID
+from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, H2C_DATA_BYTES
 from sealane.protocol.nvme.identify import NamespaceIdentity
-from sealane.transport.nvme.volume_queue import VolumeQueue
+from sealane.transport.nvme.volume_queue import ConnectedQueue, VolumeQueue
 
 BLOCK_BYTES: Final = 4096
 _DEPTH: Final = 8
@@ -52,17 +52,19 @@ async def own_queue(
             back_end.discard(prepared)
             raise
         back_end.start(_NAME, prepared)
+        connected = ConnectedQueue(
+            socket=host,
+            queue_id=_NAME.queue_id,
+            queue_depth=_DEPTH,
+            h2c_data_max=H2C_DATA_BYTES,
+            in_capsule_max=H2C_DATA_BYTES,
+            transfer_max=FRONT_TRANSFER_BYTES,
+        )
         queue = VolumeQueue(
             _native.HostQueue(
-                host.fileno(),
-                queue_depth=_DEPTH,
-                h2c_data_max=H2C_DATA_BYTES,
-                in_capsule_max=H2C_DATA_BYTES,
-                transfer_max=FRONT_TRANSFER_BYTES,
+                connected.describe(block_bytes=BLOCK_BYTES),
                 io_bytes=FRONT_TRANSFER_BYTES,
-                block_bytes=BLOCK_BYTES,
                 timeout_seconds=command_seconds,
-                nsid=NAMESPACE_ID,
             ),
             NamespaceIdentity(block_count=block_count, block_bytes=BLOCK_BYTES, metadata_bytes=0),
         )

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from attacks.disk import read_slot, write_slot
+from sealane.crypto.lease import CounterRange
+from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.storage.filling_volume import FillingVolume
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway
 from sealane.daemon.storage.target import Target
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
-from storage.test_end_to_end import GATEWAY, HOST, Counters, Grant, VolumeKey
+from storage.pair import GATEWAY, HOST, counters
 
 SECTORS = 2500
 PAGE = 4096
@@ -33,7 +35,7 @@ class World:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     starts: int = 0
 
-    async def open_queue(self, queue_id: int, epoch: int) -> Grant:
+    async def open_queue(self, queue_id: int, epoch: int) -> QueueGrant:
         await self.target.close_older_queues(self.volume_id, GATEWAY, epoch)
         secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
         self.target.admit_queue(
@@ -46,7 +48,7 @@ class World:
             incarnation=7,
         )
         traddr, trsvcid = self.target.address
-        return Grant(
+        return QueueGrant(
             ticket=ticket,
             secret=bytearray(secret),
             association_epoch=epoch,
@@ -54,23 +56,25 @@ class World:
             traddr=traddr,
             trsvcid=trsvcid,
             subsystem_nqn=self.target.subsystem_nqn(self.volume_id),
+            host_nqn=GATEWAY,
         )
 
     def volume(self) -> VolumeKey:
         return VolumeKey(
             volume_id=self.volume_id,
+            generation=1,
             sector_count=SECTORS,
-            key=bytearray(self.key),
+            keys={1: bytearray(self.key)},
             fully_sealed=True,
         )
 
-    def counters(self) -> list[Counters]:
+    def lease(self) -> list[CounterRange]:
         self.starts += 1
-        return [Counters(start_epoch=self.starts)]
+        return [counters(start_epoch=self.starts)]
 
     async def filling(self) -> FillingVolume:
         return await self.gateway.open_filling(
-            self.volume(), counters=self.counters(), open_queue=self.open_queue
+            self.volume(), counters=self.lease(), open_queue=self.open_queue
         )
 
     async def fill(self) -> None:
@@ -82,7 +86,7 @@ class World:
     async def attach(self) -> AttachedVolume:
         return await self.gateway.attach(
             self.volume(),
-            counters=self.counters(),
+            counters=self.lease(),
             host_nqn=HOST,
             open_queue=self.open_queue,
         )
