@@ -12,9 +12,8 @@ from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.errors import VerificationError
-from vendors.authority import END, NOW, Authority, p256, root
+from vendors.authority import END, NOW, p256, root
 from vendors.intel import (
-    CPU_SVN,
     FMSPC,
     PCE_SVN,
     PPID,
@@ -31,7 +30,6 @@ BINDING = Binding(
     runtime_data=b"runtime", nonce=bytes(32), tls_public_key=b"t", kem_public_key=b"k"
 )
 ORDER_P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-SVN = dict(enumerate(TEE_TCB_SVN))
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +84,12 @@ def test_a_genuine_quote_gives_its_claims(vendor: Intel, version: int, body_type
     assert claims.measurements["mrtd"] == bytes([0xA1]) * 48
     assert claims.measurements["rtmr2"] == bytes([0xB2]) * 48
     assert claims.measurements["fmspc"] == FMSPC
-    assert ("mrservicetd" in claims.measurements) == (body_type == 3)
-    expected = {f"tdx_svn_{i}": svn for i, svn in enumerate(TEE_TCB_SVN)}
-    expected |= {f"cpu_svn_{i}": svn for i, svn in enumerate(CPU_SVN)}
-    expected |= {"pce_svn": PCE_SVN, "qe_svn": 6, "tcb_evaluation_data_number": 17}
-    assert claims.tcb == expected
+    assert claims.tcb == {
+        "tdx_module": TEE_TCB_SVN[0],
+        "pce_svn": PCE_SVN,
+        "qe_svn": 6,
+        "tcb_evaluation_data_number": 17,
+    }
     assert (claims.tcb_status, claims.advisories) == ("UpToDate", ())
     assert {n: claims.flags[n] for n in tdx.SAFE_FLAGS} == dict(tdx.SAFE_FLAGS)
 
@@ -273,14 +272,8 @@ def test_lengths_fit_each_other(vendor: Intel, place: str, step: int) -> None:
 
 
 def test_a_chain_longer_than_its_bound_is_refused(vendor: Intel) -> None:
-    big = Authority(vendor.pck.key, vendor.pck.certificate)
-
-    class Padded(Authority):
-        @property
-        def pem(self) -> bytes:
-            return super().pem + b"\n" * 17000
-
-    refused("malformed", vendor, quote(vendor, pck=Padded(big.key, big.certificate)))
+    chain = vendor.pck.pem + vendor.pck_authority.pem + vendor.root.pem + b"\n" * 17000
+    refused("malformed", vendor, quote(vendor, chain=chain))
 
 
 def test_another_root_is_refused(vendor: Intel) -> None:
@@ -290,12 +283,18 @@ def test_another_root_is_refused(vendor: Intel) -> None:
 
 
 def test_a_chain_is_of_three_certificates(vendor: Intel) -> None:
-    class Alone(Authority):
-        @property
-        def pem(self) -> bytes:
-            return super().pem + vendor.pck_authority.pem
+    by_root = vendor.root.issue("Intel SGX PCK Certificate", vendor.pck.key, is_listed=True)
+    middle, last = vendor.pck_authority.pem, vendor.root.pem
+    refused("chain", vendor, quote(vendor, chain=by_root.pem + last))
+    refused("chain", vendor, quote(vendor, chain=vendor.pck.pem + middle))
+    refused("chain", vendor, quote(vendor, chain=vendor.pck.pem + middle + middle + last))
+    stranger = root("Intel SGX Root CA", p256())
+    refused("chain", vendor, quote(vendor, chain=vendor.pck.pem + middle + stranger.pem))
 
-    refused("chain", vendor, quote(vendor, pck=Alone(vendor.pck.key, vendor.pck.certificate)))
+
+def test_nothing_is_hidden_behind_the_chain(vendor: Intel) -> None:
+    for hidden in (b"\0", b"more"):
+        refused("malformed", vendor, quote(vendor, hidden=hidden))
 
 
 def test_a_pck_of_nobody_is_refused(vendor: Intel) -> None:
@@ -378,7 +377,7 @@ def test_a_platform_that_needs_hardening_is_told(vendor: Intel) -> None:
     pck = vendor.certify(cpu_svn=(3, 3, 2, 2, 3, 1, 0, 3, *[0] * 8), pce_svn=11)
     claims = verify(vendor, quote(vendor, pck=pck))
     assert (claims.tcb_status, claims.advisories) == ("SWHardeningNeeded", ("INTEL-SA-00615",))
-    assert (claims.tcb["cpu_svn_0"], claims.tcb["pce_svn"]) == (3, 11)
+    assert claims.tcb["pce_svn"] == 11
 
 
 @pytest.mark.parametrize("component", [2])

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::super::store::{BLOCK_BYTES, DATA_BYTES};
 use super::layout::{
-    Checker, Checkpoint, Entry, Geometry, Kind, LogPage, Record, Superblock, TablePage,
+    Authority, Checker, Checkpoint, Entry, Geometry, LogPage, Record, Superblock, TablePage,
 };
-use super::pages::{BlockFile, Page};
+use super::pages::{BlockFile, Page, random};
 use super::sealed_map::{SealedMap, Writer};
 use super::slots::Slots;
 use super::table::Table;
@@ -17,41 +17,48 @@ const READ_PAGES: u64 = 256;
 /// How far stamps leap when a store is opened. More than ever were given out and not found
 /// again: those of what was in flight, or waited for the log.
 const STAMP_LEAP: u64 = 1 << 32;
-/// Stamps, generations and positions beyond this are forged: no store lives that long.
+/// Stamps and positions beyond this are forged: no store lives that long.
 const NUMBER_MAX: u64 = 1 << 62;
 
 fn damaged(detail: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("damaged store: {}", detail.into()))
 }
 
-/// Reads the superblock of a store.
-pub fn superblock(file: &dyn BlockFile) -> io::Result<Superblock> {
+/// Reads the superblock of a store, and the keys of the rest.
+pub fn superblock(
+    file: &dyn BlockFile,
+    authority: &Authority<'_>,
+) -> io::Result<(Superblock, Checker)> {
     let mut page = [Page::ZERO];
     file.read(0, &mut page)?;
-    Superblock::decode(&page[0])
+    Superblock::decode(&page[0], authority)
+}
+
+/// Reads what a store's superblock claims, which nothing vouches for.
+pub fn claimed(file: &dyn BlockFile) -> io::Result<Superblock> {
+    let mut page = [Page::ZERO];
+    file.read(0, &mut page)?;
+    Superblock::claimed(&page[0])
 }
 
 struct Recovery<'a> {
     file: &'a dyn BlockFile,
     geometry: &'a Geometry,
-    checker: Checker,
+    checker: &'a Checker,
     /// The latest stamp seen.
     stamp: u64,
-    /// The latest generation seen, also of log pages that aren't taken.
-    generation: u64,
 }
 
 impl Recovery<'_> {
     fn checkpoint(&mut self) -> io::Result<Checkpoint> {
         let mut pages = [Page::ZERO; 2];
         self.file.read(self.geometry.checkpoint(0), &mut pages)?;
-        let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &self.checker));
+        let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, self.checker));
         let last = whole.max_by_key(|checkpoint| checkpoint.number);
         let last = last.ok_or_else(|| damaged("no checkpoint is whole"))?;
         if last.number.max(last.log_start) > NUMBER_MAX {
             return Err(damaged("its checkpoint has a number that no store reaches"));
         }
-        (self.stamp, self.generation) = (last.stamp, last.generation);
         Ok(last)
     }
 
@@ -67,8 +74,8 @@ impl Recovery<'_> {
                 self.table_page(checkpoint, &mut table, index, copies);
             }
         }
-        if table.sum() != checkpoint.table_sum {
-            return Err(damaged("pages of its table are missing"));
+        if self.checker.table_proof(checkpoint.stamp, table.sum()) != checkpoint.table_proof {
+            return Err(damaged("pages of its table are missing or older"));
         }
         Ok(table)
     }
@@ -83,7 +90,7 @@ impl Recovery<'_> {
         let mut last: Option<(u8, TablePage, u64)> = None;
         let mut is_stale = false;
         for (copy, page) in (0..).zip(copies) {
-            let Some((page, sum)) = TablePage::decode(page, &self.checker) else { continue };
+            let Some((page, sum)) = TablePage::decode(page, self.checker) else { continue };
             if page.index != index {
                 continue;
             }
@@ -113,8 +120,7 @@ impl Recovery<'_> {
         let mut pages = [Page::ZERO];
         for number in checkpoint.log_start..checkpoint.log_start + self.geometry.log_pages {
             self.file.read(self.geometry.log(number), &mut pages)?;
-            let page = LogPage::decode(&pages[0], &self.checker);
-            self.generation = page.iter().fold(self.generation, |g, page| g.max(page.generation));
+            let page = LogPage::decode(&pages[0], self.checker);
             let page = page
                 .filter(|page| (page.generation, page.number) == (checkpoint.generation, number));
             match page {
@@ -171,7 +177,7 @@ impl Recovery<'_> {
         let mut block = [0; BLOCK_BYTES];
         block[..DATA_BYTES].copy_from_slice(&pages[0].0);
         block[DATA_BYTES..].copy_from_slice(&entry.metadata);
-        Ok(self.checker.checksum(Kind::Block, entry.stamp, &block) == entry.checksum)
+        Ok(self.checker.block(entry.stamp, &block) == entry.checksum)
     }
 
     fn slots(&self, table: &Table) -> io::Result<Slots> {
@@ -187,29 +193,33 @@ impl Recovery<'_> {
 
 impl SealedMap {
     /// Opens a store as the last power cut, or the last orderly end, left it.
-    pub fn open(file: Arc<dyn BlockFile>, superblock: &Superblock) -> io::Result<Self> {
-        let (geometry, checker) = (&superblock.geometry, Checker::new(&superblock.key));
-        let mut recovery = Recovery { file: &*file, geometry, checker, stamp: 0, generation: 0 };
+    pub fn open(
+        file: Arc<dyn BlockFile>,
+        geometry: Geometry,
+        checker: Checker,
+    ) -> io::Result<Self> {
+        let mut recovery =
+            Recovery { file: &*file, geometry: &geometry, checker: &checker, stamp: 0 };
         let checkpoint = recovery.checkpoint()?;
+        recovery.stamp = checkpoint.stamp;
         let mut table = recovery.table(&checkpoint)?;
         let log = recovery.log(&checkpoint)?;
         recovery.replay(&mut table, &log)?;
         let slots = recovery.slots(&table)?;
-        if recovery.stamp.max(recovery.generation) > NUMBER_MAX {
-            return Err(damaged("it has a stamp or generation that no store reaches"));
+        if recovery.stamp > NUMBER_MAX {
+            return Err(damaged("it has a stamp that no store reaches"));
         }
         let stamp = recovery.stamp + STAMP_LEAP;
         let log_next = checkpoint.log_start + log.len() as u64;
         let writer = Writer {
-            // Neither pages that overtook the end of the log nor those of another checkpoint's may
-            // continue the new one.
-            generation: recovery.generation + 1,
+            // Pages that overtook the end of the log must not continue the new one.
+            generation: u64::from_le_bytes(random()?),
             checkpoint: checkpoint.number,
             log_start: checkpoint.log_start,
             log_next,
             durable: log_next,
         };
-        let map = Self::assemble(file, superblock, stamp, table, slots, writer);
+        let map = Self::assemble(file, geometry, checker, stamp, (table, slots), writer);
         map.checkpoint()?;
         Ok(map)
     }
