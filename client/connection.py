@@ -24,6 +24,7 @@ from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
     nodes_pb2,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2,
     subsystems_pb2_grpc,
@@ -211,13 +212,14 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems.
+    plain subsystems, `operator` that of a broker's keys and leases.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
+        self.operator = operator_pb2_grpc.OperatorStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
     def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:

@@ -19,6 +19,7 @@ from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id
 from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.daemon.broker.opening import opened_broker
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -71,6 +72,7 @@ from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
@@ -170,6 +172,8 @@ class Daemon:
                 tcti=self.config.tpm.tcti,
             )
         )
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)

@@ -6,16 +6,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.anchors.choose import open_counter, open_tpm
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
+from sealane.daemon.broker.records import instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.config import BrokerConfig
+from sealane.daemon.config import BrokerConfig, EtcdConfig
+from sealane.daemon.files import read_file, read_secret
 from sealane.daemon.metrics import Metrics
 
 STORE_NAME: Final = "broker.sqlite"
@@ -55,6 +60,12 @@ async def opened_broker(
 async def _open_store(
     config: BrokerConfig, wrapping: KeyWrapper, *, node: str, state: Path
 ) -> Store:
+    if config.etcd is not None:
+        return await EtcdStore.open(
+            config.etcd.endpoints,
+            writer=instance_name(config.instance),
+            credentials=_credentials(config.etcd),
+        )
     store = SqliteStore(state / STORE_NAME)
     try:
         await take_over(store, wrapping, node=node, instance=config.instance)
@@ -62,3 +73,13 @@ async def _open_store(
         await store.close()
         raise
     return store
+
+
+def _credentials(config: EtcdConfig) -> grpc.ChannelCredentials | None:
+    if config.ca_file is None or config.certificate_file is None or config.key_file is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        read_file(config.ca_file, key="broker.etcd.ca_file"),
+        read_secret(config.key_file, key="broker.etcd.key_file"),
+        read_file(config.certificate_file, key="broker.etcd.certificate_file"),
+    )
