@@ -17,6 +17,7 @@ from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.audit import AuditLog, FileHead
+from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.policy import (
     OwnerKey,
     parse_owner_key,
@@ -35,6 +36,7 @@ from sealane.daemon.metrics import Metrics
 from sealane.errors import UsageError
 
 AUDIT_NAME: Final = "audit.jsonl"
+MARKS_NAME: Final = "collateral-marks.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class VerifierParts:
 
     audit: AuditLog
     keeper: PolicyKeeper
+    collateral: CollateralKeeper
     service: VerifierService
 
 
@@ -100,9 +103,14 @@ async def open_verifier(
         signing_key=authority.signing_key,
     )
     stack.push_async_callback(audit.close)
+    collateral = CollateralKeeper(
+        None if config.collateral_dir is None else Path(config.collateral_dir),
+        marks=state / MARKS_NAME,
+    )
+    await collateral.reload()
     verifier = Verifier(
         policy=NO_POLICY,
-        evidence_verifiers=evidence_verifiers(Collateral, tpm_roots=tpm_roots(config)),
+        evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),
         audience=spiffe_id(node, "broker"),
         verifier_key_sha256=key_digest(authority.certificate),
     )
@@ -133,4 +141,4 @@ async def open_verifier(
         verifier, authority=authority, broker=node, audit=audit, metrics=metrics
     )
     stack.callback(service.close)
-    return VerifierParts(audit=audit, keeper=keeper, service=service)
+    return VerifierParts(audit=audit, keeper=keeper, collateral=collateral, service=service)

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from control_plane import Daemon, Site, daemon, sealaned, short_directory
 from sealane.client import connect
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.crypto.evidence.tpm2 import Evidence, activation_proof, hardware_id
+from sealane.crypto.evidence.tpm2_structures import parse_public
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
@@ -24,7 +26,7 @@ from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.identity import Keys
 from sealane.errors import VerificationError
 from software_tpm import SoftwareTpm, software_tpm
-from vendors.tpm import SyntheticTpm
+from vendors.tpm import Manufacturer, SyntheticTpm
 
 PCRS = (0, 7, 16)
 HOST = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555"
@@ -37,6 +39,7 @@ class Trust:
     site: Site
     hardware: dict[str, tuple[str, str]] = field(default_factory=dict)
     pcrs: dict[int, bytes] = field(default_factory=lambda: {i: bytes(32) for i in PCRS})
+    flags: str = "ek_uncertified = true"
     broker: Daemon | None = None
 
     def allow(self, identifier: str, node: str, role: str) -> None:
@@ -67,7 +70,7 @@ class Trust:
             "advisories = []",
             "properties = {}",
             "secondary = []",
-            "flags = { ek_uncertified = true }",
+            f"flags = {{ {self.flags} }}",
             'certified_keys = ["kem"]',
             'accepted_tier = "warning"',
         ]
@@ -91,14 +94,21 @@ class Trust:
 
 
 @contextlib.contextmanager
-def trusting(*nodes: tuple[str, str, str]) -> Iterator[Trust]:
-    """Run a broker that lists hardware, node and role."""
+def trusting(*nodes: tuple[str, str, str], maker: Manufacturer | None = None) -> Iterator[Trust]:
+    """Run a broker that lists hardware, node and role, and wants the maker's certificate."""
     with short_directory() as root:
         trust = Trust(Site(root))
+        config = trust.site.broker_config()
+        if maker is not None:
+            trust.flags = ""
+            roots = root / "roots.pem"
+            roots.write_bytes(maker.root.public_bytes(Encoding.PEM))
+            with config.open("a") as file:
+                file.write(f'tpm_roots = "{roots}"\n')
         for node in nodes:
             trust.allow(*node)
         trust.write_policy()
-        with daemon(trust.site.broker_config()) as trust.broker:
+        with daemon(config) as trust.broker:
             yield trust
 
 
@@ -108,11 +118,11 @@ def machine(tmp_path: Path) -> Iterator[SoftwareTpm]:
         yield tpm
 
 
-def open_driver(machine: SoftwareTpm) -> Any:
+def open_driver(machine: SoftwareTpm, **options: Any) -> Any:
     from sealane.daemon.evidence.tpm2 import Tpm2Driver
     from sealane.daemon.tpm import Tpm
 
-    return Tpm2Driver(Tpm(machine.tcti), pcrs=PCRS)
+    return Tpm2Driver(Tpm(machine.tcti), pcrs=PCRS, **options)
 
 
 def identifier_of(driver: Any) -> str:
@@ -180,6 +190,24 @@ def test_tpm_that_is_not_listed_or_listed_otherwise_is_refused(machine: Software
         assert refused(trust, driver, node="h") == "attestation.node.refused"
         assert refused(trust, driver, role="target") == "attestation.role.refused"
     driver.close()
+
+
+def test_policy_can_want_the_makers_certificate(machine: SoftwareTpm) -> None:
+    driver = open_driver(machine)
+    identifier = identifier_of(driver)
+    key: Any = parse_public(driver._keys.endorsement_key).key
+    maker, other = Manufacturer(utc_now()), Manufacturer(utc_now())
+    with trusting((identifier, "g", "gateway"), maker=maker) as trust:
+        assert refused(trust, driver) == "attestation.flag.refused"
+        driver.close()
+        for certifier in (maker, other):
+            certificates = [c.public_bytes(Encoding.DER) for c in certifier.certify(key)]
+            driver = open_driver(machine, ek_certificates=certificates)
+            if certifier is maker:
+                enrol(trust, driver)
+            else:
+                assert refused(trust, driver) == "attestation.tpm2.chain"
+            driver.close()
 
 
 class Hostile:
