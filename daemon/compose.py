@@ -193,14 +193,8 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        verifier = await open_verifier(
-            config,
-            self._stack,
-            state=state,
-            node=node,
-            authority=authority,
-            metrics=self.metrics,
-        )
+        verifier = await open_verifier(config, broker, self._stack, node=node, metrics=self.metrics)
+        self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._is_development |= verifier.keeper.policy.software_allowed
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
