@@ -13,6 +13,7 @@ from sealane.crypto.evidence.hardware import hardware_verifiers
 from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
+from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.policy import (
     OwnerKey,
     parse_owner_key,
@@ -30,12 +31,15 @@ from sealane.daemon.files import read_file
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 
+MARKS_NAME: Final = "collateral-marks.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierParts:
     """What the broker role needs of its verifier."""
 
     keeper: PolicyKeeper
+    collateral: CollateralKeeper
     service: VerifierService
 
 
@@ -67,14 +71,20 @@ async def open_verifier(
     broker: BrokerService,
     stack: contextlib.AsyncExitStack,
     *,
+    state: Path,
     node: str,
     metrics: Metrics,
 ) -> VerifierParts:
     """Open everything in the order it is needed; `stack` closes it in reverse."""
     authority = broker.authority
+    collateral = CollateralKeeper(
+        None if config.collateral_dir is None else Path(config.collateral_dir),
+        marks=state / MARKS_NAME,
+    )
+    await collateral.reload()
     verifier = Verifier(
         policy=NO_POLICY,
-        evidence_verifiers=evidence_verifiers(Collateral),
+        evidence_verifiers=evidence_verifiers(collateral.current),
         audience=spiffe_id(node, "broker"),
         verifier_key_sha256=key_digest(authority.certificate),
     )
@@ -108,4 +118,4 @@ async def open_verifier(
         metrics=metrics,
     )
     stack.callback(service.close)
-    return VerifierParts(keeper=keeper, service=service)
+    return VerifierParts(keeper=keeper, collateral=collateral, service=service)
