@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
 from sealane.crypto.attestation.verifier import Verifier
