@@ -15,12 +15,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealane.crypto.attestation.verifier import Verifier
-from sealane.crypto.certificates import Subject, spiffe_id
-from sealane.crypto.evidence.software import SoftwareVerifier
+from sealane.crypto.certificates import Subject
+from sealane.daemon.broker.assembly import open_verifier
 from sealane.daemon.broker.opening import opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
-from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
@@ -34,7 +32,7 @@ from sealane.daemon.config import (
     TargetConfig,
     ThirdPartyConfig,
 )
-from sealane.daemon.enrolment import Enrolment, key_digest
+from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.events import EventLog
 from sealane.daemon.evidence.choose import open_driver
 from sealane.daemon.evidence.driver import Driver
@@ -162,7 +160,6 @@ class Daemon:
     async def _start_broker(self, config: BrokerConfig) -> None:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
-        policy = load_policy(Path(config.policy_file))
         broker, instance = await self._stack.enter_async_context(
             opened_broker(
                 config,
@@ -196,22 +193,18 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        if policy.software_allowed:
-            self._is_development = True
-            get_logger().warning(
-                "development_policy",
-                message="software evidence is allowed: nodes prove possession of a key file and "
-                "nothing about their machines; for development only",
-            )
-        verifier = Verifier(
-            policy=policy,
-            evidence_verifiers=[SoftwareVerifier()],
-            audience=spiffe_id(node, "broker"),
-            verifier_key_sha256=key_digest(authority.certificate),
+        verifier = await open_verifier(
+            config,
+            self._stack,
+            state=state,
+            node=node,
+            authority=authority,
+            metrics=self.metrics,
         )
+        self._is_development |= verifier.keeper.policy.software_allowed
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
-            AttestationServicer(verifier, broker), open_server
+            AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
         )
         self.addresses["attestation"] = bind_tcp(
             open_server,

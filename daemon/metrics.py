@@ -72,6 +72,15 @@ class Metrics:
         self.enrolments = Counter(
             "sealane_enrolments", "Enrolments of this node, by result.", ["result"], registry=r
         )
+        self.attestations = Counter(
+            "sealane_broker_attestations",
+            "Attestations appraised, by outcome and reason id.",
+            ["outcome", "reason"],
+            registry=r,
+        )
+        self.policy_version = Gauge(
+            "sealane_broker_policy_version", "Version of the policy in force.", registry=r
+        )
         self.leases_granted = Counter(
             "sealane_broker_leases_granted", "Counter leases granted.", registry=r
         )

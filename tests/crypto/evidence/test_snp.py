@@ -383,8 +383,13 @@ def test_certificates_are_valid_at_the_time_given(vendor: Amd, which: str, late:
 
 
 def test_the_root_is_valid_at_the_time_given(vendor: Amd) -> None:
-    refused("expired", vendor, now=END + dt.timedelta(seconds=1))
-    refused("expired", vendor, now=START - dt.timedelta(seconds=1))
+    window = {"start": START - dt.timedelta(days=9), "end": END + dt.timedelta(days=9)}
+    options = {"is_authority": True, "path_length": 0} | window
+    signer = vendor.ark.issue("SEV-Genoa", vendor.ask.key, **options)
+    table = vendor.table(key=vendor.endorse(key=vendor.vcek.key, **window), signer=signer)
+    assert verify(vendor, table=table, now=END).valid_until == END
+    refused("expired", vendor, table=table, now=END + dt.timedelta(seconds=1))
+    refused("expired", vendor, table=table, now=START - dt.timedelta(seconds=1))
 
 
 def test_claims_end_with_what_ends_first(vendor: Amd) -> None:
