@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import Subject
 from sealane.daemon.broker.assembly import open_verifier
+from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.opening import opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
@@ -41,7 +42,7 @@ from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
 from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
@@ -133,6 +134,7 @@ class Daemon:
         self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
+        self._collateral: CollateralKeeper | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
@@ -201,6 +203,7 @@ class Daemon:
             authority=authority,
             metrics=self.metrics,
         )
+        self._collateral = verifier.collateral
         self._is_development |= verifier.keeper.policy.software_allowed
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
@@ -248,7 +251,7 @@ class Daemon:
         self._event_logs.append(service.events)
         await service.restore()
         self.spawn("target-events", service.poll_events())
-        self.metrics.add_statistics("target_volume", "volume", service.statistics)
+        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
@@ -281,7 +284,10 @@ class Daemon:
             discovery.append(listener)
         self._plain = PlainSubsystems(target.listener, discovery=discovery)
         self._stack.push_async_callback(self._plain.close)
-        self.metrics.add_statistics("plain_namespace", "namespace", self._plain.statistics)
+        plain = self._plain
+        self.metrics.add_statistics(
+            "plain_namespace", ("namespace",), lambda: by_owner(plain.statistics())
+        )
         await self._plain.apply(config.subsystems)
         subsystems_pb2_grpc.add_SubsystemsServicer_to_server(
             SubsystemsServicer(self._plain, target.listener), self._local
@@ -292,7 +298,7 @@ class Daemon:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
     async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
-        """Apply the plain subsystems of the configuration each time it is to be read again.
+        """Apply plain subsystems and collateral each time the configuration is to be read again.
 
         A file with a fault, or a store that can't be opened, changes nothing and is logged.
         """
@@ -303,6 +309,8 @@ class Daemon:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
+                if self._collateral is not None:
+                    await self._collateral.reload()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue
@@ -344,7 +352,7 @@ class Daemon:
         )
         await self._stack.enter_async_context(service.running())
         self._event_logs.append(service.events)
-        self.metrics.add_statistics("gateway_volume", "volume", service.statistics)
+        self.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
         self._services.append("sealane.v1.Volumes")
 
@@ -374,7 +382,7 @@ class Daemon:
         )
         await self._stack.enter_async_context(service.running())
         self.spawn("session-statistics", service.keep_snapshot())
-        self.metrics.add_statistics("session", "session", lambda: service.snapshot)
+        self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor)
 

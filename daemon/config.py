@@ -84,6 +84,7 @@ class BrokerConfig(Section):
     policy_file: AbsolutePath
     policy_owner_key: AbsolutePath | None = None
     allow_unsigned_policy: bool = False
+    collateral_dir: AbsolutePath | None = None
     key_file: AbsolutePath | None = None
     hsm: HsmConfig | None = None
     store: Literal["sqlite", "etcd"] = "sqlite"

@@ -15,6 +15,7 @@ from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.audit import AuditLog, FileHead
+from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.policy import (
     OwnerKey,
     parse_owner_key,
@@ -32,6 +33,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 
 AUDIT_NAME: Final = "audit.jsonl"
+MARKS_NAME: Final = "collateral-marks.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class VerifierParts:
 
     audit: AuditLog
     keeper: PolicyKeeper
+    collateral: CollateralKeeper
     service: VerifierService
 
 
@@ -82,9 +85,14 @@ async def open_verifier(
         signing_key=authority.signing_key,
     )
     stack.push_async_callback(audit.close)
+    collateral = CollateralKeeper(
+        None if config.collateral_dir is None else Path(config.collateral_dir),
+        marks=state / MARKS_NAME,
+    )
+    await collateral.reload()
     verifier = Verifier(
         policy=NO_POLICY,
-        evidence_verifiers=evidence_verifiers(Collateral),
+        evidence_verifiers=evidence_verifiers(collateral.current),
         audience=spiffe_id(node, "broker"),
         verifier_key_sha256=key_digest(authority.certificate),
     )
@@ -115,4 +123,4 @@ async def open_verifier(
         verifier, authority=authority, broker=node, audit=audit, metrics=metrics
     )
     stack.callback(service.close)
-    return VerifierParts(audit=audit, keeper=keeper, service=service)
+    return VerifierParts(audit=audit, keeper=keeper, collateral=collateral, service=service)
