@@ -196,13 +196,9 @@ class Daemon:
         )
         await self._keep(identity)
         verifier = await open_verifier(
-            config,
-            self._stack,
-            state=state,
-            node=node,
-            authority=authority,
-            metrics=self.metrics,
+            config, broker, self._stack, state=state, node=node, metrics=self.metrics
         )
+        self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         self._is_development |= verifier.keeper.policy.software_allowed
         open_server = new_server(self.metrics, TlsOnly())
