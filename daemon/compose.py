@@ -171,8 +171,6 @@ class Daemon:
                 tcti=self.config.tpm.tcti,
             )
         )
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
-        self._services.append("sealane.v1.Operator")
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
@@ -201,6 +199,10 @@ class Daemon:
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         self._is_development |= verifier.keeper.policy.software_allowed
+        operator_pb2_grpc.add_OperatorServicer_to_server(
+            OperatorServicer(broker, verifier.audit), self._local
+        )
+        self._services.append("sealane.v1.Operator")
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
@@ -213,7 +215,9 @@ class Daemon:
         )
         authorizer = Authorizer(authority.certificate)
         server = new_server(self.metrics, authorizer)
-        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
+        broker_pb2_grpc.add_BrokerServicer_to_server(
+            BrokerServicer(broker, authorizer, verifier.audit), server
+        )
         self.addresses["broker"] = bind_tcp(
             server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
         )
