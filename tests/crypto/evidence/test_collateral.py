@@ -191,6 +191,12 @@ def test_only_intels_tcb_signer_signs_documents(vendor: Intel, who: str) -> None
     assert ("a", "chain") in refusals(load({"a": bundle}))
 
 
+def test_a_documents_chain_is_signer_and_root(vendor: Intel) -> None:
+    bundle = json.loads(vendor.collateral())
+    bundle["tcb_info_issuer_chain"] = vendor.tcb_signer.pem.decode()
+    assert refusals(load({"a": json.dumps(bundle).encode()})) == [("a", "chain")]
+
+
 def test_a_revoked_tcb_signer_is_refused(vendor: Intel) -> None:
     serial = vendor.tcb_signer.certificate.serial_number
     assert refusals(load({"a": vendor.collateral(root_revoked=[serial])})) == [("a", "revoked")]
