@@ -199,9 +199,7 @@ class Daemon:
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         self._is_development |= verifier.keeper.policy.software_allowed
-        operator_pb2_grpc.add_OperatorServicer_to_server(
-            OperatorServicer(broker, verifier.audit), self._local
-        )
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
         self._services.append("sealane.v1.Operator")
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
@@ -215,9 +213,7 @@ class Daemon:
         )
         authorizer = Authorizer(authority.certificate)
         server = new_server(self.metrics, authorizer)
-        broker_pb2_grpc.add_BrokerServicer_to_server(
-            BrokerServicer(broker, authorizer, verifier.audit), server
-        )
+        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
         self.addresses["broker"] = bind_tcp(
             server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
         )

@@ -17,7 +17,6 @@ from cryptography import x509
 from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
-from sealane.daemon.broker.audit import AuditLog, FileHead
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -287,7 +286,6 @@ class World:
     identities: dict[str, Identity]
     addresses: dict[str, str]
     third_parties: "RecordingThirdParties"
-    audit: AuditLog
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -337,15 +335,9 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         storage = StorageService(
             target, node="s", store="memory", anchor=broker.authority.certificate
         )
-        audit = await AuditLog.open(
-            directory / "audit.jsonl",
-            keeper=FileHead(directory / "audit.head"),
-            signing_key=broker.authority.signing_key,
-        )
-        stack.push_async_callback(audit.close)
         broker_server = new_server(metrics, authorizer)
         broker_pb2_grpc.add_BrokerServicer_to_server(
-            BrokerServicer(broker, authorizer, audit), broker_server
+            BrokerServicer(broker, authorizer), broker_server
         )
         storage_server = new_server(metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(
@@ -385,7 +377,6 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             identities,
             addresses,
             third_parties,
-            audit,
         )
 
 

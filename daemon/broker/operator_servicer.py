@@ -7,9 +7,8 @@ from typing import Final
 
 from google.protobuf import timestamp_pb2
 
-from sealane.daemon.broker.audit import Audit
-from sealane.daemon.broker.recorded import recorded
 from sealane.daemon.broker.records import GrantRecord
+from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.calls import Context
 from sealane.errors import UsageError
@@ -21,19 +20,17 @@ PAGE_SIZE_MAX: Final = 1000
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     """Rotates keys and shows the books."""
 
-    def __init__(self, broker: BrokerService, audit: Audit) -> None:
+    def __init__(self, broker: BrokerService) -> None:
         self._broker = broker
-        self._audit = audit
 
     async def RotateVolumeKey(
         self, request: operator_pb2.RotateVolumeKeyRequest, context: Context
     ) -> operator_pb2.VolumeKeyEpochs:
         """Begin a volume's next key epoch."""
-        async with recorded(
-            self._audit, "key.rotate", subject="operator", volume_id=request.volume_id
-        ) as learned:
+        async with refusals_recorded(
+            self._broker.audit, "key.rotate", subject="operator", volume_id=request.volume_id
+        ):
             volume = await self._broker.rotate_key(_uuid(request.volume_id))
-            learned["key_epoch"] = volume.key_epoch
         return operator_pb2.VolumeKeyEpochs(
             volume_id=str(volume.volume_id),
             oldest_key_epoch=volume.oldest_key_epoch,

@@ -9,9 +9,8 @@ from google.protobuf import empty_pb2, timestamp_pb2
 
 from sealane.crypto.audit import Detail
 from sealane.crypto.certificates import Subject
-from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.peers import address_of
-from sealane.daemon.broker.recorded import recorded
+from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.verifier import VerifierService
 from sealane.daemon.calls import Authorizer, Context
@@ -84,10 +83,9 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
 class BrokerServicer(broker_pb2_grpc.BrokerServicer):
     """Volumes, keys and leases, for attested callers."""
 
-    def __init__(self, broker: BrokerService, authorizer: Authorizer, audit: Audit) -> None:
+    def __init__(self, broker: BrokerService, authorizer: Authorizer) -> None:
         self._broker = broker
         self._caller = authorizer.caller
-        self._audit = audit
 
     async def RegisterVolume(
         self,
@@ -98,8 +96,8 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         caller = self._caller(context)
         async with self._recorded(
             "volume.register", caller, target_node=request.target_node, mode=request.mode
-        ) as learned:
-            registered = await self._broker.register_volume(
+        ):
+            return await self._broker.register_volume(
                 caller,
                 request_id=request.request_id,
                 display_name=request.display_name,
@@ -109,9 +107,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 third_party=request.third_party,
                 fully_sealed=request.fully_sealed,
             )
-            descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
-            learned |= {"volume_id": descriptor.volume_id, "is_new": registered.is_new}
-        return registered
 
     async def GetVolumeDescriptor(
         self,
@@ -183,7 +178,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             broker_instance=request.broker_instance,
             start_epoch=request.start_epoch,
             lease_id=request.lease_id,
-        ) as learned:
+        ):
             counters = await self._broker.return_lease(
                 caller,
                 volume_id=request.volume_id,
@@ -191,7 +186,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 lease_id=request.lease_id,
                 touched=[*request.touched],
             )
-            learned["counters"] = counters
         return broker_pb2.ReturnLeaseResponse(counters=counters)
 
     async def GrantLease(
@@ -203,18 +197,13 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         caller = self._caller(context)
         async with self._recorded(
             "lease.grant", caller, volume_id=request.volume_id, key_epoch=request.key_epoch
-        ) as learned:
+        ):
             lease = await self._broker.grant_lease(
                 caller,
                 volume_id=request.volume_id,
                 key_epoch=request.key_epoch,
                 request_id=request.request_id,
             )
-            learned |= {
-                "broker_instance": lease.broker_instance,
-                "start_epoch": lease.start_epoch,
-                "lease_id": lease.lease_id,
-            }
         return broker_pb2.SealedLease(
             sealed=lease.secret.sealed,
             signature=lease.secret.signature,
@@ -224,9 +213,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
 
     def _recorded(
         self, kind: str, caller: Subject, **detail: Detail
-    ) -> contextlib.AbstractAsyncContextManager[dict[str, Detail]]:
-        return recorded(
-            self._audit,
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        return refusals_recorded(
+            self._broker.audit,
             kind,
             subject=caller.spiffe_id,
             tenant=caller.tenant,

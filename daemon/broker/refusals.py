@@ -1,28 +1,28 @@
-"""Puts a call into the audit log with how it ended, before its answer leaves the broker."""
+"""Puts calls that were refused into the audit log; what was granted the service records itself."""
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Final
 
 from sealane.crypto.audit import Detail
 from sealane.daemon.broker.audit import Audit
 from sealane.errors import Error, UnavailableError
 
-_TEXT_MAX = 128  # a caller's text, as far as the log keeps it
+TEXT_MAX: Final = 128  # characters of a caller's text that the log keeps
 
 
 @contextlib.asynccontextmanager
-async def recorded(
+async def refusals_recorded(
     audit: Audit, kind: str, *, subject: str, **detail: Detail
-) -> AsyncIterator[dict[str, Detail]]:
-    """Record the block as granted, with what it adds to the yielded details, or as refused.
+) -> AsyncIterator[None]:
+    """Record that the block was refused, or failed, if it was; before the answer leaves.
 
     UnavailableError `audit.unwritable` takes the place of the answer if it can't be recorded.
     """
-    asked = {k: v[:_TEXT_MAX] if isinstance(v, str) else v for k, v in detail.items()}
-    learned: dict[str, Detail] = {}
     try:
-        yield learned
+        yield
     except Error as error:
+        asked = {k: v[:TEXT_MAX] if isinstance(v, str) else v for k, v in detail.items()}
         await audit.record(
             kind,
             subject=subject,
@@ -31,4 +31,3 @@ async def recorded(
             **asked,
         )
         raise
-    await audit.record(kind, subject=subject, outcome="granted", reason="", **asked, **learned)
