@@ -122,4 +122,4 @@ async def test_node_enrols_with_and_calls_whichever_broker_is_there() -> None:
         )
         gateway = stack.enter_context(daemon(config))
         async with connect(gateway.socket) as client:
-            assert [volume async for volume in client.volumes.list()] == []
+            assert await client.volumes.list() == []
