@@ -10,6 +10,7 @@ import grpc
 
 from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.anchors.choose import open_counter, open_tpm
+from sealane.daemon.broker.audit import AuditLog, RegistryHead
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.records import instance_name
@@ -24,6 +25,7 @@ from sealane.daemon.files import read_file, read_secret
 from sealane.daemon.metrics import Metrics
 
 STORE_NAME: Final = "broker.sqlite"
+AUDIT_NAME: Final = "audit.jsonl"
 STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
 
@@ -34,7 +36,7 @@ async def opened_broker(
 ) -> AsyncIterator[tuple[BrokerService, Instance]]:
     """Start a broker that ends with the block; `tcti` is where its TPM is.
 
-    Errors as `Registry.open`, `Instance.claim` and `open_tpm`.
+    Errors as `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
     """
     wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
@@ -52,7 +54,13 @@ async def opened_broker(
             starts=open_counter(tpm=tpm, index=config.counter_index, path=state / STARTS_NAME),
             heads=open_counter(tpm=tpm, index=config.counter_index + 1, path=state / HEADS_NAME),
         )
-        service = BrokerService(registry, instance, metrics=metrics)
+        audit = await AuditLog.open(
+            state / AUDIT_NAME,
+            keeper=RegistryHead(registry, instance=config.instance),
+            signing_key=registry.authority.signing_key,
+        )
+        stack.push_async_callback(audit.close)
+        service = BrokerService(registry, instance, audit=audit, metrics=metrics)
         stack.push_async_callback(service.close)
         yield service, instance
 
