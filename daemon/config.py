@@ -90,6 +90,7 @@ class BrokerConfig(Section):
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    tpm_roots: AbsolutePath | None = None
     counters: Literal["file", "tpm2"] = "file"
     # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
     counter_index: Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)] = 0x0180_5EA0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from brokers import MemoryAudit
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
@@ -134,7 +135,7 @@ class World:
             process.check()
             self._check_claim(broker, anchored)
             self.ledger.start((broker.instance, instance.arena.start_epoch))
-            broker.service = BrokerService(registry, instance, metrics=METRICS)
+            broker.service = BrokerService(registry, instance, audit=MemoryAudit(), metrics=METRICS)
             await instance.keep_anchored(seconds=5)
         except UnavailableError:
             pass  # the machine starts it again
