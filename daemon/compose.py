@@ -173,8 +173,6 @@ class Daemon:
                 tcti=self.config.tpm.tcti,
             )
         )
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
-        self._services.append("sealane.v1.Operator")
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
@@ -210,6 +208,8 @@ class Daemon:
         )
         self._services += ["sealane.v1.Policies", "sealane.v1.AuditLog"]
         self._is_development |= verifier.keeper.policy.software_allowed
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server

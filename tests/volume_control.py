@@ -246,6 +246,10 @@ class RecordingThirdParties:
     attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
     failure: Error | None = None
     freshness: bool = True
+    metadata: bool = False
+
+    async def has_metadata(self, name: str) -> bool:
+        return self.metadata
 
     async def create(
         self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
@@ -368,7 +372,16 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             third_parties=third_parties,
         )
         await stack.enter_async_context(volumes.running())
-        yield World(broker, storage, volumes, target, gateway, identities, addresses, third_parties)
+        yield World(
+            broker,
+            storage,
+            volumes,
+            target,
+            gateway,
+            identities,
+            addresses,
+            third_parties,
+        )
 
 
 async def create(world: World, request_id: str = "") -> str:

@@ -1,10 +1,12 @@
 """Puts the verifier together: policy in force, evidence verifiers, service."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from cryptography import x509
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
 from sealane.crypto.attestation.verifier import Verifier
@@ -31,6 +33,7 @@ from sealane.daemon.enrolment import key_digest
 from sealane.daemon.files import read_file
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
+from sealane.errors import UsageError
 
 MARKS_NAME: Final = "collateral-marks.json"
 
@@ -44,9 +47,24 @@ class VerifierParts:
     service: VerifierService
 
 
-def evidence_verifiers(collateral: Callable[[], Collateral]) -> list[EvidenceVerifier]:
+def evidence_verifiers(
+    collateral: Callable[[], Collateral], *, tpm_roots: Sequence[x509.Certificate] = ()
+) -> list[EvidenceVerifier]:
     """Return a verifier for every type of evidence; which of them count is the policy's to say."""
-    return [SoftwareVerifier(), Tpm2Verifier(), *hardware_verifiers(collateral)]
+    return [SoftwareVerifier(), Tpm2Verifier(tpm_roots), *hardware_verifiers(collateral)]
+
+
+def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
+    """Return the TPM makers' authorities that the configuration names."""
+    if config.tpm_roots is None:
+        return ()
+    content = read_file(config.tpm_roots, key="broker.tpm_roots")
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise UsageError(
+            "config.value", f"broker.tpm_roots {config.tpm_roots}: allowed: certificates in PEM"
+        ) from error
 
 
 def check_policy_file(config: BrokerConfig) -> Policy:
@@ -85,7 +103,7 @@ async def open_verifier(
     await collateral.reload()
     verifier = Verifier(
         policy=NO_POLICY,
-        evidence_verifiers=evidence_verifiers(collateral.current),
+        evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),
         audience=spiffe_id(node, "broker"),
         verifier_key_sha256=key_digest(authority.certificate),
     )
