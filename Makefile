@@ -69,7 +69,7 @@ test-order: build ## fast tests in another order, under another hash seed
 
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
-	$(BIN)/python -m benchmarks.storage $(ARGS)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)
 
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
