@@ -220,7 +220,6 @@ impl GatewayQueue {
         let request = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut);
         let Some(request) = request else { return Status::ABORTED };
         let blocks = data.as_chunks::<BLOCK_BYTES>().0;
-        let mut scratch = [0; DATA_BYTES];
         let outcome = match &request.operation {
             Operation::Read => {
                 if request.answer.is_empty() {
@@ -236,6 +235,7 @@ impl GatewayQueue {
             Operation::Compare(expected) | Operation::CompareAndWrite { expected, .. } => {
                 let expected = expected.get(part.plain_range()).unwrap_or_default();
                 let sectors = expected.as_chunks::<DATA_BYTES>().0;
+                let mut scratch = [0; DATA_BYTES];
                 let mut is_equal = true;
                 let opened =
                     (part.lba..).zip(blocks).zip(sectors).try_for_each(|((lba, block), sector)| {
@@ -248,9 +248,12 @@ impl GatewayQueue {
                 }
                 opened
             }
-            _ => (part.lba..)
-                .zip(blocks)
-                .try_for_each(|(lba, block)| open_sector(&shared, lba, block, &mut scratch)),
+            _ => {
+                let mut scratch = [0; DATA_BYTES];
+                (part.lba..)
+                    .zip(blocks)
+                    .try_for_each(|(lba, block)| open_sector(&shared, lba, block, &mut scratch))
+            }
         };
         match outcome {
             Ok(()) => Status::SUCCESS,

@@ -1,6 +1,5 @@
 //! How a host's command becomes parts at the target: cut, claimed, sealed, sent.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use sealane_proto::link::Nanos;
@@ -18,6 +17,7 @@ use super::journal::Change;
 use super::link::{Begin, Phase};
 use super::loss::nanos;
 use super::queue::{GatewayQueue, WINDOW};
+use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Work};
 
 /// What became of an attempt to submit.
@@ -89,7 +89,7 @@ impl GatewayQueue {
         if let Some(ranges) = changed_ranges(&request.operation, &part) {
             let cost = match &request.operation {
                 Operation::WriteZeroes { .. } | Operation::Deallocate(_) => {
-                    Change::Deallocate(Arc::clone(&ranges)).cost()
+                    Change::Deallocate(ranges.clone()).cost()
                 }
                 _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
             };
@@ -132,7 +132,7 @@ impl GatewayQueue {
                 self.seal(part.lba, plain).map(Some)
             }
             (Operation::WriteZeroes { .. } | Operation::Deallocate(_), Some(claim)) => {
-                Ok(Some(Change::Deallocate(Arc::clone(&claim.ranges))))
+                Ok(Some(Change::Deallocate(claim.ranges.clone())))
             }
             _ => Ok(None),
         };
@@ -222,17 +222,18 @@ impl GatewayQueue {
 }
 
 /// The blocks that a part changes, if it changes any.
-fn changed_ranges(operation: &Operation, part: &Part) -> Option<Arc<[Range<u64>]>> {
-    let own = part.lba..part.lba + u64::from(part.blocks);
-    let ranges: Arc<[Range<u64>]> = match operation {
+fn changed_ranges(operation: &Operation, part: &Part) -> Option<BlockRanges> {
+    let ranges = match operation {
         Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::CompareAndWrite { .. } => {
-            Arc::new([own])
+            BlockRanges::one(part.lba, u64::from(part.blocks))
         }
-        Operation::Deallocate(ranges) => ranges
-            .iter()
-            .filter(|range| range.blocks > 0)
-            .map(|range| range.lba..range.lba + u64::from(range.blocks))
-            .collect(),
+        Operation::Deallocate(ranges) => BlockRanges::Many(
+            ranges
+                .iter()
+                .filter(|range| range.blocks > 0)
+                .map(|range| range.lba..range.lba + u64::from(range.blocks))
+                .collect(),
+        ),
         _ => return None,
     };
     Some(ranges).filter(|ranges| !ranges.is_empty())
