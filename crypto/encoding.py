@@ -19,6 +19,23 @@ def fields(label: str, *parts: bytes) -> bytes:
     return b"".join(len(p).to_bytes(4, "big") + p for p in (label.encode("ascii"), *parts))
 
 
+def parse_fields(label: str, encoded: bytes, *, count_max: int) -> list[bytes] | None:
+    """Return the parts that `fields` joined under `label`; None if `encoded` is nothing of it."""
+    head = fields(label)
+    if not encoded.startswith(head):
+        return None
+    parts: list[bytes] = []
+    position = len(head)
+    while position < len(encoded):
+        start = position + 4
+        length = int.from_bytes(encoded[position:start], "big")
+        if len(parts) == count_max or len(encoded) < start or len(encoded) - start < length:
+            return None
+        position = start + length
+        parts.append(encoded[start:position])
+    return parts
+
+
 def canonical_json(value: Mapping[str, JSON]) -> bytes:
     """Encode `value`; a float, null or text outside ASCII is a mistake of the caller."""
     _refuse_unencodable(value)
@@ -26,27 +43,23 @@ def canonical_json(value: Mapping[str, JSON]) -> bytes:
     return text.encode("ascii")
 
 
-def parse_canonical_json(encoded: bytes, *, bytes_max: int) -> dict[str, object]:
+def parse_canonical_json(
+    encoded: bytes, *, bytes_max: int, what: str, reason: str
+) -> dict[str, object]:
     """Decode and insist that `encoded` is the one encoding of its value.
 
-    Raises VerificationError: too long, not JSON, not an object, or encoded otherwise.
+    Raises VerificationError `reason`: `what` is too long, not JSON, not an object, or encoded
+    otherwise.
     """
     if len(encoded) > bytes_max:
-        raise VerificationError(
-            "attestation.runtime_data.malformed",
-            f"runtime data has {len(encoded)} bytes, allowed are {bytes_max}",
-        )
+        raise VerificationError(reason, f"{what} has {len(encoded)} bytes, allowed are {bytes_max}")
     try:
         value = json.loads(encoded.decode("ascii"))
         again = canonical_json(value) if isinstance(value, dict) else None
     except (ValueError, TypeError, RecursionError) as error:
-        raise VerificationError(
-            "attestation.runtime_data.malformed", "runtime data is not canonical JSON"
-        ) from error
+        raise VerificationError(reason, f"{what} is not canonical JSON") from error
     if again != encoded:
-        raise VerificationError(
-            "attestation.runtime_data.malformed", "runtime data is not an object in canonical JSON"
-        )
+        raise VerificationError(reason, f"{what} is not an object in canonical JSON")
     return dict(value)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,19 +21,19 @@ from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subj
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
-from sealane.crypto.lease import Arena, CounterRange
+from sealane.crypto.lease import Arena, Lease
 from sealane.daemon.broker.store import BrokerStore, VolumeRecord
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
 SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
 PAGE_SIZE_MAX: Final = 1000
-MODES: Final = {"", "local"}
+MODES: Final = {"", "local", "off"}
 
 # Answers kept for retries; one that fell out costs a retry a fresh lease, which is burned.
 _ANSWERS_MAX: Final = 1024
@@ -47,6 +47,7 @@ class SignedLease:
     """A sealed lease and the arena its context names."""
 
     secret: SignedSecret
+    lease_id: int
     broker_instance: int
     start_epoch: int
 
@@ -87,11 +88,12 @@ class BrokerService:
         target_node: str,
         mode: str = "",
         third_party: str = "",
+        fully_sealed: bool = False,
     ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume of the caller's tenant; the same request id gives the same volume.
 
-        A volume of another mode than "remote" (empty) is on a third party of one gateway: the
-        caller, which alone ever gets its key and leases.
+        A volume on a third party belongs to one gateway: the caller, which alone ever gets its key
+        and leases. The caller also fills a volume that is fully sealed, as all of mode "off" are.
         """
         sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
         if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
@@ -110,18 +112,21 @@ class BrokerService:
             raise UsageError(
                 "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
             )
-        if mode not in MODES or bool(mode) != bool(third_party):
+        if mode not in MODES or bool(third_party) not in {mode != "", mode == "local"}:
             raise UsageError(
                 "volume.mode",
                 f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: "
-                "no mode, or local on a third party",
+                "no mode on a target, local on a third party, off on either",
             )
-        if mode and (NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node):
+        if third_party and (
+            NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node
+        ):
             raise UsageError(
                 "volume.third_party",
                 f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
                 "the caller's own configuration gives one",
             )
+        is_sealed = fully_sealed or mode == "off"
         record = VolumeRecord(
             volume_id=uuid.uuid4(),
             tenant=caller.tenant,
@@ -132,6 +137,8 @@ class BrokerService:
             key_epoch=1,
             mode=mode,
             third_party=third_party,
+            fully_sealed=is_sealed,
+            filling_gateway=caller.node if is_sealed else "",
         )
         request = str(_uuid(request_id, what="request id"))
         stored, is_new = await self._run(self._store.register, record, request_id=request)
@@ -161,6 +168,19 @@ class BrokerService:
         page = records[:limit]
         return [self._signed(r) for r in page], str(page[-1].volume_id) if more else ""
 
+    async def finish_filling(
+        self, caller: Subject, volume_id: str
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let gateways attach a volume that the caller, and nobody else, has filled."""
+        record = await self._volume(caller, volume_id)
+        if record.filling_gateway not in {"", caller.node}:
+            raise VerificationError(
+                "volume.filling.refused",
+                f"volume {record.volume_id} is filled by gateway {record.filling_gateway!r}",
+            )
+        await self._run(self._store.finish_filling, record.volume_id)
+        return self._signed(await self._volume(caller, volume_id))
+
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
         """Forget a volume: no key of it is released again."""
         record = await self._volume(caller, volume_id)
@@ -183,6 +203,7 @@ class BrokerService:
             secret = seal_signed(
                 volume_key,
                 recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
                 context=_context("volume key", caller, record, key_epoch, request_id=request_id),
                 signing_key=self.authority.signing_key,
             )
@@ -220,7 +241,7 @@ class BrokerService:
                     "lease.request.exists", "this request id was used for another lease"
                 )
             return known[1]
-        granted = self.arena.grant()
+        granted = self.arena.grant(incarnation=caller.incarnation)
         await self._run(
             self._store.record_grant,
             granted,
@@ -233,11 +254,13 @@ class BrokerService:
             secret=seal_signed(
                 _lease_message(record, key_epoch, granted),
                 recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
                 context=context,
                 signing_key=self.authority.signing_key,
             ),
-            broker_instance=granted.broker_instance,
-            start_epoch=granted.start_epoch,
+            lease_id=granted.lease_id,
+            broker_instance=self.arena.broker_instance,
+            start_epoch=self.arena.start_epoch,
         )
         self._answers[caller.incarnation, request_id] = (asked, lease)
         if len(self._answers) > _ANSWERS_MAX:
@@ -246,12 +269,43 @@ class BrokerService:
         get_logger().info(
             "lease_granted",
             volume_id=volume_id,
-            start_epoch=granted.start_epoch,
-            counter_start=granted.counter_start,
-            counter_end=granted.counter_end,
+            start_epoch=self.arena.start_epoch,
+            lease_id=granted.lease_id,
+            counters=granted.count,
             recipient=caller.spiffe_id,
         )
         return lease
+
+    async def return_lease(
+        self,
+        caller: Subject,
+        *,
+        volume_id: str,
+        arena: tuple[int, int],
+        lease_id: int,
+        touched: Sequence[int],
+    ) -> int:
+        """Take back what the caller never touched of a lease; returns how many counters.
+
+        LeaseError `lease.return.…`; a lease of another start of a broker stays burned.
+        """
+        if arena != (self.arena.broker_instance, self.arena.start_epoch):
+            raise LeaseError(
+                "lease.return.arena", f"lease {lease_id} is of another start of a broker"
+            )
+        counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
+        # A late retry must not be told counters that may by now be somebody else's.
+        for asked in [a for a, (_, lease) in self._answers.items() if lease.lease_id == lease_id]:
+            del self._answers[asked]
+        self._metrics.leases_returned.inc()
+        get_logger().info(
+            "lease_returned",
+            volume_id=volume_id,
+            lease_id=lease_id,
+            counters=counters,
+            recipient=caller.spiffe_id,
+        )
+        return counters
 
     async def _volume(self, caller: Subject, volume_id: str) -> VolumeRecord:
         record = await self._run(self._store.volume, _uuid(volume_id, what="volume id"))
@@ -273,6 +327,8 @@ class BrokerService:
             display_name=record.display_name,
             mode=record.mode,
             third_party=record.third_party,
+            fully_sealed=record.fully_sealed,
+            filling_gateway=record.filling_gateway,
         ).SerializeToString(deterministic=True)
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
@@ -308,12 +364,17 @@ def _open_authority(store: BrokerStore, wrapping: WrappingKey, node: str) -> Cer
 
 
 def _check_owner(record: VolumeRecord, caller: Subject) -> None:
-    """Only one gateway can ever seal for a volume whose freshness that gateway alone keeps."""
-    if record.mode and caller.node != record.target_node:
+    """Only one gateway can ever seal for a volume whose store that gateway alone keeps."""
+    if record.third_party and caller.node != record.target_node:
         raise VerificationError(
             "volume.owner.refused",
             f"volume {record.volume_id} of mode {record.mode} belongs to gateway "
             f"{record.target_node!r}",
+        )
+    if record.filling_gateway not in {"", caller.node}:
+        raise UnavailableError(
+            "volume.filling",
+            f"volume {record.volume_id} is being filled by gateway {record.filling_gateway!r}",
         )
 
 
@@ -345,16 +406,18 @@ def _context(
     )
 
 
-def _lease_message(record: VolumeRecord, key_epoch: int, granted: CounterRange) -> bytes:
-    counters = broker_pb2.CounterRange(
-        counter_start=granted.counter_start, counter_end=granted.counter_end
-    )
+def _lease_message(record: VolumeRecord, key_epoch: int, granted: Lease) -> bytes:
+    broker_instance, start_epoch = granted.arena
     return broker_pb2.Lease(
         volume_id=str(record.volume_id),
         key_epoch=key_epoch,
-        broker_instance=granted.broker_instance,
-        start_epoch=granted.start_epoch,
-        ranges=[counters],
+        broker_instance=broker_instance,
+        start_epoch=start_epoch,
+        ranges=[
+            broker_pb2.CounterRange(counter_start=r.counter_start, counter_end=r.counter_end)
+            for r in granted.ranges
+        ],
+        lease_id=granted.lease_id,
     ).SerializeToString()
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.crypto.lease import START_EPOCH_MAX, CounterRange
+from sealane.crypto.lease import START_EPOCH_MAX, Lease
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 4
 VOLUMES_PER_TENANT_MAX: Final = 16384
 
 _SCHEMA: Final = """
@@ -39,10 +39,16 @@ CREATE TABLE volumes (
   is_deleted INTEGER NOT NULL DEFAULT 0,
   mode TEXT NOT NULL DEFAULT '',
   third_party TEXT NOT NULL DEFAULT '',
+  fully_sealed INTEGER NOT NULL DEFAULT 0,
+  filling_gateway TEXT NOT NULL DEFAULT '',
   UNIQUE (tenant, request_id)
 ) STRICT;
+INSERT INTO start VALUES (1, 0);
+"""
+_GRANTS: Final = """
 CREATE TABLE grants (
   start_epoch INTEGER NOT NULL,
+  lease_id INTEGER NOT NULL,
   counter_start INTEGER NOT NULL,
   counter_end INTEGER NOT NULL,
   broker_instance INTEGER NOT NULL,
@@ -51,19 +57,36 @@ CREATE TABLE grants (
   recipient TEXT NOT NULL,
   incarnation BLOB NOT NULL,
   granted_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-  PRIMARY KEY (start_epoch, counter_start)
+  PRIMARY KEY (start_epoch, lease_id, counter_start)
 ) STRICT;
-INSERT INTO start VALUES (1, 0);
 """
 _FROM_1: Final = """
 ALTER TABLE volumes ADD COLUMN mode TEXT NOT NULL DEFAULT '';
 ALTER TABLE volumes ADD COLUMN third_party TEXT NOT NULL DEFAULT '';
 """
+# A lease had one range, and nothing named it but its first counter.
+_FROM_2: Final = f"""
+ALTER TABLE grants RENAME TO grants_2;
+{_GRANTS}
+INSERT INTO grants SELECT start_epoch, counter_start, counter_start, counter_end, broker_instance,
+  volume_id, key_epoch, recipient, incarnation, granted_at FROM grants_2;
+DROP TABLE grants_2;
+"""
+_FROM_3: Final = """
+ALTER TABLE volumes ADD COLUMN fully_sealed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE volumes ADD COLUMN filling_gateway TEXT NOT NULL DEFAULT '';
+"""
+_STEPS: Final = {
+    0: _SCHEMA + _GRANTS,
+    1: _FROM_1 + _FROM_2 + _FROM_3,
+    2: _FROM_2 + _FROM_3,
+    3: _FROM_3,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeRecord:
-    """One registered volume. `mode` is empty for volumes on a target of ours."""
+    """One registered volume: what its descriptor says (protocol/v1/broker.proto)."""
 
     volume_id: uuid.UUID
     tenant: str
@@ -74,6 +97,8 @@ class VolumeRecord:
     key_epoch: int
     mode: str = ""
     third_party: str = ""
+    fully_sealed: bool = False
+    filling_gateway: str = ""
 
 
 class BrokerStore:
@@ -91,12 +116,12 @@ class BrokerStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-            steps = {0: _SCHEMA, 1: _FROM_1}.get(version)
+            steps = _STEPS.get(version)
             if steps is not None:
                 self._db.executescript(
                     f"BEGIN EXCLUSIVE; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
                 )
-        if version not in {0, 1, SCHEMA_VERSION}:
+        if version not in {*_STEPS, SCHEMA_VERSION}:
             self._db.close()
             raise UsageError(
                 "broker.store.version",
@@ -161,7 +186,7 @@ class BrokerStore:
                     )
                 db.execute(
                     f"INSERT INTO volumes ({_COLUMNS}, request_id) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         str(record.volume_id),
                         record.tenant,
@@ -172,6 +197,8 @@ class BrokerStore:
                         record.key_epoch,
                         record.mode,
                         record.third_party,
+                        record.fully_sealed,
+                        record.filling_gateway,
                         request_id,
                     ),
                 )
@@ -208,6 +235,13 @@ class BrokerStore:
             ).fetchall()
         return [_record(row) for row in rows]
 
+    def finish_filling(self, volume_id: uuid.UUID) -> None:
+        """Note that every sector of a volume is sealed."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE volumes SET filling_gateway = '' WHERE volume_id = ?", (str(volume_id),)
+            )
+
     def unregister(self, volume_id: uuid.UUID) -> None:
         """Mark a volume deleted: its id, and so its key, is never given out again."""
         with self._transaction() as db:
@@ -218,34 +252,40 @@ class BrokerStore:
 
     def record_grant(
         self,
-        granted: CounterRange,
+        granted: Lease,
         *,
         volume_id: uuid.UUID,
         key_epoch: int,
         recipient: str,
         incarnation: bytes,
     ) -> None:
-        """Keep a grant for the audit; the primary key refuses a second one of these counters."""
+        """Keep a grant for the audit."""
         with self._transaction() as db:
-            db.execute(
-                "INSERT INTO grants (start_epoch, counter_start, counter_end, broker_instance, "
-                "volume_id, key_epoch, recipient, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    granted.start_epoch,
-                    granted.counter_start,
-                    granted.counter_end,
-                    granted.broker_instance,
-                    str(volume_id),
-                    key_epoch,
-                    recipient,
-                    incarnation,
-                ),
+            db.executemany(
+                "INSERT INTO grants (start_epoch, lease_id, counter_start, counter_end, "
+                "broker_instance, volume_id, key_epoch, recipient, incarnation) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        r.start_epoch,
+                        granted.lease_id,
+                        r.counter_start,
+                        r.counter_end,
+                        r.broker_instance,
+                        str(volume_id),
+                        key_epoch,
+                        recipient,
+                        incarnation,
+                    )
+                    for r in granted.ranges
+                ],
             )
 
     def grant_count(self) -> int:
         """Return how many leases were ever granted."""
         with self._transaction() as db:
-            return int(db.execute("SELECT count(*) FROM grants").fetchone()[0])
+            query = "SELECT count(DISTINCT start_epoch << 32 | lease_id) FROM grants"
+            return int(db.execute(query).fetchone()[0])
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -273,21 +313,22 @@ class BrokerStore:
 
 _COLUMNS: Final = (
     "volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch, mode, "
-    "third_party"
+    "third_party, fully_sealed, filling_gateway"
 )
 
 
-def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str]:
+def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool]:
     return (
         record.display_name,
         record.sector_count,
         record.target_node,
         record.mode,
         record.third_party,
+        record.fully_sealed,
     )
 
 
-def _record(row: tuple[str, str, str, int, str, int, int, str, str]) -> VolumeRecord:
+def _record(row: tuple[str, str, str, int, str, int, int, str, str, int, str]) -> VolumeRecord:
     return VolumeRecord(
         volume_id=uuid.UUID(row[0]),
         tenant=row[1],
@@ -298,4 +339,6 @@ def _record(row: tuple[str, str, str, int, str, int, int, str, str]) -> VolumeRe
         key_epoch=row[6],
         mode=row[7],
         third_party=row[8],
+        fully_sealed=bool(row[9]),
+        filling_gateway=row[10],
     )

@@ -56,6 +56,11 @@ class BrokerStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.UnregisterVolumeRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.FinishFilling = channel.unary_unary(
+                '/sealane.v1.Broker/FinishFilling',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                _registered_method=True)
         self.GetVolumeKey = channel.unary_unary(
                 '/sealane.v1.Broker/GetVolumeKey',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GetVolumeKeyRequest.SerializeToString,
@@ -65,6 +70,11 @@ class BrokerStub:
                 '/sealane.v1.Broker/GrantLease',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GrantLeaseRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SealedLease.FromString,
+                _registered_method=True)
+        self.ReturnLease = channel.unary_unary(
+                '/sealane.v1.Broker/ReturnLease',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseResponse.FromString,
                 _registered_method=True)
 
 
@@ -96,6 +106,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FinishFilling(self, request, context):
+        """From the filling gateway: every sector of the volume is sealed and durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetVolumeKey(self, request, context):
         """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key.
         """
@@ -105,6 +122,13 @@ class BrokerServicer:
 
     def GrantLease(self, request, context):
         """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReturnLease(self, request, context):
+        """Takes back what the holder never touched: once, to the arena it came from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,6 +157,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.UnregisterVolumeRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
+            'FinishFilling': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishFilling,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
+            ),
             'GetVolumeKey': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVolumeKey,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GetVolumeKeyRequest.FromString,
@@ -142,6 +171,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.GrantLease,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GrantLeaseRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SealedLease.SerializeToString,
+            ),
+            'ReturnLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReturnLease,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +298,33 @@ class Broker:
             _registered_method=True)
 
     @staticmethod
+    def FinishFilling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/FinishFilling',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetVolumeKey(request,
             target,
             options=(),
@@ -307,6 +368,33 @@ class Broker:
             '/sealane.v1.Broker/GrantLease',
             sealane_dot_protocol_dot_v1_dot_broker__pb2.GrantLeaseRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_broker__pb2.SealedLease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReturnLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/ReturnLease',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,10 +38,14 @@ class BrokerStub:
     GetVolumeDescriptor: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]
     ListVolumeDescriptors: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
+    FinishFilling: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]
+    """From the filling gateway: every sector of the volume is sealed and durable."""
     GetVolumeKey: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]
     """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+    ReturnLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]
+    """Takes back what the holder never touched: once, to the arena it came from."""
 
 @_typing.type_check_only
 class BrokerAsyncStub(BrokerStub):
@@ -52,10 +56,14 @@ class BrokerAsyncStub(BrokerStub):
     GetVolumeDescriptor: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     ListVolumeDescriptors: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]  # type: ignore[assignment]
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    FinishFilling: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """From the filling gateway: every sector of the volume is sealed and durable."""
     GetVolumeKey: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]  # type: ignore[assignment]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]  # type: ignore[assignment]
     """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+    ReturnLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]  # type: ignore[assignment]
+    """Takes back what the holder never touched: once, to the arena it came from."""
 
 class BrokerServicer(metaclass=_abc_1.ABCMeta):
     """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
@@ -89,6 +97,14 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
 
     @_abc_1.abstractmethod
+    def FinishFilling(
+        self,
+        request: _broker_pb2.FinishFillingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """From the filling gateway: every sector of the volume is sealed and durable."""
+
+    @_abc_1.abstractmethod
     def GetVolumeKey(
         self,
         request: _broker_pb2.GetVolumeKeyRequest,
@@ -103,5 +119,13 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SealedLease, _abc.Awaitable[_broker_pb2.SealedLease]]:
         """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+
+    @_abc_1.abstractmethod
+    def ReturnLease(
+        self,
+        request: _broker_pb2.ReturnLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReturnLeaseResponse, _abc.Awaitable[_broker_pb2.ReturnLeaseResponse]]:
+        """Takes back what the holder never touched: once, to the arena it came from."""
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

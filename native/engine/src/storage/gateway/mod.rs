@@ -307,6 +307,12 @@ impl GatewayVolume {
         self.shared.leased().insert(0, range);
     }
 
+    /// Takes every counter that no queue holds out of the volume, to be given back: nothing can be
+    /// sealed until more are added.
+    pub fn take_counters(&self) -> Vec<CounterRange> {
+        std::mem::take(&mut *self.shared.leased())
+    }
+
     /// Leased counters that no queue has taken yet.
     pub fn counters_remaining(&self) -> u64 {
         self.shared.leased().iter().map(CounterRange::remaining).sum()
