@@ -74,6 +74,10 @@ test-order: build ## fast tests in another order, under another hash seed
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)
 
+.PHONY: bench-storage-path
+bench-storage-path: build ## what the secure path costs beside the plain one: ratios, CPU per I/O by role
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -10,6 +10,7 @@ use sealane_proto::nvme::host_queue::HostEvent;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, is_unwritten};
 
+use super::front::Front;
 use super::journal::Change;
 use super::link::Link;
 use super::queue::GatewayQueue;
@@ -19,7 +20,7 @@ use super::{Shared, add};
 /// Attempts of one compare-and-write that may meet another gateway's write in between.
 const SWAPS_MAX: u32 = 16;
 
-impl GatewayQueue {
+impl<F: Front> GatewayQueue<F> {
     /// Takes the target's answers from all back-end queues.
     pub(super) fn take_back_events(&mut self, now: Nanos) {
         let mut index = 0;

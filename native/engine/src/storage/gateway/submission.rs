@@ -13,6 +13,7 @@ use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, set_expected_iv};
 
 use super::add;
 use super::back::Back;
+use super::front::Front;
 use super::journal::Change;
 use super::link::{Begin, Phase};
 use super::loss::nanos;
@@ -28,7 +29,7 @@ enum Submitted {
     Later,
 }
 
-impl GatewayQueue {
+impl<F: Front> GatewayQueue<F> {
     pub(super) fn submit_waiting(&mut self, now: Nanos) {
         while let Some(slot) = self.waiting.front().copied() {
             if !self.has_room() {
@@ -173,7 +174,7 @@ impl GatewayQueue {
     pub(super) fn has_room(&mut self) -> bool {
         let commands_max = self.shared.settings.commands_per_key_max;
         let can_submit = self.backs.last().is_some_and(|back| back.can_submit(commands_max));
-        can_submit && self.in_flight < WINDOW && self.front.transmit().pending_bytes() < WINDOW
+        can_submit && self.in_flight < WINDOW && self.front.pending_bytes() < WINDOW
     }
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {
