@@ -93,10 +93,11 @@ lock: ## renew the Python lock files (needs uv)
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-deps -o requirements-tpm.lock - <<< "tpm2-pytss>=3"
 
 .PHONY: proto
-proto: build ## generate the gRPC code from protocol/v1/*.proto
+proto: build ## generate the gRPC code from protocol/*/*.proto
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src \
 	  --python_out=src --mypy_out=quiet,readable_stubs:src \
-	  --grpc_python_out=src --mypy_grpc_out=quiet:src src/sealane/protocol/v1/*.proto
+	  --grpc_python_out=src --mypy_grpc_out=quiet:src \
+	  src/sealane/protocol/v1/*.proto src/sealane/protocol/etcd/*.proto
 
 $(STAMP)/fuzz: requirements-fuzz.lock $(STAMP)/native
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-fuzz.lock
@@ -111,6 +112,10 @@ fuzz: $(STAMP)/fuzz ## coverage-guided fuzzing of every parser, FUZZ_SECONDS (60
 .PHONY: fuzz-short
 fuzz-short: ## the same for 2 s each, two at a time: what CI runs
 	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2"
+
+.PHONY: mutants
+mutants: build ## take each security check out by itself and see its tests fail; ARGS names some
+	$(BIN)/python tools/mutants $(ARGS)
 
 .PHONY: lint
 lint: build ## formatting, types, layers, clippy

@@ -15,14 +15,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealane.crypto.attestation.verifier import Verifier
-from sealane.crypto.certificates import Subject, spiffe_id
-from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
-from sealane.crypto.keys import KEY_BYTES, WrappingKey
-from sealane.daemon.broker.policy import load_policy
-from sealane.daemon.broker.service import BrokerService
+from sealane.crypto.certificates import Subject
+from sealane.daemon.broker.assembly import open_verifier
+from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.opening import opened_broker
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
@@ -35,15 +33,16 @@ from sealane.daemon.config import (
     TargetConfig,
     ThirdPartyConfig,
 )
-from sealane.daemon.enrolment import Enrolment, key_digest
+from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.events import EventLog
+from sealane.daemon.evidence.choose import open_driver
+from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.files import read_secret
 from sealane.daemon.identity import Identity, Keys
 from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
 from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
@@ -72,6 +71,7 @@ from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
@@ -81,7 +81,6 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
-_STORE_NAME: Final = "broker.sqlite"
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
@@ -132,8 +131,10 @@ class Daemon:
         self._services: list[str] = []
         self._event_logs: list[EventLog] = []
         self._is_development = False
+        self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
+        self._collateral: CollateralKeeper | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
@@ -161,23 +162,18 @@ class Daemon:
     async def _start_broker(self, config: BrokerConfig) -> None:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
-        policy = load_policy(Path(config.policy_file))
-        kek = read_secret(config.key_file, key="broker.key_file")
-        if len(kek) != KEY_BYTES:
-            raise UsageError(
-                "key.size",
-                f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
-                "(sealanectl key encryption makes one)",
+        broker, instance = await self._stack.enter_async_context(
+            opened_broker(
+                config,
+                node=node,
+                state=state,
+                metrics=self.metrics,
+                tcti=self.config.tpm.tcti,
             )
-        wrapping = WrappingKey(kek)
-        broker = BrokerService(
-            BrokerStore(state / _STORE_NAME),
-            wrapping,
-            node=node,
-            instance=config.instance,
-            metrics=self.metrics,
         )
-        self._stack.callback(broker.close)
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
+        self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
@@ -199,22 +195,19 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        if policy.software_allowed:
-            self._is_development = True
-            get_logger().warning(
-                "development_policy",
-                message="software evidence is allowed: nodes prove possession of a key file and "
-                "nothing about their machines; for development only",
-            )
-        verifier = Verifier(
-            policy=policy,
-            evidence_verifiers=[SoftwareVerifier()],
-            audience=spiffe_id(node, "broker"),
-            verifier_key_sha256=key_digest(authority.certificate),
+        verifier = await open_verifier(
+            config,
+            self._stack,
+            state=state,
+            node=node,
+            authority=authority,
+            metrics=self.metrics,
         )
+        self._collateral = verifier.collateral
+        self._is_development |= verifier.keeper.policy.software_allowed
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
-            AttestationServicer(verifier, broker), open_server
+            AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
         )
         self.addresses["attestation"] = bind_tcp(
             open_server,
@@ -258,7 +251,7 @@ class Daemon:
         self._event_logs.append(service.events)
         await service.restore()
         self.spawn("target-events", service.poll_events())
-        self.metrics.add_statistics("target_volume", "volume", service.statistics)
+        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
@@ -291,7 +284,10 @@ class Daemon:
             discovery.append(listener)
         self._plain = PlainSubsystems(target.listener, discovery=discovery)
         self._stack.push_async_callback(self._plain.close)
-        self.metrics.add_statistics("plain_namespace", "namespace", self._plain.statistics)
+        plain = self._plain
+        self.metrics.add_statistics(
+            "plain_namespace", ("namespace",), lambda: by_owner(plain.statistics())
+        )
         await self._plain.apply(config.subsystems)
         subsystems_pb2_grpc.add_SubsystemsServicer_to_server(
             SubsystemsServicer(self._plain, target.listener), self._local
@@ -302,7 +298,7 @@ class Daemon:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
     async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
-        """Apply the plain subsystems of the configuration each time it is to be read again.
+        """Apply plain subsystems and collateral each time the configuration is to be read again.
 
         A file with a fault, or a store that can't be opened, changes nothing and is logged.
         """
@@ -313,6 +309,8 @@ class Daemon:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
+                if self._collateral is not None:
+                    await self._collateral.reload()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue
@@ -354,7 +352,7 @@ class Daemon:
         )
         await self._stack.enter_async_context(service.running())
         self._event_logs.append(service.events)
-        self.metrics.add_statistics("gateway_volume", "volume", service.statistics)
+        self.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
         self._services.append("sealane.v1.Volumes")
 
@@ -384,7 +382,7 @@ class Daemon:
         )
         await self._stack.enter_async_context(service.running())
         self.spawn("session-statistics", service.keep_snapshot())
-        self.metrics.add_statistics("session", "session", lambda: service.snapshot)
+        self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor)
 
@@ -415,23 +413,34 @@ class Daemon:
         return self.config.enrolment
 
     async def _enrol(self, role: str) -> Identity:
-        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role)
-        self._is_development = True
-        get_logger().warning(
-            "software_evidence",
-            role=role,
-            evidence=SOFTWARE,
-            message="this node proves possession of a key file only; for development only",
-        )
+        driver = await self._evidence_driver()
+        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role, driver=driver)
+        if driver.is_development:
+            self._is_development = True
+            get_logger().warning(
+                "software_evidence",
+                role=role,
+                evidence=driver.evidence_type,
+                message="this node proves possession of a key file only; for development only",
+            )
         identity = Identity(
             node=self.config.node.name,
             role=role,
             anchor=enrolment.anchor,
             obtain=enrolment.obtain,
             metrics=self.metrics,
+            kem=await driver.create_kem_key(),
         )
         await self._keep(identity)
         return identity
+
+    async def _evidence_driver(self) -> Driver:
+        """Open the driver at the first role; the others share it."""
+        if self._driver is None:
+            config, tcti = self._enrolment, self.config.tpm.tcti
+            self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)
+            self._stack.callback(self._driver.close)
+        return self._driver
 
     async def _keep(self, identity: Identity) -> None:
         await identity.renew()

@@ -42,6 +42,39 @@ class NodeConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class HsmConfig(Section):
+    """A key encryption key in a PKCS #11 token: library, labels of token and key, file with PIN."""
+
+    module: AbsolutePath
+    token: str
+    label: str
+    pin_file: AbsolutePath
+
+
+def _hosts(endpoints: list[PeerAddress]) -> list[PeerAddress]:
+    if not endpoints or len(set(endpoints)) != len(endpoints):
+        raise ValueError("one or more host:port, each once")
+    return endpoints
+
+
+class EtcdConfig(Section):
+    """The etcd cluster that several brokers share."""
+
+    endpoints: Annotated[list[PeerAddress], AfterValidator(_hosts)]
+    ca_file: AbsolutePath | None = None
+    certificate_file: AbsolutePath | None = None
+    key_file: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = {f is None for f in (self.ca_file, self.certificate_file, self.key_file)}
+        if len(given) != 1:
+            raise ValueError("ca_file, certificate_file and key_file together, or none of them")
+        if self.ca_file is None and not all(map(is_loopback, self.endpoints)):
+            raise ValueError("endpoints beyond loopback only with ca_file: mutual TLS")
+        return self
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -49,7 +82,59 @@ class BrokerConfig(Section):
     attestation_listen: BindAddress = "127.0.0.1:7441"
     instance: Annotated[int, Field(ge=1, le=65535)] = 1
     policy_file: AbsolutePath
-    key_file: AbsolutePath
+    policy_owner_key: AbsolutePath | None = None
+    allow_unsigned_policy: bool = False
+    collateral_dir: AbsolutePath | None = None
+    key_file: AbsolutePath | None = None
+    hsm: HsmConfig | None = None
+    store: Literal["sqlite", "etcd"] = "sqlite"
+    etcd: EtcdConfig | None = None
+    head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    counters: Literal["file", "tpm2"] = "file"
+    # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
+    counter_index: Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)] = 0x0180_5EA0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key_file is None) == (self.hsm is None):
+            raise ValueError("one of key_file and hsm")
+        if (self.policy_owner_key is None) != self.allow_unsigned_policy:
+            raise ValueError(
+                "policy_owner_key, the public key of who signs the policy; for development only, "
+                "allow_unsigned_policy = true instead of it"
+            )
+        if (self.etcd is not None) != (self.store == "etcd"):
+            raise ValueError("a section etcd with the store etcd, none with sqlite")
+        return self
+
+
+class TpmConfig(Section):
+    """Where this machine's TPM 2.0 is, for those who use it."""
+
+    tcti: str = "device:/dev/tpmrm0"
+
+
+def _registers(indices: list[int]) -> list[int]:
+    if not indices or len(set(indices)) != len(indices) or not set(indices) <= set(range(24)):
+        raise ValueError("one or more of 0…23, each once")
+    return indices
+
+
+class Tpm2EvidenceConfig(Section):
+    """What a TPM says of this node."""
+
+    pcrs: Annotated[
+        list[int], Field(default_factory=lambda: list(range(8))), AfterValidator(_registers)
+    ]
+    event_log: AbsolutePath | None = None
+    endorsement_key: Literal["ecc", "rsa"] = "ecc"
+    endorsement_certificates: AbsolutePath | None = None
+
+
+class TsmEvidenceConfig(Section):
+    """Where Linux gives out reports of confidential machines."""
+
+    reports: AbsolutePath = "/sys/kernel/config/tsm/report"
 
 
 class EnrolmentConfig(Section):
@@ -59,9 +144,17 @@ class EnrolmentConfig(Section):
     broker_address: PeerAddress
     attestation_address: PeerAddress
     trust_anchor: AbsolutePath
-    evidence: Literal["software"]
-    key_file: AbsolutePath
+    evidence: Literal["software", "tpm2", "tsm"]
+    key_file: AbsolutePath | None = None
+    tpm2: Annotated[Tpm2EvidenceConfig, Field(default_factory=Tpm2EvidenceConfig)]
+    tsm: Annotated[TsmEvidenceConfig, Field(default_factory=TsmEvidenceConfig)]
     timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key_file is not None) != (self.evidence == "software"):
+            raise ValueError("a key_file with software evidence, none with other kinds")
+        return self
 
 
 class TargetConfig(Section):
@@ -154,6 +247,7 @@ class Config(Section):
 
     node: NodeConfig
     broker: BrokerConfig | None = None
+    tpm: Annotated[TpmConfig, Field(default_factory=TpmConfig)]
     enrolment: EnrolmentConfig | None = None
     target: TargetConfig | None = None
     gateway: GatewayConfig | None = None
@@ -191,11 +285,16 @@ def load_section(model: type[_Model], path: Path) -> _Model:
         raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
     if len(raw) > FILE_BYTES_MAX:
         raise UsageError("config.size", f"{path}: more than the allowed {FILE_BYTES_MAX} bytes")
+    return parse_toml(model, raw, source=str(path))
+
+
+def parse_toml(model: type[_Model], raw: bytes, *, source: str) -> _Model:
+    """Parse TOML and validate it; UsageError `config.…` with one line for the first fault."""
     try:
         document = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError("config.syntax", f"{path}: not TOML: {error}") from error
-    return parse_section(model, document, source=str(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError("config.syntax", f"{source}: not TOML: {error}") from error
+    return parse_section(model, document, source=source)
 
 
 def parse_section(model: type[_Model], document: object, *, source: str) -> _Model:

@@ -25,6 +25,9 @@ from sealane.client.connection import DEFAULT_SOCKET
 from sealane.crypto.evidence.software import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
+from sealane.daemon.broker.kek import make_hsm_key
+from sealane.daemon.config import HsmConfig
+from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
 from sealane.errors import Error, UsageError
@@ -42,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     output = Output(options.output)
     try:
-        if options.noun == "key":
+        if options.is_offline:
             options.run(options, output)
         else:
             asyncio.run(_call(options, output))
@@ -124,8 +127,23 @@ async def _volume_create(client: Client, options: argparse.Namespace, output: Ou
         display_name=options.display_name,
         target_node=options.target,
         third_party=options.third_party,
+        mode=options.mode,
     )
+    if options.wait:
+        volume = await client.volumes.wait_filled(volume.name, progress=_show_progress)
     _show_volume(volume, output)
+
+
+def _show_progress(volume: Volume) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{_state(volume)}  ")
+        sys.stderr.flush()
+
+
+def _state(volume: Volume) -> str:
+    if volume.state != "filling":
+        return volume.state
+    return f"filling, {100 * volume.filled_bytes // volume.size_bytes} %"
 
 
 async def _volume_get(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -148,7 +166,7 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
         "display name": volume.display_name,
         "size": _size(volume.size_bytes),
         "target": volume.target_node,
-        "state": volume.state,
+        "state": _state(volume),
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
         "refusals": a.refusals if a is not None else "",
     }
@@ -160,7 +178,7 @@ def _full(volume: Volume) -> Mapping[str, Any]:
         "display name": volume.display_name,
         "size": f"{_size(volume.size_bytes)} ({volume.size_bytes} bytes)",
         "target": volume.target_node,
-        "state": volume.state,
+        "state": _state(volume),
         "mode": volume.mode,
         "third party": volume.third_party,
         "claims that hold": volume.claims,
@@ -377,6 +395,14 @@ def _key_encryption(options: argparse.Namespace, output: Output) -> None:
     output.show_one({"path": str(options.path)})
 
 
+def _key_hsm(options: argparse.Namespace, output: Output) -> None:
+    place = HsmConfig(
+        module=options.module, token=options.token, label=options.label, pin_file=options.pin_file
+    )
+    make_hsm_key(place)
+    output.show_one({"token": place.token, "label": place.label})
+
+
 def _key_fingerprint(options: argparse.Namespace, output: Output) -> None:
     try:
         pem = read_bounded(options.path)
@@ -422,6 +448,7 @@ def parse_via(text: str) -> tuple[str, int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
+    parser.set_defaults(is_offline=False)
     parser.add_argument(
         "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="default: %(default)s"
     )
@@ -441,6 +468,15 @@ def _parser() -> argparse.ArgumentParser:
         help="on this [[gateway.third_party]] instead of a target of ours: mode local, "
         "see docs/third-party.md for what then holds",
     )
+    create.add_argument(
+        "--mode",
+        default="",
+        choices=("remote", "local", "off"),
+        help="off: nobody keeps freshness, so an older sector put back by the store is not "
+        "noticed; such a volume is filled before it can be attached (default: remote, or local "
+        "with a third party)",
+    )
+    create.add_argument("--wait", action="store_true", help="until the volume is filled")
     _named(verbs, "get", _volume_get, "show a volume")
     _verb(verbs, "list", _volume_list, "show every volume")
     _named(verbs, "delete", _volume_delete, "delete a volume and its data")
@@ -475,7 +511,7 @@ def _parser() -> argparse.ArgumentParser:
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)
 
-    verbs = _noun(nouns, "key", "key files; needs no daemon")
+    verbs = _noun(nouns, "key", "key files, which need no daemon, and keys of volumes")
     for verb, run, text in (
         ("attestation", _key_attestation, "make a software attestation key"),
         ("encryption", _key_encryption, "make a broker's key encryption key"),
@@ -483,7 +519,18 @@ def _parser() -> argparse.ArgumentParser:
     ):
         made = verbs.add_parser(verb, help=text)
         made.add_argument("path", type=Path, metavar="PATH")
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, is_offline=True)
+    made = verbs.add_parser("hsm", help="make a broker's key encryption key in a PKCS #11 token")
+    for option, text in (
+        ("module", "the token's PKCS #11 library"),
+        ("token", "label of the token"),
+        ("label", "label of the new key"),
+        ("pin-file", "file with the user PIN"),
+    ):
+        made.add_argument(f"--{option}", required=True, help=text)
+    made.set_defaults(run=_key_hsm, is_offline=True)
+    leases = _noun(nouns, "lease", "counter leases of a broker")
+    add_broker_verbs(verbs, leases, _verb)
     return parser
 
 

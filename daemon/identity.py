@@ -23,6 +23,7 @@ from sealane.daemon.calls import CorrelationInterceptor
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
+from sealane.daemon.server_certificates import CertificateFeed
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.status import error_of
 
@@ -45,11 +46,11 @@ class Keys:
     incarnation: bytes
 
     @classmethod
-    def create(cls) -> "Keys":
-        """Make fresh keys."""
+    def create(cls, *, kem: KemKey | None = None) -> "Keys":
+        """Make fresh keys; `kem` is one that hardware has made."""
         return cls(
             tls=ec.generate_private_key(ec.SECP256R1()),
-            kem=X25519KemKey.create(),
+            kem=kem or X25519KemKey.create(),
             incarnation=secrets.token_bytes(16),
         )
 
@@ -73,12 +74,19 @@ class Identity:
     """A role of this node. `obtain` gets a certificate: by attestation, or from the authority."""
 
     def __init__(
-        self, *, node: str, role: str, anchor: x509.Certificate, obtain: Obtain, metrics: Metrics
+        self,
+        *,
+        node: str,
+        role: str,
+        anchor: x509.Certificate,
+        obtain: Obtain,
+        metrics: Metrics,
+        kem: KemKey | None = None,
     ) -> None:
         self.node = node
         self.role = role
         self.anchor = anchor
-        self.keys = Keys.create()
+        self.keys = Keys.create(kem=kem)
         self._obtain = obtain
         self._metrics = metrics
         self._leaf: x509.Certificate | None = None
@@ -147,11 +155,7 @@ class Identity:
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
         """Credentials that follow renewals; `mutual` demands a client certificate."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._current_configuration(),
-            self._current_configuration,
-            require_client_authentication=mutual,
-        )
+        return CertificateFeed(self._current_configuration).credentials(mutual=mutual)
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:

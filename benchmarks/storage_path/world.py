@@ -54,7 +54,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield near, far
 
 
-def queue_over(connection: socket.socket, transfer_max: int) -> "_native.LoadQueue":
+def queue_over(connection: socket.socket, transfer_max: int) -> "_native.HostQueueDescription":
     """Describe a queue whose Connect is behind it."""
     return {
         "descriptor": connection.fileno(),
@@ -102,6 +102,7 @@ class World:
             volume_id=_VOLUME_ID,
             generation=1,
             sector_count=blocks,
+            oldest_key_epoch=1,
             key_epoch=1,
             key=bytearray(secrets.token_bytes(32)),
         )

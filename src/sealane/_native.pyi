@@ -232,8 +232,9 @@ class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds; else plain 4096-byte blocks. "inline" is a file laid out as a drive with
-    64-byte metadata has it, sealed only. `exist` "create": the file must not exist.
+    what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
+    "inline" is a file laid out as a drive with 64-byte metadata has it, sealed only. `exist`
+    "create": the file must not exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 
@@ -247,6 +248,7 @@ class Namespace:
         exist: Literal["create", "open"] = "create",
         drive: str | None = None,
         in_place: bool = False,
+        freshness: bool = True,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
@@ -285,31 +287,33 @@ class Namespace:
         *,
         volume_id: bytes,
         block_count: int,
+        store_key: bytearray,
         exist: Literal["create", "open"],
+        freshness: bool = True,
     ) -> Namespace: ...
+
+class HostQueueDescription(TypedDict):
+    """A connected I/O queue of a host; its descriptor is duplicated."""
+
+    descriptor: int
+    queue_depth: int
+    h2c_data_max: int
+    transfer_max: int
+    in_capsule_max: int
+    header_digest: bool
+    data_digest: bool
+    block_bytes: int
+    nsid: int
 
 @final
 class RemoteDevice:
     """A plain namespace of somebody else's target behind an I/O queue, for one store.
 
-    Duplicates the descriptor. `timeout_seconds` is for one command. ValueError for block sizes but
-    512, 1024, 2048 and 4096.
+    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048 and 4096.
     """
 
     def __new__(
-        cls,
-        fd: int,
-        *,
-        queue_depth: int,
-        h2c_data_max: int,
-        transfer_max: int,
-        in_capsule_max: int,
-        block_bytes: int,
-        block_count: int,
-        nsid: int,
-        timeout_seconds: float,
-        header_digest: bool = False,
-        data_digest: bool = False,
+        cls, queue: HostQueueDescription, *, block_count: int, timeout_seconds: float
     ) -> RemoteDevice: ...
     # Takes the volume's store off the namespace, and ends the device. OSError if it isn't there.
     def erase(self, volume_id: bytes) -> None: ...
@@ -388,11 +392,12 @@ class QueueClosedError(Exception):
 
 @final
 class GatewayVolume:
-    """An attached volume with its key; reads at once, writes once it has counters.
+    """An attached volume with its keys; reads at once, writes once it has counters.
 
     `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
     commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
-    `nonce_ledger`: file that every seal is noted in (tests). Events of kind "association_lost" ask
+    `nonce_ledger`: file that every seal is noted in (tests); `fully_sealed`: an unwritten sector is
+    an error, and writing zeroes seals zeros. Events of kind "association_lost" ask
     for a newer association for every queue, "rekey_due" for a queue with fresh keys in this one.
     """
 
@@ -402,6 +407,7 @@ class GatewayVolume:
         volume_id: bytes,
         generation: int,
         sector_count: int,
+        oldest_key_epoch: int,
         key_epoch: int,
         key: bytearray,
         command_timeout_seconds: float = 30.0,
@@ -409,12 +415,18 @@ class GatewayVolume:
         journal_bytes_max: int = ...,
         commands_per_key_max: int = ...,
         nonce_ledger: str | os.PathLike[str] | None = None,
+        fully_sealed: bool = False,
     ) -> GatewayVolume: ...
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
-    # Takes every counter that no queue holds: (broker instance, start epoch, first, end).
-    def take_counters(self) -> list[tuple[int, int, int, int]]: ...
+    # Adds the key of another epoch, from the oldest one to 255 above; the newest seals. Wipes it.
+    def add_key(self, *, key_epoch: int, key: bytearray) -> None: ...
+    # Puts counters, used in this order, in the place of those that no queue holds and returns
+    # these: (broker instance, start epoch, first, end).
+    def replace_counters(
+        self, ranges: list[tuple[int, int, int, int]]
+    ) -> list[tuple[int, int, int, int]]: ...
     def counters_remaining(self) -> int: ...
     # Serves a front-end queue; its commands are held until it has a back end.
     def start_queue(
@@ -449,7 +461,7 @@ class GatewayVolume:
     # A load on a queue of the gateway's own, whose back end is `queue`; blocks: use a thread.
     def run_load(
         self,
-        queue: LoadQueue,
+        queue: HostQueueDescription,
         settings: LoadSettings,
         *,
         association_epoch: int,
@@ -478,19 +490,7 @@ class HostQueue:
     """
 
     def __new__(
-        cls,
-        fd: int,
-        *,
-        queue_depth: int,
-        h2c_data_max: int,
-        transfer_max: int,
-        in_capsule_max: int,
-        io_bytes: int,
-        block_bytes: int,
-        timeout_seconds: float,
-        nsid: int = 1,
-        header_digest: bool = False,
-        data_digest: bool = False,
+        cls, queue: HostQueueDescription, *, io_bytes: int, timeout_seconds: float
     ) -> HostQueue: ...
     def write(self, lba: int, data: Buffer, *, is_forced: bool = False) -> int: ...
     def read(self, lba: int, into: Buffer) -> int: ...
@@ -558,19 +558,6 @@ def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[t
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
 
-class LoadQueue(TypedDict):
-    """A connected queue for `run_load`."""
-
-    descriptor: int
-    queue_depth: int
-    h2c_data_max: int
-    transfer_max: int
-    in_capsule_max: int
-    header_digest: bool
-    data_digest: bool
-    block_bytes: int
-    nsid: int
-
 class LoadSettings(TypedDict):
     """What a load does: `depth` commands of `io_bytes` outstanding on each queue for `seconds`."""
 
@@ -593,4 +580,4 @@ class LoadResult(TypedDict):
     latency_p99_us: float
     latency_p999_us: float
 
-def run_load(queues: Sequence[LoadQueue], settings: LoadSettings) -> LoadResult: ...
+def run_load(queues: Sequence[HostQueueDescription], settings: LoadSettings) -> LoadResult: ...

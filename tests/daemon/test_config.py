@@ -10,7 +10,7 @@ from sealane.daemon.config import load_config
 from sealane.errors import UsageError
 
 NODE = '[node]\nname = "n"\n'
-BROKER = '[broker]\npolicy_file = "/p"\nkey_file = "/k"\n'
+BROKER = '[broker]\npolicy_file = "/p"\nkey_file = "/k"\nallow_unsigned_policy = true\n'
 ENROLMENT = (
     '[enrolment]\nbroker_address = "h:1"\nattestation_address = "h:2"\n'
     'trust_anchor = "/t"\nevidence = "software"\nkey_file = "/k"\n'
@@ -20,15 +20,16 @@ MISTAKES = {
     "unknown key": (
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
-            "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
-            "instance, key_file, listen, policy_file [config.key.unknown]"
+            "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
+            "attestation_listen, collateral_dir, counter_index, counters, etcd, head_seconds, hsm, "
+            "instance, key_file, listen, policy_file, policy_owner_key, store [config.key.unknown]"
         ),
     ),
     "unknown section": (
         NODE + BROKER + "[gatway]\n",
         (
             "gatway: unknown key; did you mean 'gateway'? allowed: broker, enrolment, fabric, "
-            "gateway, metrics, node, target [config.key.unknown]"
+            "gateway, metrics, node, target, tpm [config.key.unknown]"
         ),
     ),
     "unknown key without likeness": (
@@ -140,8 +141,52 @@ MISTAKES = {
         ),
     ),
     "missing key": (
+        NODE + '[broker]\nkey_file = "/k"\n',
+        "broker.policy_file: missing; it has no default [config.missing]",
+    ),
+    "no key encryption key": (
         NODE + '[broker]\npolicy_file = "/p"\n',
-        "broker.key_file: missing; it has no default [config.missing]",
+        'broker: found {"policy_file": "/p"}; allowed: one of key_file and hsm [config.value]',
+    ),
+    "key file with evidence that has none": (
+        NODE + ENROLMENT.replace("software", "tpm2") + "[target]\n",
+        (
+            'enrolment: found {"broker_address": "h:1", "attestation_address": "h:2", '
+            '"trust_anchor": "/t",…; allowed: a key_file with software evidence, none with '
+            "other kinds [config.value]"
+        ),
+    ),
+    "store without its cluster": (
+        NODE + BROKER.replace("[broker]\n", '[broker]\nstore = "etcd"\n'),
+        (
+            'broker: found {"store": "etcd", "policy_file": "/p", "key_file": "/k", '
+            '"allow_unsigned_poli…; allowed: a '
+            "section etcd with the store etcd, none with sqlite [config.value]"
+        ),
+    ),
+    "cluster in the clear": (
+        NODE + BROKER + '[broker.etcd]\nendpoints = ["127.0.0.1:2379", "etcd.example:2379"]\n',
+        (
+            'broker.etcd: found {"endpoints": ["127.0.0.1:2379", "etcd.example:2379"]}; allowed: '
+            "endpoints beyond loopback only with ca_file: mutual TLS [config.value]"
+        ),
+    ),
+    "half of mutual TLS": (
+        NODE + BROKER + '[broker.etcd]\nendpoints = ["h:1"]\nca_file = "/ca"\n',
+        (
+            'broker.etcd: found {"endpoints": ["h:1"], "ca_file": "/ca"}; allowed: ca_file, '
+            "certificate_file and key_file together, or none of them [config.value]"
+        ),
+    ),
+    "cluster without members": (
+        NODE + BROKER + "[broker.etcd]\nendpoints = []\n",
+        "broker.etcd.endpoints: found []; allowed: one or more host:port, each once [config.value]",
+    ),
+    "register that no TPM has": (
+        NODE
+        + ENROLMENT.replace("software", "tpm2").replace('key_file = "/k"\n', "")
+        + "[enrolment.tpm2]\npcrs = [24]\n[target]\n",
+        "enrolment.tpm2.pcrs: found [24]; allowed: one or more of 0…23, each once [config.value]",
     ),
     "missing section": (BROKER, "node: missing; it has no default [config.missing]"),
     "no role": (
@@ -213,20 +258,23 @@ def test_shipped_example_is_valid() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "software: missing"),
-        ("[software]\nalowed = true\n", "software.alowed: unknown key; did you mean 'allowed'?"),
-        ("[software]\n[[software.key]]\n", "software.key.0.fingerprint: missing"),
+        ("", "version: missing"),
+        (
+            "version = 1\n[software]\nalowed = true\n",
+            "software.alowed: unknown key; did you mean 'allowed'?",
+        ),
+        ("version = 1\n[software]\n[[software.key]]\n", "software.key.0.fingerprint: missing"),
         (
             (
-                '[software]\n[[software.key]]\nfingerprint="x"\nnodes=["a"]\nroles=["gateway"]\n'
-                'tenant="t"\n'
+                'version = 1\n[software]\n[[software.key]]\nfingerprint="x"\nnodes=["a"]\n'
+                'roles=["gateway"]\ntenant="t"\n'
             ),
             "software.key.0.fingerprint: found",
         ),
         (
             (
-                f'[software]\n[[software.key]]\nfingerprint="sha256:{"0" * 64}"\nnodes=["a"]\n'
-                'roles=["broker"]\ntenant="t"\n'
+                f'version = 1\n[software]\n[[software.key]]\nfingerprint="sha256:{"0" * 64}"\n'
+                'nodes=["a"]\nroles=["broker"]\ntenant="t"\n'
             ),
             "software.key.0.roles.0: found \"broker\"; allowed: 'target', 'gateway' or 'fabric'",
         ),
@@ -242,7 +290,7 @@ def test_policy_mistakes_are_refused(text: str, expected: str, tmp_path: Path) -
 
 def test_policy_allows_software_only_if_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text("[software]\n")
+    path.write_text("version = 1\n[software]\n")
     assert not load_policy(path).software_allowed
 
 

@@ -9,14 +9,16 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::gateway::{
-    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName,
+    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName, VolumeFormat,
 };
+use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
-use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity};
+use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, VolumeIdentity};
 
-use crate::load::{LoadQueue, LoadSettings, measured};
+use crate::host_queue::HostQueueDescription;
+use crate::load::{LoadSettings, measured};
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
     transfer_error,
@@ -55,14 +57,15 @@ struct GatewayVolume {
 #[pymethods]
 impl GatewayVolume {
     #[new]
-    #[pyo3(signature = (*, volume_id, generation, sector_count, key_epoch, key,
+    #[pyo3(signature = (*, volume_id, generation, sector_count, oldest_key_epoch, key_epoch, key,
         command_timeout_seconds=30.0, hold_seconds=60.0, journal_bytes_max=64 << 20,
-        commands_per_key_max=1 << 48, nonce_ledger=None))]
+        commands_per_key_max=1 << 48, nonce_ledger=None, fully_sealed=false))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn new(
         volume_id: &[u8],
         generation: u32,
         sector_count: u64,
+        oldest_key_epoch: u32,
         key_epoch: u32,
         key: &Bound<'_, PyByteArray>,
         command_timeout_seconds: f64,
@@ -70,6 +73,7 @@ impl GatewayVolume {
         journal_bytes_max: usize,
         commands_per_key_max: u64,
         nonce_ledger: Option<PathBuf>,
+        fully_sealed: bool,
     ) -> PyResult<Self> {
         if commands_per_key_max == 0 || commands_per_key_max > 1 << 48 {
             return Err(invalid("commands_per_key_max must be 1 to 2^48"));
@@ -81,9 +85,16 @@ impl GatewayVolume {
             journal_bytes_max,
             commands_per_key_max,
         };
-        let key = SealKey::new(&take_secret("key", key)?, identity, key_epoch);
-        let volume = EngineGateway::new(key, sector_count, settings, nonce_ledger.as_deref())?;
+        let format = VolumeFormat { block_count: sector_count, is_fully_sealed: fully_sealed };
+        let secret = take_secret("key", key)?;
+        let keys = KeyRing::new(identity, oldest_key_epoch, key_epoch, &secret).map_err(invalid)?;
+        let volume = EngineGateway::new(keys, format, settings, nonce_ledger.as_deref())?;
         Ok(Self { volume })
+    }
+
+    #[pyo3(signature = (*, key_epoch, key))]
+    fn add_key(&self, key_epoch: u32, key: &Bound<'_, PyByteArray>) -> PyResult<()> {
+        self.volume.add_key(key_epoch, &take_secret("key", key)?).map_err(invalid)
     }
 
     #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
@@ -99,8 +110,17 @@ impl GatewayVolume {
         Ok(())
     }
 
-    fn take_counters(&self) -> Vec<(u16, u32, u64, u64)> {
-        self.volume.take_counters().into_iter().map(CounterRange::into_parts).collect()
+    fn replace_counters(
+        &self,
+        ranges: Vec<(u16, u32, u64, u64)>,
+    ) -> PyResult<Vec<(u16, u32, u64, u64)>> {
+        let new = ranges
+            .into_iter()
+            .rev()
+            .map(|(instance, epoch, start, end)| CounterRange::new(instance, epoch, start, end))
+            .collect::<Result<_, _>>()
+            .map_err(invalid)?;
+        Ok(self.volume.replace_counters(new).into_iter().map(CounterRange::into_parts).collect())
     }
 
     fn counters_remaining(&self) -> u64 {
@@ -173,7 +193,7 @@ impl GatewayVolume {
     fn run_load<'py>(
         &self,
         py: Python<'py>,
-        queue: LoadQueue,
+        queue: HostQueueDescription,
         settings: LoadSettings,
         association_epoch: u64,
         incarnation: u64,
@@ -181,7 +201,7 @@ impl GatewayVolume {
     ) -> PyResult<Bound<'py, PyDict>> {
         let limits = HostLimits { block_bytes: BLOCK_BYTES, ..queue.limits() };
         let plan = settings.plan(DATA_BYTES, &[limits])?;
-        let fd = duplicate(queue.descriptor)?;
+        let fd = queue.socket()?;
         let back =
             BackQueue { limits, secure: secure.take()?, epoch: association_epoch, incarnation };
         let result = py.detach(|| self.volume.run_load(fd, back, &plan)).map_err(transfer_error)?;

@@ -6,41 +6,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sealane_engine::storage::load::{LoadPlan, LoadResult, run_load as run};
 use sealane_proto::nvme::host_queue::HostLimits;
-use sealane_proto::nvme::pdu::Digests;
 
-use crate::storage::{duplicate, invalid, transfer_error};
+use crate::host_queue::HostQueueDescription;
+use crate::storage::{invalid, transfer_error};
 
 /// How long nothing may be heard.
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A connected queue, as `ConnectedQueue.limits()` describes it.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct LoadQueue {
-    pub(crate) descriptor: i32,
-    queue_depth: u16,
-    h2c_data_max: usize,
-    transfer_max: usize,
-    in_capsule_max: usize,
-    header_digest: bool,
-    data_digest: bool,
-    block_bytes: usize,
-    nsid: u32,
-}
-
-impl LoadQueue {
-    pub(crate) fn limits(&self) -> HostLimits {
-        HostLimits {
-            queue_depth: self.queue_depth,
-            h2c_data_max: self.h2c_data_max,
-            transfer_max: self.transfer_max,
-            in_capsule_max: self.in_capsule_max,
-            block_bytes: self.block_bytes,
-            nsid: self.nsid,
-            digests: Digests { header: self.header_digest, data: self.data_digest },
-        }
-    }
-}
 
 /// What a load does, without what it does it to.
 #[derive(FromPyObject)]
@@ -85,18 +56,18 @@ impl LoadSettings {
 #[pyfunction]
 fn run_load(
     py: Python<'_>,
-    queues: Vec<LoadQueue>,
+    queues: Vec<HostQueueDescription>,
     settings: LoadSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let limits: Vec<HostLimits> = queues.iter().map(LoadQueue::limits).collect();
+    let queues = queues.iter().map(|queue| Ok((queue.socket()?, queue.limits())));
+    let queues = queues.collect::<PyResult<Vec<_>>>()?;
+    let limits: Vec<HostLimits> = queues.iter().map(|(_, limits)| *limits).collect();
     let block_bytes = limits.first().map_or(0, |limits| limits.block_bytes);
     let is_same = limits.iter().all(|limits| limits.block_bytes == block_bytes);
     if block_bytes == 0 || !is_same {
         return Err(invalid("a load moves whole blocks of one size"));
     }
     let plan = settings.plan(block_bytes, &limits)?;
-    let descriptors = queues.iter().map(|queue| duplicate(queue.descriptor));
-    let queues = descriptors.collect::<PyResult<Vec<_>>>()?.into_iter().zip(limits).collect();
     let result = py.detach(|| run(queues, &plan)).map_err(transfer_error)?;
     measured(py, &result)
 }

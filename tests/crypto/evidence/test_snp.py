@@ -2,13 +2,15 @@
 
 import datetime as dt
 import struct
+import subprocess
+import sys
 import uuid
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from sealane.crypto.evidence import snp, snp_report
-from sealane.crypto.evidence.chain import key_sha256, verify_chain
+from sealane.crypto.evidence.chain import key_sha256, parse_certificate, verify_chain
 from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.crypto.evidence.snp_report import ASK_GUID, VCEK_GUID, VLEK_GUID
@@ -46,8 +48,14 @@ def collateral(vendor: Amd, *certificates: Authority, **fields: object) -> Colla
     roots = VendorRoots(
         amd={vendor.product: vendor.ark.certificate}, intel=others.intel, nvidia=others.nvidia
     )
-    known = tuple(each.certificate for each in certificates)
-    return Collateral(roots=roots, amd_certificates=known, **fields)
+    known = [each.certificate for each in certificates]
+    vceks = [each for each in known if "SEV-VCEK" in each.subject.rfc4514_string()]
+    return Collateral(
+        roots=roots,
+        amd_signers=tuple(each for each in known if each not in vceks),
+        amd_vceks={snp.vcek_name(*snp.parse_vcek(each)): each for each in vceks},
+        **fields,
+    )
 
 
 def verify(
@@ -101,6 +109,11 @@ def test_a_genuine_report_gives_its_claims(product: str, version: int) -> None:
 def test_version_2_takes_its_product_from_the_chain(vendor: Amd) -> None:
     claims = verify(vendor, report(vendor, version=2))
     assert (claims.product, claims.properties["report_version"]) == ("Genoa", 2)
+
+
+def test_turin_has_no_version_2() -> None:
+    made = amd("Turin")
+    refused("chain", made, report(made, version=2))
 
 
 def test_a_vlek_names_its_provider(vendor: Amd) -> None:
@@ -370,8 +383,13 @@ def test_certificates_are_valid_at_the_time_given(vendor: Amd, which: str, late:
 
 
 def test_the_root_is_valid_at_the_time_given(vendor: Amd) -> None:
-    refused("expired", vendor, now=END + dt.timedelta(seconds=1))
-    refused("expired", vendor, now=START - dt.timedelta(seconds=1))
+    window = {"start": START - dt.timedelta(days=9), "end": END + dt.timedelta(days=9)}
+    options = {"is_authority": True, "path_length": 0} | window
+    signer = vendor.ark.issue("SEV-Genoa", vendor.ask.key, **options)
+    table = vendor.table(key=vendor.endorse(key=vendor.vcek.key, **window), signer=signer)
+    assert verify(vendor, table=table, now=END).valid_until == END
+    refused("expired", vendor, table=table, now=END + dt.timedelta(seconds=1))
+    refused("expired", vendor, table=table, now=START - dt.timedelta(seconds=1))
 
 
 def test_claims_end_with_what_ends_first(vendor: Amd) -> None:
@@ -411,12 +429,14 @@ def test_what_the_table_lacks_comes_from_the_collateral() -> None:
         made = amd(product)
         older = made.endorse(tcb=TCB | {"microcode": 199})
         strange = made.endorse(hwid=bytes([1]) * (8 if product == "Turin" else 64))
-        known = collateral(made, made.vlek, older, strange, made.vcek, made.asvk, made.ask)
-        for version in (2, 3):
+        known = collateral(made, older, strange, made.vcek, made.asvk, made.ask)
+        for version in (3,) if product == "Turin" else (2, 3):
             claims = verify(made, report(made, version=version), table=b"", known=known)
             assert claims.product == product
         leased = report(made, key=made.vlek, flags=1 << 2)
-        assert verify(made, leased, table=b"", known=known).hardware_id.startswith("csp-id:")
+        table = certificate_table((VLEK_GUID, made.vlek.der))
+        assert verify(made, leased, table=table, known=known).hardware_id.startswith("csp-id:")
+        refused("collateral_missing", made, leased, table=b"", known=known)
 
 
 @pytest.mark.parametrize("left_out", ["vcek", "ask"])
@@ -426,7 +446,10 @@ def test_missing_collateral_is_named(vendor: Amd, left_out: str) -> None:
 
 
 def test_the_issuer_must_be_an_authority(vendor: Amd) -> None:
-    for options in ({"is_authority": False}, {"is_authority": True, "may_sign": False}):
+    for options in (
+        {"is_authority": False, "may_sign": True},
+        {"is_authority": True, "may_sign": False},
+    ):
         signer = vendor.ark.issue("SEV-Genoa", vendor.ask.key, **options)
         refused("chain", vendor, table=vendor.table(signer=signer))
 
@@ -437,11 +460,22 @@ def test_an_extension_nobody_understands_must_not_be_critical(vendor: Amd) -> No
     refused("chain", vendor, report(vendor, key=key), table=vendor.table(key=key))
 
 
-def test_serial_number_zero_is_read_without_a_warning(vendor: Amd) -> None:
+def test_serial_number_zero_is_read(vendor: Amd) -> None:
     key = vendor.endorse(serial=1)
     encoded = with_serial_zero(key, vendor.ask)
+    assert parse_certificate(encoded, kind="snp").serial_number == 0
     table = certificate_table((VCEK_GUID, encoded), (ASK_GUID, vendor.ask.der))
     assert verify(vendor, report(vendor, key=key), table=table).product == "Genoa"
+
+
+def test_serial_number_zero_gives_no_warning(vendor: Amd) -> None:
+    encoded = with_serial_zero(vendor.endorse(serial=1), vendor.ask)
+    program = (
+        "import sys; from sealane.crypto.evidence.chain import parse_certificate; "
+        "parse_certificate(bytes.fromhex(sys.argv[1]), kind='snp')"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, encoded.hex()]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_certificates_may_be_pem(vendor: Amd) -> None:
@@ -463,6 +497,13 @@ def test_what_is_no_certificate_is_refused(vendor: Amd, encoded: bytes) -> None:
 def test_two_certificates_where_one_belongs_are_refused(vendor: Amd) -> None:
     table = certificate_table((VCEK_GUID, vendor.vcek.pem + vendor.ask.pem))
     refused("certificate", vendor, table=table)
+
+
+def test_a_certificate_of_more_than_eight_kilobytes_is_refused(vendor: Amd) -> None:
+    big = vendor.ask.issue("SEV-VCEK", p384(), extensions=[("1.2.3.4", bytes(8192))])
+    table = certificate_table((VCEK_GUID, big.der), (ASK_GUID, vendor.ask.der))
+    with pytest.raises(VerificationError, match="a certificate of"):
+        verify(vendor, table=table)
 
 
 def test_text_between_certificates_is_refused(vendor: Amd) -> None:

@@ -113,14 +113,15 @@ mod tests {
     use std::time::Duration;
 
     use sealane_proto::aead::Secret;
+    use sealane_proto::key_ring::KeyRing;
     use sealane_proto::nvme::controller_queue::ControllerLimits;
     use sealane_proto::nvme::host_queue::HostLimits;
     use sealane_proto::nvme::pdu::Digests;
     use sealane_proto::nvme::status::Status;
-    use sealane_proto::sector::{BLOCK_BYTES, CounterRange, SealKey, VolumeIdentity};
+    use sealane_proto::sector::{BLOCK_BYTES, CounterRange, VolumeIdentity};
     use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
-    use super::super::{GatewaySettings, GatewayVolume};
+    use super::super::{GatewaySettings, GatewayVolume, VolumeFormat};
     use super::*;
     use crate::storage::stores::memory::MemoryStore;
     use crate::storage::target::{AnaState, Controller, Namespace};
@@ -147,8 +148,9 @@ mod tests {
             commands_per_key_max: 1 << 48,
         };
         let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
-        let key = SealKey::new(&Secret::take(&mut [7; 32]), identity, 1);
-        GatewayVolume::new(key, BLOCKS, settings, None).unwrap()
+        let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [7; 32])).unwrap();
+        let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed: false };
+        GatewayVolume::new(keys, format, settings, None).unwrap()
     }
 
     /// A target of the volume, and the gateway's connection to it.

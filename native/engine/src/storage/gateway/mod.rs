@@ -32,13 +32,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use sealane_proto::aead::Secret;
+use sealane_proto::key_ring::{BadEpoch, KeyRing};
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::controller_queue::{ControllerLimits, ControllerQueue};
 use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
-use sealane_proto::sector::{
-    COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv, SealKey,
-};
+use sealane_proto::sector::{COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv};
 use sealane_proto::secure_queue::SecureQueue;
 
 use super::connection::Connection;
@@ -55,12 +55,22 @@ use queue::GatewayQueue;
 /// the lock out of the way and is little to lose when the process dies.
 const COUNTERS_PER_SPLIT: u64 = 1 << 20;
 
-/// Commands a plain front end executes besides read, write and flush.
-pub const FRONT_COMMANDS: CommandSet = CommandSet::COMPARE
+/// Commands a plain front end executes besides read, write and flush; deallocate only where
+/// sectors may be unwritten.
+const FRONT_COMMANDS: CommandSet = CommandSet::COMPARE
     .with(CommandSet::WRITE_ZEROES)
-    .with(CommandSet::DEALLOCATE)
     .with(CommandSet::VERIFY)
     .with(CommandSet::FUSED);
+
+/// What a volume is, as its descriptor says.
+#[derive(Debug, Clone, Copy)]
+pub struct VolumeFormat {
+    /// Sectors.
+    pub block_count: u64,
+    /// Every sector was sealed before the first attach: an unwritten one is an error, and writing
+    /// zeroes seals zeros.
+    pub is_fully_sealed: bool,
+}
 
 /// What an operator may choose for a volume.
 #[derive(Debug, Clone, Copy)]
@@ -155,7 +165,8 @@ pub struct QueueName {
 
 #[derive(Debug)]
 struct Shared {
-    key: SealKey,
+    keys: KeyRing,
+    is_fully_sealed: bool,
     settings: GatewaySettings,
     leased: Mutex<Vec<CounterRange>>,
     ledger: Option<Ledger>,
@@ -278,13 +289,15 @@ impl GatewayVolume {
     /// A volume without counters: it reads, and refuses to write until a lease is added.
     /// `ledger`: a file that every seal is noted in, for tests.
     pub fn new(
-        key: SealKey,
-        block_count: u64,
+        keys: KeyRing,
+        format: VolumeFormat,
         settings: GatewaySettings,
         ledger: Option<&Path>,
     ) -> io::Result<Self> {
+        let VolumeFormat { block_count, is_fully_sealed } = format;
         let shared = Shared {
-            key,
+            keys,
+            is_fully_sealed,
             settings,
             leased: Mutex::default(),
             ledger: ledger.map(Ledger::open).transpose()?,
@@ -293,14 +306,24 @@ impl GatewayVolume {
             counters: Counters::default(),
             events: EventLog::new()?,
         };
+        let commands = if is_fully_sealed {
+            FRONT_COMMANDS
+        } else {
+            FRONT_COMMANDS.with(CommandSet::DEALLOCATE)
+        };
         let namespace = NamespaceFormat {
             nsid: 1,
             block_bytes: DATA_BYTES,
             block_count,
-            commands: FRONT_COMMANDS,
+            commands,
             access: Access::Full,
         };
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared), namespace })
+    }
+
+    /// Adds the key of another epoch; it seals from now on if it is the newest.
+    pub fn add_key(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
+        self.shared.keys.add(epoch, secret)
     }
 
     /// Adds leased counters.
@@ -309,10 +332,11 @@ impl GatewayVolume {
         self.shared.leased().insert(0, range);
     }
 
-    /// Takes every counter that no queue holds out of the volume, to be given back: nothing can be
-    /// sealed until more are added.
-    pub fn take_counters(&self) -> Vec<CounterRange> {
-        std::mem::take(&mut *self.shared.leased())
+    /// Replaces the counters that no queue holds and returns them, to be given back. What replaces
+    /// them is used from its end.
+    pub fn replace_counters(&self, ranges: Vec<CounterRange>) -> Vec<CounterRange> {
+        add(&self.shared.counters.leased, ranges.iter().map(CounterRange::remaining).sum());
+        std::mem::replace(&mut *self.shared.leased(), ranges)
     }
 
     /// Leased counters that no queue has taken yet.

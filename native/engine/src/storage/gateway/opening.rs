@@ -295,7 +295,8 @@ impl<F: Front> GatewayQueue<F> {
     }
 }
 
-/// Opens one sector; one that was never written, or was deallocated, is zeros.
+/// Opens one sector; one that was never written, or was deallocated, is zeros. Where there can be
+/// none such, whoever says so would undo what was written.
 fn open_sector(
     shared: &Shared,
     lba: u64,
@@ -304,10 +305,13 @@ fn open_sector(
 ) -> Result<(), (Reason, u64)> {
     if is_unwritten(block) {
         sector.fill(0);
+        if shared.is_fully_sealed {
+            return Err((Reason::SectorUnwritten, lba));
+        }
         add(&shared.counters.sectors_unwritten, 1);
         return Ok(());
     }
-    shared.key.open(lba, block, sector).map_err(|reason| (reason, lba))?;
+    shared.keys.open(lba, block, sector).map_err(|reason| (reason, lba))?;
     add(&shared.counters.sectors_opened, 1);
     Ok(())
 }

@@ -53,10 +53,13 @@ impl<F: Front> GatewayQueue<F> {
         if request.is_cut {
             return None;
         }
-        let moves_blocks = matches!(
-            request.operation,
-            Operation::Read | Operation::Write(_) | Operation::Compare(_) | Operation::Verify
-        );
+        let moves_blocks = match request.operation {
+            Operation::Read | Operation::Write(_) | Operation::Compare(_) | Operation::Verify => {
+                true
+            }
+            Operation::WriteZeroes { .. } => self.shared.is_fully_sealed,
+            _ => false,
+        };
         let first = request.cut;
         let blocks =
             if moves_blocks { (request.blocks - first).min(blocks_max) } else { request.blocks };
@@ -89,7 +92,9 @@ impl<F: Front> GatewayQueue<F> {
         let is_forced = request.is_forced;
         if let Some(ranges) = changed_ranges(&request.operation, &part) {
             let cost = match &request.operation {
-                Operation::WriteZeroes { .. } | Operation::Deallocate(_) => {
+                Operation::WriteZeroes { .. } | Operation::Deallocate(_)
+                    if !self.shared.is_fully_sealed =>
+                {
                     Change::Deallocate(ranges.clone()).cost()
                 }
                 _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
@@ -132,6 +137,10 @@ impl<F: Front> GatewayQueue<F> {
                 let plain = plain.get(part.plain_range()).unwrap_or_default();
                 self.seal(part.lba, plain).map(Some)
             }
+            (Operation::WriteZeroes { .. }, _) if self.shared.is_fully_sealed => {
+                let zeros = vec![0; part.blocks as usize * DATA_BYTES];
+                self.seal(part.lba, &zeros).map(Some)
+            }
             (Operation::WriteZeroes { .. } | Operation::Deallocate(_), Some(claim)) => {
                 Ok(Some(Change::Deallocate(claim.ranges.clone())))
             }
@@ -159,10 +168,10 @@ impl<F: Front> GatewayQueue<F> {
                 return Err(Status::from(Reason::LeaseExhausted));
             };
             block[..DATA_BYTES].copy_from_slice(sector);
-            shared.key.seal(iv, lba, block);
+            let key_epoch = shared.keys.seal(iv, lba, block);
             add(&shared.counters.sectors_sealed, 1);
             if let Some(ledger) = &shared.ledger
-                && let Err(error) = ledger.note(shared.key.epoch(), lba, sector, block)
+                && let Err(error) = ledger.note(key_epoch, lba, sector, block)
             {
                 self.refused(Reason::StoreFailed, Some(lba), format!("nonce ledger: {error}"));
                 return Err(Status::INTERNAL_ERROR);

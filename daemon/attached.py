@@ -1,0 +1,24 @@
+"""An attached volume, as the gateway's services share it."""
+
+from dataclasses import dataclass
+
+from sealane.crypto.lease import LeaseHolder
+from sealane.daemon.ports import AttachedPort, Export
+from sealane.daemon.volume_back_ends import VolumeBackEnd
+from sealane.protocol.v1 import broker_pb2
+
+
+@dataclass(slots=True, kw_only=True)
+class Attached:
+    """One attached volume; descriptor and leases are those of its newest key epoch."""
+
+    descriptor: broker_pb2.VolumeDescriptor
+    port: AttachedPort
+    leases: LeaseHolder
+    host_nqn: str
+    back_end: VolumeBackEnd
+
+    @property
+    def export(self) -> Export:
+        """Where its host connects."""
+        return self.port.export
