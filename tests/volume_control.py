@@ -368,7 +368,16 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             third_parties=third_parties,
         )
         await stack.enter_async_context(volumes.running())
-        yield World(broker, storage, volumes, target, gateway, identities, addresses, third_parties)
+        yield World(
+            broker,
+            storage,
+            volumes,
+            target,
+            gateway,
+            identities,
+            addresses,
+            third_parties,
+        )
 
 
 async def create(world: World, request_id: str = "") -> str:
