@@ -176,7 +176,8 @@ fn dummy() -> OwnedFd {
 impl Lane {
     fn new(shared: &Arc<Shared>, queue_id: u16) -> Self {
         let name = QueueName { association: 1, queue_id };
-        let format = namespace(DATA_BYTES, FRONT_COMMANDS);
+        let commands = FRONT_COMMANDS.with(CommandSet::DEALLOCATE);
+        let format = namespace(DATA_BYTES, commands);
         Self {
             host: HostQueue::new(HOST, None),
             gateway: {
