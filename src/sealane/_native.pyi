@@ -233,8 +233,9 @@ class Namespace:
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
     what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
-    "inline" is a file laid out as a drive with 64-byte metadata has it, sealed only. `exist`
-    "create": the file must not exist.
+    `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
+    file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
+    exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 
@@ -249,6 +250,7 @@ class Namespace:
         drive: str | None = None,
         in_place: bool = False,
         freshness: bool = True,
+        metadata: bool = False,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
@@ -309,7 +311,8 @@ class HostQueueDescription(TypedDict):
 class RemoteDevice:
     """A plain namespace of somebody else's target behind an I/O queue, for one store.
 
-    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048 and 4096.
+    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048, 4096, and
+    4160: there sectors lie with their metadata.
     """
 
     def __new__(
