@@ -1,7 +1,7 @@
 """What the control plane needs of the data path; `sealane.daemon.storage` provides it."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,14 @@ class NativeEvent(Protocol):
     @property
     def detail(self) -> str:
         """Free text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIncarnation:
+    """One start of a peer's process: SPIFFE id and incarnation of the leaf it showed."""
+
+    spiffe_id: str
+    incarnation: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,9 @@ class AttachedPort(Protocol):
 
     def take_events(self) -> Sequence[NativeEvent]:
         """Events since the last call."""
+
+    def fail(self, detail: str) -> None:
+        """End every command that is or will be under way with an error."""
 
     async def detach(self) -> None:
         """Stop the export and its queues."""
@@ -170,8 +181,18 @@ class TargetPort(Protocol):
         secret: bytearray,
         association_epoch: int,
         incarnation: int,
+        gateway: PeerIncarnation | None,
     ) -> None:
-        """Admit one Connect with `ticket` within 30 s; wipes the secret."""
+        """Admit one Connect with `ticket` within 30 s; wipes the secret.
+
+        `gateway` is whose queue it is: None if nobody's authorization can end it.
+        """
+
+    def gateways(self) -> Iterable[PeerIncarnation]:
+        """Gateways that have a queue or a ticket here."""
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        """End a gateway's tickets and queues; return when nothing of them is in flight."""
 
     def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
         """Newest association epoch of a gateway; 0 if it has none."""
