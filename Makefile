@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 STAMP := .make
 NATIVE_SOURCES := $(shell find native \( -name target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
 export PYTHONSAFEPATH := 1
+# A worker per core, each with the daemons that its tests share; idle ones take from the others' ends,
+# so that tests of one module stay together. ARGS="-n 0" runs in one process.
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: help
 help: ## this list
@@ -45,7 +48,7 @@ demo: build ## the main job on this machine; INPUT=FILE takes your own bytes
 .PHONY: test
 test: build ## unit, property, simulation and end-to-end tests
 	cd native && cargo test --locked --quiet --workspace --exclude sealane-py
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 .PHONY: check
 check: lint test test-order demo test-wheel ## everything CI runs
@@ -65,7 +68,7 @@ lab-short: build ## the part of the lab that CI runs (a minute)
 
 .PHONY: test-order
 test-order: build ## fast tests in another order, under another hash seed
-	PYTHONHASHSEED=1 $(BIN)/pytest -q -m "not slow" --randomly-seed=1
+	PYTHONHASHSEED=1 $(BIN)/pytest $(PARALLEL) -q -m "not slow" --randomly-seed=1
 
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others

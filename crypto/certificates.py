@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealane.crypto.encoding import canonical_json, parse_canonical_json
+from sealane.crypto.kem import X25519
 from sealane.errors import UsageError, VerificationError
 
 LIFETIME: Final = dt.timedelta(minutes=10)
@@ -44,7 +45,8 @@ class Subject:
     role: str
     tenant: str
     incarnation: bytes  # 16 bytes, random at each start of the node's process
-    kem_public_key: bytes  # X25519, 32 bytes
+    kem_public_key: bytes  # of `kem_algorithm`, as RFC 9180 serializes it
+    kem_algorithm: str = X25519
 
     def __post_init__(self) -> None:
         if self.role not in ROLES or NAME_PATTERN.fullmatch(self.node) is None:
@@ -139,6 +141,7 @@ class CertificateAuthority:
         claims = canonical_json(
             {
                 "incarnation": subject.incarnation.hex(),
+                "kem_algorithm": subject.kem_algorithm,
                 "kem_public_key": base64.b64encode(subject.kem_public_key).decode(),
                 "tenant": subject.tenant,
             }
@@ -276,6 +279,7 @@ def _parse_subject(leaf: x509.Certificate) -> Subject:
             tenant=str(values["tenant"]),
             incarnation=bytes.fromhex(str(values["incarnation"])),
             kem_public_key=base64.b64decode(str(values["kem_public_key"]), validate=True),
+            kem_algorithm=str(values["kem_algorithm"]),
         )
     except (VerificationError, UsageError, KeyError, ValueError, binascii.Error) as error:
         raise malformed from error

@@ -1,26 +1,23 @@
 """HPKE (RFC 9180, base mode) for secrets sent to an attested KEM key, and the signature over them.
 
-Suite: DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-256-GCM. Base mode doesn't authenticate the
-sender, so the broker signs the sealed bytes together with their `info`; `open_signed` checks the
-signature first. `Context` is the `info`: change one field and the secret does not open.
+`sealane.crypto.kem` has the suites. Base mode doesn't authenticate the sender, so the broker signs
+the sealed bytes together with their `info`; `open_signed` checks the signature first. `Context` is
+the `info`: change one field and the secret does not open.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from sealane.crypto.encoding import fields
+from sealane.crypto.kem import X25519, KemKey, seal, unseal
 from sealane.errors import UsageError, VerificationError
 
 REQUEST_ID_BYTES: Final = 16
-PUBLIC_KEY_BYTES: Final = 32
 
-_SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 _SIGNATURE_DOMAIN: Final = "sealane sealed secret v1"
 
 
@@ -77,11 +74,15 @@ def seal_signed(
     recipient_key: bytes,
     context: Context,
     signing_key: ec.EllipticCurvePrivateKey,
+    kem_algorithm: str = X25519,
 ) -> SignedSecret:
-    """Seal `secret` to the X25519 key `recipient_key` (32 bytes) and sign it with context."""
+    """Seal `secret` to `recipient_key`, a public key of `kem_algorithm`, and sign it with context.
+
+    VerificationError `key.kem.invalid` if it is none.
+    """
     try:
-        sealed = _SUITE.encrypt(
-            bytes(secret), X25519PublicKey.from_public_bytes(recipient_key), context.info()
+        sealed = seal(
+            secret, algorithm=kem_algorithm, public_key=recipient_key, info=context.info()
         )
     except ValueError as error:
         raise VerificationError(
@@ -94,11 +95,11 @@ def seal_signed(
 def open_signed(
     message: SignedSecret,
     *,
-    private_key: X25519PrivateKey,
+    private_key: KemKey,
     context: Context,
     signer: ec.EllipticCurvePublicKey,
 ) -> bytearray:
-    """Check the signature, open and return the secret; the caller wipes it.
+    """Check the signature, open and return the secret; the caller wipes it. Blocks as the key does.
 
     VerificationError `secret.signature` or `secret.sealed`: not from this broker, or not for this
     recipient, incarnation, request, volume, arena and key epoch.
@@ -111,9 +112,4 @@ def open_signed(
             "secret.signature",
             f"the {context.purpose} is not signed by the broker for this request",
         ) from error
-    try:
-        return bytearray(_SUITE.decrypt(message.sealed, private_key, context.info()))
-    except (InvalidTag, ValueError) as error:
-        raise VerificationError(
-            "secret.sealed", f"the {context.purpose} is not sealed to this node's key"
-        ) from error
+    return unseal(message.sealed, key=private_key, info=context.info())

@@ -1,6 +1,8 @@
 """The gateway's calls to the broker: descriptors, keys, leases; verifies all it gets."""
 
+import asyncio
 import secrets
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -9,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_signed
-from sealane.crypto.lease import CounterRange
+from sealane.crypto.lease import LEASE_RANGES_MAX, CounterRange, Lease
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.identity import Identity
 from sealane.daemon.storage_control import open_descriptor
@@ -94,14 +96,15 @@ class BrokerClient:
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
             answer = await stub.GetVolumeKey(request, timeout=_CALL_SECONDS)
-        return open_signed(
+        return await asyncio.to_thread(
+            open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
             context=self._context("volume key", descriptor, request.request_id),
             signer=self._identity.broker_key,
         )
 
-    async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> CounterRange:
+    async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> Lease:
         """Lease counters for the descriptor's key epoch; LeaseError if what comes is unusable."""
         request = broker_pb2.GrantLeaseRequest(
             volume_id=descriptor.volume_id,
@@ -114,7 +117,8 @@ class BrokerClient:
         if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
             raise LeaseError("lease.malformed", "the lease names no possible arena")
         arena = (answer.broker_instance, answer.start_epoch)
-        opened = open_signed(
+        opened = await asyncio.to_thread(
+            open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
             context=self._context("lease", descriptor, request.request_id, arena),
@@ -127,14 +131,38 @@ class BrokerClient:
         finally:
             wipe(opened)
         named = (lease.volume_id, lease.key_epoch, lease.broker_instance, lease.start_epoch)
-        if named != (descriptor.volume_id, descriptor.key_epoch, *arena) or len(lease.ranges) != 1:
+        if (
+            named != (descriptor.volume_id, descriptor.key_epoch, *arena)
+            or not 1 <= len(lease.ranges) <= LEASE_RANGES_MAX
+        ):
             raise LeaseError("lease.mismatch", "the lease is not the one that was asked for")
-        return CounterRange(
-            broker_instance=lease.broker_instance,
-            start_epoch=lease.start_epoch,
-            counter_start=lease.ranges[0].counter_start,
-            counter_end=lease.ranges[0].counter_end,
+        return Lease(
+            lease_id=lease.lease_id,
+            ranges=tuple(
+                CounterRange(
+                    broker_instance=lease.broker_instance,
+                    start_epoch=lease.start_epoch,
+                    counter_start=counters.counter_start,
+                    counter_end=counters.counter_end,
+                )
+                for counters in lease.ranges
+            ),
         )
+
+    async def return_lease(self, volume_id: str, lease: Lease, touched: Sequence[int]) -> int:
+        """Give back each range of `lease` from `touched` on; returns the counters taken back."""
+        broker_instance, start_epoch = lease.arena
+        request = broker_pb2.ReturnLeaseRequest(
+            volume_id=volume_id,
+            broker_instance=broker_instance,
+            start_epoch=start_epoch,
+            lease_id=lease.lease_id,
+            touched=touched,
+        )
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            answer = await stub.ReturnLease(request, timeout=_CALL_SECONDS)
+        return answer.counters
 
     def _channel(self) -> AbstractAsyncContextManager[grpc.aio.Channel]:
         config = self._config

@@ -35,6 +35,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Broker/UnregisterVolume": _GATEWAY,
     "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
     "/sealane.v1.Broker/GrantLease": _GATEWAY,
+    "/sealane.v1.Broker/ReturnLease": _GATEWAY,
     "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/OpenQueue": _GATEWAY,

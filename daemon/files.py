@@ -1,4 +1,4 @@
-"""Files an operator names: bounded reads, and key files that nobody else can read."""
+"""Files: bounded reads of what an operator names, secrets closed to others, durable writes."""
 
 import os
 import stat
@@ -36,6 +36,25 @@ def read_secret(path: str, *, key: str) -> bytes:
     except OSError as error:
         raise UsageError("config.unreadable", f"{key} {path}: {error.strerror}") from error
     return _sized(content, path, key)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file so that a power cut leaves the old content or the new; OSError if it can't.
+
+    When it returns, the new content is durable. The file is readable by its owner only.
+    """
+    draft = path.with_name(path.name + ".new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _check_private(status: os.stat_result, path: str, key: str) -> None:

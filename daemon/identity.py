@@ -18,9 +18,9 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, verify_leaf
+from sealane.crypto.kem import KemKey, X25519KemKey
 from sealane.daemon.channels import Channels, Connection, FindPeer, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
@@ -44,7 +44,7 @@ class Keys:
     """The private keys of one role of one start."""
 
     tls: ec.EllipticCurvePrivateKey
-    kem: X25519PrivateKey
+    kem: KemKey
     incarnation: bytes
 
     @classmethod
@@ -52,7 +52,7 @@ class Keys:
         """Make fresh keys."""
         return cls(
             tls=ec.generate_private_key(ec.SECP256R1()),
-            kem=X25519PrivateKey.generate(),
+            kem=X25519KemKey.create(),
             incarnation=secrets.token_bytes(16),
         )
 
@@ -65,8 +65,8 @@ class Keys:
 
     @property
     def kem_public(self) -> bytes:
-        """The KEM key, 32 bytes."""
-        return self.kem.public_key().public_bytes_raw()
+        """The public KEM key, as RFC 9180 serializes it."""
+        return self.kem.public_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +241,15 @@ class Identity:
             raise VerificationError(
                 "certificate.key.mismatch", "the broker certified a key that is not ours"
             )
-        if (subject.node, subject.role, subject.incarnation, subject.kem_public_key) != (
-            self.node,
-            self.role,
-            self.keys.incarnation,
-            self.keys.kem_public,
-        ):
+        expected = Subject(
+            node=self.node,
+            role=self.role,
+            tenant=subject.tenant,
+            incarnation=self.keys.incarnation,
+            kem_public_key=self.keys.kem_public,
+            kem_algorithm=self.keys.kem.algorithm,
+        )
+        if subject != expected:
             raise VerificationError(
                 "certificate.subject.mismatch",
                 f"the broker certified {subject.spiffe_id}, not this {self.role} {self.node}",

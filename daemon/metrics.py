@@ -75,6 +75,9 @@ class Metrics:
         self.leases_granted = Counter(
             "sealane_broker_leases_granted", "Counter leases granted.", registry=r
         )
+        self.leases_returned = Counter(
+            "sealane_broker_leases_returned", "Counter leases given back.", registry=r
+        )
         self.keys_released = Counter(
             "sealane_broker_keys_released", "Volume keys released.", registry=r
         )

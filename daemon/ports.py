@@ -87,8 +87,11 @@ class AttachedPort(Protocol):
     def secret(self) -> HostSecret:
         """What the host must prove to know; made for this attachment."""
 
-    def add_counters(self, granted: CounterRange) -> None:
-        """Give the volume another lease."""
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        """Give the volume more counters; used in this order, after those it has."""
+
+    def take_counters(self) -> list[CounterRange]:
+        """Take what no queue was given back out of the volume, once it is detached."""
 
     def counters_remaining(self) -> int:
         """Counters not yet handed to a queue."""
@@ -113,7 +116,7 @@ class GatewayPort(Protocol):
         self,
         volume: VolumeKey,
         *,
-        counters: CounterRange,
+        counters: Iterable[CounterRange],
         host_nqn: str,
         open_queue: OpenQueue,
         epoch_floor: int = 0,

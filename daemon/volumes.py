@@ -23,6 +23,7 @@ from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.identity import Identity
+from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import (
     AttachedPort,
@@ -86,6 +87,7 @@ class VolumeService:
         self._identity = identity
         self._broker = broker
         self._gateway = gateway
+        self._leases = LeaseCache(broker)
         self._attached: dict[str, Attached] = {}
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -106,6 +108,7 @@ class VolumeService:
             finally:
                 # All at once: each waits for its target, which may be gone.
                 await asyncio.gather(*map(self._leave, [*self._attached]))
+                await self._leases.close()
                 for task in loops:
                     task.cancel()
                 self._tasks = None
@@ -215,6 +218,7 @@ class VolumeService:
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
             descriptor = await self._broker.descriptor(volume_id)
+            await self._leases.drop(volume_id)
             if descriptor.mode:
                 self._check_ours(descriptor)
                 await self._third_parties.delete(descriptor.third_party, uuid.UUID(volume_id))
@@ -324,9 +328,7 @@ class VolumeService:
         third_party: ThirdPartyVolumePort | None = None,
     ) -> Attached:
         """Fetch lease and key, and export the volume."""
-        leases = LeaseHolder()
-        first = await self._broker.lease(descriptor)
-        leases.add(first)
+        leases, counters = await self._leases.take(descriptor)
         key = await self._broker.key(descriptor)
         try:
             port = await self._gateway.attach(
@@ -337,7 +339,7 @@ class VolumeService:
                     key_epoch=descriptor.key_epoch,
                     key=key,
                 ),
-                counters=first,
+                counters=counters,
                 host_nqn=host_nqn,
                 open_queue=open_queue,
                 epoch_floor=epoch_floor,
@@ -366,7 +368,7 @@ class VolumeService:
             )
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
-        """Stop the export; the volume's key and its counters are gone with it."""
+        """Stop the export; the volume's key goes with it, unused counters are kept."""
         with self._change(volume_id):
             attached = self._attached.pop(volume_id, None)
             if attached is None:
@@ -374,6 +376,9 @@ class VolumeService:
                     "volume.detached.state", f"volume {volume_id} is not attached here"
                 )
             await attached.port.detach()
+            await self._leases.keep(
+                attached.descriptor, attached.leases, attached.port.take_counters()
+            )
             if attached.third_party is not None:
                 await attached.third_party.close()
             self._drain_events(volume_id, attached)
@@ -480,7 +485,7 @@ class VolumeService:
                     self.events.report(volume_id, "lease_failed", reason=error.reason)
                     continue
                 if volume_id in self._attached:
-                    attached.port.add_counters(granted)
+                    attached.port.add_counters(granted.ranges)
 
     async def _follow_target(self, volume_id: str) -> None:
         """Publish the target's events here while the volume is attached."""

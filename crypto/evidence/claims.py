@@ -47,9 +47,11 @@ class Claims:
     the name of the hardware allow-list. `measurements` are digests by the specification's name
     (`measurement`, `mrtd`, `rtmr0`, `pcr7`); `tcb` are security version numbers by component,
     compared one by one with the policy's minimum. `flags` are the bits a policy must take a
-    position on (`debug`, `migrate_ma`, `sept_ve_disable`). `certified_keys` names the keys of the
-    runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `valid_until` is
-    the earliest end of what was relied on.
+    position on (`debug`, `migrate_ma`, `sept_ve_disable`), `properties` the numbers of which it
+    must list those it takes (`report_version`, `vmpl`). `events` are the digests that an event log
+    shows to have been extended into a measurement, by its name. `certified_keys` names the keys of
+    the runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `valid_until`
+    is the earliest end of what was relied on.
     """
 
     evidence_type: str
@@ -61,4 +63,6 @@ class Claims:
     valid_until: dt.datetime
     tcb_status: str = ""
     advisories: tuple[str, ...] = ()
+    properties: Mapping[str, int] = field(default_factory=dict)
+    events: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
     certified_keys: frozenset[str] = field(default_factory=frozenset)

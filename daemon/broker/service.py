@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,12 @@ from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subj
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
-from sealane.crypto.lease import Arena, CounterRange
+from sealane.crypto.lease import Arena, Lease
 from sealane.daemon.broker.store import BrokerStore, VolumeRecord
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import LeaseError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
 SECTOR_BYTES: Final = 4096
@@ -47,6 +47,7 @@ class SignedLease:
     """A sealed lease and the arena its context names."""
 
     secret: SignedSecret
+    lease_id: int
     broker_instance: int
     start_epoch: int
 
@@ -183,6 +184,7 @@ class BrokerService:
             secret = seal_signed(
                 volume_key,
                 recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
                 context=_context("volume key", caller, record, key_epoch, request_id=request_id),
                 signing_key=self.authority.signing_key,
             )
@@ -220,7 +222,7 @@ class BrokerService:
                     "lease.request.exists", "this request id was used for another lease"
                 )
             return known[1]
-        granted = self.arena.grant()
+        granted = self.arena.grant(incarnation=caller.incarnation)
         await self._run(
             self._store.record_grant,
             granted,
@@ -233,11 +235,13 @@ class BrokerService:
             secret=seal_signed(
                 _lease_message(record, key_epoch, granted),
                 recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
                 context=context,
                 signing_key=self.authority.signing_key,
             ),
-            broker_instance=granted.broker_instance,
-            start_epoch=granted.start_epoch,
+            lease_id=granted.lease_id,
+            broker_instance=self.arena.broker_instance,
+            start_epoch=self.arena.start_epoch,
         )
         self._answers[caller.incarnation, request_id] = (asked, lease)
         if len(self._answers) > _ANSWERS_MAX:
@@ -246,12 +250,43 @@ class BrokerService:
         get_logger().info(
             "lease_granted",
             volume_id=volume_id,
-            start_epoch=granted.start_epoch,
-            counter_start=granted.counter_start,
-            counter_end=granted.counter_end,
+            start_epoch=self.arena.start_epoch,
+            lease_id=granted.lease_id,
+            counters=granted.count,
             recipient=caller.spiffe_id,
         )
         return lease
+
+    async def return_lease(
+        self,
+        caller: Subject,
+        *,
+        volume_id: str,
+        arena: tuple[int, int],
+        lease_id: int,
+        touched: Sequence[int],
+    ) -> int:
+        """Take back what the caller never touched of a lease; returns how many counters.
+
+        LeaseError `lease.return.…`; a lease of another start of a broker stays burned.
+        """
+        if arena != (self.arena.broker_instance, self.arena.start_epoch):
+            raise LeaseError(
+                "lease.return.arena", f"lease {lease_id} is of another start of a broker"
+            )
+        counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
+        # A late retry must not be told counters that may by now be somebody else's.
+        for asked in [a for a, (_, lease) in self._answers.items() if lease.lease_id == lease_id]:
+            del self._answers[asked]
+        self._metrics.leases_returned.inc()
+        get_logger().info(
+            "lease_returned",
+            volume_id=volume_id,
+            lease_id=lease_id,
+            counters=counters,
+            recipient=caller.spiffe_id,
+        )
+        return counters
 
     async def _volume(self, caller: Subject, volume_id: str) -> VolumeRecord:
         record = await self._run(self._store.volume, _uuid(volume_id, what="volume id"))
@@ -345,16 +380,18 @@ def _context(
     )
 
 
-def _lease_message(record: VolumeRecord, key_epoch: int, granted: CounterRange) -> bytes:
-    counters = broker_pb2.CounterRange(
-        counter_start=granted.counter_start, counter_end=granted.counter_end
-    )
+def _lease_message(record: VolumeRecord, key_epoch: int, granted: Lease) -> bytes:
+    broker_instance, start_epoch = granted.arena
     return broker_pb2.Lease(
         volume_id=str(record.volume_id),
         key_epoch=key_epoch,
-        broker_instance=granted.broker_instance,
-        start_epoch=granted.start_epoch,
-        ranges=[counters],
+        broker_instance=broker_instance,
+        start_epoch=start_epoch,
+        ranges=[
+            broker_pb2.CounterRange(counter_start=r.counter_start, counter_end=r.counter_end)
+            for r in granted.ranges
+        ],
+        lease_id=granted.lease_id,
     ).SerializeToString()
 
 

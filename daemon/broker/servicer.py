@@ -146,6 +146,21 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         )
         return broker_pb2.SealedVolumeKey(sealed=secret.sealed, signature=secret.signature)
 
+    async def ReturnLease(
+        self,
+        request: broker_pb2.ReturnLeaseRequest,
+        context: Context,
+    ) -> broker_pb2.ReturnLeaseResponse:
+        """Take counters back."""
+        counters = await self._broker.return_lease(
+            self._caller(context),
+            volume_id=request.volume_id,
+            arena=(request.broker_instance, request.start_epoch),
+            lease_id=request.lease_id,
+            touched=[*request.touched],
+        )
+        return broker_pb2.ReturnLeaseResponse(counters=counters)
+
     async def GrantLease(
         self,
         request: broker_pb2.GrantLeaseRequest,

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.crypto.lease import START_EPOCH_MAX, CounterRange
+from sealane.crypto.lease import START_EPOCH_MAX, Lease
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 VOLUMES_PER_TENANT_MAX: Final = 16384
 
 _SCHEMA: Final = """
@@ -41,8 +41,12 @@ CREATE TABLE volumes (
   third_party TEXT NOT NULL DEFAULT '',
   UNIQUE (tenant, request_id)
 ) STRICT;
+INSERT INTO start VALUES (1, 0);
+"""
+_GRANTS: Final = """
 CREATE TABLE grants (
   start_epoch INTEGER NOT NULL,
+  lease_id INTEGER NOT NULL,
   counter_start INTEGER NOT NULL,
   counter_end INTEGER NOT NULL,
   broker_instance INTEGER NOT NULL,
@@ -51,14 +55,22 @@ CREATE TABLE grants (
   recipient TEXT NOT NULL,
   incarnation BLOB NOT NULL,
   granted_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-  PRIMARY KEY (start_epoch, counter_start)
+  PRIMARY KEY (start_epoch, lease_id, counter_start)
 ) STRICT;
-INSERT INTO start VALUES (1, 0);
 """
 _FROM_1: Final = """
 ALTER TABLE volumes ADD COLUMN mode TEXT NOT NULL DEFAULT '';
 ALTER TABLE volumes ADD COLUMN third_party TEXT NOT NULL DEFAULT '';
 """
+# A lease had one range, and nothing named it but its first counter.
+_FROM_2: Final = f"""
+ALTER TABLE grants RENAME TO grants_2;
+{_GRANTS}
+INSERT INTO grants SELECT start_epoch, counter_start, counter_start, counter_end, broker_instance,
+  volume_id, key_epoch, recipient, incarnation, granted_at FROM grants_2;
+DROP TABLE grants_2;
+"""
+_STEPS: Final = {0: _SCHEMA + _GRANTS, 1: _FROM_1 + _FROM_2, 2: _FROM_2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +103,12 @@ class BrokerStore:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-            steps = {0: _SCHEMA, 1: _FROM_1}.get(version)
+            steps = _STEPS.get(version)
             if steps is not None:
                 self._db.executescript(
                     f"BEGIN EXCLUSIVE; {steps} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
                 )
-        if version not in {0, 1, SCHEMA_VERSION}:
+        if version not in {*_STEPS, SCHEMA_VERSION}:
             self._db.close()
             raise UsageError(
                 "broker.store.version",
@@ -218,34 +230,40 @@ class BrokerStore:
 
     def record_grant(
         self,
-        granted: CounterRange,
+        granted: Lease,
         *,
         volume_id: uuid.UUID,
         key_epoch: int,
         recipient: str,
         incarnation: bytes,
     ) -> None:
-        """Keep a grant for the audit; the primary key refuses a second one of these counters."""
+        """Keep a grant for the audit."""
         with self._transaction() as db:
-            db.execute(
-                "INSERT INTO grants (start_epoch, counter_start, counter_end, broker_instance, "
-                "volume_id, key_epoch, recipient, incarnation) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    granted.start_epoch,
-                    granted.counter_start,
-                    granted.counter_end,
-                    granted.broker_instance,
-                    str(volume_id),
-                    key_epoch,
-                    recipient,
-                    incarnation,
-                ),
+            db.executemany(
+                "INSERT INTO grants (start_epoch, lease_id, counter_start, counter_end, "
+                "broker_instance, volume_id, key_epoch, recipient, incarnation) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        r.start_epoch,
+                        granted.lease_id,
+                        r.counter_start,
+                        r.counter_end,
+                        r.broker_instance,
+                        str(volume_id),
+                        key_epoch,
+                        recipient,
+                        incarnation,
+                    )
+                    for r in granted.ranges
+                ],
             )
 
     def grant_count(self) -> int:
         """Return how many leases were ever granted."""
         with self._transaction() as db:
-            return int(db.execute("SELECT count(*) FROM grants").fetchone()[0])
+            query = "SELECT count(DISTINCT start_epoch << 32 | lease_id) FROM grants"
+            return int(db.execute(query).fetchone()[0])
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

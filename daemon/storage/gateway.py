@@ -140,14 +140,28 @@ class AttachedVolume(Exported):
         """What the host must prove to know; made for this attachment."""
         return self._secret
 
-    def add_counters(self, granted: CounterRange) -> None:
-        """Give the volume another lease."""
-        self.native.add_counters(
-            broker_instance=granted.broker_instance,
-            start_epoch=granted.start_epoch,
-            start=granted.counter_start,
-            end=granted.counter_end,
-        )
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        """Give the volume more counters; used in this order, after those it has."""
+        for counters in granted:
+            self.native.add_counters(
+                broker_instance=counters.broker_instance,
+                start_epoch=counters.start_epoch,
+                start=counters.counter_start,
+                end=counters.counter_end,
+            )
+
+    def take_counters(self) -> list[CounterRange]:
+        """Take what no queue was given back out of the volume, once it is detached."""
+        return [
+            CounterRange(
+                broker_instance=instance,
+                start_epoch=start_epoch,
+                counter_start=start,
+                counter_end=end,
+            )
+            for instance, start_epoch, start, end in self.native.take_counters()
+            if start < end
+        ]
 
     def counters_remaining(self) -> int:
         """Counters not yet handed to a queue."""
@@ -273,7 +287,7 @@ class Gateway(Provider):
         self,
         volume: VolumeKey,
         *,
-        counters: CounterRange,
+        counters: Iterable[CounterRange],
         host_nqn: str,
         open_queue: OpenQueue,
         epoch_floor: int = 0,

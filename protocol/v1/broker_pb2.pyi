@@ -345,12 +345,15 @@ class Lease(message.Message):
     BROKER_INSTANCE_FIELD_NUMBER: builtins.int
     START_EPOCH_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     key_epoch: builtins.int
     broker_instance: builtins.int
     """16 bit"""
     start_epoch: builtins.int
     """24 bit"""
+    lease_id: builtins.int
+    """unique within the arena"""
     @builtins.property
     def ranges(self) -> containers.RepeatedCompositeFieldContainer[CounterRange]: ...
     def __init__(
@@ -361,9 +364,59 @@ class Lease(message.Message):
         broker_instance: builtins.int = ...,
         start_epoch: builtins.int = ...,
         ranges: abc.Iterable[CounterRange] | None = ...,
+        lease_id: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "key_epoch", b"key_epoch", "ranges", b"ranges", "start_epoch", b"start_epoch", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "key_epoch", b"key_epoch", "lease_id", b"lease_id", "ranges", b"ranges", "start_epoch", b"start_epoch", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReturnLeaseRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    BROKER_INSTANCE_FIELD_NUMBER: builtins.int
+    START_EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    TOUCHED_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    broker_instance: builtins.int
+    start_epoch: builtins.int
+    lease_id: builtins.int
+    @builtins.property
+    def touched(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """for each range: the first counter that was never handed out"""
+
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+        broker_instance: builtins.int = ...,
+        start_epoch: builtins.int = ...,
+        lease_id: builtins.int = ...,
+        touched: abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["broker_instance", b"broker_instance", "lease_id", b"lease_id", "start_epoch", b"start_epoch", "touched", b"touched", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ReturnLeaseResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    COUNTERS_FIELD_NUMBER: builtins.int
+    counters: builtins.int
+    def __init__(
+        self,
+        *,
+        counters: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["counters", b"counters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

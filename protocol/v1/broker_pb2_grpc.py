@@ -66,6 +66,11 @@ class BrokerStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GrantLeaseRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SealedLease.FromString,
                 _registered_method=True)
+        self.ReturnLease = channel.unary_unary(
+                '/sealane.v1.Broker/ReturnLease',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer:
@@ -110,6 +115,13 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReturnLease(self, request, context):
+        """Takes back what the holder never touched: once, to the arena it came from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +154,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.GrantLease,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GrantLeaseRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SealedLease.SerializeToString,
+            ),
+            'ReturnLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReturnLease,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class Broker:
             '/sealane.v1.Broker/GrantLease',
             sealane_dot_protocol_dot_v1_dot_broker__pb2.GrantLeaseRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_broker__pb2.SealedLease.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReturnLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/ReturnLease',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.ReturnLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

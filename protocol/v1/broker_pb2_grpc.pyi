@@ -42,6 +42,8 @@ class BrokerStub:
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]
     """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+    ReturnLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]
+    """Takes back what the holder never touched: once, to the arena it came from."""
 
 @_typing.type_check_only
 class BrokerAsyncStub(BrokerStub):
@@ -56,6 +58,8 @@ class BrokerAsyncStub(BrokerStub):
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]  # type: ignore[assignment]
     """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+    ReturnLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReturnLeaseRequest, _broker_pb2.ReturnLeaseResponse]  # type: ignore[assignment]
+    """Takes back what the holder never touched: once, to the arena it came from."""
 
 class BrokerServicer(metaclass=_abc_1.ABCMeta):
     """Volume registry, key release and counter leases. Mutual TLS; gateways only unless said otherwise."""
@@ -103,5 +107,13 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SealedLease, _abc.Awaitable[_broker_pb2.SealedLease]]:
         """Grants counters (2^36 AES-block counters = 1 TiB of writes) from this start's arena."""
+
+    @_abc_1.abstractmethod
+    def ReturnLease(
+        self,
+        request: _broker_pb2.ReturnLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReturnLeaseResponse, _abc.Awaitable[_broker_pb2.ReturnLeaseResponse]]:
+        """Takes back what the holder never touched: once, to the arena it came from."""
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

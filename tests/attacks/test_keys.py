@@ -92,9 +92,11 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                 key_epoch=1,
                 key=bytearray(secrets.token_bytes(32)),
             ),
-            counters=CounterRange(
-                broker_instance=1, start_epoch=1, counter_start=256, counter_end=1 << 36
-            ),
+            counters=[
+                CounterRange(
+                    broker_instance=1, start_epoch=1, counter_start=256, counter_end=1 << 36
+                )
+            ],
             host_nqn=HOST,
             open_queue=open_queue,
         )

@@ -5,11 +5,11 @@ import uuid
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.hpke import Context, SignedSecret, open_signed, seal_signed
+from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
 from sealane.errors import UsageError, VerificationError
 
@@ -82,8 +82,8 @@ def test_wrapping_key_of_wrong_size_is_refused() -> None:
     ],
 )
 def test_sealed_secret_is_bound_to_every_field_of_its_context(change: dict[str, object]) -> None:
-    broker, recipient = ec.generate_private_key(ec.SECP256R1()), X25519PrivateKey.generate()
-    public = recipient.public_key().public_bytes_raw()
+    broker, recipient = ec.generate_private_key(ec.SECP256R1()), X25519KemKey.create()
+    public = recipient.public_key
     other = dataclasses.replace(CONTEXT, **change)  # type: ignore[arg-type]
     message = seal_signed(b"s" * 32, recipient_key=public, context=CONTEXT, signing_key=broker)
     assert (
@@ -105,8 +105,8 @@ def test_sealed_secret_is_bound_to_every_field_of_its_context(change: dict[str, 
 
 
 def test_secret_signed_by_another_broker_or_sealed_to_another_node_is_refused() -> None:
-    broker, recipient = ec.generate_private_key(ec.SECP256R1()), X25519PrivateKey.generate()
-    public = recipient.public_key().public_bytes_raw()
+    broker, recipient = ec.generate_private_key(ec.SECP256R1()), X25519KemKey.create()
+    public = recipient.public_key
     message = seal_signed(b"s", recipient_key=public, context=CONTEXT, signing_key=broker)
     stranger = ec.generate_private_key(ec.SECP256R1()).public_key()
     with pytest.raises(VerificationError, match="not signed by the broker"):
@@ -114,7 +114,7 @@ def test_secret_signed_by_another_broker_or_sealed_to_another_node_is_refused() 
     with pytest.raises(VerificationError, match="not sealed to this node"):
         open_signed(
             message,
-            private_key=X25519PrivateKey.generate(),
+            private_key=X25519KemKey.create(),
             context=CONTEXT,
             signer=broker.public_key(),
         )

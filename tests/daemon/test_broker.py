@@ -1,6 +1,7 @@
 """The broker's store and service: durable start epoch, tenants apart, leases once."""
 
 import contextlib
+import dataclasses
 import datetime as dt
 import shutil
 import sqlite3
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
+from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, START_EPOCH_MAX
 from sealane.daemon.broker.service import BrokerService
@@ -22,7 +23,7 @@ from sealane.daemon.metrics import Metrics
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
-KEM = X25519PrivateKey.generate()
+KEM = X25519KemKey.create()
 REQUEST = "00000000-0000-4000-8000-000000000001"
 
 
@@ -32,7 +33,7 @@ def _subject(role: str = "gateway", node: str = "g", tenant: str = "t") -> Subje
         role=role,
         tenant=tenant,
         incarnation=bytes(range(16)),
-        kem_public_key=KEM.public_key().public_bytes_raw(),
+        kem_public_key=KEM.public_key,
     )
 
 
@@ -249,6 +250,40 @@ async def test_key_of_a_deleted_volume_is_gone(broker: BrokerService) -> None:
     assert caught.value.reason == "volume.not_found"
 
 
+async def test_a_returned_lease_goes_out_again_and_a_late_retry_does_not_get_it(
+    broker: BrokerService,
+) -> None:
+    volume_id = await _register(broker)
+    request = bytes(15) + b"r"
+    first = await broker.grant_lease(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
+    arena = (broker.arena.broker_instance, broker.arena.start_epoch)
+
+    async def give_back(
+        caller: Subject = GATEWAY, arena: tuple[int, int] = arena, touched: int = 256
+    ) -> int:
+        return await broker.return_lease(
+            caller, volume_id=volume_id, arena=arena, lease_id=first.lease_id, touched=[touched]
+        )
+
+    for arguments, reason in (
+        ({"arena": (arena[0], arena[1] + 1)}, "lease.return.arena"),
+        ({"caller": dataclasses.replace(GATEWAY, incarnation=b"x" * 16)}, "lease.return.holder"),
+        ({"touched": 255}, "lease.return.malformed"),
+    ):
+        with pytest.raises(LeaseError) as caught:
+            await give_back(**arguments)  # type: ignore[arg-type]
+        assert caught.value.reason == reason
+    assert await give_back() == LEASE_COUNTERS
+    with pytest.raises(LeaseError):
+        await give_back()
+    # The counters of the first lease are somebody else's now.
+    second = await broker.grant_lease(
+        GATEWAY, volume_id=volume_id, key_epoch=1, request_id=bytes(15) + b"s"
+    )
+    again = await broker.grant_lease(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
+    assert len({first.lease_id, second.lease_id, again.lease_id}) == 3
+
+
 async def test_leases_of_one_start_never_overlap_and_a_retry_gets_its_own(
     broker: BrokerService,
 ) -> None:
@@ -256,12 +291,13 @@ async def test_leases_of_one_start_never_overlap_and_a_retry_gets_its_own(
     requests = [bytes([i]) * 16 for i in range(5)]
     for request in requests:
         await broker.grant_lease(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
-    after = broker.arena.grant(1)
+    after = broker.arena.grant(1, incarnation=bytes(16)).ranges[0]
     assert after.counter_start == 256 + 5 * LEASE_COUNTERS
     first = await broker.grant_lease(
         GATEWAY, volume_id=volume_id, key_epoch=1, request_id=requests[0]
     )
-    assert broker.arena.grant(1).counter_start == after.counter_end
+    next_one = broker.arena.grant(1, incarnation=bytes(16)).ranges[0]
+    assert next_one.counter_start == after.counter_end
     assert (first.broker_instance, first.start_epoch) == (3, 1)
     other = _subject()
     with pytest.raises(UsageError) as caught:

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -115,6 +115,7 @@ class RecordedAttachment:
     open_queue: OpenQueue
     ranges: list[CounterRange]
     remaining: int = LEASE_COUNTERS
+    unused: list[CounterRange] = field(default_factory=list)
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
     detached: bool = False
@@ -124,9 +125,14 @@ class RecordedAttachment:
         )
     )
 
-    def add_counters(self, granted: CounterRange) -> None:
-        self.ranges.append(granted)
-        self.remaining += granted.count
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        for counters in granted:
+            self.ranges.append(counters)
+            self.remaining += counters.count
+
+    def take_counters(self) -> list[CounterRange]:
+        taken, self.unused = self.unused, []
+        return taken
 
     def counters_remaining(self) -> int:
         return self.remaining
@@ -150,7 +156,7 @@ class RecordingGateway:
         self,
         volume: VolumeKey,
         *,
-        counters: CounterRange,
+        counters: Iterable[CounterRange],
         host_nqn: str,
         open_queue: OpenQueue,
         epoch_floor: int = 0,
@@ -158,7 +164,7 @@ class RecordingGateway:
         if self.failure is not None:
             raise self.failure
         made = RecordedAttachment(
-            bytes(volume.key), open_queue, [counters], epoch_floor=epoch_floor
+            bytes(volume.key), open_queue, [*counters], epoch_floor=epoch_floor
         )
         self.attached.append(made)
         return made
@@ -559,7 +565,7 @@ async def test_low_counters_fetch_the_next_lease(
     refilled = asyncio.Event()
     add = made.add_counters
 
-    def record(granted: CounterRange) -> None:
+    def record(granted: Iterable[CounterRange]) -> None:
         add(granted)
         refilled.set()
 

@@ -82,7 +82,7 @@ class Volume:
             try:
                 port = await gateway.attach(
                     VolumeKey(volume_id=self.volume_id, key=bytearray(self.key)),
-                    counters=Counters(start_epoch=self.attachments),
+                    counters=[Counters(start_epoch=self.attachments)],
                     host_nqn=HOST,
                     open_queue=back.open_queue,
                 )

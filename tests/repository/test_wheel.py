@@ -17,7 +17,7 @@ def sources() -> set[str]:
     for package in ("daemon", "protocol", "crypto", "transport", "client"):
         for path in (ROOT / package).rglob("*"):
             if (
-                path.suffix in {".py", ".pyi", ".proto", ".toml"}
+                path.suffix in {".py", ".pyi", ".pem", ".proto", ".toml"}
                 and "__pycache__" not in path.parts
             ):
                 names.add(f"sealane/{path.relative_to(ROOT)}")

@@ -178,7 +178,7 @@ async def make_world(
 
     key = VolumeKey(volume_id=volume_id)
     attached = await gateway.attach(
-        key, counters=counters or Counters(), host_nqn=HOST, open_queue=open_queue
+        key, counters=[counters or Counters()], host_nqn=HOST, open_queue=open_queue
     )
     assert not any(key.key)
     made = World(
@@ -299,7 +299,7 @@ async def test_exhausted_lease_refuses_writes_and_a_new_one_heals() -> None:
             await queue.write(8, bytes(4096))
         assert caught.value.status == 0x082
         await world.reason("lease.exhausted")
-        world.attached.add_counters(Counters(start_epoch=2))
+        world.attached.add_counters([Counters(start_epoch=2)])
         await queue.write(8, bytes(4096))
 
 

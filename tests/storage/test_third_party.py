@@ -100,7 +100,7 @@ class World:
         self.attachments += 1
         port = await self.gateway.attach(
             VolumeKey(volume_id=self.volume_id, key=bytearray(self.key)),
-            counters=Counters(start_epoch=self.attachments),
+            counters=[Counters(start_epoch=self.attachments)],
             host_nqn=HOST,
             open_queue=back.open_queue,
         )

@@ -107,12 +107,14 @@ class Rack:
                 key_epoch=1,
                 key=bytearray(self.key),
             ),
-            counters=CounterRange(
-                broker_instance=1,
-                start_epoch=1 + NODES.index(node),
-                counter_start=1,
-                counter_end=1 << 36,
-            ),
+            counters=[
+                CounterRange(
+                    broker_instance=1,
+                    start_epoch=1 + NODES.index(node),
+                    counter_start=1,
+                    counter_end=1 << 36,
+                )
+            ],
             host_nqn=HOST,
             open_queue=lambda queue_id, epoch: self.open_queue(node, queue_id, epoch),
         )

@@ -172,6 +172,12 @@ impl CounterRange {
         Ok(Self { broker_instance, start_epoch, next: start, end })
     }
 
+    /// The arena and the counters left: broker instance, start epoch, first, end (exclusive).
+    #[must_use]
+    pub fn into_parts(self) -> (u16, u32, u64, u64) {
+        (self.broker_instance, self.start_epoch, self.next, self.end)
+    }
+
     /// Counters left.
     #[must_use]
     pub fn remaining(&self) -> u64 {

@@ -97,6 +97,10 @@ impl GatewayVolume {
         Ok(())
     }
 
+    fn take_counters(&self) -> Vec<(u16, u32, u64, u64)> {
+        self.volume.take_counters().into_iter().map(CounterRange::into_parts).collect()
+    }
+
     fn counters_remaining(&self) -> u64 {
         self.volume.counters_remaining()
     }

@@ -9,10 +9,13 @@ mod back;
 mod journal;
 mod ledger;
 mod link;
+mod loss;
 mod opening;
 mod queue;
 mod ranges;
+mod replay;
 mod request;
+mod submission;
 mod worker;
 
 #[cfg(test)]
@@ -302,6 +305,12 @@ impl GatewayVolume {
     pub fn add_counters(&self, range: CounterRange) {
         add(&self.shared.counters.leased, range.remaining());
         self.shared.leased().insert(0, range);
+    }
+
+    /// Takes every counter that no queue holds out of the volume, to be given back: nothing can be
+    /// sealed until more are added.
+    pub fn take_counters(&self) -> Vec<CounterRange> {
+        std::mem::take(&mut *self.shared.leased())
     }
 
     /// Leased counters that no queue has taken yet.

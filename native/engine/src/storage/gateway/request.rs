@@ -104,6 +104,22 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// A part that no host asked for.
+    pub(super) fn internal(owner: Owner, work: Work) -> Self {
+        Self {
+            owner,
+            lba: 0,
+            first: 0,
+            blocks: 0,
+            work,
+            claim: None,
+            order: 0,
+            attempts: 0,
+            is_again: false,
+            deadline: Nanos::MAX,
+        }
+    }
+
     /// Bytes that move between gateway and target.
     pub(super) fn back_bytes(&self) -> usize {
         match &self.work {

@@ -1,0 +1,227 @@
+"""Certificate chains and revocation lists of hardware vendors (RFC 5280, as far as they use it).
+
+Walked here and not by `cryptography.x509.verification`, which refuses AMD's RSA-PSS. A chain is
+checked from the pinned root downwards, so no key is used that the vendor has not signed.
+"""
+
+import datetime as dt
+import hashlib
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.utils import CryptographyDeprecationWarning
+from cryptography.x509.oid import ExtensionOID
+
+from sealane.errors import VerificationError
+
+# The longest chain in use is NVIDIA's, of five; the largest certificate AMD's, of 1.7 kB.
+CERTIFICATES_MAX: Final = 8
+CERTIFICATE_BYTES_MAX: Final = 8 << 10
+
+_PEM: Final = re.compile(
+    rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\r\n]+-----END CERTIFICATE-----\s*"
+)
+_UNDERSTOOD: Final = {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE}
+
+RevocationLists = Mapping[bytes, x509.CertificateRevocationList]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedChain:
+    """What walking a chain found.
+
+    `valid_until` is the earliest end among its certificates and the lists that were looked at;
+    `revocation_checked` says that for every certificate whose vendor publishes a list (that names
+    a distribution point) a current one was at hand, and that there is such a certificate.
+    """
+
+    valid_until: dt.datetime
+    revocation_checked: bool
+
+
+def parse_certificate(encoded: bytes, *, kind: str) -> x509.Certificate:
+    """Read one certificate in DER or PEM; VerificationError `attestation.<kind>.certificate`."""
+    certificates = parse_certificates(encoded, kind=kind)
+    if len(certificates) != 1:
+        raise _fault(kind, "certificate", f"{len(certificates)} certificates where one is expected")
+    return certificates[0]
+
+
+def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
+    """Read one certificate in DER, or several in PEM, bounded in number and size.
+
+    Raises VerificationError `attestation.<kind>.certificate`. White space and zero bytes may follow
+    PEM, nothing may stand between.
+    """
+    if len(encoded) > CERTIFICATES_MAX * CERTIFICATE_BYTES_MAX:
+        raise _fault(kind, "certificate", f"{len(encoded)} bytes of certificates")
+    if not encoded.startswith(b"-----"):
+        parts = [encoded]
+    else:
+        text = encoded.rstrip(b"\0")
+        parts = _PEM.findall(text)
+        if b"".join(parts) != text:
+            raise _fault(kind, "certificate", "other text among the certificates")
+    if not 0 < len(parts) <= CERTIFICATES_MAX:
+        raise _fault(kind, "certificate", f"{len(parts)} certificates")
+    return [_load(part, kind) for part in parts]
+
+
+def _load(encoded: bytes, kind: str) -> x509.Certificate:
+    is_pem = encoded.startswith(b"-----")
+    if len(encoded) > CERTIFICATE_BYTES_MAX:
+        raise _fault(kind, "certificate", f"a certificate of {len(encoded)} bytes")
+    try:
+        # AMD gives its VCEKs and VLEKs the serial number 0, which RFC 5280 forbids.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+            if is_pem:
+                certificate = x509.load_pem_x509_certificate(encoded)
+            else:
+                certificate = x509.load_der_x509_certificate(encoded)
+        # Both are parsed on demand: here, so that what is malformed shows where it is expected.
+        certificate.extensions  # noqa: B018
+        certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm, TypeError, x509.DuplicateExtension) as error:
+        raise _fault(kind, "certificate", f"not a certificate: {error}") from error
+    return certificate
+
+
+def key_sha256(certificate: x509.Certificate) -> bytes:
+    """Return SHA-256 of the certificate's SubjectPublicKeyInfo: the name of an issuer's list."""
+    encoded = certificate.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(encoded).digest()
+
+
+def verify_chain(
+    certificates: Sequence[x509.Certificate],
+    *,
+    root: x509.Certificate,
+    revocation_lists: RevocationLists,
+    kind: str,
+    now: dt.datetime,
+) -> VerifiedChain:
+    """Check `certificates`, leaf first, without the root, against the pinned `root` at `now`.
+
+    `revocation_lists` are verified lists by `key_sha256` of their issuer. Raises VerificationError
+    `attestation.<kind>.` and `chain` (not issued by the next one, or by one that may not issue),
+    `expired`, `revoked` or `collateral_expired` (a list that is no longer current).
+    """
+    valid_until = _end_of_validity(root, kind, now)
+    checked: list[bool] = []
+    issuer = root
+    for depth, certificate in enumerate(reversed(certificates)):
+        _check_issued(certificate, issuer, below=len(certificates) - 1 - depth, kind=kind)
+        valid_until = min(valid_until, _end_of_validity(certificate, kind, now))
+        revocation_list = revocation_lists.get(key_sha256(issuer))
+        if revocation_list is not None:
+            valid_until = min(
+                valid_until, _check_revocation(certificate, revocation_list, kind, now)
+            )
+        if _is_listed(certificate):
+            checked.append(revocation_list is not None)
+        issuer = certificate
+    return VerifiedChain(valid_until=valid_until, revocation_checked=bool(checked) and all(checked))
+
+
+def _check_issued(
+    certificate: x509.Certificate, issuer: x509.Certificate, *, below: int, kind: str
+) -> None:
+    """Check signature and names, and that an issuer of `below` further authorities may issue."""
+    name = certificate.subject.rfc4514_string()
+    try:
+        constraints = issuer.extensions.get_extension_for_class(x509.BasicConstraints).value
+        usage = issuer.extensions.get_extension_for_class(x509.KeyUsage).value
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound) as error:
+        raise _fault(
+            kind, "chain", f"{name} is not issued by {issuer.subject.rfc4514_string()}"
+        ) from error
+    if not constraints.ca or not usage.key_cert_sign:
+        raise _fault(kind, "chain", f"{issuer.subject.rfc4514_string()} may not issue certificates")
+    if constraints.path_length is not None and below > constraints.path_length:
+        raise _fault(kind, "chain", f"the chain of {name} is longer than its authority allows")
+    for extension in certificate.extensions:
+        if extension.critical and extension.oid not in _UNDERSTOOD:
+            raise _fault(
+                kind, "chain", f"{name} has the critical extension {extension.oid.dotted_string}"
+            )
+
+
+def _end_of_validity(certificate: x509.Certificate, kind: str, now: dt.datetime) -> dt.datetime:
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not start <= now <= end:
+        name = certificate.subject.rfc4514_string()
+        raise _fault(kind, "expired", f"{name} is valid from {start} to {end}, not at {now}")
+    return end
+
+
+def _is_listed(certificate: x509.Certificate) -> bool:
+    return any(e.oid == ExtensionOID.CRL_DISTRIBUTION_POINTS for e in certificate.extensions)
+
+
+def _check_revocation(
+    certificate: x509.Certificate,
+    revocation_list: x509.CertificateRevocationList,
+    kind: str,
+    now: dt.datetime,
+) -> dt.datetime:
+    if revocation_list.get_revoked_certificate_by_serial_number(certificate.serial_number):
+        raise _fault(kind, "revoked", f"{certificate.subject.rfc4514_string()} is revoked")
+    return check_current(revocation_list, kind=kind, now=now)
+
+
+def check_current(
+    revocation_list: x509.CertificateRevocationList, *, kind: str, now: dt.datetime
+) -> dt.datetime:
+    """Return when a list ends; VerificationError `attestation.<kind>.collateral_expired`."""
+    start, end = revocation_list.last_update_utc, revocation_list.next_update_utc
+    if end is None or not start <= now <= end:
+        raise _fault(
+            kind,
+            "collateral_expired",
+            f"the revocation list of {revocation_list.issuer.rfc4514_string()} is for {start} to "
+            f"{end}, not {now}",
+        )
+    return end
+
+
+def parse_revocation_list(encoded: bytes, *, kind: str) -> x509.CertificateRevocationList:
+    """Read a revocation list in DER; VerificationError `attestation.<kind>.revocation_list`."""
+    try:
+        revocation_list = x509.load_der_x509_crl(encoded)
+        revocation_list.extensions  # noqa: B018 - parsed on demand
+    except (ValueError, UnsupportedAlgorithm, TypeError, x509.DuplicateExtension) as error:
+        raise _fault(kind, "revocation_list", f"not a revocation list: {error}") from error
+    return revocation_list
+
+
+def verify_revocation_list(
+    revocation_list: x509.CertificateRevocationList, *, issuer: x509.Certificate, kind: str
+) -> None:
+    """Raise VerificationError `attestation.<kind>.revocation_list` unless `issuer` signed it."""
+    try:
+        is_signed = (
+            revocation_list.issuer == issuer.subject
+            and revocation_list.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
+        )
+    except (UnsupportedAlgorithm, TypeError, ValueError) as error:
+        raise _fault(kind, "revocation_list", f"signature of another kind: {error}") from error
+    if not is_signed:
+        raise _fault(
+            kind,
+            "revocation_list",
+            f"the revocation list is not signed by {issuer.subject.rfc4514_string()}",
+        )
+
+
+def _fault(kind: str, fault: str, message: str) -> VerificationError:
+    return VerificationError(f"attestation.{kind}.{fault}", message)

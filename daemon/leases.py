@@ -1,0 +1,94 @@
+"""A gateway's leases between grant and return (DESIGN §6).
+
+A lease is kept when its volume is detached and used again at the next attach, so that a job that
+comes back costs the broker nothing. What is evicted, and everything at the end, is given back as
+far as no queue was given it. Nothing is ever written down: what a killed gateway held is burned.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from sealane.crypto.lease import CounterRange, LeaseHolder
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.logs import get_logger
+from sealane.errors import Error
+from sealane.protocol.v1 import broker_pb2
+
+KEPT_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    holder: LeaseHolder
+    counters: list[CounterRange]
+
+
+class LeaseCache:
+    """Leases of volumes that are not attached, by volume and key epoch."""
+
+    def __init__(self, broker: BrokerClient) -> None:
+        self._broker = broker
+        self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
+
+    async def take(
+        self, descriptor: broker_pb2.VolumeDescriptor
+    ) -> tuple[LeaseHolder, list[CounterRange]]:
+        """Return the books of a volume that is to be attached and the counters it starts with."""
+        kept = self._kept.pop(_key(descriptor), None)
+        if kept is not None and kept.counters:
+            return kept.holder, kept.counters
+        holder = LeaseHolder()
+        lease = await self._broker.lease(descriptor)
+        holder.add(lease)
+        return holder, [*lease.ranges]
+
+    async def keep(
+        self,
+        descriptor: broker_pb2.VolumeDescriptor,
+        holder: LeaseHolder,
+        counters: list[CounterRange],
+    ) -> None:
+        """Keep what a detached volume did not use; the longest kept gives way beyond KEPT_MAX."""
+        self._kept[_key(descriptor)] = _Kept(holder=holder, counters=counters)
+        if len(self._kept) > KEPT_MAX:
+            (volume_id, _), oldest = self._kept.popitem(last=False)
+            await self._give_back(volume_id, oldest)
+
+    async def drop(self, volume_id: str) -> None:
+        """Give back what is kept for a volume that is deleted."""
+        for key in [key for key in self._kept if key[0] == volume_id]:
+            await self._give_back(volume_id, self._kept.pop(key))
+
+    async def close(self) -> None:
+        """Give everything back."""
+        while self._kept:
+            (volume_id, _), kept = self._kept.popitem()
+            await self._give_back(volume_id, kept)
+
+    async def _give_back(self, volume_id: str, kept: _Kept) -> None:
+        for lease, touched in kept.holder.untouched(kept.counters):
+            if all(mark == r.counter_end for mark, r in zip(touched, lease.ranges, strict=True)):
+                continue
+            try:
+                returned = await self._broker.return_lease(volume_id, lease, touched)
+            except Error as error:
+                # Burned: nobody else is ever granted these counters, so nothing else is to be done.
+                get_logger().warning(
+                    "lease_burned",
+                    volume_id=volume_id,
+                    lease_id=lease.lease_id,
+                    reason=error.reason,
+                    message=str(error),
+                )
+            else:
+                get_logger().info(
+                    "lease_returned",
+                    volume_id=volume_id,
+                    lease_id=lease.lease_id,
+                    counters=returned,
+                )
+
+
+def _key(descriptor: broker_pb2.VolumeDescriptor) -> tuple[str, int]:
+    return descriptor.volume_id, descriptor.key_epoch

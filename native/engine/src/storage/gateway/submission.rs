@@ -1,0 +1,274 @@
+//! How a host's command becomes parts at the target: cut, claimed, sealed, sent.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use sealane_proto::link::Nanos;
+use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::controller_queue::Operation;
+use sealane_proto::nvme::host_command::HostCommand;
+use sealane_proto::nvme::host_queue::SubmitError;
+use sealane_proto::nvme::operation::LbaRange;
+use sealane_proto::nvme::status::Status;
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, set_expected_iv};
+
+use super::add;
+use super::back::Back;
+use super::journal::Change;
+use super::link::{Begin, Phase};
+use super::loss::nanos;
+use super::queue::{GatewayQueue, WINDOW};
+use super::request::{Claim, Owner, Part, Work};
+
+/// What became of an attempt to submit.
+enum Submitted {
+    /// The target has it, or it was answered.
+    Done,
+    /// It can't go now; it is first again next time.
+    Later,
+}
+
+impl GatewayQueue {
+    pub(super) fn submit_waiting(&mut self, now: Nanos) {
+        while let Some(slot) = self.waiting.front().copied() {
+            if !self.has_room() {
+                return;
+            }
+            let Some(part) = self.cut(slot) else {
+                self.waiting.pop_front();
+                continue;
+            };
+            match self.begin(part, now) {
+                Submitted::Done => {}
+                Submitted::Later => return,
+            }
+        }
+    }
+
+    /// The next part of a command, if there is one left.
+    fn cut(&mut self, slot: u16) -> Option<Part> {
+        let blocks_max = self.backs.last()?.blocks_max;
+        let request = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut)?;
+        if request.is_cut {
+            return None;
+        }
+        let moves_blocks = matches!(
+            request.operation,
+            Operation::Read | Operation::Write(_) | Operation::Compare(_) | Operation::Verify
+        );
+        let first = request.cut;
+        let blocks =
+            if moves_blocks { (request.blocks - first).min(blocks_max) } else { request.blocks };
+        let work = match &request.operation {
+            Operation::Flush => Work::Flush { mark: self.shared.link(|link| link.journal.mark()) },
+            Operation::CompareAndWrite { .. } => Work::Examine { sent: None },
+            // Changes are made when their blocks are claimed.
+            _ => Work::Read,
+        };
+        Some(Part {
+            owner: Owner::Request(slot),
+            lba: request.lba + u64::from(first),
+            first,
+            blocks,
+            work,
+            claim: None,
+            order: 0,
+            attempts: 0,
+            is_again: false,
+            deadline: Nanos::MAX,
+        })
+    }
+
+    /// Claims what a new part needs, seals it if it is a write, and submits it.
+    fn begin(&mut self, mut part: Part, now: Nanos) -> Submitted {
+        let Owner::Request(slot) = part.owner else { return Submitted::Later };
+        let Some(request) = self.requests.get(usize::from(slot)).and_then(Option::as_ref) else {
+            return Submitted::Done;
+        };
+        let is_forced = request.is_forced;
+        if let Some(ranges) = changed_ranges(&request.operation, &part) {
+            let cost = match &request.operation {
+                Operation::WriteZeroes { .. } | Operation::Deallocate(_) => {
+                    Change::Deallocate(Arc::clone(&ranges)).cost()
+                }
+                _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
+            };
+            match self.shared.link(|link| link.begin(&ranges, cost)) {
+                Begin::Begun => part.claim = Some(Claim { ranges, cost }),
+                Begin::Wait => return Submitted::Later,
+                Begin::FlushFirst => {
+                    self.flush_journal(now);
+                    return Submitted::Later;
+                }
+            }
+        }
+        self.advance(slot, part.blocks);
+        match self.prepare(&mut part, slot, is_forced) {
+            Ok(()) => self.send(part, now),
+            Err(status) => {
+                self.give_up(&part);
+                self.part_done(&part, status);
+            }
+        }
+        Submitted::Done
+    }
+
+    /// Notes that a part of the command in `slot` was cut.
+    fn advance(&mut self, slot: u16, blocks: u32) {
+        if let Some(request) = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut) {
+            request.cut += blocks;
+            request.parts += 1;
+            request.is_cut = request.cut >= request.blocks;
+        }
+    }
+
+    /// Makes the change of a part whose blocks are claimed; other parts change nothing yet.
+    fn prepare(&mut self, part: &mut Part, slot: u16, is_forced: bool) -> Result<(), Status> {
+        let place = self.requests.get_mut(usize::from(slot));
+        let Some(request) = place.and_then(Option::take) else { return Ok(()) };
+        let change = match (&request.operation, &part.claim) {
+            (Operation::Write(plain), _) => {
+                let plain = plain.get(part.plain_range()).unwrap_or_default();
+                self.seal(part.lba, plain).map(Some)
+            }
+            (Operation::WriteZeroes { .. } | Operation::Deallocate(_), Some(claim)) => {
+                Ok(Some(Change::Deallocate(Arc::clone(&claim.ranges))))
+            }
+            _ => Ok(None),
+        };
+        if let Some(place) = self.requests.get_mut(usize::from(slot)) {
+            *place = Some(request);
+        }
+        if let Some(change) = change? {
+            part.work = Work::Change { change, is_forced };
+        }
+        Ok(())
+    }
+
+    /// Copies the plaintext into private memory and seals it there, each sector with a new IV.
+    pub(super) fn seal(&mut self, lba: u64, plain: &[u8]) -> Result<Change, Status> {
+        let shared = Arc::clone(&self.shared);
+        let sectors = plain.as_chunks::<DATA_BYTES>().0;
+        let mut sealed = shared.link(|link| link.journal.buffer(sectors.len() * BLOCK_BYTES));
+        let blocks = sealed.as_chunks_mut::<BLOCK_BYTES>().0;
+        for ((lba, sector), block) in (lba..).zip(sectors).zip(blocks) {
+            // Counted one by one: when the lease ends within a part, what it burned stays burned.
+            let Ok(iv) = shared.take_iv(&mut self.counters) else {
+                self.refused(Reason::LeaseExhausted, Some(lba), "no counters are leased".into());
+                return Err(Status::from(Reason::LeaseExhausted));
+            };
+            block[..DATA_BYTES].copy_from_slice(sector);
+            shared.key.seal(iv, lba, block);
+            add(&shared.counters.sectors_sealed, 1);
+            if let Some(ledger) = &shared.ledger
+                && let Err(error) = ledger.note(shared.key.epoch(), lba, sector, block)
+            {
+                self.refused(Reason::StoreFailed, Some(lba), format!("nonce ledger: {error}"));
+                return Err(Status::INTERNAL_ERROR);
+            }
+        }
+        Ok(Change::Write { lba, blocks: Arc::new(sealed) })
+    }
+
+    pub(super) fn has_room(&mut self) -> bool {
+        let commands_max = self.shared.settings.commands_per_key_max;
+        let can_submit = self.backs.last().is_some_and(|back| back.can_submit(commands_max));
+        can_submit && self.in_flight < WINDOW && self.front.transmit().pending_bytes() < WINDOW
+    }
+
+    pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {
+        // A part with blocks of its own is a change that began: all of those must end first.
+        let may = |part: &Part| phase == Phase::Ready || part.claim.is_some();
+        while self.has_room()
+            && let Some(index) = self.again.iter().position(may)
+        {
+            let part = self.again.remove(index);
+            add(&self.shared.counters.commands_resent, u64::from(part.is_again));
+            self.send(part, now);
+        }
+    }
+
+    /// Gives a part to the target. There must be room for it.
+    pub(super) fn send(&mut self, mut part: Part, now: Nanos) {
+        if part.order == 0 {
+            self.orders += 1;
+            part.order = self.orders;
+        }
+        if let Work::Flush { mark } = &mut part.work {
+            *mark = self.shared.link(|link| link.journal.mark());
+        }
+        let Some(back) = self.backs.last_mut() else {
+            self.again.push(part);
+            return;
+        };
+        let command = command_of(&part, back);
+        part.deadline = now.saturating_add(nanos(self.shared.settings.command_timeout));
+        self.first_deadline = self.first_deadline.min(part.deadline);
+        let bytes = part.back_bytes();
+        let tag = self.parts.insert(part);
+        match back.submit(tag, command) {
+            Ok(()) => self.in_flight += bytes,
+            Err(error) => {
+                let Some(part) = self.parts.take(tag) else { return };
+                if error == SubmitError::Length {
+                    self.give_up(&part);
+                    self.part_done(&part, Status::INTERNAL_ERROR.final_());
+                } else {
+                    self.again.push(part);
+                }
+            }
+        }
+    }
+}
+
+/// The blocks that a part changes, if it changes any.
+fn changed_ranges(operation: &Operation, part: &Part) -> Option<Arc<[Range<u64>]>> {
+    let own = part.lba..part.lba + u64::from(part.blocks);
+    let ranges: Arc<[Range<u64>]> = match operation {
+        Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::CompareAndWrite { .. } => {
+            Arc::new([own])
+        }
+        Operation::Deallocate(ranges) => ranges
+            .iter()
+            .filter(|range| range.blocks > 0)
+            .map(|range| range.lba..range.lba + u64::from(range.blocks))
+            .collect(),
+        _ => return None,
+    };
+    Some(ranges).filter(|ranges| !ranges.is_empty())
+}
+
+/// The part as a command of the target, with a copy of what it sends.
+fn command_of(part: &Part, back: &mut Back) -> HostCommand {
+    let copy = |back: &mut Back, blocks: &[u8]| {
+        let mut data = back.queue.buffer(blocks.len());
+        data.copy_from_slice(blocks);
+        data
+    };
+    match &part.work {
+        Work::Read | Work::Examine { .. } => {
+            HostCommand::Read { lba: part.lba, blocks: part.blocks }
+        }
+        Work::Flush { .. } => HostCommand::Flush,
+        Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
+            HostCommand::Write { lba: *lba, data: copy(back, blocks), is_forced: *is_forced }
+        }
+        Work::Swap { current, change: Change::Write { lba, blocks }, is_forced } => {
+            let mut data = copy(back, blocks);
+            for (block, iv) in data.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().zip(current) {
+                set_expected_iv(block, iv);
+            }
+            HostCommand::WriteIf { lba: *lba, data, is_forced: *is_forced }
+        }
+        Work::Change { change: Change::Deallocate(ranges), .. }
+        | Work::Swap { change: Change::Deallocate(ranges), .. } => HostCommand::Deallocate(
+            ranges
+                .iter()
+                .map(|range| LbaRange {
+                    lba: range.start,
+                    blocks: (range.end - range.start) as u32,
+                })
+                .collect(),
+        ),
+    }
+}
