@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from cryptography import x509
+
+from sealane.crypto.certificates import Subject
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
@@ -36,6 +39,11 @@ Ask = Callable[[bytes, Sequence[PeerIncarnation]], Awaitable[Sequence[str]]]
 """(nonce, peers) → for each peer why it may not act, empty if it may; verified, and for the nonce."""
 Lost = Callable[[PeerIncarnation, str], Awaitable[None]]
 """Ends what a peer has here, for a reason id. Returns when nothing of it is under way any more."""
+
+
+def peer_of(caller: Subject) -> PeerIncarnation:
+    """Return which incarnation of a peer a verified certificate speaks for."""
+    return PeerIncarnation(spiffe_id=caller.spiffe_id, incarnation=caller.incarnation)
 
 
 class Authorizations:
@@ -106,6 +114,10 @@ class Authorizations:
         await asyncio.shield(asking)
         if not self.is_fresh(peer):
             raise _refusal(peer, self._refused[peer][1] if peer in self._refused else STALE)
+
+    async def admit(self, caller: Subject, leaf: x509.Certificate) -> None:  # noqa: ARG002
+        """Admit a call (sealane.daemon.calls): who may not act may not call either."""
+        await self.require(peer_of(caller))
 
     async def run(self) -> None:
         """Keep used peers authorized, and end what those have here that no longer are."""

@@ -9,12 +9,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sealane.crypto.attestation import SOFTWARE, RuntimeData, SoftwareKey
-from sealane.crypto.certificates import anchor_key, parse_anchor, spiffe_id
+from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.files import read_file, read_secret
-from sealane.daemon.identity import Keys, open_channel
+from sealane.daemon.channels import open_channel
+from sealane.daemon.identity import Issued, Keys
 from sealane.errors import UnavailableError, VerificationError
+from sealane.protocol.status import error_of
 from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
 
 _CALL_SECONDS: Final = 10.0
@@ -37,13 +39,17 @@ class Enrolment:
             source=f"enrolment.key_file {config.key_file}",
         )
 
-    async def obtain(self, keys: Keys) -> x509.Certificate:
+    async def obtain(self, keys: Keys) -> Issued:
         """Enrol once, trying again while the broker can't be reached, up to the time-out."""
         deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
         while True:
             try:
                 return await self._attest(keys)
-            except UnavailableError as error:
+            except grpc.aio.AioRpcError as failed:
+                peer = f"broker {self._config.broker_node} at {self._config.attestation_address}"
+                error = error_of(failed, peer=peer)
+                if not isinstance(error, UnavailableError):
+                    raise error from failed
                 if monotonic_ns() >= deadline:
                     raise UnavailableError(
                         error.reason,
@@ -53,14 +59,14 @@ class Enrolment:
                     ) from error
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _attest(self, keys: Keys) -> x509.Certificate:
+    async def _attest(self, keys: Keys) -> Issued:
         config = self._config
         audience = spiffe_id(config.broker_node, "broker")
         credentials = grpc.ssl_channel_credentials(
             self.anchor.public_bytes(serialization.Encoding.PEM)
         )
         async with open_channel(
-            config.attestation_address, config.broker_node, "broker", credentials
+            config.attestation_address, server_name(config.broker_node, "broker"), credentials
         ) as channel:
             stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(
@@ -93,11 +99,12 @@ class Enrolment:
                 timeout=_CALL_SECONDS,
             )
         try:
-            return x509.load_pem_x509_certificate(result.certificate_pem.encode())
+            leaf = x509.load_pem_x509_certificate(result.certificate_pem.encode())
         except ValueError as error:
             raise VerificationError(
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
+        return Issued(leaf=leaf)
 
 
 def key_digest(anchor: x509.Certificate) -> bytes:

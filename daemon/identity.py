@@ -3,8 +3,9 @@
 The TLS and KEM keys are made in memory at start and never stored. The certificate lives ten
 minutes and is renewed at half of that by a fresh attestation, or at once when a peer says that it
 no longer counts; servers pick the new one up at the next handshake, channels are replaced. A role
-whose re-attestation is refused, or whose certificate ends, is barred: it has no certificate and no
-channel until it attests again, and whoever lives on it is told.
+whose re-attestation is refused is barred: it has no certificate and no channel until it attests
+again, and what lives on it is ended. One whose certificate ends because the broker is away only
+can't call or be called: what it has lives as long as its peers' authorizations.
 """
 
 import asyncio
@@ -93,7 +94,7 @@ class Identity:
         self.find_peer: FindPeer = _no_peers
         """How leaves of peers are found; whoever has a broker to ask sets it."""
         self.on_barred: list[Callable[[str], None]] = []
-        """Told the reason each time this role is barred."""
+        """Told the reason each time the verifier refuses this role."""
         self.channels = Channels(self._current, anchor=anchor, find_peer=self._find_peer)
         self._obtain = obtain
         self._metrics = metrics
@@ -166,21 +167,24 @@ class Identity:
                 if _is_refusal(error):
                     await self.bar(error.reason)
                 elif self._has_expired():
-                    await self.bar("certificate.expired")
+                    await self._drop()
                 delay = RETRY_SECONDS
             else:
                 get_logger().info("certificate_renewed", role=self.role)
                 delay = RENEW_SECONDS
 
     async def bar(self, reason: str) -> None:
-        """Give up certificate and channels until the next attestation that succeeds."""
+        """Give up certificate and channels, and have all that lives on them ended."""
         if self._own is None:
             return
-        self._own = None
         self._metrics.barred.labels(self.role, reason).inc()
         get_logger().error("role_barred", role=self.role, reason=reason)
         for tell in self.on_barred:
             tell(reason)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        self._own = None
         await self.channels.close()
 
     def note(self, error: Error) -> None:

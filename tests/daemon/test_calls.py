@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -16,7 +17,7 @@ from sealane.daemon.clock import utc_now
 from sealane.daemon.servers import server_options
 from sealane.errors import Error, VerificationError
 from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
-from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2
+from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, trust_pb2
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
 METHOD = "/sealane.v1.Storage/OpenQueue"
@@ -35,30 +36,44 @@ class Context:
 def _leaf(
     role: str = "gateway",
     *,
+    tenant: str = "t",
     now: dt.datetime | None = None,
     authority: CertificateAuthority = AUTHORITY,
 ) -> bytes:
     subject = Subject(
-        node="n", role=role, tenant="t", incarnation=bytes(16), kem_public_key=bytes(32)
+        node="n", role=role, tenant=tenant, incarnation=bytes(16), kem_public_key=bytes(32)
     )
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     return authority.issue(subject, key, now=now or utc_now()).public_bytes(Encoding.PEM)
 
 
-def _authorize(properties: Mapping[str, list[bytes]], method: str = METHOD) -> Subject:
+async def _admit(caller: Subject, leaf: x509.Certificate) -> None:
+    if caller.tenant == "refused":
+        raise VerificationError("node.revoked", "revoked")
+    assert caller.node == "n"
+    assert leaf.not_valid_after_utc > utc_now()
+
+
+def _authorizer() -> Authorizer:
+    return Authorizer(AUTHORITY.certificate, admit=_admit)
+
+
+async def _authorize(properties: Mapping[str, list[bytes]], method: str = METHOD) -> None:
     context: Any = Context(properties)
-    return Authorizer(AUTHORITY.certificate).authorize(method, context)
+    await _authorizer().authorize(method, context)
 
 
 def _good() -> dict[str, list[bytes]]:
     return {"ssl_tls_version": [b"TLSv1.3"], "x509_pem_cert": [_leaf()]}
 
 
-def test_good_caller_is_known() -> None:
-    assert _authorize(_good()).spiffe_id == "spiffe://sealane/gateway/n"
+async def test_good_caller_is_known() -> None:
+    context: Any = Context(_good())
+    await _authorize(_good())
+    assert _authorizer().caller(context).spiffe_id == "spiffe://sealane/gateway/n"
 
 
-def test_each_check_refuses_alone() -> None:
+async def test_each_check_refuses_alone() -> None:
     stranger = CertificateAuthority.create(broker="b", now=utc_now())
     for change, reason in (
         ({"ssl_tls_version": [b"TLSv1.2"]}, "call.tls.unauthenticated"),
@@ -68,20 +83,21 @@ def test_each_check_refuses_alone() -> None:
         ({"x509_pem_cert": [_leaf(authority=stranger)]}, "certificate.issuer"),
         ({"x509_pem_cert": [_leaf(now=utc_now() - LIFETIME)]}, "certificate.expired"),
         ({"x509_pem_cert": [_leaf("fabric")]}, "call.role.refused"),
+        ({"x509_pem_cert": [_leaf(tenant="refused")]}, "node.revoked"),
     ):
         with pytest.raises(VerificationError) as caught:
-            _authorize({**_good(), **change})
+            await _authorize({**_good(), **change})
         assert caught.value.reason == reason
 
 
-def test_enrolment_takes_tls_1_3_only() -> None:
+async def test_enrolment_takes_tls_1_3_only() -> None:
     for version in ([b"TLSv1.2"], []):
         refused: Any = Context({"ssl_tls_version": version})
         with pytest.raises(VerificationError) as caught:
-            TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", refused)
+            await TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", refused)
         assert caught.value.reason == "call.tls.unauthenticated"
     allowed: Any = Context({"ssl_tls_version": [b"TLSv1.3"]})
-    TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", allowed)
+    await TlsOnly().authorize("/sealane.v1.Attestation/GetChallenge", allowed)
 
 
 def test_only_connections_of_other_machines_have_an_age() -> None:
@@ -97,9 +113,9 @@ def test_text_that_travels_is_one_bounded_line() -> None:
     assert len(one_line(errors.UsageError("a.b", "x" * 100_000))) == 1000
 
 
-def test_method_without_a_row_is_refused() -> None:
+async def test_method_without_a_row_is_refused() -> None:
     with pytest.raises(VerificationError) as caught:
-        _authorize(_good(), "/sealane.v1.Storage/Format")
+        await _authorize(_good(), "/sealane.v1.Storage/Format")
     assert caught.value.reason == "call.role.refused"
 
 
@@ -108,6 +124,7 @@ def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
         broker_pb2.DESCRIPTOR.services_by_name["Broker"],
         storage_pb2.DESCRIPTOR.services_by_name["Storage"],
         sessions_pb2.DESCRIPTOR.services_by_name["SessionPeer"],
+        trust_pb2.DESCRIPTOR.services_by_name["Trust"],
     ]
     methods = {f"/{s.full_name}/{m.name}" for s in services for m in s.methods}
     assert set(ALLOWED_ROLES) == methods
