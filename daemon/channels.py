@@ -69,6 +69,7 @@ class Connection:
     opened_ns: int
     users: int = 0
     is_retired: bool = False
+    is_closed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +110,14 @@ class Channels:
             yield connection
         except grpc.aio.AioRpcError as error:
             raise error_of(error, peer=f"{role} {node} at {address}") from error
+        except asyncio.CancelledError as error:
+            # gRPC cancels the calls of a channel that is closed; nobody cancelled our caller.
+            task = asyncio.current_task()
+            if connection.is_closed and task is not None and not task.cancelling():
+                raise UnavailableError(
+                    "peer.closed", f"the channel to {role} {node} was closed"
+                ) from error
+            raise
         finally:
             connection.users -= 1
             if connection.is_retired and connection.users == 0:
@@ -152,8 +161,28 @@ class Channels:
     async def _renewed(self, peer: _Peer, address: str, node: str, role: str) -> Connection:
         """Confirm or replace the peer's channel."""
         before = peer.connection
+        pins = await self._pins(peer, node, role)
+        is_same = before is not None and before.own.leaf is self._own().leaf and before.pins == pins
+        if before is not None and is_same and not self._is_lost(before):
+            before.checked_ns = self._now_ns()
+            return before
+        connection = self._opened(address, server_name(node, role), pins)
+        while not await _is_connected(connection.channel):
+            # The peer may have got another leaf since; a failure for any other reason is for the
+            # call to report.
+            found = await self._pins(peer, node, role)
+            if found == connection.pins:
+                break
+            await self._close(connection)
+            connection = self._opened(address, server_name(node, role), found)
+        peer.connection = connection
+        await self._retire(before)
+        return connection
+
+    async def _pins(self, peer: _Peer, node: str, role: str) -> tuple[x509.Certificate, ...]:
+        before = peer.connection
         try:
-            pins = tuple(await self._find_peer(node, role))
+            return tuple(await self._find_peer(node, role))
         except UnavailableError as error:
             if error.reason == UNATTESTED:
                 peer.connection = None
@@ -162,21 +191,12 @@ class Channels:
             if before is None:
                 raise
             # The broker is away: what it said last holds until it expires, which TLS checks.
-            pins = before.pins
-        own = self._own()
-        is_same = before is not None and before.own.leaf is own.leaf and before.pins == pins
-        if before is not None and is_same and not self._is_lost(before):
-            before.checked_ns = self._now_ns()
-            return before
-        connection = self._opened(address, server_name(node, role), own, pins)
-        await _settled(connection.channel)
-        peer.connection = connection
-        await self._retire(before)
-        return connection
+            return before.pins
 
     def _opened(
-        self, address: str, name: str, own: Own, pins: tuple[x509.Certificate, ...]
+        self, address: str, name: str, pins: tuple[x509.Certificate, ...]
     ) -> Connection:
+        own = self._own()
         roots = b"".join(leaf.public_bytes(Encoding.PEM) for leaf in pins) or self._anchor_pem
         credentials = grpc.ssl_channel_credentials(
             root_certificates=roots, private_key=own.key_pem, certificate_chain=own.certificate_pem
@@ -201,6 +221,7 @@ class Channels:
 
     async def _close(self, connection: Connection) -> None:
         self._open.discard(connection)
+        connection.is_closed = True
         await connection.channel.close()
 
     async def _forget_unused(self) -> None:
@@ -229,14 +250,15 @@ def open_channel(
     )
 
 
-async def _settled(channel: grpc.aio.Channel) -> None:
-    """Wait until the connection stands or has failed; the calls on it say why."""
+async def _is_connected(channel: grpc.aio.Channel) -> bool:
+    """Wait until the connection stands or has failed; False: it has failed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CONNECT_SECONDS):
             state = channel.get_state(try_to_connect=True)
             while state not in _SETTLED:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state()
+    return channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 class _Metadata:
