@@ -272,7 +272,12 @@ def _parse_subject(leaf: x509.Certificate) -> Subject:
     ):
         raise malformed
     try:
-        values = parse_canonical_json(claims.value, bytes_max=_CLAIMS_BYTES_MAX)
+        values = parse_canonical_json(
+            claims.value,
+            bytes_max=_CLAIMS_BYTES_MAX,
+            what="the certificate's claims",
+            reason="certificate.profile",
+        )
         return Subject(
             role=match[1],
             node=match[2],

@@ -26,27 +26,23 @@ def canonical_json(value: Mapping[str, JSON]) -> bytes:
     return text.encode("ascii")
 
 
-def parse_canonical_json(encoded: bytes, *, bytes_max: int) -> dict[str, object]:
+def parse_canonical_json(
+    encoded: bytes, *, bytes_max: int, what: str, reason: str
+) -> dict[str, object]:
     """Decode and insist that `encoded` is the one encoding of its value.
 
-    Raises VerificationError: too long, not JSON, not an object, or encoded otherwise.
+    Raises VerificationError `reason`: `what` is too long, not JSON, not an object, or encoded
+    otherwise.
     """
     if len(encoded) > bytes_max:
-        raise VerificationError(
-            "attestation.runtime_data.malformed",
-            f"runtime data has {len(encoded)} bytes, allowed are {bytes_max}",
-        )
+        raise VerificationError(reason, f"{what} has {len(encoded)} bytes, allowed are {bytes_max}")
     try:
         value = json.loads(encoded.decode("ascii"))
         again = canonical_json(value) if isinstance(value, dict) else None
     except (ValueError, TypeError, RecursionError) as error:
-        raise VerificationError(
-            "attestation.runtime_data.malformed", "runtime data is not canonical JSON"
-        ) from error
+        raise VerificationError(reason, f"{what} is not canonical JSON") from error
     if again != encoded:
-        raise VerificationError(
-            "attestation.runtime_data.malformed", "runtime data is not an object in canonical JSON"
-        )
+        raise VerificationError(reason, f"{what} is not an object in canonical JSON")
     return dict(value)
 
 

@@ -38,6 +38,7 @@ class BrokerClient:
         target_node: str,
         mode: str = "",
         third_party: str = "",
+        fully_sealed: bool = False,
     ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
         """Register a volume; returns its descriptor, verified, and the whole answer."""
         request = broker_pb2.RegisterVolumeRequest(
@@ -47,6 +48,7 @@ class BrokerClient:
             target_node=target_node,
             mode=mode,
             third_party=third_party,
+            fully_sealed=fully_sealed,
         )
         async with self._channel() as channel:
             stub = broker_pb2_grpc.BrokerStub(channel)
@@ -78,6 +80,14 @@ class BrokerClient:
             page = await stub.ListVolumeDescriptors(request, timeout=_CALL_SECONDS)
         anchor = self._identity.anchor
         return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
+
+    async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Tell the broker that every sector of a volume is sealed; returns its descriptor."""
+        request = broker_pb2.FinishFillingRequest(volume_id=volume_id)
+        async with self._channel() as channel:
+            stub = broker_pb2_grpc.BrokerStub(channel)
+            signed = await stub.FinishFilling(request, timeout=_CALL_SECONDS)
+        return open_descriptor(self._identity.anchor, signed)
 
     async def unregister(self, volume_id: str) -> None:
         """Make the broker forget a volume."""

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealane.crypto.attestation import SOFTWARE, Verifier
+from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id, verify_leaf
+from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
 from sealane.crypto.keys import KEY_BYTES, WrappingKey
 from sealane.daemon.authorizations import (
     AUTHORIZATION_SECONDS,
@@ -220,6 +221,7 @@ class Daemon:
             )
         verifier = Verifier(
             policy=policy,
+            evidence_verifiers=[SoftwareVerifier()],
             audience=spiffe_id(node, "broker"),
             verifier_key_sha256=key_digest(authority.certificate),
         )

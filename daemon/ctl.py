@@ -22,7 +22,7 @@ from google.protobuf.json_format import MessageToDict
 from sealane import __version__
 from sealane.client import Client, NodeStatus, Volume, VolumeEvent, connect, translated
 from sealane.client.connection import DEFAULT_SOCKET
-from sealane.crypto.attestation import SoftwareKey
+from sealane.crypto.evidence.software import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write

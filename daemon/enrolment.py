@@ -8,8 +8,10 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from sealane.crypto.attestation import SOFTWARE, RuntimeData, SoftwareKey
+from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
+from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
+from sealane.crypto.evidence.software import MEDIA_TYPE, SOFTWARE, SoftwareKey
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.files import read_file, read_secret
@@ -71,7 +73,7 @@ class Enrolment:
             stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(
                 attestation_pb2.GetChallengeRequest(
-                    node=self._node, role=self._role, evidence_type=SOFTWARE
+                    node=self._node, role=self._role, evidence_types=[SOFTWARE]
                 ),
                 timeout=_CALL_SECONDS,
             )
@@ -89,12 +91,14 @@ class Enrolment:
                 tls_public_key=keys.tls_public,
                 kem_public_key=keys.kem_public,
                 verifier_key_sha256=key_digest(self.anchor),
+                evidence_type=SOFTWARE,
             )
+            evidence = self._driver.evidence(runtime_data.binding())
             result = await stub.Attest(
                 attestation_pb2.AttestRequest(
                     session_id=challenge.session_id,
                     runtime_data=runtime_data.encode(),
-                    evidence=self._driver.evidence(runtime_data),
+                    evidence=encode_collection({PRIMARY: Item(MEDIA_TYPE, evidence)}),
                 ),
                 timeout=_CALL_SECONDS,
             )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sealane.crypto.attestation import SoftwareKey
+from sealane.crypto.evidence.software import SoftwareKey
 
 START_SECONDS = 30.0
 

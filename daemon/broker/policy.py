@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from sealane.crypto.attestation import AllowedKey, Policy
+from sealane.crypto.attestation.policy import AllowedKey, Policy
 from sealane.daemon.config import load_section
 from sealane.daemon.config_types import NodeName, Section
 from sealane.errors import UsageError

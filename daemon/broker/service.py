@@ -26,14 +26,14 @@ from sealane.daemon.broker.store import BrokerStore, VolumeRecord
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import LeaseError, UsageError, VerificationError
+from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
 SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
 PAGE_SIZE_MAX: Final = 1000
-MODES: Final = {"", "local"}
+MODES: Final = {"", "local", "off"}
 
 # Answers kept for retries; one that fell out costs a retry a fresh lease, which is burned.
 _ANSWERS_MAX: Final = 1024
@@ -88,11 +88,12 @@ class BrokerService:
         target_node: str,
         mode: str = "",
         third_party: str = "",
+        fully_sealed: bool = False,
     ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume of the caller's tenant; the same request id gives the same volume.
 
-        A volume of another mode than "remote" (empty) is on a third party of one gateway: the
-        caller, which alone ever gets its key and leases.
+        A volume on a third party belongs to one gateway: the caller, which alone ever gets its key
+        and leases. The caller also fills a volume that is fully sealed, as all of mode "off" are.
         """
         sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
         if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
@@ -111,18 +112,21 @@ class BrokerService:
             raise UsageError(
                 "volume.target", f"target {target_node[:80]!r}; allowed: the name of a node"
             )
-        if mode not in MODES or bool(mode) != bool(third_party):
+        if mode not in MODES or bool(third_party) not in {mode != "", mode == "local"}:
             raise UsageError(
                 "volume.mode",
                 f"volume mode {mode[:80]!r} on third party {third_party[:80]!r}; allowed: "
-                "no mode, or local on a third party",
+                "no mode on a target, local on a third party, off on either",
             )
-        if mode and (NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node):
+        if third_party and (
+            NAME_PATTERN.fullmatch(third_party) is None or target_node != caller.node
+        ):
             raise UsageError(
                 "volume.third_party",
                 f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
                 "the caller's own configuration gives one",
             )
+        is_sealed = fully_sealed or mode == "off"
         record = VolumeRecord(
             volume_id=uuid.uuid4(),
             tenant=caller.tenant,
@@ -133,6 +137,8 @@ class BrokerService:
             key_epoch=1,
             mode=mode,
             third_party=third_party,
+            fully_sealed=is_sealed,
+            filling_gateway=caller.node if is_sealed else "",
         )
         request = str(_uuid(request_id, what="request id"))
         stored, is_new = await self._run(self._store.register, record, request_id=request)
@@ -161,6 +167,19 @@ class BrokerService:
         more = len(records) > limit
         page = records[:limit]
         return [self._signed(r) for r in page], str(page[-1].volume_id) if more else ""
+
+    async def finish_filling(
+        self, caller: Subject, volume_id: str
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let gateways attach a volume that the caller, and nobody else, has filled."""
+        record = await self._volume(caller, volume_id)
+        if record.filling_gateway not in {"", caller.node}:
+            raise VerificationError(
+                "volume.filling.refused",
+                f"volume {record.volume_id} is filled by gateway {record.filling_gateway!r}",
+            )
+        await self._run(self._store.finish_filling, record.volume_id)
+        return self._signed(await self._volume(caller, volume_id))
 
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
         """Forget a volume: no key of it is released again."""
@@ -308,6 +327,8 @@ class BrokerService:
             display_name=record.display_name,
             mode=record.mode,
             third_party=record.third_party,
+            fully_sealed=record.fully_sealed,
+            filling_gateway=record.filling_gateway,
         ).SerializeToString(deterministic=True)
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
@@ -343,12 +364,17 @@ def _open_authority(store: BrokerStore, wrapping: WrappingKey, node: str) -> Cer
 
 
 def _check_owner(record: VolumeRecord, caller: Subject) -> None:
-    """Only one gateway can ever seal for a volume whose freshness that gateway alone keeps."""
-    if record.mode and caller.node != record.target_node:
+    """Only one gateway can ever seal for a volume whose store that gateway alone keeps."""
+    if record.third_party and caller.node != record.target_node:
         raise VerificationError(
             "volume.owner.refused",
             f"volume {record.volume_id} of mode {record.mode} belongs to gateway "
             f"{record.target_node!r}",
+        )
+    if record.filling_gateway not in {"", caller.node}:
+        raise UnavailableError(
+            "volume.filling",
+            f"volume {record.volume_id} is being filled by gateway {record.filling_gateway!r}",
         )
 
 

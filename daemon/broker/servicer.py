@@ -5,7 +5,8 @@
 from cryptography.hazmat.primitives import serialization
 from google.protobuf import empty_pb2, timestamp_pb2
 
-from sealane.crypto.attestation import SOFTWARE, Verifier
+from sealane.crypto.attestation.verifier import Verifier
+from sealane.crypto.evidence.software import SOFTWARE
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.clock import monotonic_ns, utc_now
@@ -35,9 +36,11 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         challenge = self._verifier.challenge(
             node=request.node,
             role=request.role,
-            evidence_type=request.evidence_type,
+            evidence_types=request.evidence_types,
+            introduction=request.introduction,
             peer=(context.peer() or "").rpartition(":")[0],
             now_ns=now,
+            now=utc_now(),
         )
         expires = timestamp_pb2.Timestamp()
         seconds = (challenge.expires_ns - now) / 1e9
@@ -47,6 +50,8 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
             nonce=challenge.nonce,
             audience=self._verifier.audience,
             expire_time=expires,
+            activation=challenge.introduced.activation,
+            required_evidence_types=[challenge.evidence_type],
         )
 
     async def Attest(
@@ -55,11 +60,12 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         context: Context,
     ) -> attestation_pb2.AttestationResult:
         """Appraise evidence and issue a certificate."""
-        appraised = self._verifier.attest(
-            session_id=request.session_id,
+        challenge = self._verifier.take(request.session_id, now_ns=monotonic_ns())
+        appraised = self._verifier.appraise(
+            challenge,
             runtime_data=request.runtime_data,
             evidence=request.evidence,
-            now_ns=monotonic_ns(),
+            now=utc_now(),
         )
         authority = self._broker.authority
         leaf = authority.issue(appraised.subject, appraised.tls_public_key, now=utc_now())
@@ -102,6 +108,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             target_node=request.target_node,
             mode=request.mode,
             third_party=request.third_party,
+            fully_sealed=request.fully_sealed,
         )
 
     async def GetVolumeDescriptor(
@@ -131,6 +138,14 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         """Forget a volume."""
         await self._broker.unregister_volume(self._caller(context), request.volume_id)
         return empty_pb2.Empty()
+
+    async def FinishFilling(
+        self,
+        request: broker_pb2.FinishFillingRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Note that a volume is filled."""
+        return await self._broker.finish_filling(self._caller(context), request.volume_id)
 
     async def GetVolumeKey(
         self,

@@ -18,7 +18,7 @@ from typing import Final
 from sealane.crypto.lease import START_EPOCH_MAX, Lease
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 VOLUMES_PER_TENANT_MAX: Final = 16384
 
 _SCHEMA: Final = """
@@ -39,6 +39,8 @@ CREATE TABLE volumes (
   is_deleted INTEGER NOT NULL DEFAULT 0,
   mode TEXT NOT NULL DEFAULT '',
   third_party TEXT NOT NULL DEFAULT '',
+  fully_sealed INTEGER NOT NULL DEFAULT 0,
+  filling_gateway TEXT NOT NULL DEFAULT '',
   UNIQUE (tenant, request_id)
 ) STRICT;
 INSERT INTO start VALUES (1, 0);
@@ -70,12 +72,21 @@ INSERT INTO grants SELECT start_epoch, counter_start, counter_start, counter_end
   volume_id, key_epoch, recipient, incarnation, granted_at FROM grants_2;
 DROP TABLE grants_2;
 """
-_STEPS: Final = {0: _SCHEMA + _GRANTS, 1: _FROM_1 + _FROM_2, 2: _FROM_2}
+_FROM_3: Final = """
+ALTER TABLE volumes ADD COLUMN fully_sealed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE volumes ADD COLUMN filling_gateway TEXT NOT NULL DEFAULT '';
+"""
+_STEPS: Final = {
+    0: _SCHEMA + _GRANTS,
+    1: _FROM_1 + _FROM_2 + _FROM_3,
+    2: _FROM_2 + _FROM_3,
+    3: _FROM_3,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeRecord:
-    """One registered volume. `mode` is empty for volumes on a target of ours."""
+    """One registered volume: what its descriptor says (protocol/v1/broker.proto)."""
 
     volume_id: uuid.UUID
     tenant: str
@@ -86,6 +97,8 @@ class VolumeRecord:
     key_epoch: int
     mode: str = ""
     third_party: str = ""
+    fully_sealed: bool = False
+    filling_gateway: str = ""
 
 
 class BrokerStore:
@@ -173,7 +186,7 @@ class BrokerStore:
                     )
                 db.execute(
                     f"INSERT INTO volumes ({_COLUMNS}, request_id) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         str(record.volume_id),
                         record.tenant,
@@ -184,6 +197,8 @@ class BrokerStore:
                         record.key_epoch,
                         record.mode,
                         record.third_party,
+                        record.fully_sealed,
+                        record.filling_gateway,
                         request_id,
                     ),
                 )
@@ -219,6 +234,13 @@ class BrokerStore:
                 (after, tenant, target_node, limit),
             ).fetchall()
         return [_record(row) for row in rows]
+
+    def finish_filling(self, volume_id: uuid.UUID) -> None:
+        """Note that every sector of a volume is sealed."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE volumes SET filling_gateway = '' WHERE volume_id = ?", (str(volume_id),)
+            )
 
     def unregister(self, volume_id: uuid.UUID) -> None:
         """Mark a volume deleted: its id, and so its key, is never given out again."""
@@ -291,21 +313,22 @@ class BrokerStore:
 
 _COLUMNS: Final = (
     "volume_id, tenant, display_name, sector_count, target_node, generation, key_epoch, mode, "
-    "third_party"
+    "third_party, fully_sealed, filling_gateway"
 )
 
 
-def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str]:
+def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool]:
     return (
         record.display_name,
         record.sector_count,
         record.target_node,
         record.mode,
         record.third_party,
+        record.fully_sealed,
     )
 
 
-def _record(row: tuple[str, str, str, int, str, int, int, str, str]) -> VolumeRecord:
+def _record(row: tuple[str, str, str, int, str, int, int, str, str, int, str]) -> VolumeRecord:
     return VolumeRecord(
         volume_id=uuid.UUID(row[0]),
         tenant=row[1],
@@ -316,4 +339,6 @@ def _record(row: tuple[str, str, str, int, str, int, int, str, str]) -> VolumeRe
         key_epoch=row[6],
         mode=row[7],
         third_party=row[8],
+        fully_sealed=bool(row[9]),
+        filling_gateway=row[10],
     )

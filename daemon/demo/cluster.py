@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealane.crypto.attestation import SoftwareKey
+from sealane.crypto.evidence.software import SoftwareKey
 from sealane.daemon.compose import TRUST_ANCHOR_NAME
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 

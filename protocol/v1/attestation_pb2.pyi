@@ -3,9 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
+from google.protobuf.internal import containers as containers
 import builtins as builtins
 import sys
 import typing as typing
@@ -23,20 +25,29 @@ class GetChallengeRequest(message.Message):
 
     NODE_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
-    EVIDENCE_TYPE_FIELD_NUMBER: builtins.int
+    EVIDENCE_TYPES_FIELD_NUMBER: builtins.int
+    INTRODUCTION_FIELD_NUMBER: builtins.int
     node: builtins.str
     role: builtins.str
-    evidence_type: builtins.str
+    introduction: builtins.bytes
+    """For the verifier of the primary type only, at most 16 KiB; tpm2: the TPM's certificate and keys."""
+    @builtins.property
+    def evidence_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Types of evidence the node can give: the primary one ("software", "tpm2", "snp", "tdx") first,
+        then those of its devices ("nvidia-gpu").
+        """
+
     def __init__(
         self,
         *,
         node: builtins.str = ...,
         role: builtins.str = ...,
-        evidence_type: builtins.str = ...,
+        evidence_types: abc.Iterable[builtins.str] | None = ...,
+        introduction: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["evidence_type", b"evidence_type", "node", b"node", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["evidence_types", b"evidence_types", "introduction", b"introduction", "node", b"node", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -48,13 +59,21 @@ class Challenge(message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     AUDIENCE_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    ACTIVATION_FIELD_NUMBER: builtins.int
+    REQUIRED_EVIDENCE_TYPES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """16 bytes"""
     nonce: builtins.bytes
     """32 bytes, used once"""
     audience: builtins.str
+    activation: builtins.bytes
+    """For the driver of the primary type only; tpm2: the credential that only that TPM can open."""
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp: ...
+    @builtins.property
+    def required_evidence_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Types of evidence that the policy demands of this role, the primary one first."""
+
     def __init__(
         self,
         *,
@@ -62,10 +81,12 @@ class Challenge(message.Message):
         nonce: builtins.bytes = ...,
         audience: builtins.str = ...,
         expire_time: timestamp_pb2.Timestamp | None = ...,
+        activation: builtins.bytes = ...,
+        required_evidence_types: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audience", b"audience", "expire_time", b"expire_time", "nonce", b"nonce", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["activation", b"activation", "audience", b"audience", "expire_time", b"expire_time", "nonce", b"nonce", "required_evidence_types", b"required_evidence_types", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,9 +99,9 @@ class AttestRequest(message.Message):
     EVIDENCE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     runtime_data: builtins.bytes
-    """canonical JSON (RFC 8785), docs/attestation.md"""
+    """canonical JSON (RFC 8785)"""
     evidence: builtins.bytes
-    """driver-specific, over SHA-512(runtime_data)"""
+    """CMW collection (RFC 9999), CBOR, at most 256 KiB"""
     def __init__(
         self,
         *,
@@ -101,8 +122,16 @@ class AttestationResult(message.Message):
     CERTIFICATE_PEM_FIELD_NUMBER: builtins.int
     TRUST_ANCHOR_PEM_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    VERIFIER_CERTIFICATE_FIELD_NUMBER: builtins.int
     certificate_pem: builtins.str
     trust_anchor_pem: builtins.str
+    token: builtins.str
+    """EAR: a JWS (ES384) whose `cnf` is the certificate; it travels as metadata "sealane-token"."""
+    verifier_certificate: builtins.bytes
+    """Certificate of the key that signed the token, issued by the trust anchor; DER. It travels with
+    the token as metadata "sealane-verifier-bin".
+    """
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp: ...
     def __init__(
@@ -111,9 +140,11 @@ class AttestationResult(message.Message):
         certificate_pem: builtins.str = ...,
         trust_anchor_pem: builtins.str = ...,
         expire_time: timestamp_pb2.Timestamp | None = ...,
+        token: builtins.str = ...,
+        verifier_certificate: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate_pem", b"certificate_pem", "expire_time", b"expire_time", "trust_anchor_pem", b"trust_anchor_pem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate_pem", b"certificate_pem", "expire_time", b"expire_time", "token", b"token", "trust_anchor_pem", b"trust_anchor_pem", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AttestationStub:
-    """Enrolment of a node with the broker's verifier (RATS background check, RFC 9334).
-    Served over server-authenticated TLS: a node that enrols has no certificate yet.
+    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
+    yet. docs/attestation.md has the order of checks and what is bound to what.
     """
 
     def __init__(self, channel):
@@ -49,19 +49,20 @@ class AttestationStub:
 
 
 class AttestationServicer:
-    """Enrolment of a node with the broker's verifier (RATS background check, RFC 9334).
-    Served over server-authenticated TLS: a node that enrols has no certificate yet.
+    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
+    yet. docs/attestation.md has the order of checks and what is bound to what.
     """
 
     def GetChallenge(self, request, context):
-        """Hands out a single-use nonce that the evidence must contain.
+        """Hands out a single-use nonce that the evidence must answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attest(self, request, context):
-        """Appraises evidence and issues a short-lived certificate for exactly the attested key.
+        """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
+        attestation result that goes with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,8 +90,8 @@ def add_AttestationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Attestation:
-    """Enrolment of a node with the broker's verifier (RATS background check, RFC 9334).
-    Served over server-authenticated TLS: a node that enrols has no certificate yet.
+    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
+    yet. docs/attestation.md has the order of checks and what is bound to what.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AttestationStub:
-    """Enrolment of a node with the broker's verifier (RATS background check, RFC 9334).
-    Served over server-authenticated TLS: a node that enrols has no certificate yet.
+    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
+    yet. docs/attestation.md has the order of checks and what is bound to what.
     """
 
     @_typing.overload
@@ -36,25 +36,29 @@ class AttestationStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AttestationAsyncStub: ...
     GetChallenge: _grpc.UnaryUnaryMultiCallable[_attestation_pb2.GetChallengeRequest, _attestation_pb2.Challenge]
-    """Hands out a single-use nonce that the evidence must contain."""
+    """Hands out a single-use nonce that the evidence must answer."""
     Attest: _grpc.UnaryUnaryMultiCallable[_attestation_pb2.AttestRequest, _attestation_pb2.AttestationResult]
-    """Appraises evidence and issues a short-lived certificate for exactly the attested key."""
+    """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
+    attestation result that goes with it.
+    """
 
 @_typing.type_check_only
 class AttestationAsyncStub(AttestationStub):
-    """Enrolment of a node with the broker's verifier (RATS background check, RFC 9334).
-    Served over server-authenticated TLS: a node that enrols has no certificate yet.
+    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
+    yet. docs/attestation.md has the order of checks and what is bound to what.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetChallenge: _aio.UnaryUnaryMultiCallable[_attestation_pb2.GetChallengeRequest, _attestation_pb2.Challenge]  # type: ignore[assignment]
-    """Hands out a single-use nonce that the evidence must contain."""
+    """Hands out a single-use nonce that the evidence must answer."""
     Attest: _aio.UnaryUnaryMultiCallable[_attestation_pb2.AttestRequest, _attestation_pb2.AttestationResult]  # type: ignore[assignment]
-    """Appraises evidence and issues a short-lived certificate for exactly the attested key."""
+    """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
+    attestation result that goes with it.
+    """
 
 class AttestationServicer(metaclass=_abc_1.ABCMeta):
-    """Enrolment of a node with the broker's verifier (RATS background check, RFC 9334).
-    Served over server-authenticated TLS: a node that enrols has no certificate yet.
+    """Certificates for attested keys. Server-authenticated TLS: a node that enrols has no certificate
+    yet. docs/attestation.md has the order of checks and what is bound to what.
     """
 
     @_abc_1.abstractmethod
@@ -63,7 +67,7 @@ class AttestationServicer(metaclass=_abc_1.ABCMeta):
         request: _attestation_pb2.GetChallengeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attestation_pb2.Challenge, _abc.Awaitable[_attestation_pb2.Challenge]]:
-        """Hands out a single-use nonce that the evidence must contain."""
+        """Hands out a single-use nonce that the evidence must answer."""
 
     @_abc_1.abstractmethod
     def Attest(
@@ -71,6 +75,8 @@ class AttestationServicer(metaclass=_abc_1.ABCMeta):
         request: _attestation_pb2.AttestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_attestation_pb2.AttestationResult, _abc.Awaitable[_attestation_pb2.AttestationResult]]:
-        """Appraises evidence and issues a short-lived certificate for exactly the attested key."""
+        """Appraises evidence and issues a short-lived certificate for exactly the attested key, and the
+        attestation result that goes with it.
+        """
 
 def add_AttestationServicer_to_server(servicer: AttestationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

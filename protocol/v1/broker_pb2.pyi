@@ -33,6 +33,8 @@ class VolumeDescriptor(message.Message):
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
+    FULLY_SEALED_FIELD_NUMBER: builtins.int
+    FILLING_GATEWAY_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     """UUID, RFC 9562 text form"""
     generation: builtins.int
@@ -43,9 +45,15 @@ class VolumeDescriptor(message.Message):
     key_epoch: builtins.int
     display_name: builtins.str
     mode: builtins.str
-    """empty: remote, on a target of ours; "local": on a third party's"""
+    """Who keeps freshness: empty (remote): the target; "local": the gateway, on a third party;
+    "off": nobody.
+    """
     third_party: builtins.str
     """where, by the name that gateway target_node's operator gave it"""
+    fully_sealed: builtins.bool
+    """No sector is ever unwritten: all are sealed before the first attach. Always so in mode off."""
+    filling_gateway: builtins.str
+    """not empty: this node still seals them, and nobody attaches"""
     def __init__(
         self,
         *,
@@ -58,10 +66,12 @@ class VolumeDescriptor(message.Message):
         display_name: builtins.str = ...,
         mode: builtins.str = ...,
         third_party: builtins.str = ...,
+        fully_sealed: builtins.bool = ...,
+        filling_gateway: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,6 +107,7 @@ class RegisterVolumeRequest(message.Message):
     TARGET_NODE_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
+    FULLY_SEALED_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """UUID, makes a retry harmless"""
     display_name: builtins.str
@@ -105,6 +116,7 @@ class RegisterVolumeRequest(message.Message):
     mode: builtins.str
     """as in the descriptor"""
     third_party: builtins.str
+    fully_sealed: builtins.bool
     def __init__(
         self,
         *,
@@ -114,10 +126,11 @@ class RegisterVolumeRequest(message.Message):
         target_node: builtins.str = ...,
         mode: builtins.str = ...,
         third_party: builtins.str = ...,
+        fully_sealed: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "fully_sealed", b"fully_sealed", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,6 +175,23 @@ class GetVolumeDescriptorRequest(message.Message):
 
 @typing.final
 class UnregisterVolumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FinishFillingRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     VOLUME_ID_FIELD_NUMBER: builtins.int

@@ -56,6 +56,11 @@ class BrokerStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.UnregisterVolumeRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.FinishFilling = channel.unary_unary(
+                '/sealane.v1.Broker/FinishFilling',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                _registered_method=True)
         self.GetVolumeKey = channel.unary_unary(
                 '/sealane.v1.Broker/GetVolumeKey',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GetVolumeKeyRequest.SerializeToString,
@@ -97,6 +102,13 @@ class BrokerServicer:
 
     def UnregisterVolume(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishFilling(self, request, context):
+        """From the filling gateway: every sector of the volume is sealed and durable.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -144,6 +156,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.UnregisterVolume,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.UnregisterVolumeRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'FinishFilling': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishFilling,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
             ),
             'GetVolumeKey': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVolumeKey,
@@ -270,6 +287,33 @@ class Broker:
             '/sealane.v1.Broker/UnregisterVolume',
             sealane_dot_protocol_dot_v1_dot_broker__pb2.UnregisterVolumeRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishFilling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/FinishFilling',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class BrokerStub:
     GetVolumeDescriptor: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]
     ListVolumeDescriptors: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
+    FinishFilling: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]
+    """From the filling gateway: every sector of the volume is sealed and durable."""
     GetVolumeKey: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]
@@ -54,6 +56,8 @@ class BrokerAsyncStub(BrokerStub):
     GetVolumeDescriptor: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeDescriptorRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     ListVolumeDescriptors: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListVolumeDescriptorsRequest, _broker_pb2.ListVolumeDescriptorsResponse]  # type: ignore[assignment]
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    FinishFilling: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """From the filling gateway: every sector of the volume is sealed and durable."""
     GetVolumeKey: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]  # type: ignore[assignment]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]  # type: ignore[assignment]
@@ -91,6 +95,14 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.UnregisterVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+
+    @_abc_1.abstractmethod
+    def FinishFilling(
+        self,
+        request: _broker_pb2.FinishFillingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """From the filling gateway: every sector of the volume is sealed and durable."""
 
     @_abc_1.abstractmethod
     def GetVolumeKey(

@@ -32,11 +32,15 @@ class Volume(message.Message):
         STATE_UNSPECIFIED: Volume._State.ValueType  # 0
         AVAILABLE: Volume._State.ValueType  # 1
         ATTACHED: Volume._State.ValueType  # 2
+        FILLING: Volume._State.ValueType  # 3
+        """being filled with sealed zeros; nobody can attach it yet"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Volume.State.ValueType  # 0
     AVAILABLE: Volume.State.ValueType  # 1
     ATTACHED: Volume.State.ValueType  # 2
+    FILLING: Volume.State.ValueType  # 3
+    """being filled with sealed zeros; nobody can attach it yet"""
 
     NAME_FIELD_NUMBER: builtins.int
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
@@ -49,6 +53,7 @@ class Volume(message.Message):
     KEY_EPOCH_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
     CLAIMS_FIELD_NUMBER: builtins.int
+    FILLED_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"volumes/{uuid}" """
     display_name: builtins.str
@@ -56,11 +61,13 @@ class Volume(message.Message):
     target_node: builtins.str
     state: Volume.State.ValueType
     mode: builtins.str
-    """"remote" """
+    """"remote", "local" or "off" """
     freshness: builtins.str
     key_epoch: builtins.int
     third_party: builtins.str
-    """modes but remote: its name in the gateway's configuration"""
+    """not on a target of ours: its name in the gateway's configuration"""
+    filled_bytes: builtins.int
+    """filling: how far, if this gateway does it"""
     @builtins.property
     def attachment(self) -> Attachment: ...
     @builtins.property
@@ -81,10 +88,11 @@ class Volume(message.Message):
         key_epoch: builtins.int = ...,
         third_party: builtins.str = ...,
         claims: abc.Iterable[builtins.str] | None = ...,
+        filled_bytes: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,13 +157,16 @@ class CreateVolumeRequest(message.Message):
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     TARGET_NODE_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     display_name: builtins.str
     size_bytes: builtins.int
     target_node: builtins.str
     """empty: the gateway's configured target"""
     third_party: builtins.str
-    """not empty: mode local, on this third party of the gateway"""
+    """not empty: on this third party of the gateway"""
+    mode: builtins.str
+    """empty: remote, or local on a third party; "off": without freshness"""
     def __init__(
         self,
         *,
@@ -164,10 +175,11 @@ class CreateVolumeRequest(message.Message):
         size_bytes: builtins.int = ...,
         target_node: builtins.str = ...,
         third_party: builtins.str = ...,
+        mode: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

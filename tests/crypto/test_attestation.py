@@ -1,6 +1,7 @@
 """The verifier: each check refuses with its reason; what passes is what was attested."""
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Callable
 
@@ -8,18 +9,19 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto import attestation
-from sealane.crypto.attestation import (
+from sealane.crypto.attestation.challenge import (
     CHALLENGE_SECONDS,
     CHALLENGES_PER_PEER_MAX,
-    AllowedKey,
-    Policy,
-    RuntimeData,
-    SoftwareKey,
-    Verifier,
+    Challenge,
 )
+from sealane.crypto.attestation.policy import AllowedKey, Policy
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.attestation.verifier import Appraised, Verifier
+from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
+from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey, SoftwareVerifier
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
+NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 AUDIENCE = "spiffe://sealane/broker/b"
 VERIFIER_KEY = bytes(32)
 DRIVER = SoftwareKey.create()
@@ -40,18 +42,42 @@ def _policy(*, allowed: bool = True, fingerprint: str | None = None) -> Policy:
 
 
 def _verifier(policy: Policy | None = None) -> Verifier:
-    return Verifier(policy=policy or _policy(), audience=AUDIENCE, verifier_key_sha256=VERIFIER_KEY)
+    return Verifier(
+        policy=policy or _policy(),
+        evidence_verifiers=[SoftwareVerifier()],
+        audience=AUDIENCE,
+        verifier_key_sha256=VERIFIER_KEY,
+    )
 
 
 def _challenge(
     verifier: Verifier, *, node: str = "g1", role: str = "gateway", now_ns: int = 0
-) -> attestation.Challenge:
+) -> Challenge:
+    return _ask(verifier, node=node, role=role, now_ns=now_ns)
+
+
+def _ask(
+    verifier: Verifier,
+    *,
+    node: str = "g1",
+    role: str = "gateway",
+    evidence_type: str = "software",
+    introduction: bytes = b"",
+    peer: str = "p",
+    now_ns: int = 0,
+) -> Challenge:
     return verifier.challenge(
-        node=node, role=role, evidence_type="software", peer="p", now_ns=now_ns
+        node=node,
+        role=role,
+        evidence_types=[evidence_type],
+        introduction=introduction,
+        peer=peer,
+        now_ns=now_ns,
+        now=NOW,
     )
 
 
-def _data(challenge: attestation.Challenge) -> RuntimeData:
+def _data(challenge: Challenge) -> RuntimeData:
     return RuntimeData(
         nonce=challenge.nonce,
         audience=AUDIENCE,
@@ -61,22 +87,36 @@ def _data(challenge: attestation.Challenge) -> RuntimeData:
         tls_public_key=TLS_BYTES,
         kem_public_key=bytes(range(32)),
         verifier_key_sha256=VERIFIER_KEY,
+        evidence_type="software",
     )
 
 
 def _attest(
     verifier: Verifier,
-    challenge: attestation.Challenge,
+    challenge: Challenge,
     data: RuntimeData,
     *,
     driver: SoftwareKey = DRIVER,
     now_ns: int = 1,
-) -> attestation.Appraised:
-    return verifier.attest(
-        session_id=challenge.session_id,
-        runtime_data=data.encode(),
-        evidence=driver.evidence(data),
-        now_ns=now_ns,
+) -> Appraised:
+    return _present(
+        verifier, challenge, data.encode(), driver.evidence(data.binding()), now_ns=now_ns
+    )
+
+
+def _present(
+    verifier: Verifier,
+    challenge: Challenge,
+    runtime_data: bytes,
+    evidence: bytes,
+    *,
+    now_ns: int = 1,
+) -> Appraised:
+    return verifier.appraise(
+        verifier.take(challenge.session_id, now_ns=now_ns),
+        runtime_data=runtime_data,
+        evidence=encode_collection({PRIMARY: Item(MEDIA_TYPE, evidence)}),
+        now=NOW,
     )
 
 
@@ -145,7 +185,7 @@ def test_software_driver_is_refused_unless_allowed() -> None:
 
 def test_unknown_driver_is_refused() -> None:
     with pytest.raises(VerificationError) as caught:
-        _verifier().challenge(node="g1", role="gateway", evidence_type="tpm2", peer="p", now_ns=0)
+        _ask(_verifier(), evidence_type="tpm2")
     assert caught.value.reason == "attestation.policy.driver_refused"
 
 
@@ -189,10 +229,10 @@ def test_nobody_enrols_as_broker() -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda e: e[:-1], "attestation.evidence.malformed"),
+        (lambda e: e[:-1], "attestation.software.malformed"),
         (lambda _: b"", "attestation.evidence.malformed"),
-        (lambda e: e[:40] + bytes([e[40] ^ 1]) + e[41:], "attestation.evidence.signature"),
-        (lambda e: bytes([e[0] ^ 1]) + e[1:], "attestation.key.unknown"),
+        (lambda e: e[:40] + bytes([e[40] ^ 1]) + e[41:], "attestation.software.signature"),
+        (lambda e: bytes([e[0] ^ 1]) + e[1:], "attestation.software.signature"),
     ],
 )
 def test_spoiled_evidence_is_refused(spoil: Callable[[bytes], bytes], reason: str) -> None:
@@ -200,12 +240,7 @@ def test_spoiled_evidence_is_refused(spoil: Callable[[bytes], bytes], reason: st
     challenge = _challenge(verifier)
     data = _data(challenge)
     with pytest.raises(VerificationError) as caught:
-        verifier.attest(
-            session_id=challenge.session_id,
-            runtime_data=data.encode(),
-            evidence=spoil(DRIVER.evidence(data)),
-            now_ns=1,
-        )
+        _present(verifier, challenge, data.encode(), spoil(DRIVER.evidence(data.binding())))
     assert caught.value.reason == reason
 
 
@@ -215,13 +250,8 @@ def test_evidence_over_other_runtime_data_is_refused() -> None:
     data = _data(challenge)
     other = dataclasses.replace(data, incarnation=bytes(16))
     with pytest.raises(VerificationError) as caught:
-        verifier.attest(
-            session_id=challenge.session_id,
-            runtime_data=data.encode(),
-            evidence=DRIVER.evidence(other),
-            now_ns=1,
-        )
-    assert caught.value.reason == "attestation.evidence.signature"
+        _present(verifier, challenge, data.encode(), DRIVER.evidence(other.binding()))
+    assert caught.value.reason == "attestation.software.signature"
 
 
 def test_one_address_cannot_take_every_challenge() -> None:
@@ -231,7 +261,7 @@ def test_one_address_cannot_take_every_challenge() -> None:
     with pytest.raises(UnavailableError) as caught:
         _challenge(verifier)
     assert caught.value.reason == "attestation.challenge.limit"
-    verifier.challenge(node="g1", role="gateway", evidence_type="software", peer="q", now_ns=0)
+    _ask(verifier, peer="q")
     _challenge(verifier, now_ns=CHALLENGE_SECONDS * 10**9)
 
 
@@ -259,18 +289,13 @@ def test_runtime_data_has_one_encoding() -> None:
 def test_every_byte_flip_of_runtime_data_is_refused() -> None:
     verifier = _verifier()
     encoded = _data(_challenge(verifier)).encode()
-    evidence = DRIVER.evidence(RuntimeData.decode(encoded))
+    evidence = DRIVER.evidence(RuntimeData.decode(encoded).binding())
     for position in range(0, len(encoded), 3):
         challenge = _challenge(verifier, now_ns=position * 10**12)
         changed = bytearray(encoded)
         changed[position] ^= 1
         with pytest.raises(VerificationError):
-            verifier.attest(
-                session_id=challenge.session_id,
-                runtime_data=bytes(changed),
-                evidence=evidence,
-                now_ns=position * 10**12,
-            )
+            _present(verifier, challenge, bytes(changed), evidence, now_ns=position * 10**12)
 
 
 def test_key_file_that_is_no_ed25519_key_is_refused() -> None:

@@ -373,8 +373,71 @@ def test_store_of_the_version_without_modes_is_taken_over(tmp_path: Path) -> Non
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("ALTER TABLE volumes DROP COLUMN mode")
         db.execute("ALTER TABLE volumes DROP COLUMN third_party")
+        db.execute("ALTER TABLE volumes DROP COLUMN fully_sealed")
+        db.execute("ALTER TABLE volumes DROP COLUMN filling_gateway")
         db.execute("PRAGMA user_version=1")
     for _ in range(2):
         store = BrokerStore(path)
         assert store.volume(record.volume_id) == record
         store.close()
+
+
+async def _register_mode(
+    broker: BrokerService, mode: str, *, target_node: str, third_party: str = ""
+) -> broker_pb2.VolumeDescriptor:
+    answer = await broker.register_volume(
+        GATEWAY,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node=target_node,
+        mode=mode,
+        third_party=third_party,
+    )
+    return broker_pb2.VolumeDescriptor.FromString(answer.volume.descriptor)
+
+
+@pytest.mark.parametrize(
+    ("mode", "third_party"), [("", "array"), ("local", ""), ("none", "array"), ("OFF", "")]
+)
+async def test_mode_that_does_not_fit_its_place_is_refused(
+    broker: BrokerService, mode: str, third_party: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        await _register_mode(broker, mode, target_node="g", third_party=third_party)
+    assert caught.value.reason == "volume.mode"
+
+
+async def test_volume_of_mode_off_is_attached_by_nobody_before_its_gateway_has_filled_it(
+    broker: BrokerService,
+) -> None:
+    made = await _register_mode(broker, "off", target_node="s")
+    assert (made.mode, made.fully_sealed, made.filling_gateway) == ("off", True, "g")
+    with pytest.raises(VerificationError) as caught:
+        await broker.finish_filling(_subject(node="other"), made.volume_id)
+    assert caught.value.reason == "volume.filling.refused"
+    for _ in range(2):
+        signed = await broker.finish_filling(GATEWAY, made.volume_id)
+        filled = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+        assert (filled.fully_sealed, filled.filling_gateway) == (True, "")
+
+
+async def test_volume_on_a_third_party_is_its_gateways_alone_in_every_mode(
+    broker: BrokerService,
+) -> None:
+    other = _subject(node="other")
+    for mode in ("local", "off"):
+        made = await _register_mode(broker, mode, target_node="g", third_party="array")
+        with pytest.raises(VerificationError) as caught:
+            await broker.release_key(
+                other, volume_id=made.volume_id, key_epoch=1, request_id=bytes(16)
+            )
+        assert caught.value.reason == "volume.owner.refused"
+    shared = await _register_mode(broker, "off", target_node="s")
+    with pytest.raises(UnavailableError) as caught_filling:
+        await broker.release_key(
+            other, volume_id=shared.volume_id, key_epoch=1, request_id=bytes(16)
+        )
+    assert caught_filling.value.reason == "volume.filling"
+    await broker.finish_filling(GATEWAY, shared.volume_id)
+    await broker.release_key(other, volume_id=shared.volume_id, key_epoch=1, request_id=bytes(16))

@@ -22,7 +22,7 @@ from control_plane import (
     write_key,
 )
 from sealane.client import connect
-from sealane.crypto.attestation import SoftwareKey
+from sealane.crypto.evidence.software import SoftwareKey
 
 FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 100000000\n'
 

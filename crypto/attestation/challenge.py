@@ -1,0 +1,109 @@
+"""Challenges: single-use nonces, bounded in number and per peer, on the verifier's monotonic clock.
+
+A challenge is for one node, one role and one type of evidence, and is spent by the first attempt
+that names it. Whoever takes one out of here owns it: of two at once, one gets it.
+"""
+
+import secrets
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from sealane.crypto.attestation.runtime_data import NONCE_BYTES
+from sealane.crypto.evidence.verifier import NOT_INTRODUCED, Introduced
+from sealane.errors import UnavailableError, VerificationError
+
+SESSION_ID_BYTES: Final = 16
+CHALLENGE_SECONDS: Final = 60
+
+# Bounds of the verifier's memory: enough for a cluster that starts at once, and one address can't
+# fill it alone.
+CHALLENGES_MAX: Final = 4096
+CHALLENGES_PER_PEER_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge:
+    """One open challenge; `expires_ns` is on the verifier's monotonic clock."""
+
+    session_id: bytes
+    nonce: bytes
+    node: str
+    role: str
+    evidence_type: str
+    peer: str
+    expires_ns: int
+    introduced: Introduced = NOT_INTRODUCED
+
+
+class Challenges:
+    """The open challenges of one verifier."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[bytes, Challenge] = OrderedDict()
+        self._by_peer: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(
+        self,
+        *,
+        node: str,
+        role: str,
+        evidence_type: str,
+        peer: str,
+        now_ns: int,
+        introduced: Introduced = NOT_INTRODUCED,
+    ) -> Challenge:
+        """Make a challenge for `peer`; UnavailableError `attestation.challenge.limit`."""
+        self._expire(now_ns)
+        from_peer = self._by_peer[peer]
+        if len(self._open) >= CHALLENGES_MAX or from_peer >= CHALLENGES_PER_PEER_MAX:
+            raise UnavailableError(
+                "attestation.challenge.limit",
+                f"{from_peer} challenges of {peer} are open, {len(self._open)} of all: "
+                "try again later",
+            )
+        challenge = Challenge(
+            session_id=secrets.token_bytes(SESSION_ID_BYTES),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            node=node,
+            role=role,
+            evidence_type=evidence_type,
+            peer=peer,
+            expires_ns=now_ns + CHALLENGE_SECONDS * 10**9,
+            introduced=introduced,
+        )
+        self._open[challenge.session_id] = challenge
+        self._by_peer[peer] += 1
+        return challenge
+
+    def take(self, session_id: bytes, *, now_ns: int) -> Challenge:
+        """Take a challenge out for its one attempt.
+
+        VerificationError `attestation.nonce.stale`: unknown, used or expired.
+        """
+        challenge = self._open.pop(session_id, None)
+        if challenge is not None:
+            self._forget(challenge.peer)
+        if challenge is None or challenge.expires_ns <= now_ns:
+            raise VerificationError(
+                "attestation.nonce.stale",
+                "the challenge is unknown, used or expired: ask for a new one",
+            )
+        return challenge
+
+    def _expire(self, now_ns: int) -> None:
+        # They end in the order they were made: the clock is monotonic and the time is one.
+        while self._open:
+            session_id, oldest = next(iter(self._open.items()))
+            if oldest.expires_ns > now_ns:
+                return
+            del self._open[session_id]
+            self._forget(oldest.peer)
+
+    def _forget(self, peer: str) -> None:
+        self._by_peer[peer] -= 1
+        if not self._by_peer[peer]:
+            del self._by_peer[peer]

@@ -1,0 +1,237 @@
+"""The audit log's format: one line of canonical JSON a record, chained by hash.
+
+A record names its number, its time and the SHA-256 of the line before it, so that no record can be
+changed, taken out or put in without changing every later one. A checkpoint is a record that holds
+the broker's signature over its place in the chain; the lines before it are then the broker's own.
+What is cut off the end shows only against a head kept elsewhere. Records hold no secret: callers
+give names, ids, digests and numbers.
+"""
+
+import base64
+import binascii
+import datetime as dt
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from sealane.crypto.encoding import JSON, canonical_json, fields, parse_canonical_json
+from sealane.errors import UsageError, VerificationError
+
+LINE_BYTES_MAX: Final = 8192
+CHECKPOINT: Final = "audit.checkpoint"
+
+_TEXT_CHARACTERS_MAX: Final = 512
+_ITEMS_MAX: Final = 64
+_KIND: Final = re.compile(r"[a-z_]+(\.[a-z_]+)*")
+_MEMBERS: Final = frozenset(
+    {"detail", "kind", "outcome", "previous", "reason", "sequence", "subject", "time"}
+)
+
+Outcome = Literal["granted", "refused", "done", "failed"]
+Detail = str | bytes | int | bool | list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Where a chain ends: the number of its last record and SHA-256 of that line."""
+
+    sequence: int
+    digest: bytes
+
+
+GENESIS: Final = Head(sequence=0, digest=bytes(32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One thing that happened. `reason` is a stable id, empty for what was granted."""
+
+    sequence: int
+    time: dt.datetime
+    kind: str
+    subject: str
+    outcome: str
+    reason: str
+    detail: Mapping[str, object]
+    previous: bytes
+
+    @classmethod
+    def decode(cls, line: bytes) -> "Record":
+        """Parse one line without its end; VerificationError `audit.record.malformed`."""
+        reason = "audit.record.malformed"
+        values = parse_canonical_json(
+            line, bytes_max=LINE_BYTES_MAX, what="an audit record", reason=reason
+        )
+        malformed = VerificationError(reason, "a line of the audit log is not a record")
+        sequence, detail = values.get("sequence"), values.get("detail")
+        if (
+            values.keys() != _MEMBERS
+            or not isinstance(sequence, int)
+            or not isinstance(detail, dict)
+        ):
+            raise malformed
+        texts = {name: value for name, value in values.items() if isinstance(value, str)}
+        try:
+            return cls(
+                sequence=sequence,
+                time=dt.datetime.fromisoformat(texts["time"]),
+                kind=texts["kind"],
+                subject=texts["subject"],
+                outcome=texts["outcome"],
+                reason=texts["reason"],
+                detail=detail,
+                previous=bytes.fromhex(texts["previous"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise malformed from error
+
+
+class Chain:
+    """Makes the lines that follow `head`."""
+
+    def __init__(self, head: Head = GENESIS) -> None:
+        self.head = head
+
+    def append(
+        self,
+        kind: str,
+        *,
+        subject: str,
+        outcome: Outcome,
+        reason: str,
+        detail: Mapping[str, Detail],
+        now: dt.datetime,
+    ) -> bytes:
+        """Return the next record's line, its end included, and make it the head.
+
+        Texts are cut to 512 characters, and what isn't printable ASCII is written as `?`: they may
+        be a stranger's. Bytes are written in hexadecimal.
+        """
+        if _KIND.fullmatch(kind) is None or len(detail) > _ITEMS_MAX:
+            raise UsageError("audit.record.malformed", f"an audit record can't be {kind!r}")
+        line = canonical_json(
+            {
+                "detail": {name: _plain(value) for name, value in detail.items()},
+                "kind": kind,
+                "outcome": outcome,
+                "previous": self.head.digest.hex(),
+                "reason": reason,
+                "sequence": self.head.sequence + 1,
+                "subject": _text(subject),
+                "time": now.astimezone(dt.UTC).isoformat(timespec="microseconds"),
+            }
+        )
+        if len(line) > LINE_BYTES_MAX:
+            raise UsageError(
+                "audit.record.size", f"a record of {kind} has {len(line)} bytes: log less of it"
+            )
+        self.head = _after(self.head, line)
+        return line + b"\n"
+
+    def follow(self, line: bytes) -> Head:
+        """Take over a line that was read back; VerificationError `audit.chain.broken`."""
+        record = Record.decode(line)
+        _check_follows(record, self.head)
+        self.head = _after(self.head, line)
+        return self.head
+
+    def checkpoint(self, key: ec.EllipticCurvePrivateKey, *, now: dt.datetime) -> bytes:
+        """Return a checkpoint of everything so far, signed by the broker's key."""
+        signature = key.sign(_checkpointed(self.head), ec.ECDSA(SHA256()))
+        return self.append(
+            CHECKPOINT,
+            subject="broker",
+            outcome="done",
+            reason="",
+            detail={"signature": base64.b64encode(signature).decode()},
+            now=now,
+        )
+
+
+class ChainReader:
+    """Checks lines one after the other, from the first record of a log on."""
+
+    def __init__(self, signer: ec.EllipticCurvePublicKey | None) -> None:
+        """Check checkpoints with `signer`; without one they are counted as unsigned."""
+        self._signer = signer
+        self.head = GENESIS
+        self.signed_sequence = 0
+
+    def read(self, line: bytes) -> Record:
+        """Check the next line, without its end, and return it.
+
+        VerificationError `audit.record.malformed`, `audit.chain.broken` or
+        `audit.checkpoint.signature`, with the number of the record.
+        """
+        record = Record.decode(line)
+        _check_follows(record, self.head)
+        if record.kind == CHECKPOINT and self._signer is not None:
+            self._check(record, self._signer)
+        self.head = _after(self.head, line)
+        return record
+
+    def require(self, head: Head) -> None:
+        """Raise VerificationError `audit.truncated` unless `head` is where the log is by now.
+
+        Call it when as many records have been read as `head` has.
+        """
+        if self.head != head:
+            raise VerificationError(
+                "audit.truncated",
+                f"the audit log has {self.head.sequence} records; {head.sequence} were "
+                "acknowledged, or others than these",
+            )
+
+    def _check(self, record: Record, signer: ec.EllipticCurvePublicKey) -> None:
+        try:
+            signature = base64.b64decode(str(record.detail.get("signature")), validate=True)
+            signer.verify(signature, _checkpointed(self.head), ec.ECDSA(SHA256()))
+        except (InvalidSignature, binascii.Error) as error:
+            raise VerificationError(
+                "audit.checkpoint.signature",
+                f"checkpoint {record.sequence} of the audit log is not signed by this broker",
+            ) from error
+        self.signed_sequence = self.head.sequence
+
+
+def verify_log(lines: Iterable[bytes], *, signer: ec.EllipticCurvePublicKey | None) -> ChainReader:
+    """Check a whole log and return the reader at its end."""
+    reader = ChainReader(signer)
+    for line in lines:
+        reader.read(line)
+    return reader
+
+
+def _check_follows(record: Record, head: Head) -> None:
+    if record.sequence != head.sequence + 1 or record.previous != head.digest:
+        raise VerificationError(
+            "audit.chain.broken",
+            f"record {head.sequence + 1} of the audit log does not follow the one before it: a "
+            "record was changed, removed or put in",
+        )
+
+
+def _after(head: Head, line: bytes) -> Head:
+    return Head(sequence=head.sequence + 1, digest=hashlib.sha256(line).digest())
+
+
+def _checkpointed(head: Head) -> bytes:
+    return fields("sealane audit checkpoint v1", head.sequence.to_bytes(8, "big"), head.digest)
+
+
+def _plain(value: Detail) -> JSON:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_text(item) for item in value[:_ITEMS_MAX]]
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    return "".join(c if " " <= c <= "~" else "?" for c in text[:_TEXT_CHARACTERS_MAX])

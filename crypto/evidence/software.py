@@ -1,0 +1,124 @@
+"""`software` evidence: a signature by a key on disk.
+
+It proves possession of that key and nothing about the machine. Development only, refused unless the
+policy allows it, and both ends say so at every start.
+"""
+
+import datetime as dt
+import hashlib
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from sealane.crypto.encoding import fields
+from sealane.crypto.evidence.claims import Binding, Claims
+from sealane.crypto.evidence.verifier import Introduced, refuse_introduction
+from sealane.errors import UsageError, VerificationError
+
+SOFTWARE: Final = "software"
+MEDIA_TYPE: Final = "application/vnd.sealane.software-evidence"
+HARDWARE_SCHEME: Final = "key-sha256"
+
+_DOMAIN: Final = "sealane software evidence v1"
+_KEY_BYTES: Final = 32
+_EVIDENCE_BYTES: Final = _KEY_BYTES + 64
+# Nothing in this evidence ends: what is issued on it does.
+_VALIDITY: Final = dt.timedelta(days=1)
+
+
+class SoftwareKey:
+    """An Ed25519 key from a file, and the evidence it gives."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @classmethod
+    def create(cls) -> "SoftwareKey":
+        """Make a new key."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def parse(cls, pem: bytes, *, source: str) -> "SoftwareKey":
+        """Read PKCS #8 PEM; UsageError names `source` if it holds no Ed25519 key."""
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                "attestation.key.malformed",
+                f"{source}: not a key; allowed is an Ed25519 key in PKCS #8 PEM "
+                "(sealanectl key attestation makes one)",
+            ) from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise UsageError(
+                "attestation.key.malformed",
+                f"{source}: holds a {type(key).__name__}; allowed is an Ed25519 key",
+            )
+        return cls(key)
+
+    def pem(self) -> bytes:
+        """Return the private key as PKCS #8 PEM."""
+        return self._key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """How a policy names the key: `sha256:` and the hash of the raw public key, in hex."""
+        return f"sha256:{hashlib.sha256(self._key.public_key().public_bytes_raw()).hexdigest()}"
+
+    def evidence(self, binding: Binding) -> bytes:
+        """Return public key ‖ signature over the report data."""
+        return self._key.public_key().public_bytes_raw() + self._key.sign(_signed(binding))
+
+
+class SoftwareVerifier:
+    """Reads `software` evidence."""
+
+    evidence_type = SOFTWARE
+    media_type = MEDIA_TYPE
+
+    def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:  # noqa: ARG002
+        """Refuse what this type doesn't have."""
+        return refuse_introduction(introduction, evidence_type=SOFTWARE)
+
+    def verify(
+        self,
+        evidence: bytes,
+        *,
+        binding: Binding,
+        introduced: Introduced,  # noqa: ARG002
+        endorsements: bytes,  # noqa: ARG002
+        now: dt.datetime,
+    ) -> Claims:
+        """Check the signature; VerificationError `attestation.software.…`."""
+        if len(evidence) != _EVIDENCE_BYTES:
+            raise VerificationError(
+                "attestation.software.malformed",
+                f"software evidence has {_EVIDENCE_BYTES} bytes, not {len(evidence)}",
+            )
+        public_key, signature = evidence[:_KEY_BYTES], evidence[_KEY_BYTES:]
+        try:
+            Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _signed(binding))
+        except (InvalidSignature, ValueError) as error:
+            raise VerificationError(
+                "attestation.software.signature", "the evidence does not sign this runtime data"
+            ) from error
+        return Claims(
+            evidence_type=SOFTWARE,
+            hardware_id=f"{HARDWARE_SCHEME}:{hashlib.sha256(public_key).hexdigest()}",
+            product=SOFTWARE,
+            measurements={},
+            tcb={},
+            flags={},
+            valid_until=now + _VALIDITY,
+        )
+
+
+def _signed(binding: Binding) -> bytes:
+    return fields(_DOMAIN, binding.report_data)

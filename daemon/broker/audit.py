@@ -1,0 +1,272 @@
+"""The broker's audit log: an append-only file of chained records (sealane.crypto.audit).
+
+`record` returns when the record is durable and the store knows the head: what is granted after that
+can't lose its record unnoticed. Records that come at once share one synchronization. A log that
+can't be written refuses everything: nothing is granted that isn't recorded.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Outcome, Record
+from sealane.daemon.clock import utc_now
+from sealane.daemon.logs import get_logger
+from sealane.daemon.runtime import replace_file
+from sealane.errors import UnavailableError, VerificationError
+
+# A checkpoint costs a signature (50 µs); what follows the last one is believed on the store's head.
+CHECKPOINT_RECORDS: Final = 256
+
+_BLOCK_BYTES: Final = 1 << 16
+_HEAD_BYTES: Final = 8 + 32
+
+
+class HeadKeeper(Protocol):
+    """Keeps the head of the log where whoever can cut the log can't reach."""
+
+    async def read(self) -> Head:
+        """Return the head kept last, `GENESIS` if none was."""
+
+    async def keep(self, head: Head) -> None:
+        """Keep `head`, durably."""
+
+
+class Audit(Protocol):
+    """Where grants, refusals, key releases, policy changes, revocations and moves are recorded."""
+
+    async def record(
+        self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
+    ) -> None:
+        """Record that `subject` (a SPIFFE id, a peer, "operator") did or got something.
+
+        Returns when the record is durable; UnavailableError `audit.unwritable`. `detail` holds
+        names, ids, digests and numbers, never a secret.
+        """
+
+
+class AuditLog:
+    """Owns the file. `open` makes one, `close` ends its thread with a last checkpoint."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        path: Path,
+        chain: Chain,
+        keeper: HeadKeeper,
+        signing_key: ec.EllipticCurvePrivateKey,
+    ) -> None:
+        self.path = path
+        self._file = file
+        self._chain = chain
+        self._keeper = keeper
+        self._signing_key = signing_key
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-audit")
+        # Filled by the event loop, emptied by the thread.
+        self._pending: deque[tuple[bytes, Head]] = deque()
+        self._written = chain.head
+        self._kept = chain.head
+        self._keeping = asyncio.Lock()
+        self._failure: OSError | None = None
+        self._checkpointed = chain.head.sequence
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, keeper: HeadKeeper, signing_key: ec.EllipticCurvePrivateKey
+    ) -> "AuditLog":
+        """Open or make the log at `path`.
+
+        Every record up to the kept head must be there: VerificationError `audit.truncated`. A torn
+        last line behind it was never acknowledged and is removed; whole records behind it stay, and
+        `audit.recovered` says how many they are.
+        """
+        kept = await keeper.read()
+        try:
+            file, recovery = await asyncio.to_thread(_open_file, path, kept)
+        except OSError as error:
+            raise UnavailableError("audit.unwritable", f"{path}: {error.strerror}") from error
+        log = cls(
+            file, path=path, chain=Chain(recovery.head), keeper=keeper, signing_key=signing_key
+        )
+        log._kept = kept
+        unacknowledged = recovery.head.sequence - kept.sequence
+        if unacknowledged or recovery.torn_bytes:
+            get_logger().warning(
+                "audit_recovered", records=unacknowledged, torn_bytes=recovery.torn_bytes
+            )
+            await log.record(
+                "audit.recovered",
+                subject="broker",
+                outcome="done",
+                unacknowledged_records=unacknowledged,
+                torn_bytes=recovery.torn_bytes,
+            )
+        return log
+
+    @property
+    def head(self) -> Head:
+        """The last record that was acknowledged."""
+        return self._kept
+
+    async def record(
+        self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
+    ) -> None:
+        """See `Audit.record`."""
+        correlation = structlog.contextvars.get_contextvars().get("correlation_id")
+        if isinstance(correlation, str):
+            detail["correlation_id"] = correlation
+        now = utc_now()
+        line = self._chain.append(
+            kind, subject=subject, outcome=outcome, reason=reason, detail=detail, now=now
+        )
+        self._pending.append((line, self._chain.head))
+        if self._chain.head.sequence - self._checkpointed >= CHECKPOINT_RECORDS:
+            self._append_checkpoint()
+        await self._settle(self._chain.head.sequence)
+
+    async def close(self) -> None:
+        """Sign what is there, wait for the thread and close the file."""
+        if self._failure is None and self._chain.head.sequence > self._checkpointed:
+            self._append_checkpoint()
+            await self._settle(self._chain.head.sequence)
+        self._thread.shutdown(wait=True)
+        self._file.close()
+
+    def _append_checkpoint(self) -> None:
+        line = self._chain.checkpoint(self._signing_key, now=utc_now())
+        self._pending.append((line, self._chain.head))
+        self._checkpointed = self._chain.head.sequence
+
+    async def _settle(self, sequence: int) -> None:
+        """Wait until record `sequence` is in the file and a head at or behind it is kept."""
+        loop = asyncio.get_running_loop()
+        # The first of those that wait writes for all; the others find nothing left to write.
+        await loop.run_in_executor(self._thread, self._write_pending)
+        async with self._keeping:
+            if self._kept.sequence < sequence:
+                written = self._written
+                await self._keeper.keep(written)
+                self._kept = written
+
+    def _write_pending(self) -> None:
+        if self._failure is None and self._pending:
+            pending = [self._pending.popleft() for _ in range(len(self._pending))]
+            try:
+                self._file.write(b"".join(line for line, _ in pending))
+                os.fdatasync(self._file.fileno())
+            except OSError as error:
+                # What the file holds now is unknown: nothing is recorded until the next start.
+                self._failure = error
+            else:
+                self._written = pending[-1][1]
+        if self._failure is not None:
+            raise UnavailableError(
+                "audit.unwritable",
+                f"{self.path}: {self._failure.strerror}: nothing is granted without a record",
+            ) from self._failure
+
+
+class FileHead:
+    """Keeps the head in a file: against accidents, not against who can write both files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def read(self) -> Head:
+        """Return the head; VerificationError `audit.head.malformed`."""
+        try:
+            content = await asyncio.to_thread(self._path.read_bytes)
+        except FileNotFoundError:
+            return GENESIS
+        if len(content) != _HEAD_BYTES:
+            raise VerificationError("audit.head.malformed", f"{self._path}: not a head")
+        return Head(sequence=int.from_bytes(content[:8], "big"), digest=content[8:])
+
+    async def keep(self, head: Head) -> None:
+        """Replace the file."""
+        content = head.sequence.to_bytes(8, "big") + head.digest
+        await asyncio.to_thread(replace_file, self._path, content)
+
+
+class _Recovery:
+    """What `_open_file` found."""
+
+    def __init__(self, head: Head, torn_bytes: int) -> None:
+        self.head = head
+        self.torn_bytes = torn_bytes
+
+
+def _open_file(path: Path, kept: Head) -> tuple[BinaryIO, _Recovery]:
+    is_new = not path.exists()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    try:
+        if is_new:
+            _synchronize_directory(path.parent)
+        recovery = _recover(file, path, kept)
+    except BaseException:
+        file.close()
+        raise
+    return file, recovery
+
+
+def _recover(file: BinaryIO, path: Path, kept: Head) -> _Recovery:
+    """Find the end of the chain, which must hold `kept`, and cut off a torn line behind it."""
+    size = file.seek(0, os.SEEK_END)
+    backwards = _lines_backwards(file, size)
+    torn = next(backwards, b"")
+    behind: list[bytes] = []
+    found = GENESIS if kept == GENESIS else None
+    for line in backwards:
+        record = Record.decode(line)
+        if record.sequence <= kept.sequence:
+            chain = Chain(Head(sequence=record.sequence - 1, digest=record.previous))
+            found = chain.follow(line)
+            break
+        behind.append(line)
+    if found != kept:
+        raise VerificationError(
+            "audit.truncated",
+            f"{path}: does not hold the {kept.sequence} records that were acknowledged: the log "
+            "was cut, changed, or put back to an older state",
+        )
+    chain = Chain(kept)
+    for line in reversed(behind):
+        chain.follow(line)
+    if torn:
+        file.truncate(size - len(torn))
+        os.fsync(file.fileno())
+    return _Recovery(chain.head, len(torn))
+
+
+def _lines_backwards(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield what follows the last line's end (empty, unless torn), then the lines, last first."""
+    rest = b""
+    position = size
+    while position:
+        start = max(0, position - _BLOCK_BYTES)
+        file.seek(start)
+        rest = file.read(position - start) + rest
+        position = start
+        *lines, last = reversed(rest.split(b"\n"))
+        yield from lines
+        rest = last
+        if len(rest) > LINE_BYTES_MAX:
+            raise VerificationError("audit.record.malformed", "the audit log has an endless line")
+    yield rest
+
+
+def _synchronize_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,132 @@
+"""The chain of audit records: any change, removal, insertion or foreign checkpoint shows."""
+
+import datetime as dt
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Head, Record, verify_log
+from sealane.errors import UsageError, VerificationError
+
+NOW = dt.datetime(2026, 11, 1, 12, tzinfo=dt.UTC)
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def entry(chain: Chain, subject: str = "s", **detail: str | bytes | int | bool) -> bytes:
+    return chain.append(
+        "lease.grant", subject=subject, outcome="granted", reason="", detail=detail, now=NOW
+    )
+
+
+def log() -> list[bytes]:
+    chain = Chain()
+    made = [entry(chain, counter_start=n) for n in range(3)]
+    made.append(chain.checkpoint(KEY, now=NOW))
+    made += [entry(chain, counter_start=n) for n in range(3, 5)]
+    return [line.removesuffix(b"\n") for line in made]
+
+
+def reason_of(lines: list[bytes], key: ec.EllipticCurvePrivateKey = KEY) -> str:
+    with pytest.raises(VerificationError) as caught:
+        verify_log(lines, signer=key.public_key())
+    return caught.value.reason
+
+
+def test_whole_log_verifies_and_says_how_much_is_signed() -> None:
+    reader = verify_log(log(), signer=KEY.public_key())
+    assert (reader.head.sequence, reader.signed_sequence) == (6, 3)
+    reader.require(reader.head)
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_removed_record_shows(position: int) -> None:
+    lines = log()
+    del lines[position]
+    assert reason_of(lines) == "audit.chain.broken"
+
+
+def test_changed_record_shows_at_the_next_one() -> None:
+    lines = log()
+    lines[1] = lines[1].replace(b'"counter_start":1', b'"counter_start":7')
+    assert reason_of(lines) == "audit.chain.broken"
+
+
+def test_rewritten_log_shows_at_its_checkpoint() -> None:
+    chain = Chain()
+    forged = [entry(chain, counter_start=9)]
+    other = ec.generate_private_key(ec.SECP256R1())
+    forged.append(chain.checkpoint(other, now=NOW))
+    lines = [line.removesuffix(b"\n") for line in forged]
+    assert reason_of(lines) == "audit.checkpoint.signature"
+    # A checkpoint of another place in the chain does not help.
+    chain = Chain()
+    first = entry(chain).removesuffix(b"\n")
+    checkpoint = chain.checkpoint(KEY, now=NOW).removesuffix(b"\n")
+    signature = Record.decode(checkpoint).detail["signature"]
+    chain = Chain()
+    lines = [
+        entry(chain).removesuffix(b"\n"),
+        entry(chain).removesuffix(b"\n"),
+        chain.append(
+            "audit.checkpoint",
+            subject="broker",
+            outcome="done",
+            reason="",
+            detail={"signature": str(signature)},
+            now=NOW,
+        ).removesuffix(b"\n"),
+    ]
+    assert first == lines[0]
+    assert reason_of(lines) == "audit.checkpoint.signature"
+
+
+def test_cut_log_shows_against_a_head_kept_elsewhere() -> None:
+    whole = verify_log(log(), signer=None)
+    for end in range(6):
+        reader = verify_log(log()[:end], signer=None)
+        with pytest.raises(VerificationError) as caught:
+            reader.require(whole.head)
+        assert caught.value.reason == "audit.truncated"
+
+
+def test_texts_of_strangers_stay_on_their_line() -> None:
+    chain = Chain()
+    line = entry(chain, subject='x\n{"kind":"forged"}\x1b[2J' + "é" * 9999, key=b"\0\xff")
+    assert line.count(b"\n") == 1
+    assert len(line) < LINE_BYTES_MAX
+    record = Record.decode(line.removesuffix(b"\n"))
+    assert record.subject.startswith('x?{"kind":"forged"}?[2J?')
+    assert record.detail == {"key": "00ff"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"[" * 9000,
+        b'{"sequence":1}',
+        log()[0] + b" ",
+        log()[0].replace(b'"sequence":1', b'"sequence":"1"'),
+        log()[0].replace(b'"time":"2026', b'"time":"x026'),
+        log()[0].replace(b'"detail":{', b'"detail":{"\xc3\xa9":1,'),
+    ],
+)
+def test_what_is_no_record_is_refused(line: bytes) -> None:
+    assert reason_of([line]) == "audit.record.malformed"
+
+
+def test_record_that_is_too_large_is_the_callers_mistake() -> None:
+    chain = Chain()
+    with pytest.raises(UsageError) as caught:
+        entry(chain, **{f"name{n}": "x" * 500 for n in range(60)})
+    assert caught.value.reason == "audit.record.size"
+    assert chain.head == GENESIS
+    with pytest.raises(UsageError):
+        chain.append("Bad Kind", subject="", outcome="done", reason="", detail={}, now=NOW)
+
+
+def test_heads_name_the_line() -> None:
+    chain = Chain()
+    entry(chain)
+    assert chain.head != Head(sequence=1, digest=bytes(32))

@@ -1,0 +1,151 @@
+"""The audit file: durable before it is acknowledged, repaired only where nothing was."""
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sealane.crypto.audit import Head, Record, verify_log
+from sealane.daemon.broker import audit
+from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, FileHead
+from sealane.errors import UnavailableError, VerificationError
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+async def opened(directory: Path) -> AuditLog:
+    return await AuditLog.open(
+        directory / "audit.jsonl", keeper=FileHead(directory / "head"), signing_key=KEY
+    )
+
+
+async def filled(directory: Path, count: int = 5) -> Path:
+    log = await opened(directory)
+    for number in range(count):
+        await log.record("lease.grant", subject="s", outcome="granted", number=number)
+    await log.close()
+    return log.path
+
+
+def records(path: Path) -> list[Record]:
+    lines = path.read_bytes().splitlines()
+    verify_log(lines, signer=KEY.public_key())
+    return [Record.decode(line) for line in lines]
+
+
+async def test_log_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = await filled(tmp_path)
+    await filled(tmp_path)
+    kinds = [r.kind for r in records(path)]
+    assert kinds == 2 * (["lease.grant"] * 5 + ["audit.checkpoint"])
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_records_at_once_share_a_synchronization(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def synchronize(descriptor: int) -> None:
+        calls.append(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", synchronize)
+    log = await opened(tmp_path)
+    await asyncio.gather(
+        *(log.record("k", subject="s", outcome="done", number=n) for n in range(100))
+    )
+    await log.close()
+    assert [r.detail.get("number") for r in records(log.path)][:100] == [*range(100)]
+    assert len(calls) < 50
+
+
+async def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
+    path = await filled(tmp_path, CHECKPOINT_RECORDS + 3)
+    kinds = [r.kind for r in records(path)]
+    assert kinds.count("audit.checkpoint") == 2
+    assert kinds[CHECKPOINT_RECORDS] == "audit.checkpoint"
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 1, -1, -2, -200])
+async def test_log_cut_below_its_head_is_refused(tmp_path: Path, keep_bytes: int) -> None:
+    path = await filled(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:keep_bytes])
+    with pytest.raises(VerificationError) as caught:
+        await opened(tmp_path)
+    assert caught.value.reason == "audit.truncated"
+
+
+async def test_older_log_put_back_is_refused(tmp_path: Path) -> None:
+    path = await filled(tmp_path)
+    older = path.read_bytes()
+    await filled(tmp_path)
+    path.write_bytes(older)
+    with pytest.raises(VerificationError) as caught:
+        await opened(tmp_path)
+    assert caught.value.reason == "audit.truncated"
+
+
+async def test_other_log_of_that_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    path, other = await filled(tmp_path / "a"), await filled(tmp_path / "b")
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(VerificationError) as caught:
+        await opened(tmp_path / "a")
+    assert caught.value.reason == "audit.truncated"
+
+
+async def test_torn_line_behind_the_head_is_removed_and_said(tmp_path: Path) -> None:
+    path = await filled(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines()[0][:100])
+    await (await opened(tmp_path)).close()
+    recovered = records(path)[6]
+    assert recovered.kind == "audit.recovered"
+    assert recovered.detail == {"torn_bytes": 100, "unacknowledged_records": 0}
+
+
+async def test_records_behind_the_head_stay_and_are_said(tmp_path: Path) -> None:
+    path = await filled(tmp_path)
+    before = verify_log(path.read_bytes().splitlines()[:2], signer=None).head
+    await FileHead(tmp_path / "head").keep(before)
+    await (await opened(tmp_path)).close()
+    recovered = records(path)[6]
+    assert recovered.detail == {"torn_bytes": 0, "unacknowledged_records": 4}
+
+
+async def test_long_tail_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = await filled(tmp_path, 50)
+    monkeypatch.setattr(audit, "_BLOCK_BYTES", 100)
+    await FileHead(tmp_path / "head").keep(Head(sequence=0, digest=bytes(32)))
+    await (await opened(tmp_path)).close()
+    assert records(path)[51].detail["unacknowledged_records"] == 51
+
+
+async def test_log_that_cannot_be_written_refuses_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await opened(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    for _ in range(2):
+        with pytest.raises(UnavailableError) as caught:
+            await log.record("k", subject="s", outcome="done")
+        assert caught.value.reason == "audit.unwritable"
+        # Space that comes back doesn't tell what the file holds.
+        monkeypatch.undo()
+    await log.close()
+
+
+async def test_head_is_kept_before_a_record_is_acknowledged(tmp_path: Path) -> None:
+    log = await opened(tmp_path)
+    await log.record("k", subject="s", outcome="done")
+    assert (await FileHead(tmp_path / "head").read()).sequence == 1
+    await log.close()
