@@ -21,6 +21,7 @@ from cryptography import x509
 from sealane.crypto.certificates import Subject
 from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.daemon.authorizations import Authorizations
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker.store import BrokerStore
@@ -29,9 +30,16 @@ from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
 from sealane.daemon.events import Event
-from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import Export, NativeEvent, OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.ports import (
+    Export,
+    NativeEvent,
+    OpenQueue,
+    PeerIncarnation,
+    QueueGrant,
+    VolumeKey,
+)
 from sealane.daemon.servers import (
     MESSAGE_BYTES_MAX,
     METADATA_BYTES_MAX,
@@ -53,6 +61,7 @@ from sealane.protocol.v1 import (
     storage_pb2_grpc,
     volumes_pb2,
 )
+from trust.world import everybody
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
 
@@ -72,6 +81,7 @@ class RecordingTarget:
     closed: list[tuple[str, int]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
     events: list[NativeEvent] = field(default_factory=list)
+    fenced: dict[PeerIncarnation, str] = field(default_factory=dict)
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
     async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
@@ -101,6 +111,13 @@ class RecordingTarget:
         self.closed.append((host_nqn, association_epoch))
         self.epochs[host_nqn] = association_epoch
 
+    def gateways(self) -> set[PeerIncarnation]:
+        owners = (values["gateway"] for values in self.admitted.values())
+        return {owner for owner in owners if isinstance(owner, PeerIncarnation)} - self.fenced.keys()
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        self.fenced[gateway] = reason
+
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         return {"reads": 1}
 
@@ -119,6 +136,7 @@ class RecordedAttachment:
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
     detached: bool = False
+    failed: str = ""
     export: Export = field(
         default_factory=lambda: Export(
             traddr="127.0.0.1", trsvcid=1, subsystem_nqn="nqn.x", namespace_id=1
@@ -142,6 +160,9 @@ class RecordedAttachment:
 
     def take_events(self) -> Sequence[NativeEvent]:
         return []
+
+    def fail(self, detail: str) -> None:
+        self.failed = detail
 
     async def detach(self) -> None:
         self.detached = True
@@ -218,6 +239,8 @@ class World:
     identities: dict[str, Identity]
     addresses: dict[str, str]
     third_parties: "RecordingThirdParties"
+    refused: dict[str, str]
+    """Why the broker authorizes a peer no more, by SPIFFE id."""
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -231,7 +254,7 @@ class World:
 async def _identity(
     broker: BrokerService, role: str, node: str, tenant: str = "t", metrics: Metrics | None = None
 ) -> Identity:
-    async def issue(keys: Keys) -> x509.Certificate:
+    async def issue(keys: Keys) -> Issued:
         subject = Subject(
             node=node,
             role=role,
@@ -239,7 +262,8 @@ async def _identity(
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
         )
-        return broker.authority.issue(subject, keys.tls.public_key(), now=utc_now())
+        leaf = broker.authority.issue(subject, keys.tls.public_key(), now=utc_now())
+        return Issued(leaf=leaf)
 
     identity = Identity(
         node=node,
@@ -267,16 +291,40 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
         identities = {role: await _identity(broker, role, node) for role, node in nodes.items()}
         identities["stranger"] = await _identity(broker, "gateway", "x", tenant="other")
-        authorizer = Authorizer(broker.authority.certificate)
+
+        async def find(node: str, role: str) -> list[x509.Certificate]:
+            found = (i for i in identities.values() if (i.node, i.role) == (node, role))
+            return [identity.certificate for identity in found]
+
+        for identity in identities.values():
+            identity.find_peer = find
+            stack.push_async_callback(identity.channels.close)
+        refused: dict[str, str] = {}
+
+        async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> list[str]:
+            return [refused.get(peer.spiffe_id, "") for peer in peers]
+
         target = RecordingTarget()
+        authorizations = Authorizations(
+            ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
+        )
+        running_authorizations = asyncio.create_task(authorizations.run())
+        stack.callback(running_authorizations.cancel)
+        authorizer = Authorizer(broker.authority.certificate, admit=everybody)
         storage = StorageService(
-            target, node="s", store="memory", anchor=broker.authority.certificate
+            target,
+            node="s",
+            store="memory",
+            anchor=broker.authority.certificate,
+            authorizations=authorizations,
         )
         broker_server = new_server(metrics, authorizer)
         broker_pb2_grpc.add_BrokerServicer_to_server(
             BrokerServicer(broker, authorizer), broker_server
         )
-        storage_server = new_server(metrics, authorizer)
+        storage_server = new_server(
+            metrics, Authorizer(broker.authority.certificate, admit=authorizations.admit)
+        )
         storage_pb2_grpc.add_StorageServicer_to_server(
             StorageServicer(storage, authorizer), storage_server
         )
@@ -305,7 +353,17 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             third_parties=third_parties,
         )
         await stack.enter_async_context(volumes.running())
-        yield World(broker, storage, volumes, target, gateway, identities, addresses, third_parties)
+        yield World(
+            broker,
+            storage,
+            volumes,
+            target,
+            gateway,
+            identities,
+            addresses,
+            third_parties,
+            refused,
+        )
 
 
 async def _create(world: World, request_id: str = "") -> str:
@@ -710,8 +768,8 @@ async def test_caller_without_a_certificate_is_not_served(world: World) -> None:
 
 
 async def test_identity_refuses_a_certificate_for_another_key(world: World) -> None:
-    async def issue(keys: Keys) -> x509.Certificate:
-        return world.identities["gateway"].certificate
+    async def issue(keys: Keys) -> Issued:
+        return Issued(leaf=world.identities["gateway"].certificate)
 
     identity = Identity(
         node="g",
@@ -729,7 +787,7 @@ async def test_identity_refuses_a_certificate_for_another_key(world: World) -> N
 async def test_identity_refuses_a_certificate_for_another_subject(
     world: World, change: dict[str, object]
 ) -> None:
-    async def issue(keys: Keys) -> x509.Certificate:
+    async def issue(keys: Keys) -> Issued:
         subject = Subject(
             node="g",
             role="gateway",
@@ -737,11 +795,12 @@ async def test_identity_refuses_a_certificate_for_another_subject(
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
         )
-        return world.broker.authority.issue(
+        leaf = world.broker.authority.issue(
             replace(subject, **change),  # type: ignore[arg-type]
             keys.tls.public_key(),
             now=utc_now(),
         )
+        return Issued(leaf=leaf)
 
     identity = Identity(
         node="g",
@@ -769,21 +828,21 @@ async def test_renewed_certificate_is_shown_at_the_next_handshake(world: World) 
 async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.identity._RENEW_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("sealane.daemon.identity._RETRY_SECONDS", 0.0)
+    for name in ("RENEW_SECONDS", "RETRY_SECONDS", "_SPACING_SECONDS"):
+        monkeypatch.setattr(f"sealane.daemon.identity.{name}", 0.0)
     gateway = world.identities["gateway"]
     first = gateway.certificate
     failures = 3
     renewed = asyncio.Event()
 
-    async def issue(keys: Keys) -> x509.Certificate:
+    async def issue(keys: Keys) -> Issued:
         nonlocal failures
         if failures:
             failures -= 1
             raise UnavailableError("peer.unreachable", "no broker")
         leaf = world.broker.authority.issue(gateway.subject, keys.tls.public_key(), now=utc_now())
         renewed.set()
-        return leaf
+        return Issued(leaf=leaf)
 
     monkeypatch.setattr(gateway, "_obtain", issue)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -805,6 +864,60 @@ async def _shown(address: str) -> x509.Certificate:
     der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     return x509.load_der_x509_certificate(der)
+
+
+async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    world.refused[world.identities["gateway"].subject.spiffe_id] = "node.revoked"
+    await _fenced(world)
+    for refused in (made.open_queue(1, 8), world.volumes._delete_namespace(volume_id)):  # noqa: SLF001
+        with pytest.raises(VerificationError) as caught:
+            await refused
+        assert caught.value.reason == "node.revoked"
+    assert world.target.volumes
+
+
+async def test_gateway_that_loses_its_authorization_is_fenced(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    await made.open_queue(1, 7)
+    subject = world.identities["gateway"].subject
+    (owner,) = world.target.gateways()
+    assert (owner.spiffe_id, owner.incarnation) == (subject.spiffe_id, subject.incarnation)
+    world.refused[subject.spiffe_id] = "node.revoked"
+    await _fenced(world)
+    assert world.target.fenced == {owner: "node.revoked"}
+
+
+async def test_barred_gateway_fails_and_leaves_its_volumes(world: World) -> None:
+    volume_id = await _create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    world.volumes.bar("attestation.measurement.unknown")
+    assert "attestation.measurement.unknown" in made.failed
+    async with asyncio.timeout(5):
+        while not made.detached or world.volumes.attached(volume_id) is not None:
+            await asyncio.sleep(0.01)
+
+
+async def _fenced(world: World) -> None:
+    """Wait until the target has asked the broker again."""
+    gateway = world.identities["gateway"].subject.spiffe_id
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await world.namespace(world.identities["gateway"], "none")
+            except VerificationError:
+                break
+            except UsageError:
+                await asyncio.sleep(0.01)
+    assert gateway in world.refused
+    async with asyncio.timeout(5):
+        while world.target.gateways():
+            await asyncio.sleep(0.01)
 
 
 async def _create_local(world: World) -> str:
