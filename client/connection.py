@@ -27,6 +27,7 @@ from sealane.protocol.v1 import (
     sessions_pb2_grpc,
     storage_pb2,
     subsystems_pb2_grpc,
+    trust_pb2_grpc,
     volumes_pb2,
     volumes_pb2_grpc,
 )
@@ -211,13 +212,14 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems.
+    plain subsystems, `membership` that of a broker's nodes.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
+        self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
     def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:
