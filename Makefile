@@ -108,6 +108,10 @@ fuzz: $(STAMP)/fuzz ## coverage-guided fuzzing of every parser, FUZZ_SECONDS (60
 fuzz-short: ## the same for 2 s each, two at a time: what CI runs
 	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2"
 
+.PHONY: mutants
+mutants: build ## take each security check out by itself and see its tests fail; ARGS names some
+	$(BIN)/python tools/mutants $(ARGS)
+
 .PHONY: lint
 lint: build ## formatting, types, layers, clippy
 	$(BIN)/ruff format --check . && $(BIN)/ruff check .

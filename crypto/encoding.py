@@ -19,6 +19,23 @@ def fields(label: str, *parts: bytes) -> bytes:
     return b"".join(len(p).to_bytes(4, "big") + p for p in (label.encode("ascii"), *parts))
 
 
+def parse_fields(label: str, encoded: bytes, *, count_max: int) -> list[bytes] | None:
+    """Return the parts that `fields` joined under `label`; None if `encoded` is nothing of it."""
+    head = fields(label)
+    if not encoded.startswith(head):
+        return None
+    parts: list[bytes] = []
+    position = len(head)
+    while position < len(encoded):
+        start = position + 4
+        length = int.from_bytes(encoded[position:start], "big")
+        if len(parts) == count_max or len(encoded) < start or len(encoded) - start < length:
+            return None
+        position = start + length
+        parts.append(encoded[start:position])
+    return parts
+
+
 def canonical_json(value: Mapping[str, JSON]) -> bytes:
     """Encode `value`; a float, null or text outside ASCII is a mistake of the caller."""
     _refuse_unencodable(value)

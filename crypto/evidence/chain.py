@@ -27,7 +27,13 @@ CERTIFICATE_BYTES_MAX: Final = 8 << 10
 _PEM: Final = re.compile(
     rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\r\n]+-----END CERTIFICATE-----\s*"
 )
-_UNDERSTOOD: Final = {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE}
+# An alternative name is critical where the subject is empty, as TPM makers have it: nothing here
+# goes by a leaf's name.
+_UNDERSTOOD: Final = {
+    ExtensionOID.BASIC_CONSTRAINTS,
+    ExtensionOID.KEY_USAGE,
+    ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
+}
 
 RevocationLists = Mapping[bytes, x509.CertificateRevocationList]
 

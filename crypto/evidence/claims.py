@@ -4,6 +4,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from sealane.crypto.encoding import fields
 
@@ -39,6 +40,30 @@ class Binding:
         return hashlib.sha256(parts).digest()
 
 
+# Evidence of one machine may be verified in another order than it was made in, by as long as a
+# challenge lives.
+_CLOCK_TOLERANCE_MILLIS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareClock:
+    """A clock that hardware keeps over its resets (TPMS_CLOCK_INFO): time itself, signed.
+
+    `millis` counts operation, not the calendar; a restart is a resume from hibernation.
+    """
+
+    reset_count: int
+    restart_count: int
+    millis: int
+
+    def has_gone_back(self, last: "HardwareClock") -> bool:
+        """Whether this is older than `last` of the same hardware: its state was put back."""
+        boot = (self.reset_count, self.restart_count)
+        last_boot = (last.reset_count, last.restart_count)
+        is_earlier = self.millis + _CLOCK_TOLERANCE_MILLIS < last.millis
+        return boot < last_boot or (boot == last_boot and is_earlier)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
     """What genuine evidence says. Nothing here has been compared with a policy yet.
@@ -50,8 +75,9 @@ class Claims:
     position on (`debug`, `migrate_ma`, `sept_ve_disable`), `properties` the numbers of which it
     must list those it takes (`report_version`, `vmpl`). `events` are the digests that an event log
     shows to have been extended into a measurement, by its name. `certified_keys` names the keys of
-    the runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `valid_until`
-    is the earliest end of what was relied on.
+    the runtime data (`kem`, `tls`) that the hardware certifies to have made itself. `clock` is for
+    comparing with what the same `hardware_id` said last. `valid_until` is the earliest end of what
+    was relied on.
     """
 
     evidence_type: str
@@ -66,3 +92,4 @@ class Claims:
     properties: Mapping[str, int] = field(default_factory=dict)
     events: Mapping[str, tuple[bytes, ...]] = field(default_factory=dict)
     certified_keys: frozenset[str] = field(default_factory=frozenset)
+    clock: HardwareClock | None = None

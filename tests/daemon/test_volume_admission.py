@@ -1,0 +1,274 @@
+"""Who may ask for a volume, its namespace, keys and leases, and who is believed to be asked."""
+
+import asyncio
+import ssl
+import uuid
+from dataclasses import replace
+
+import grpc
+import pytest
+from cryptography import x509
+
+from sealane.crypto.certificates import Subject
+from sealane.daemon.clock import utc_now
+from sealane.daemon.identity import Identity, Issued, Keys
+from sealane.daemon.metrics import Metrics
+from sealane.daemon.volumes import Via
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+)
+from volume_control import HOST, World, create
+
+
+@pytest.mark.parametrize("role", ["target", "fabric", "broker"])
+async def test_only_gateways_may_call_the_target(world: World, role: str) -> None:
+    with pytest.raises(VerificationError) as caught:
+        await world.namespace(world.identities[role], "")
+    assert caught.value.reason == "call.role.refused"
+
+
+async def test_only_gateways_get_keys_and_leases(world: World) -> None:
+    volume_id = await create(world)
+    async with world.identities["target"].channel(world.addresses["broker"], "b", "broker") as c:
+        stub = broker_pb2_grpc.BrokerStub(c)
+        listed = await stub.ListVolumeDescriptors(
+            broker_pb2.ListVolumeDescriptorsRequest(), timeout=5
+        )
+        assert len(listed.volumes) == 1
+    for method, request in (
+        ("GetVolumeKey", broker_pb2.GetVolumeKeyRequest(volume_id=volume_id)),
+        ("GrantLease", broker_pb2.GrantLeaseRequest(volume_id=volume_id)),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            async with world.identities["target"].channel(
+                world.addresses["broker"], "b", "broker"
+            ) as c:
+                await getattr(broker_pb2_grpc.BrokerStub(c), method)(request, timeout=5)
+        assert caught.value.reason == "call.role.refused"
+
+
+async def test_other_tenants_gateway_is_refused_by_the_target(world: World) -> None:
+    volume_id = await create(world)
+    stranger = world.identities["stranger"]
+    with pytest.raises(VerificationError) as caught:
+        await world.namespace(stranger, volume_id)
+    assert caught.value.reason == "namespace.tenant.refused"
+
+
+async def test_forged_descriptor_makes_no_namespace(world: World) -> None:
+    answer = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="s",
+    )
+    signed = answer.volume
+    descriptor = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+    descriptor.sector_count = 1 << 30
+    signed.descriptor = descriptor.SerializeToString()
+    with pytest.raises(VerificationError) as caught:
+        await world.storage.create(world.identities["gateway"].subject, signed)
+    assert caught.value.reason == "volume.descriptor.signature"
+    assert world.target.volumes == {}
+
+
+async def test_descriptor_of_another_target_is_refused(world: World) -> None:
+    answer = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="elsewhere",
+    )
+    signed = answer.volume
+    with pytest.raises(UsageError) as caught:
+        await world.storage.create(world.identities["gateway"].subject, signed)
+    assert caught.value.reason == "namespace.target"
+
+
+async def test_server_of_another_node_or_role_is_not_reached(world: World) -> None:
+    gateway = world.identities["gateway"]
+    for node, role in (("other", "target"), ("s", "broker")):
+        with pytest.raises(VerificationError) as caught:
+            await world.namespace(gateway, "", node=node, role=role)
+        assert caught.value.reason == "peer.certificate"
+
+
+async def test_certificate_that_expires_on_a_live_connection_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = await create(world)
+    request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
+    gateway = world.identities["gateway"]
+    async with gateway.channel(world.addresses["target"], "s", "target") as channel:
+        stub = storage_pb2_grpc.StorageStub(channel)
+        await stub.GetNamespace(request, timeout=5)
+        late = gateway.certificate.not_valid_after_utc
+        monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: late)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetNamespace(request, timeout=5)
+    error = error_of(caught.value, peer="target")
+    assert isinstance(error, VerificationError)
+    assert error.reason == "certificate.expired"
+
+
+async def test_caller_without_a_certificate_is_not_served(world: World) -> None:
+    anchor = world.broker.authority.anchor_pem
+    credentials = grpc.ssl_channel_credentials(anchor)
+    options = [("grpc.ssl_target_name_override", "s.target.sealane.internal")]
+    async with grpc.aio.secure_channel(
+        world.addresses["target"], credentials, options=options
+    ) as c:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await storage_pb2_grpc.StorageStub(c).GetNamespace(
+                storage_pb2.GetNamespaceRequest(), timeout=5
+            )
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_identity_refuses_a_certificate_for_another_key(world: World) -> None:
+    async def issue(keys: Keys) -> Issued:
+        return Issued(leaf=world.identities["gateway"].certificate)
+
+    identity = Identity(
+        node="g",
+        role="gateway",
+        anchor=world.broker.authority.certificate,
+        obtain=issue,
+        metrics=Metrics(),
+    )
+    with pytest.raises(VerificationError) as caught:
+        await identity.renew()
+    assert caught.value.reason == "certificate.key.mismatch"
+
+
+@pytest.mark.parametrize("change", [{"node": "h"}, {"role": "target"}, {"incarnation": bytes(16)}])
+async def test_identity_refuses_a_certificate_for_another_subject(
+    world: World, change: dict[str, object]
+) -> None:
+    async def issue(keys: Keys) -> Issued:
+        subject = Subject(
+            node="g",
+            role="gateway",
+            tenant="t",
+            incarnation=keys.incarnation,
+            kem_public_key=keys.kem_public,
+        )
+        leaf = world.broker.authority.issue(
+            replace(subject, **change),  # type: ignore[arg-type]
+            keys.tls.public_key(),
+            now=utc_now(),
+        )
+        return Issued(leaf=leaf)
+
+    identity = Identity(
+        node="g",
+        role="gateway",
+        anchor=world.broker.authority.certificate,
+        obtain=issue,
+        metrics=Metrics(),
+    )
+    with pytest.raises(VerificationError) as caught:
+        await identity.renew()
+    assert caught.value.reason == "certificate.subject.mismatch"
+
+
+async def test_renewed_certificate_is_shown_at_the_next_handshake(world: World) -> None:
+    target = world.identities["target"]
+    before = await _shown(world.addresses["target"])
+    assert before == target.certificate
+    await target.renew()
+    after = await _shown(world.addresses["target"])
+    assert after == target.certificate
+    assert after.serial_number != before.serial_number
+    assert after.public_key() == before.public_key()
+
+
+async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RENEW_SECONDS", "RETRY_SECONDS", "_SPACING_SECONDS"):
+        monkeypatch.setattr(f"sealane.daemon.identity.{name}", 0.0)
+    gateway = world.identities["gateway"]
+    first = gateway.certificate
+    failures = 3
+    renewed = asyncio.Event()
+
+    async def issue(keys: Keys) -> Issued:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise UnavailableError("peer.unreachable", "no broker")
+        leaf = world.broker.authority.issue(gateway.subject, keys.tls.public_key(), now=utc_now())
+        renewed.set()
+        return Issued(leaf=leaf)
+
+    monkeypatch.setattr(gateway, "_obtain", issue)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        renewing = tasks.create_task(gateway.keep_renewed())
+        await renewed.wait()
+        await asyncio.sleep(0)
+        renewing.cancel()
+    assert failures == 0
+    assert gateway.certificate.serial_number != first.serial_number
+
+
+async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    world.refused[world.identities["gateway"].subject.spiffe_id] = "node.revoked"
+    await _fenced(world)
+    for refused in (made.open_queue(1, 8), world.volumes._delete_namespace(volume_id)):  # noqa: SLF001
+        with pytest.raises(VerificationError) as caught:
+            await refused
+        assert caught.value.reason == "node.revoked"
+    assert world.target.volumes
+
+
+async def test_gateway_that_loses_its_authorization_is_fenced(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    await made.open_queue(1, 7)
+    subject = world.identities["gateway"].subject
+    (owner,) = world.target.gateways()
+    assert (owner.spiffe_id, owner.incarnation) == (subject.spiffe_id, subject.incarnation)
+    world.refused[subject.spiffe_id] = "node.revoked"
+    await _fenced(world)
+    assert world.target.fenced == {owner: "node.revoked"}
+
+
+async def _fenced(world: World) -> None:
+    """Wait until the target has asked the broker again."""
+    gateway = world.identities["gateway"].subject.spiffe_id
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await world.namespace(world.identities["gateway"], "none")
+            except VerificationError:
+                break
+            except UsageError:
+                await asyncio.sleep(0.01)
+    assert gateway in world.refused
+    async with asyncio.timeout(5):
+        while world.target.gateways():
+            await asyncio.sleep(0.01)
+
+
+async def _shown(address: str) -> x509.Certificate:
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return x509.load_der_x509_certificate(der)

@@ -1,0 +1,361 @@
+"""Broker, target and gateway control planes over real mutual TLS, in one process.
+
+The data path is recorded; `tests/daemon/test_end_to_end.py` has the real one.
+"""
+
+# ruff: noqa: ARG002 - recorders have the signatures of what they stand for
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+
+from sealane.crypto.certificates import Subject
+from sealane.crypto.keys import WrappingKey
+from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.daemon.authorizations import Authorizations
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.servicer import BrokerServicer
+from sealane.daemon.broker.store import BrokerStore
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.calls import Authorizer
+from sealane.daemon.clock import utc_now
+from sealane.daemon.config import EnrolmentConfig, GatewayConfig
+from sealane.daemon.identity import Identity, Issued, Keys
+from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import (
+    Export,
+    NativeEvent,
+    OpenQueue,
+    PeerIncarnation,
+    QueueGrant,
+    VolumeKey,
+)
+from sealane.daemon.servers import (
+    bind_tcp,
+    new_server,
+    running,
+)
+from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.volumes import VolumeService
+from sealane.errors import Error
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.protocol.v1 import (
+    broker_pb2_grpc,
+    storage_pb2,
+    storage_pb2_grpc,
+)
+from trust.world import everybody
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
+
+
+@dataclass
+class RecordedEvent:
+    kind: str
+    reason: str
+    lba: int
+    detail: str
+
+
+@dataclass
+class RecordingTarget:
+    volumes: dict[uuid.UUID, int] = field(default_factory=dict)
+    admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
+    closed: list[tuple[str, int]] = field(default_factory=list)
+    epochs: dict[str, int] = field(default_factory=dict)
+    events: list[NativeEvent] = field(default_factory=list)
+    fenced: dict[PeerIncarnation, str] = field(default_factory=dict)
+    address: tuple[str, int] = ("127.0.0.1", 4420)
+
+    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        self.volumes[volume_id] = sector_count
+
+    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        self.volumes[volume_id] = sector_count
+
+    async def delete_volume(self, volume_id: uuid.UUID) -> None:
+        del self.volumes[volume_id]
+
+    async def discard_store(self, volume_id: uuid.UUID) -> None:
+        raise AssertionError("only with a catalogue")
+
+    def subsystem_nqn(self, volume_id: uuid.UUID) -> str:
+        return f"nqn.2026-11.dev.sealane:volume:{volume_id}"
+
+    def admit_queue(self, ticket: bytes, **values: object) -> None:
+        self.admitted[ticket] = values
+
+    def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
+        return self.epochs.get(host_nqn, 0)
+
+    async def close_older_queues(
+        self, volume_id: uuid.UUID, host_nqn: str, association_epoch: int
+    ) -> None:
+        self.closed.append((host_nqn, association_epoch))
+        self.epochs[host_nqn] = association_epoch
+
+    def gateways(self) -> set[PeerIncarnation]:
+        owners = (values["gateway"] for values in self.admitted.values())
+        return {owner for owner in owners if isinstance(owner, PeerIncarnation)} - self.fenced.keys()
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        self.fenced[gateway] = reason
+
+    def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
+        return {"reads": 1}
+
+    def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
+        taken, self.events = self.events, []
+        return taken
+
+
+@dataclass
+class RecordedAttachment:
+    key: bytes
+    open_queue: OpenQueue
+    ranges: list[CounterRange]
+    remaining: int = LEASE_COUNTERS
+    unused: list[CounterRange] = field(default_factory=list)
+    secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
+    epoch_floor: int = 0
+    detached: bool = False
+    failed: str = ""
+    export: Export = field(
+        default_factory=lambda: Export(
+            traddr="127.0.0.1", trsvcid=1, subsystem_nqn="nqn.x", namespace_id=1
+        )
+    )
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        for counters in granted:
+            self.ranges.append(counters)
+            self.remaining += counters.count
+
+    def take_counters(self) -> list[CounterRange]:
+        taken, self.unused = self.unused, []
+        return taken
+
+    def counters_remaining(self) -> int:
+        return self.remaining
+
+    def statistics(self) -> Mapping[str, int]:
+        return {}
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        return []
+
+    def fail(self, detail: str) -> None:
+        self.failed = detail
+
+    async def detach(self) -> None:
+        self.detached = True
+
+
+@dataclass
+class RecordingGateway:
+    attached: list[RecordedAttachment] = field(default_factory=list)
+    failure: Error | None = None
+
+    async def attach(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        host_nqn: str,
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> RecordedAttachment:
+        if self.failure is not None:
+            raise self.failure
+        made = RecordedAttachment(
+            bytes(volume.key), open_queue, [*counters], epoch_floor=epoch_floor
+        )
+        self.attached.append(made)
+        return made
+
+
+@dataclass
+class RecordingThirdPartyVolume:
+    is_closed: bool = False
+
+    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
+        raise AssertionError("nobody opens a queue of it here")
+
+    def take_events(self) -> list[NativeEvent]:
+        return []
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class RecordingThirdParties:
+    volumes: dict[str, uuid.UUID] = field(default_factory=dict)
+    attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
+    failure: Error | None = None
+
+    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        assert sector_count
+        if self.failure is not None:
+            raise self.failure
+        self.volumes[name] = volume_id
+
+    async def delete(self, name: str, volume_id: uuid.UUID) -> None:
+        assert self.volumes.pop(name) == volume_id
+
+    async def attach(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+    ) -> RecordingThirdPartyVolume:
+        assert sector_count
+        assert self.volumes[name] == volume_id
+        self.attached.append(RecordingThirdPartyVolume())
+        return self.attached[-1]
+
+
+@dataclass
+class World:
+    broker: BrokerService
+    storage: StorageService
+    volumes: VolumeService
+    target: RecordingTarget
+    gateway: RecordingGateway
+    identities: dict[str, Identity]
+    addresses: dict[str, str]
+    third_parties: "RecordingThirdParties"
+    refused: dict[str, str]
+    """Why the broker authorizes a peer no more, by SPIFFE id."""
+
+    async def namespace(
+        self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
+    ) -> storage_pb2.Namespace:
+        """Ask the target for a namespace, as `identity`, expecting `role` of `node` there."""
+        request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
+        async with identity.channel(self.addresses["target"], node, role) as channel:
+            return await storage_pb2_grpc.StorageStub(channel).GetNamespace(request, timeout=5)
+
+
+async def identity(
+    broker: BrokerService, role: str, node: str, tenant: str = "t", metrics: Metrics | None = None
+) -> Identity:
+    async def issue(keys: Keys) -> Issued:
+        subject = Subject(
+            node=node,
+            role=role,
+            tenant=tenant,
+            incarnation=keys.incarnation,
+            kem_public_key=keys.kem_public,
+        )
+        leaf = broker.authority.issue(subject, keys.tls.public_key(), now=utc_now())
+        return Issued(leaf=leaf)
+
+    identity = Identity(
+        node=node,
+        role=role,
+        anchor=broker.authority.certificate,
+        obtain=issue,
+        metrics=metrics or Metrics(),
+    )
+    await identity.renew()
+    return identity
+
+
+@contextlib.asynccontextmanager
+async def volume_world(directory: Path) -> AsyncIterator[World]:
+    metrics = Metrics()
+    async with contextlib.AsyncExitStack() as stack:
+        broker = BrokerService(
+            BrokerStore(directory / "b.sqlite"),
+            WrappingKey(bytes(32)),
+            node="b",
+            instance=1,
+            metrics=metrics,
+        )
+        stack.callback(broker.close)
+        nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
+        identities = {role: await identity(broker, role, node) for role, node in nodes.items()}
+        identities["stranger"] = await identity(broker, "gateway", "x", tenant="other")
+
+        async def find(node: str, role: str) -> list[x509.Certificate]:
+            found = (i for i in identities.values() if (i.node, i.role) == (node, role))
+            return [each.certificate for each in found]
+
+        for each in identities.values():
+            each.find_peer = find
+            stack.push_async_callback(each.channels.close)
+        refused: dict[str, str] = {}
+
+        async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> list[str]:
+            return [refused.get(peer.spiffe_id, "") for peer in peers]
+
+        target = RecordingTarget()
+        authorizations = Authorizations(
+            ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
+        )
+        running_authorizations = asyncio.create_task(authorizations.run())
+        stack.callback(running_authorizations.cancel)
+        authorizer = Authorizer(broker.authority.certificate, admit=everybody)
+        storage = StorageService(
+            target,
+            node="s",
+            store="memory",
+            anchor=broker.authority.certificate,
+            authorizations=authorizations,
+        )
+        broker_server = new_server(metrics, authorizer)
+        broker_pb2_grpc.add_BrokerServicer_to_server(
+            BrokerServicer(broker, authorizer), broker_server
+        )
+        storage_server = new_server(
+            metrics, Authorizer(broker.authority.certificate, admit=authorizations.admit)
+        )
+        storage_pb2_grpc.add_StorageServicer_to_server(
+            StorageServicer(storage, authorizer), storage_server
+        )
+        addresses = {}
+        for name, server in (("broker", broker_server), ("target", storage_server)):
+            credentials = identities[name].server_credentials(mutual=True)
+            addresses[name] = bind_tcp(server, "127.0.0.1:0", credentials, key=name)
+            await stack.enter_async_context(running(server))
+        gateway = RecordingGateway()
+        third_parties = RecordingThirdParties()
+        volumes = VolumeService(
+            GatewayConfig(target_node="s", target_address=addresses["target"]),
+            identity=identities["gateway"],
+            broker=BrokerClient(
+                EnrolmentConfig(
+                    broker_node="b",
+                    broker_address=addresses["broker"],
+                    attestation_address="unused:1",
+                    trust_anchor="/unused",
+                    evidence="software",
+                    key_file="/unused",
+                ),
+                identities["gateway"],
+            ),
+            gateway=gateway,
+            third_parties=third_parties,
+        )
+        await stack.enter_async_context(volumes.running())
+        yield World(
+            broker,
+            storage,
+            volumes,
+            target,
+            gateway,
+            identities,
+            addresses,
+            third_parties,
+            refused,
+        )
+
+
+async def create(world: World, request_id: str = "") -> str:
+    descriptor = await world.volumes.create(
+        request_id=request_id, display_name="d", size_bytes=1 << 20, target_node=""
+    )
+    return descriptor.volume_id
