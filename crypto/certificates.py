@@ -219,7 +219,9 @@ def verify_descriptor(anchor: x509.Certificate, *, descriptor: bytes, signature:
         ) from error
 
 
-def verify_authorization(anchor: x509.Certificate, *, authorization: bytes, signature: bytes) -> None:
+def verify_authorization(
+    anchor: x509.Certificate, *, authorization: bytes, signature: bytes
+) -> None:
     """Raise VerificationError unless the broker signed `authorization`."""
     try:
         anchor_key(anchor).verify(

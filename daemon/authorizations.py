@@ -1,4 +1,4 @@
-"""What the broker says of the peers that use this node: asked by challenge, kept for a bounded time.
+"""What the broker says of the peers that use this node: asked by challenge, kept a bounded time.
 
 A target serves a gateway's queues, and a fabric its sessions, only while the broker has said that
 this incarnation of the peer may act. What it says is signed and answers a nonce of ours; it counts
@@ -36,7 +36,7 @@ _REFUSAL_NS: Final = 10**9
 
 
 Ask = Callable[[bytes, Sequence[PeerIncarnation]], Awaitable[Sequence[str]]]
-"""(nonce, peers) → for each peer why it may not act, empty if it may; verified, and for the nonce."""
+"""(nonce, peers) → for each peer why it may not act, empty if it may; verified, for that nonce."""
 Lost = Callable[[PeerIncarnation, str], Awaitable[None]]
 """Ends what a peer has here, for a reason id. Returns when nothing of it is under way any more."""
 

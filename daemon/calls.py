@@ -262,4 +262,3 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 def _is_correlation_id(text: str) -> bool:
     return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
-

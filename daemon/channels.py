@@ -193,9 +193,7 @@ class Channels:
             # The broker is away: what it said last holds until it expires, which TLS checks.
             return before.pins
 
-    def _opened(
-        self, address: str, name: str, pins: tuple[x509.Certificate, ...]
-    ) -> Connection:
+    def _opened(self, address: str, name: str, pins: tuple[x509.Certificate, ...]) -> Connection:
         own = self._own()
         roots = b"".join(leaf.public_bytes(Encoding.PEM) for leaf in pins) or self._anchor_pem
         credentials = grpc.ssl_channel_credentials(

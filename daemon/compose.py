@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -18,17 +17,18 @@ from grpc_reflection.v1alpha import reflection
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id, verify_leaf
 from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
-from sealane.crypto.keys import KEY_BYTES, WrappingKey
 from sealane.daemon.authorizations import (
     AUTHORIZATION_SECONDS,
     Authorizations,
     Lost,
     peer_of,
 )
+from sealane.daemon.broker.audit import AuditLog, FileHead
+from sealane.daemon.broker.membership import Membership
+from sealane.daemon.broker.opening import opened_broker
 from sealane.daemon.broker.policy import load_policy
-from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
+from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
@@ -51,7 +51,6 @@ from sealane.daemon.fabric.servicer import (
     establish_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.files import read_secret
 from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer
@@ -88,13 +87,13 @@ from sealane.protocol.v1 import (
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
+    trust_pb2_grpc,
     volumes_pb2_grpc,
 )
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
 TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
-_STORE_NAME: Final = "broker.sqlite"
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
@@ -175,22 +174,10 @@ class Daemon:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
-        kek = read_secret(config.key_file, key="broker.key_file")
-        if len(kek) != KEY_BYTES:
-            raise UsageError(
-                "key.size",
-                f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
-                "(sealanectl key encryption makes one)",
-            )
-        wrapping = WrappingKey(kek)
-        broker = BrokerService(
-            BrokerStore(state / _STORE_NAME),
-            wrapping,
-            node=node,
-            instance=config.instance,
-            metrics=self.metrics,
+        broker, instance, registry = await self._stack.enter_async_context(
+            opened_broker(config, node=node, state=state, metrics=self.metrics)
         )
-        self._stack.callback(broker.close)
+        self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
@@ -225,9 +212,19 @@ class Daemon:
             audience=spiffe_id(node, "broker"),
             verifier_key_sha256=key_digest(authority.certificate),
         )
+        audit = await AuditLog.open(
+            state / "audit.log",
+            keeper=FileHead(state / "audit.head"),
+            signing_key=authority.signing_key,
+        )
+        self._stack.push_async_callback(audit.close)
+        membership = Membership(registry, cover=instance.cover, audit=audit, metrics=self.metrics)
+        trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
+        self._services.append("sealane.v1.Membership")
+        authorizer = Authorizer(authority.certificate, admit=membership.admit)
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
-            AttestationServicer(verifier, broker), open_server
+            AttestationServicer(verifier, broker, membership), open_server
         )
         self.addresses["attestation"] = bind_tcp(
             open_server,
@@ -235,8 +232,10 @@ class Daemon:
             identity.server_credentials(mutual=False),
             key="broker.attestation_listen",
         )
-        authorizer = Authorizer(authority.certificate)
         server = new_server(self.metrics, authorizer)
+        trust_pb2_grpc.add_TrustServicer_to_server(
+            TrustServicer(membership, authority, authorizer), server
+        )
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
         self.addresses["broker"] = bind_tcp(
             server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
@@ -386,7 +385,9 @@ class Daemon:
         @contextlib.asynccontextmanager
         async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
             async with identity.connection(address, node, "fabric") as connection:
-                peer = peer_of(verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now()))
+                peer = peer_of(
+                    verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
+                )
                 await authorizations.require(peer)
                 yield PeerChannel(
                     channel=connection.channel,

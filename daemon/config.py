@@ -51,6 +51,7 @@ class BrokerConfig(Section):
     instance: Annotated[int, Field(ge=1, le=65535)] = 1
     policy_file: AbsolutePath
     key_file: AbsolutePath
+    head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
 
 
 class EnrolmentConfig(Section):

@@ -12,10 +12,10 @@ from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SOFTWARE, SoftwareKey
+from sealane.daemon.channels import open_channel
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.files import read_file, read_secret
-from sealane.daemon.channels import open_channel
 from sealane.daemon.identity import Issued, Keys
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.status import error_of

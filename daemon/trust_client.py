@@ -73,9 +73,7 @@ class TrustClient:
                 "authorization.malformed", "the authorization can't be parsed"
             ) from error
         subject = self._identity.subject
-        we = trust_pb2.PeerIncarnation(
-            spiffe_id=subject.spiffe_id, incarnation=subject.incarnation
-        )
+        we = trust_pb2.PeerIncarnation(spiffe_id=subject.spiffe_id, incarnation=subject.incarnation)
         if (answer.subject, answer.nonce) != (we, nonce) or [
             verdict.peer for verdict in answer.verdicts
         ] != asked:

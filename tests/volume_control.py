@@ -14,13 +14,12 @@ from pathlib import Path
 
 from cryptography import x509
 
+from brokers import running_broker
 from sealane.crypto.certificates import Subject
-from sealane.crypto.keys import WrappingKey
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.authorizations import Authorizations
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
-from sealane.daemon.broker.store import BrokerStore
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
@@ -49,7 +48,7 @@ from sealane.protocol.v1 import (
     storage_pb2,
     storage_pb2_grpc,
 )
-from trust.world import everybody
+from trust.world import everybody, running_authorizations
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
 
@@ -70,6 +69,7 @@ class RecordingTarget:
     epochs: dict[str, int] = field(default_factory=dict)
     events: list[NativeEvent] = field(default_factory=list)
     fenced: dict[PeerIncarnation, str] = field(default_factory=dict)
+    fencing: asyncio.Event = field(default_factory=asyncio.Event)
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
     async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
@@ -101,10 +101,12 @@ class RecordingTarget:
 
     def gateways(self) -> set[PeerIncarnation]:
         owners = (values["gateway"] for values in self.admitted.values())
-        return {owner for owner in owners if isinstance(owner, PeerIncarnation)} - self.fenced.keys()
+        known = {owner for owner in owners if isinstance(owner, PeerIncarnation)}
+        return known - self.fenced.keys()
 
     async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
         self.fenced[gateway] = reason
+        self.fencing.set()
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         return {"reads": 1}
@@ -123,7 +125,7 @@ class RecordedAttachment:
     unused: list[CounterRange] = field(default_factory=list)
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
-    detached: bool = False
+    detached: asyncio.Event = field(default_factory=asyncio.Event)
     failed: str = ""
     export: Export = field(
         default_factory=lambda: Export(
@@ -153,7 +155,7 @@ class RecordedAttachment:
         self.failed = detail
 
     async def detach(self) -> None:
-        self.detached = True
+        self.detached.set()
 
 
 @dataclass
@@ -268,14 +270,9 @@ async def identity(
 async def volume_world(directory: Path) -> AsyncIterator[World]:
     metrics = Metrics()
     async with contextlib.AsyncExitStack() as stack:
-        broker = BrokerService(
-            BrokerStore(directory / "b.sqlite"),
-            WrappingKey(bytes(32)),
-            node="b",
-            instance=1,
-            metrics=metrics,
+        broker = await stack.enter_async_context(
+            running_broker(directory / "b.sqlite", instance=1, metrics=metrics)
         )
-        stack.callback(broker.close)
         nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
         identities = {role: await identity(broker, role, node) for role, node in nodes.items()}
         identities["stranger"] = await identity(broker, "gateway", "x", tenant="other")
@@ -296,8 +293,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         authorizations = Authorizations(
             ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
         )
-        running_authorizations = asyncio.create_task(authorizations.run())
-        stack.callback(running_authorizations.cancel)
+        await stack.enter_async_context(running_authorizations(authorizations))
         authorizer = Authorizer(broker.authority.certificate, admit=everybody)
         storage = StorageService(
             target,

@@ -7,7 +7,7 @@ another broker has overtaken, authorizes nobody.
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,17 +48,22 @@ class Member:
 
 
 class Membership:
-    """The nodes of one authority, for one of its brokers."""
+    """The nodes of one authority, for one of its brokers.
+
+    `cover` returns once the commit of a revision can't be rolled back unnoticed.
+    """
 
     def __init__(
         self,
         registry: Registry,
         *,
+        cover: Callable[[int], Awaitable[None]],
         audit: Audit,
         metrics: Metrics,
         now: Callable[[], dt.datetime] = utc_now,
     ) -> None:
         self._registry = registry
+        self._cover = cover
         self._audit = audit
         self._metrics = metrics
         self._now = now
@@ -66,7 +71,9 @@ class Membership:
     async def admit(self, caller: Subject, leaf: x509.Certificate) -> None:
         """Raise VerificationError `node.revoked` if the caller's node was revoked since `leaf`."""
         stored = await self._stored(caller.node, caller.role)
-        _check_not_revoked(stored and stored.record, issued=leaf.not_valid_before_utc + SKEW)
+        _check_not_revoked(
+            stored.record if stored else None, issued=leaf.not_valid_before_utc + SKEW
+        )
 
     async def attested(self, subject: Subject, leaf: x509.Certificate) -> None:
         """Enter the leaf that a node was issued; VerificationError `node.revoked`: it must not be.
@@ -157,7 +164,12 @@ class Membership:
         for each in _roles(node, role):
             await self._change(node, each, {"revocation": revocation, "restored_at": None})
             await self._audit.record(
-                "node.revoked", subject="operator", outcome="done", node=node, role=each, text=reason
+                "node.revoked",
+                subject="operator",
+                outcome="done",
+                node=node,
+                role=each,
+                text=reason,
             )
             self._metrics.revocations.labels("revoked").inc()
             get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
@@ -214,7 +226,8 @@ class Membership:
             changed = nodes.sealed(name, before.model_copy(update=update))
             return await self._registry.commit([nodes.unchanged(name, stored)], changed)
 
-        await self._registry.settle(attempt)
+        # A store that is put back must not bring a revoked node back with it.
+        await self._cover(await self._registry.settle(attempt))
 
 
 def _name(node: str, role: str) -> str:

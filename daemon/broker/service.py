@@ -1,33 +1,27 @@
-"""What the broker does: registers volumes, releases keys, grants leases (DESIGN §6).
-
-The store is blocking and runs on one thread of its own; the arena belongs to the event loop.
-"""
+"""What the broker does: registers volumes, releases keys, grants leases (DESIGN §6)."""
 
 import asyncio
 import hashlib
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
-from sealane.crypto.certificates import NAME_PATTERN, CertificateAuthority, Subject
+from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
-from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
+from sealane.crypto.keys import derive_volume_key
 from sealane.crypto.lease import Arena, Lease
-from sealane.daemon.broker.store import BrokerStore, VolumeRecord
+from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.records import GrantRecord, Stored, VolumeRecord
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
+from sealane.transport.tasks import TaskOwner
 
 SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
@@ -37,9 +31,6 @@ MODES: Final = {"", "local", "off"}
 
 # Answers kept for retries; one that fell out costs a retry a fresh lease, which is burned.
 _ANSWERS_MAX: Final = 1024
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,31 +43,34 @@ class SignedLease:
     start_epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """What was asked, as a digest, and the lease it gets."""
+
+    asked: bytes
+    lease: "asyncio.Future[SignedLease]"
+
+    def is_of(self, lease_id: int) -> bool:
+        """Whether it got that lease."""
+        return self.lease.done() and self.lease.result().lease_id == lease_id
+
+
 class BrokerService:
-    """One start of the broker. `close` ends its thread and its store."""
+    """One start of the broker: what it knows, and the arena of this start."""
 
-    def __init__(
-        self,
-        store: BrokerStore,
-        wrapping: WrappingKey,
-        *,
-        node: str,
-        instance: int,
-        metrics: Metrics,
-    ) -> None:
-        """Open the authority, making it at the very first start, and a fresh arena. Blocking."""
-        self._store = store
-        self._wrapping = wrapping
+    def __init__(self, registry: Registry, instance: Instance, *, metrics: Metrics) -> None:
+        self._registry = registry
+        self._instance = instance
         self._metrics = metrics
-        self.authority = _open_authority(store, wrapping, node)
-        self.arena = Arena(broker_instance=instance, start_epoch=store.next_start_epoch())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-store")
-        self._answers: OrderedDict[tuple[bytes, bytes], tuple[bytes, SignedLease]] = OrderedDict()
+        self.authority = registry.authority
+        self.arena = instance.arena
+        # Grants by who asked, also those on their way: a retry joins the first.
+        self._grants: OrderedDict[tuple[bytes, bytes], _Grant] = OrderedDict()
+        self._tasks = TaskOwner()
 
-    def close(self) -> None:
-        """Wait for the store's thread and close the store."""
-        self._thread.shutdown(wait=True)
-        self._store.close()
+    async def close(self) -> None:
+        """Give up the grants on their way: what they took of the arena is burned."""
+        await self._tasks.close()
 
     async def register_volume(
         self,
@@ -139,9 +133,9 @@ class BrokerService:
             third_party=third_party,
             fully_sealed=is_sealed,
             filling_gateway=caller.node if is_sealed else "",
+            request_id=_uuid(request_id, what="request id"),
         )
-        request = str(_uuid(request_id, what="request id"))
-        stored, is_new = await self._run(self._store.register, record, request_id=request)
+        stored, is_new = await self._registry.register(record)
         return broker_pb2.RegisterVolumeResponse(volume=self._signed(stored), is_new=is_new)
 
     async def descriptor(
@@ -157,8 +151,7 @@ class BrokerService:
         after = str(_uuid(page_token, what="page token")) if page_token else ""
         limit = min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX
         is_target = caller.role == "target"
-        records = await self._run(
-            self._store.volumes,
+        records = await self._registry.list_volumes(
             tenant=None if is_target else caller.tenant,
             target_node=caller.node if is_target else None,
             after=after,
@@ -178,26 +171,21 @@ class BrokerService:
                 "volume.filling.refused",
                 f"volume {record.volume_id} is filled by gateway {record.filling_gateway!r}",
             )
-        await self._run(self._store.finish_filling, record.volume_id)
-        return self._signed(await self._volume(caller, volume_id))
+        return self._signed(await self._registry.finish_filling(record.volume_id))
 
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
         """Forget a volume: no key of it is released again."""
         record = await self._volume(caller, volume_id)
-        await self._run(self._store.unregister, record.volume_id)
+        revision = await self._registry.unregister(record.volume_id)
+        # A key that nobody may have any more must not come back with an older store.
+        await self._instance.cover(revision)
 
     async def release_key(
         self, caller: Subject, *, volume_id: str, key_epoch: int, request_id: bytes
     ) -> SignedSecret:
         """Seal one key epoch of a volume to the caller's attested KEM key."""
-        record = await self._volume(caller, volume_id)
-        _check_epoch(record, key_epoch)
-        _check_owner(record, caller)
-        fresh = new_key()
-        wrapped_new = self._wrapping.wrap(fresh, purpose="tenant key", owner=record.tenant)
-        wipe(fresh)
-        wrapped = await self._run(self._store.tenant_key, record.tenant, wrapped_new=wrapped_new)
-        tenant_key = self._wrapping.unwrap(wrapped, purpose="tenant key", owner=record.tenant)
+        record = (await self._grantable(caller, volume_id, key_epoch)).record
+        tenant_key = await self._registry.tenant_key(record.tenant)
         volume_key = derive_volume_key(tenant_key, volume_id=record.volume_id, key_epoch=key_epoch)
         try:
             secret = seal_signed(
@@ -227,32 +215,61 @@ class BrokerService:
 
         A retry with the same request id from the same incarnation gets the same counters.
         """
-        record = await self._volume(caller, volume_id)
-        _check_epoch(record, key_epoch)
-        _check_owner(record, caller)
+        volume = await self._grantable(caller, volume_id, key_epoch)
         context = _context(
-            "lease", caller, record, key_epoch, request_id=request_id, arena=self.arena
+            "lease", caller, volume.record, key_epoch, request_id=request_id, arena=self.arena
         )
         asked = hashlib.sha256(context.info()).digest()
-        known = self._answers.get((caller.incarnation, request_id))
-        if known is not None:
-            if known[0] != asked:
-                raise UsageError(
-                    "lease.request.exists", "this request id was used for another lease"
-                )
-            return known[1]
+        grant = self._grants.get((caller.incarnation, request_id))
+        if grant is None:
+            grant = _Grant(asked, asyncio.get_running_loop().create_future())
+            self._grants[caller.incarnation, request_id] = grant
+            if len(self._grants) > _ANSWERS_MAX:
+                self._grants.popitem(last=False)
+            self._tasks.start(self._settle_grant(grant, caller, context), name="grant")
+        elif grant.asked != asked:
+            raise UsageError("lease.request.exists", "this request id was used for another lease")
+        # A caller that goes away must not stop what another may be waiting for.
+        return await asyncio.shield(grant.lease)
+
+    async def _settle_grant(self, grant: "_Grant", caller: Subject, context: Context) -> None:
+        try:
+            lease = await self._grant(caller, context)
+        except BaseException as error:
+            self._grants.pop((caller.incarnation, context.request_id), None)
+            if isinstance(error, asyncio.CancelledError):
+                grant.lease.cancel()
+                raise
+            grant.lease.set_exception(error)
+            grant.lease.exception()  # who asked may be gone
+        else:
+            grant.lease.set_result(lease)
+
+    async def _grant(self, caller: Subject, context: Context) -> SignedLease:
+        """Take counters out of the arena, enter them in the books, seal them."""
         granted = self.arena.grant(incarnation=caller.incarnation)
-        await self._run(
-            self._store.record_grant,
-            granted,
-            volume_id=record.volume_id,
-            key_epoch=key_epoch,
-            recipient=caller.spiffe_id,
-            incarnation=caller.incarnation,
-        )
+
+        async def attempt() -> VolumeRecord | None:
+            # A volume deleted, or given a new key epoch, in between gets no lease of the old one.
+            volume = await self._grantable(caller, context.volume_id, context.key_epoch)
+            record = GrantRecord(
+                broker_instance=self.arena.broker_instance,
+                start_epoch=self.arena.start_epoch,
+                lease_id=granted.lease_id,
+                ranges=tuple((r.counter_start, r.counter_end) for r in granted.ranges),
+                volume_id=volume.record.volume_id,
+                key_epoch=context.key_epoch,
+                recipient=caller.spiffe_id,
+                incarnation=caller.incarnation,
+                granted_at=utc_now(),
+            )
+            recorded = await self._registry.record_grant(record, volume=volume)
+            return volume.record if recorded else None
+
+        volume = await self._registry.settle(attempt)
         lease = SignedLease(
             secret=seal_signed(
-                _lease_message(record, key_epoch, granted),
+                _lease_message(volume, context.key_epoch, granted),
                 recipient_key=caller.kem_public_key,
                 kem_algorithm=caller.kem_algorithm,
                 context=context,
@@ -262,13 +279,10 @@ class BrokerService:
             broker_instance=self.arena.broker_instance,
             start_epoch=self.arena.start_epoch,
         )
-        self._answers[caller.incarnation, request_id] = (asked, lease)
-        if len(self._answers) > _ANSWERS_MAX:
-            self._answers.popitem(last=False)
         self._metrics.leases_granted.inc()
         get_logger().info(
             "lease_granted",
-            volume_id=volume_id,
+            volume_id=context.volume_id,
             start_epoch=self.arena.start_epoch,
             lease_id=granted.lease_id,
             counters=granted.count,
@@ -293,10 +307,14 @@ class BrokerService:
             raise LeaseError(
                 "lease.return.arena", f"lease {lease_id} is of another start of a broker"
             )
+        self.arena.report(lease_id, touched, incarnation=caller.incarnation)
+        # A late retry must not be told counters that may soon be somebody else's.
+        for asked in [a for a, grant in self._grants.items() if grant.is_of(lease_id)]:
+            del self._grants[asked]
+        # The books first: what they call returned may be lost, what is granted again must be there.
+        if not await self._registry.record_return(arena, lease_id, touched):
+            raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
         counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
-        # A late retry must not be told counters that may by now be somebody else's.
-        for asked in [a for a, (_, lease) in self._answers.items() if lease.lease_id == lease_id]:
-            del self._answers[asked]
         self._metrics.leases_returned.inc()
         get_logger().info(
             "lease_returned",
@@ -307,14 +325,27 @@ class BrokerService:
         )
         return counters
 
+    async def _grantable(
+        self, caller: Subject, volume_id: str, key_epoch: int
+    ) -> Stored[VolumeRecord]:
+        """Return the volume if the caller may seal for it under `key_epoch`."""
+        volume = await self._stored_volume(caller, volume_id)
+        _check_epoch(volume.record, key_epoch)
+        _check_owner(volume.record, caller)
+        return volume
+
     async def _volume(self, caller: Subject, volume_id: str) -> VolumeRecord:
-        record = await self._run(self._store.volume, _uuid(volume_id, what="volume id"))
+        return (await self._stored_volume(caller, volume_id)).record
+
+    async def _stored_volume(self, caller: Subject, volume_id: str) -> Stored[VolumeRecord]:
+        stored = await self._registry.volume(_uuid(volume_id, what="volume id"))
+        record = stored.record
         is_owner = caller.role == "gateway" and caller.tenant == record.tenant
         is_target = caller.role == "target" and caller.node == record.target_node
         if not is_owner and not is_target:
             # The same answer as for a volume that isn't there: ids of other tenants stay unknown.
             raise UsageError("volume.not_found", f"there is no volume {record.volume_id}")
-        return record
+        return stored
 
     def _signed(self, record: VolumeRecord) -> broker_pb2.SignedVolumeDescriptor:
         descriptor = broker_pb2.VolumeDescriptor(
@@ -333,34 +364,6 @@ class BrokerService:
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
         )
-
-    async def _run(
-        self,
-        function: Callable[_Parameters, _Result],
-        *args: _Parameters.args,
-        **kwargs: _Parameters.kwargs,
-    ) -> _Result:
-        call = partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-
-def _open_authority(store: BrokerStore, wrapping: WrappingKey, node: str) -> CertificateAuthority:
-    stored = store.authority()
-    if stored is None:
-        made = CertificateAuthority.create(broker=node, now=utc_now())
-        key = made.private_bytes()
-        store.set_authority(
-            wrapped_key=wrapping.wrap(key, purpose="broker key", owner="broker"),
-            certificate=made.certificate.public_bytes(serialization.Encoding.DER),
-        )
-        wipe(key)
-        return made
-    encoded = wrapping.unwrap(stored[0], purpose="broker key", owner="broker")
-    key_object = serialization.load_der_private_key(bytes(encoded), password=None)
-    wipe(encoded)
-    if not isinstance(key_object, ec.EllipticCurvePrivateKey):
-        raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
-    return CertificateAuthority(key_object, x509.load_der_x509_certificate(stored[1]))
 
 
 def _check_owner(record: VolumeRecord, caller: Subject) -> None:

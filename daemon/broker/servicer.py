@@ -7,6 +7,7 @@ from google.protobuf import empty_pb2, timestamp_pb2
 
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.evidence.software import SOFTWARE
+from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.clock import monotonic_ns, utc_now
@@ -22,9 +23,10 @@ from sealane.protocol.v1 import (
 class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
     """Challenges nodes and issues certificates for what they attest."""
 
-    def __init__(self, verifier: Verifier, broker: BrokerService) -> None:
+    def __init__(self, verifier: Verifier, broker: BrokerService, membership: Membership) -> None:
         self._verifier = verifier
         self._broker = broker
+        self._membership = membership
 
     async def GetChallenge(
         self,
@@ -69,6 +71,8 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         )
         authority = self._broker.authority
         leaf = authority.issue(appraised.subject, appraised.tls_public_key, now=utc_now())
+        # Not before the evidence has proved who asks: a revocation is nobody else's business.
+        await self._membership.attested(appraised.subject, leaf)
         get_logger().info(
             "node_attested",
             recipient=appraised.subject.spiffe_id,

@@ -236,7 +236,9 @@ class FabricService:
             data_address=session.data_address,
             confirmation=b"",
         )
-        transcript = _transcript(offer, unconfirmed, initiator=(peer.node, peer.certificate_digest), responder=self._node)
+        transcript = _transcript(
+            offer, unconfirmed, initiator=(peer.node, peer.certificate_digest), responder=self._node
+        )
         established = derive(exchange, transcript, is_initiator=False)
         start = Start(
             keys=established.keys,
@@ -475,7 +477,7 @@ def _agreed(
 def _transcript(
     offer: Offer, answer: Answer, *, initiator: tuple[str, bytes], responder: str
 ) -> Transcript:
-    """`initiator`: its node, and SHA-256 (DER) of the leaf it showed."""
+    """Return what both ends sign; `initiator`: its node, SHA-256 (DER) of the leaf it showed."""
     return Transcript(
         version=offer.version,
         display_name=offer.display_name,

@@ -26,7 +26,6 @@ from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerChannel:
     """A channel on which the peer has proved to be that node's fabric, and which may act."""

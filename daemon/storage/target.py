@@ -234,10 +234,9 @@ class TargetSubsystem(Exported):
 
     def gateways(self) -> Iterator[PeerIncarnation]:
         """Yield whose queues run or may start."""
-        tickets = [*self.tickets.values(), *self.starting]
-        for owner in (*tickets, *self.served.values()):
-            if owner.gateway is not None:
-                yield owner.gateway
+        owners = [ticket.gateway for ticket in (*self.tickets.values(), *self.starting)]
+        owners += [served.gateway for served in self.served.values()]
+        yield from (owner for owner in owners if owner is not None)
 
     async def fence_gateway(
         self, gateway: PeerIncarnation, reason: str, listener: Listener

@@ -1,25 +1,20 @@
-"""The broker's store and service: durable start epoch, tenants apart, leases once."""
+"""The broker's service: tenants apart, keys for whom they are, leases once."""
 
-import contextlib
 import dataclasses
 import datetime as dt
-import shutil
-import sqlite3
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
-from sealane.crypto.keys import WrappingKey
-from sealane.crypto.lease import LEASE_COUNTERS, START_EPOCH_MAX
+from sealane.crypto.lease import LEASE_COUNTERS
 from sealane.daemon.broker.service import BrokerService
-from sealane.daemon.broker.store import BrokerStore, VolumeRecord
-from sealane.daemon.metrics import Metrics
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
@@ -40,29 +35,10 @@ def _subject(role: str = "gateway", node: str = "g", tenant: str = "t") -> Subje
 GATEWAY = _subject()
 
 
-def _record(tenant: str = "t") -> VolumeRecord:
-    return VolumeRecord(
-        volume_id=uuid.uuid4(),
-        tenant=tenant,
-        display_name="d",
-        sector_count=1,
-        target_node="s",
-        generation=1,
-        key_epoch=1,
-    )
-
-
-def _broker(path: Path, kek: bytes = bytes(32)) -> BrokerService:
-    return BrokerService(
-        BrokerStore(path), WrappingKey(kek), node="b", instance=3, metrics=Metrics()
-    )
-
-
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerService]:
-    service = _broker(tmp_path / "b.sqlite")
-    yield service
-    service.close()
+async def broker(tmp_path: Path) -> AsyncIterator[BrokerService]:
+    async with running_broker(tmp_path / "b.sqlite") as service:
+        yield service
 
 
 async def _register(broker: BrokerService, caller: Subject = GATEWAY) -> str:
@@ -72,116 +48,42 @@ async def _register(broker: BrokerService, caller: Subject = GATEWAY) -> str:
     return broker_pb2.VolumeDescriptor.FromString(answer.volume.descriptor).volume_id
 
 
-def test_start_epoch_is_durable_and_never_served_twice(tmp_path: Path) -> None:
+async def test_authority_survives_a_restart_and_needs_its_key(tmp_path: Path) -> None:
     path = tmp_path / "b.sqlite"
-    seen = []
-    for _ in range(4):
-        store = BrokerStore(path)
-        seen.append(store.next_start_epoch())
-        store.close()
-    assert seen == [1, 2, 3, 4]
-
-
-def test_start_epoch_survives_the_loss_of_the_process(tmp_path: Path) -> None:
-    store = BrokerStore(tmp_path / "b.sqlite")
-    store.next_start_epoch()
-    # What a crash leaves is what is in the files now, without an orderly close.
-    for file in tmp_path.glob("b.sqlite*"):
-        shutil.copy(file, tmp_path / file.name.replace("b.", "copy."))
-    store.close()
-    copy = BrokerStore(tmp_path / "copy.sqlite")
-    assert copy.next_start_epoch() == 2
-    copy.close()
-
-
-@pytest.mark.xfail(strict=True, reason="no anchor yet: docs/threat-model.md, C2 and C6")
-def test_rolled_back_store_does_not_repeat_a_start_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "b.sqlite"
-    BrokerStore(path).close()
-    backup = path.read_bytes()
-    served = []
-    for _ in range(2):
-        path.write_bytes(backup)
-        store = BrokerStore(path)
-        served.append(store.next_start_epoch())
-        store.close()
-    assert served[0] != served[1]
-
-
-def test_start_epochs_run_out_loudly(tmp_path: Path) -> None:
-    path = tmp_path / "b.sqlite"
-    BrokerStore(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE start SET epoch = ?", (START_EPOCH_MAX,))
-    db.close()
-    store = BrokerStore(path)
-    with pytest.raises(LeaseError) as caught:
-        store.next_start_epoch()
-    store.close()
-    assert caught.value.reason == "lease.start_epoch.exhausted"
-
-
-def test_second_broker_on_one_store_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "b.sqlite"
-    store = BrokerStore(path)
-    store.next_start_epoch()
-    with pytest.raises(UnavailableError) as caught:
-        BrokerStore(path)
-    store.close()
-    assert caught.value.reason == "broker.store.locked"
-
-
-def test_store_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "b.sqlite"
-    path.write_bytes(b"not a database" * 100)
+    async with running_broker(path) as first:
+        anchor = first.authority.anchor_pem
+    async with running_broker(path) as again:
+        assert again.authority.anchor_pem == anchor
+        assert again.arena.start_epoch == 2
     with pytest.raises(VerificationError) as caught:
-        BrokerStore(path)
-    assert caught.value.reason == "broker.store.malformed"
-
-
-def test_store_keeps_itself_to_its_owner(tmp_path: Path) -> None:
-    store = BrokerStore(tmp_path / "b.sqlite")
-    assert (tmp_path / "b.sqlite").stat().st_mode & 0o777 == 0o600
-    store.close()
-
-
-def test_same_request_registers_once(tmp_path: Path) -> None:
-    store = BrokerStore(tmp_path / "b.sqlite")
-    first, is_new = store.register(_record(), request_id=REQUEST)
-    assert is_new
-    assert store.register(_record(), request_id=REQUEST) == (first, False)
-    assert store.register(_record("other"), request_id=REQUEST)[1]
-    with pytest.raises(UsageError) as caught:
-        store.register(
-            VolumeRecord(
-                volume_id=uuid.uuid4(),
-                tenant="t",
-                display_name="d",
-                sector_count=2,
-                target_node="s",
-                generation=1,
-                key_epoch=1,
-            ),
-            request_id=REQUEST,
-        )
-    assert caught.value.reason == "volume.request.exists"
-    store.unregister(first.volume_id)
-    assert store.register(_record(), request_id=REQUEST)[1]
-    store.close()
-
-
-def test_authority_survives_a_restart_and_needs_its_key(tmp_path: Path) -> None:
-    path = tmp_path / "b.sqlite"
-    first = _broker(path)
-    anchor = first.authority.anchor_pem
-    first.close()
-    again = _broker(path)
-    assert again.authority.anchor_pem == anchor
-    assert again.arena.start_epoch == 2
-    again.close()
-    with pytest.raises(VerificationError) as caught:
-        _broker(path, kek=b"\1" * 32)
+        async with running_broker(path, kek=b"\1" * 32):
+            pass
     assert caught.value.reason == "key.wrap.invalid"
+
+
+async def test_same_request_registers_once(broker: BrokerService) -> None:
+    async def register(caller: Subject = GATEWAY, size_bytes: int = 4096) -> tuple[bytes, bool]:
+        answer = await broker.register_volume(
+            caller,
+            request_id=REQUEST,
+            display_name="d",
+            size_bytes=size_bytes,
+            target_node="s",
+        )
+        return answer.volume.descriptor, answer.is_new
+
+    first, is_new = await register()
+    assert is_new
+    assert await register() == (first, False)
+    assert (await register(_subject(tenant="other")))[1]
+    with pytest.raises(UsageError) as caught:
+        await register(size_bytes=8192)
+    assert caught.value.reason == "volume.request.exists"
+    volume_id = broker_pb2.VolumeDescriptor.FromString(first).volume_id
+    await broker.unregister_volume(GATEWAY, volume_id)
+    again, is_new = await register()
+    assert is_new
+    assert again != first
 
 
 async def test_key_opens_for_its_recipient_and_is_stable(broker: BrokerService) -> None:
@@ -332,7 +234,7 @@ async def test_target_that_cannot_be_named_is_refused(broker: BrokerService, tar
 async def test_number_of_a_tenants_volumes_is_bounded(
     broker: BrokerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.broker.store.VOLUMES_PER_TENANT_MAX", 2)
+    monkeypatch.setattr("sealane.daemon.broker.registry.VOLUMES_PER_TENANT_MAX", 2)
     first = await _register(broker)
     await _register(broker)
     with pytest.raises(UnavailableError) as caught:
@@ -363,23 +265,6 @@ def test_certificates_of_the_authority_live_ten_minutes(broker: BrokerService) -
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     leaf = broker.authority.issue(GATEWAY, key, now=now)
     assert leaf.not_valid_after_utc - now == dt.timedelta(minutes=10)
-
-
-def test_store_of_the_version_without_modes_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "b.sqlite"
-    store = BrokerStore(path)
-    record, _ = store.register(_record(), request_id=REQUEST)
-    store.close()
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("ALTER TABLE volumes DROP COLUMN mode")
-        db.execute("ALTER TABLE volumes DROP COLUMN third_party")
-        db.execute("ALTER TABLE volumes DROP COLUMN fully_sealed")
-        db.execute("ALTER TABLE volumes DROP COLUMN filling_gateway")
-        db.execute("PRAGMA user_version=1")
-    for _ in range(2):
-        store = BrokerStore(path)
-        assert store.volume(record.volume_id) == record
-        store.close()
 
 
 async def _register_mode(

@@ -21,7 +21,7 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
-            "instance, key_file, listen, policy_file [config.key.unknown]"
+            "head_seconds, instance, key_file, listen, policy_file [config.key.unknown]"
         ),
     ),
     "unknown section": (

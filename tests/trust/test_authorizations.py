@@ -1,4 +1,4 @@
-"""Authorizations of peers: how long they last, what ends them, and what an attacker can't stretch."""
+"""Authorizations of peers: how long they last, what ends them, what an attacker can't stretch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,6 +9,7 @@ import pytest
 from sealane.daemon.authorizations import STALE, Authorizations
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
+from trust.world import running_authorizations
 
 FRESH = 0.6
 
@@ -26,11 +27,13 @@ class World:
     failure: str = ""
     held: asyncio.Event | None = None
     asked: list[bytes] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
     used: set[PeerIncarnation] = field(default_factory=set)
     lost: asyncio.Queue[tuple[PeerIncarnation, str, float]] = field(default_factory=asyncio.Queue)
 
     async def ask(self, nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
         self.asked.append(nonce)
+        self.heard.set()
         answers = [self.refusals.get(peer, "") for peer in peers]
         if self.held is not None:
             await self.held.wait()
@@ -62,10 +65,8 @@ async def world() -> World:
 @pytest.fixture
 async def running(world: World) -> AsyncIterator[Authorizations]:
     made = world.authorizations()
-    task = asyncio.create_task(made.run())
-    yield made
-    task.cancel()
-    await asyncio.wait({task})
+    async with running_authorizations(made):
+        yield made
 
 
 async def test_used_peer_stays_while_the_broker_says_so(
@@ -74,9 +75,8 @@ async def test_used_peer_stays_while_the_broker_says_so(
     await running.require(_peer())
     world.used.add(_peer())
     for _ in range(8):
-        before = len(world.asked)
-        while len(world.asked) == before:
-            await asyncio.sleep(0.01)
+        world.heard.clear()
+        await asyncio.wait_for(world.heard.wait(), 5)
         assert running.is_fresh(_peer())
     assert world.lost.empty()
     assert len({*world.asked}) == len(world.asked), "a nonce was used twice"
@@ -128,7 +128,7 @@ async def test_refused_peer_begins_nothing_and_may_come_back(world: World) -> No
 async def test_delayed_answer_gains_no_time(world: World) -> None:
     made = world.authorizations()
     world.held = asyncio.Event()
-    asking = asyncio.create_task(made.require(_peer()))
+    asking = asyncio.ensure_future(made.require(_peer()))
     await asyncio.sleep(FRESH + 0.05)
     world.held.set()
     with pytest.raises(VerificationError) as caught:
@@ -140,7 +140,7 @@ async def test_delayed_answer_gains_no_time(world: World) -> None:
 async def test_old_yes_does_not_undo_a_later_no(world: World) -> None:
     made = world.authorizations()
     slow = world.held = asyncio.Event()
-    earlier = asyncio.create_task(made.require(_peer()))
+    earlier = asyncio.ensure_future(made.require(_peer()))
     await asyncio.sleep(0.01)
     world.held = None
     made.lose_all("nothing is used yet")
@@ -180,26 +180,24 @@ async def test_used_peer_that_was_never_authorized_is_ended(
 
 async def test_kept_peer_lives_longer_but_begins_nothing(world: World) -> None:
     made = world.authorizations(keep=3 * FRESH)
-    task = asyncio.create_task(made.run())
     began = asyncio.get_running_loop().time()
-    await made.require(_peer())
-    world.used.add(_peer())
-    world.is_away = True
-    await asyncio.sleep(FRESH + 0.1)
-    assert world.lost.empty()
-    with pytest.raises(UnavailableError):
+    async with running_authorizations(made):
         await made.require(_peer())
-    _, reason, ended = await asyncio.wait_for(world.lost.get(), 5)
+        world.used.add(_peer())
+        world.is_away = True
+        await asyncio.sleep(FRESH + 0.1)
+        assert world.lost.empty()
+        with pytest.raises(UnavailableError):
+            await made.require(_peer())
+        _, reason, ended = await asyncio.wait_for(world.lost.get(), 5)
     assert reason == STALE
     assert ended - began >= 3 * FRESH
-    task.cancel()
-    await asyncio.wait({task})
 
 
 async def test_many_who_wait_ask_once(world: World) -> None:
     made = world.authorizations()
     world.held = asyncio.Event()
-    tasks = [asyncio.create_task(made.require(_peer())) for _ in range(50)]
+    tasks = [asyncio.ensure_future(made.require(_peer())) for _ in range(50)]
     await asyncio.sleep(0.01)
     tasks[0].cancel()
     world.held.set()

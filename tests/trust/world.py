@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cryptography import x509
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.daemon.authorizations import Authorizations
 from sealane.daemon.calls import Admit, Authorizer, Context
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import utc_now
@@ -23,6 +24,17 @@ from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 
 async def everybody(caller: Subject, leaf: x509.Certificate) -> None:
     """Admit every caller."""
+
+
+@contextlib.asynccontextmanager
+async def running_authorizations(authorizations: Authorizations) -> AsyncIterator[None]:
+    """Keep asking until the end of the block."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(authorizations.run())
+        try:
+            yield
+        finally:
+            running.cancel()
 
 
 @dataclass
@@ -59,6 +71,7 @@ class Site:
     )
     leaves: dict[tuple[str, str], list[x509.Certificate]] = field(default_factory=dict)
     refusal: Error | None = None
+    refused: asyncio.Event = field(default_factory=asyncio.Event)
     questions: int = 0
     stop: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -69,6 +82,7 @@ class Site:
 
         async def issue(keys: Keys) -> Issued:
             if self.refusal is not None:
+                self.refused.set()
                 raise self.refusal
             subject = Subject(
                 node=node,

@@ -1,0 +1,229 @@
+"""One broker among those of a store: its number, its start epoch, and the head it anchors.
+
+Two counters that nobody can roll back carry everything (sealane.daemon.anchors). **Starts**: a
+start epoch is the value of an increment that no other start gets, so no arena is ever granted from
+twice, whatever the store says. **Heads**: every head of this broker in the store has the number
+that its counter then has; a store without the head that was anchored last is older than it was, and
+this broker refuses it. Records are durable before their counter is incremented, so after an honest
+crash the store is at most one ahead.
+"""
+
+import asyncio
+from typing import Final
+
+from sealane.crypto.lease import START_EPOCH_MAX, Arena
+from sealane.daemon.anchors.counter import MonotonicCounter
+from sealane.daemon.broker.records import HeadRecord, InstanceRecord, Stored, instance_name
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.logs import get_logger
+from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
+
+_UNUSED: Final = 0  # what a counter says before its first increment
+
+
+class Instance:
+    """This broker's place in the store; made by `claim`."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        name: str,
+        arena: Arena,
+        heads: MonotonicCounter,
+        head: Stored[HeadRecord] | None,
+    ) -> None:
+        self.arena = arena
+        self._registry = registry
+        self._name = name
+        self._heads = heads
+        self._head = head
+        self._covered = 0
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def claim(
+        cls,
+        registry: Registry,
+        *,
+        node: str,
+        instance: int,
+        starts: MonotonicCounter,
+        heads: MonotonicCounter,
+    ) -> "Instance":
+        """Take the next start of broker `instance`, which belongs to `node` from its first one on.
+
+        VerificationError `broker.store.rolled_back` or `broker.anchor.rolled_back`: the one is
+        older than the other. UsageError `broker.instance.claimed`: another node's. LeaseError
+        `lease.start_epoch.exhausted`. UnavailableError `broker.instance.contended`: another
+        process starts as this broker.
+        """
+        name = instance_name(instance)
+        stored = await registry.instances.get(name)
+        if stored is not None and stored.record.node != node:
+            raise UsageError(
+                "broker.instance.claimed",
+                f"broker instance {instance} is {stored.record.node!r}'s; allowed for {node!r}: "
+                "a broker.instance that was never used",
+            )
+        head = await registry.heads.get(name)
+        if head is None:
+            await _first_value(heads, instance, at_most=_UNUSED)
+        else:
+            await _caught_up(heads, instance, "head", head.record.number)
+        epoch = await _next_start(registry, instance, stored, node=node, counter=starts)
+        claimed = cls(
+            registry,
+            name=name,
+            arena=Arena(broker_instance=instance, start_epoch=epoch),
+            heads=heads,
+            head=head,
+        )
+        # At once, so that a store from before this start isn't taken for the present one.
+        await claimed.anchor()
+        return claimed
+
+    async def anchor(self) -> None:
+        """Write the next head and count it; every commit that returned before is then covered.
+
+        VerificationError `broker.store.rolled_back`: the head written last is gone.
+        """
+        async with self._lock:
+            await self._anchor()
+
+    async def cover(self, revision: int) -> None:
+        """Return once the commit of that revision can't be rolled back unnoticed any more."""
+        async with self._lock:
+            if self._covered < revision:
+                await self._anchor()
+
+    async def keep_anchored(self, *, seconds: float) -> None:
+        """Anchor what was committed, and look for the last head, every so often; for ever.
+
+        Leaves by VerificationError only: the broker must then end.
+        """
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.inspect()
+            except UnavailableError as error:
+                get_logger().error("head_not_anchored", reason=error.reason, message=error.args[0])
+
+    async def inspect(self) -> None:
+        """Check that the last head is there, and anchor another if anything was committed since."""
+        async with self._lock:
+            stored = await self._registry.heads.get(self._name)
+            if stored is None or self._head is None or stored.revision != self._head.revision:
+                raise self._rolled_back()
+            if await self._registry.store.revision() > self._covered:
+                await self._anchor()
+
+    async def _anchor(self) -> None:
+        number = await _value(self._heads) + 1
+        record = HeadRecord(number=number, start_epoch=self.arena.start_epoch)
+        table = self._registry.heads
+        revision = await self._registry.commit(
+            [table.unchanged(self._name, self._head)], table.sealed(self._name, record)
+        )
+        if revision is None:
+            raise self._rolled_back()
+        self._head = Stored(record, revision, self._name)
+        await _increment(self._heads, to=number)
+        self._covered = revision
+
+    def _rolled_back(self) -> VerificationError:
+        number = 0 if self._head is None else self._head.record.number
+        return VerificationError(
+            "broker.store.rolled_back",
+            f"head {number} of broker instance {self.arena.broker_instance} is not in the store "
+            "any more: it was put back, or another process serves as this broker",
+        )
+
+
+async def _next_start(
+    registry: Registry,
+    instance: int,
+    stored: Stored[InstanceRecord] | None,
+    *,
+    node: str,
+    counter: MonotonicCounter,
+) -> int:
+    if stored is not None and stored.record.is_anchored:
+        value = await _caught_up(counter, instance, "start epoch", stored.record.start_epoch)
+    else:
+        # An epoch without anchor is what a version before anchors served: the counter goes on.
+        reached = _UNUSED if stored is None else stored.record.start_epoch
+        value = await _first_value(counter, instance, at_most=reached)
+        while value < reached:
+            value = await _increment(counter, to=value + 1)
+    epoch = value + 1
+    if epoch > START_EPOCH_MAX:
+        raise LeaseError(
+            "lease.start_epoch.exhausted",
+            f"all {START_EPOCH_MAX} starts of broker instance {instance} are used: give a new "
+            "broker.instance",
+        )
+    table, name = registry.instances, instance_name(instance)
+    revision = await registry.commit(
+        [table.unchanged(name, stored)],
+        table.sealed(name, InstanceRecord(node=node, start_epoch=epoch)),
+    )
+    if revision is None:
+        raise UnavailableError(
+            "broker.instance.contended", f"another process starts as broker instance {instance}"
+        )
+    return await _increment(counter, to=epoch)
+
+
+async def _caught_up(counter: MonotonicCounter, instance: int, what: str, number: int) -> int:
+    """Return the counter's value once it has the number that the store has.
+
+    It may be behind by the one step of a crash between the record and its count.
+    """
+    value = await _value(counter)
+    if number < value:
+        raise _store_behind(instance, f"{what} {number}", value)
+    if number > value + 1:
+        raise VerificationError(
+            "broker.anchor.rolled_back",
+            f"the store has {what} {number} of broker instance {instance}, its anchor counts "
+            f"{value}: another machine's anchor, or one that was put back; give this broker a new "
+            "broker.instance",
+        )
+    return value if value == number else await _increment(counter, to=number)
+
+
+async def _first_value(counter: MonotonicCounter, instance: int, *, at_most: int) -> int:
+    """Return the value of a counter of which the store doesn't know that it was ever used."""
+    try:
+        value = await _value(counter)
+    except VerificationError as error:
+        if error.reason != "counter.missing":
+            raise
+        # A TPM makes a counter by incrementing it, and its first count can be any.
+        return await asyncio.to_thread(counter.increment)
+    if value > at_most:
+        raise _store_behind(instance, "nothing" if at_most == _UNUSED else f"{at_most}", value)
+    return value
+
+
+async def _value(counter: MonotonicCounter) -> int:
+    return await asyncio.to_thread(counter.read)
+
+
+async def _increment(counter: MonotonicCounter, *, to: int) -> int:
+    value = await asyncio.to_thread(counter.increment)
+    if value != to:
+        raise UnavailableError(
+            "broker.instance.contended",
+            f"a counter of this broker went to {value}, not {to}: another process uses it",
+        )
+    return value
+
+
+def _store_behind(instance: int, found: str, value: int) -> VerificationError:
+    return VerificationError(
+        "broker.store.rolled_back",
+        f"the store has {found} of broker instance {instance}, its anchor counts {value}: the "
+        "store was put back to an older state",
+    )

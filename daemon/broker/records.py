@@ -1,0 +1,265 @@
+"""The records that brokers keep, and how they stand in the store.
+
+A record is JSON behind a MAC: 32 bytes HMAC-SHA256(record key; label, key, JSON). The key it
+stands under is covered, so nobody who can write to the store can make a record, change one, or put
+one in another's place. An older version under the same key passes: that is what heads are for.
+"""
+
+import datetime as dt
+import hmac
+import uuid
+from dataclasses import dataclass
+from typing import Annotated, Final, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sealane.crypto.encoding import fields
+from sealane.crypto.keys import KEY_EPOCH_MAX
+from sealane.crypto.lease import COUNTER_END, INSTANCE_MAX, LEASE_RANGES_MAX, START_EPOCH_MAX
+from sealane.daemon.broker.store.contract import Compare, Entry, Store
+from sealane.errors import VerificationError
+
+_MAC_BYTES: Final = 32
+
+KeyEpoch = Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
+BrokerInstance = Annotated[int, Field(ge=1, le=INSTANCE_MAX)]
+StartEpoch = Annotated[int, Field(ge=0, le=START_EPOCH_MAX)]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, nothing unknown in it. Bytes are base64 in JSON."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+
+class AuthorityRecord(Record):
+    """The brokers' common authority; its two secrets are wrapped under the key encryption key."""
+
+    wrapped_key: bytes
+    certificate: bytes
+    wrapped_record_key: bytes
+
+
+class TenantRecord(Record):
+    """A tenant: k_s, wrapped, and how many volumes it has."""
+
+    wrapped_key: bytes
+    volume_count: Annotated[int, Field(ge=0)] = 0
+
+
+class VolumeRecord(Record):
+    """One registered volume: what its descriptor says (protocol/v1/broker.proto).
+
+    A deleted volume stays: its id, and so its key, is never given out again.
+    """
+
+    volume_id: uuid.UUID
+    tenant: str
+    display_name: str
+    sector_count: Annotated[int, Field(ge=1)]
+    target_node: str
+    generation: Annotated[int, Field(ge=1)]
+    key_epoch: KeyEpoch
+    mode: str = ""
+    third_party: str = ""
+    fully_sealed: bool = False
+    filling_gateway: str = ""
+    request_id: uuid.UUID | None = None
+    is_deleted: bool = False
+
+
+class RequestRecord(Record):
+    """Which volume a tenant's request made."""
+
+    volume_id: uuid.UUID
+
+
+class InstanceRecord(Record):
+    """Whom a broker instance number belongs to, and the start epoch it last went for.
+
+    `is_anchored` is false until the first start after a store was taken over that had no anchor.
+    """
+
+    node: str
+    start_epoch: StartEpoch
+    is_anchored: bool = True
+
+
+class Revocation(Record):
+    """That an operator revoked a node, and the operator's words."""
+
+    reason: str
+    revoked_at: dt.datetime
+
+
+class NodeRecord(Record):
+    """One role of a node: the leaf it was issued last (DER) and whether it is revoked.
+
+    `previous_leaf` is of the same incarnation. Nothing issued until `restored_at` counts.
+    """
+
+    node: str
+    role: str
+    tenant: str = ""
+    incarnation: bytes = b""
+    leaf: bytes = b""
+    previous_leaf: bytes = b""
+    attested_at: dt.datetime | None = None
+    revocation: Revocation | None = None
+    restored_at: dt.datetime | None = None
+
+
+class HeadRecord(Record):
+    """The last head of one broker: its number is what that broker's anchor counts."""
+
+    number: Annotated[int, Field(ge=1)]
+    start_epoch: StartEpoch
+
+
+Counter = Annotated[int, Field(ge=1, le=COUNTER_END)]
+
+
+class GrantRecord(Record):
+    """A lease: half-open ranges of counters of one arena, to one incarnation of a gateway.
+
+    `touched` has the first counter of each range that came back; None: nothing came back yet. A
+    lease of an arena that isn't served any more, or of an incarnation that is gone, is burned.
+    """
+
+    broker_instance: BrokerInstance
+    start_epoch: StartEpoch
+    lease_id: Annotated[int, Field(ge=1)]
+    ranges: Annotated[
+        tuple[tuple[Counter, Counter], ...], Field(min_length=1, max_length=LEASE_RANGES_MAX)
+    ]
+    volume_id: uuid.UUID
+    key_epoch: KeyEpoch
+    recipient: str
+    incarnation: bytes
+    granted_at: dt.datetime
+    touched: tuple[Counter, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the table: the leases of one arena follow each other."""
+        return grant_name((self.broker_instance, self.start_epoch), self.lease_id)
+
+    @property
+    def counters(self) -> int:
+        """How many counters were granted."""
+        return sum(end - start for start, end in self.ranges)
+
+    @property
+    def returned(self) -> int:
+        """How many of them came back."""
+        if self.touched is None:
+            return 0
+        return sum(end - mark for (_, end), mark in zip(self.ranges, self.touched, strict=True))
+
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[R]):
+    """A record and the revision of its last change, for the compare of the next one."""
+
+    record: R
+    revision: int
+    name: str
+
+
+class Table(Generic[R]):
+    """The records of one kind, each under its name; names are visible ASCII."""
+
+    __slots__ = ("_key", "_model", "_prefix", "_store")
+
+    def __init__(self, store: Store, prefix: str, model: type[R], *, record_key: bytes) -> None:
+        self._store = store
+        self._prefix = f"{prefix}/"
+        self._model = model
+        self._key = record_key
+
+    async def get(self, name: str) -> Stored[R] | None:
+        """Return the record `name`; VerificationError if it isn't one of ours."""
+        entry = await self._store.get(self.key(name))
+        return None if entry is None else self._opened(entry)
+
+    async def page(
+        self, *, within: str = "", after: str = "", limit: int
+    ) -> tuple[list[Stored[R]], bool]:
+        """Return up to `limit` records by name: names begin with `within`, lie behind `after`.
+
+        True: there are more.
+        """
+        page = await self._store.range(
+            self._prefix + within, after=self.key(after) if after else "", limit=limit
+        )
+        return [self._opened(entry) for entry in page.entries], page.has_more
+
+    def key(self, name: str) -> str:
+        """Return the key of the record `name`."""
+        return self._prefix + name
+
+    def sealed(self, name: str, record: R) -> dict[str, bytes]:
+        """Return what a commit puts so that `record` stands under `name`."""
+        key = self.key(name)
+        content = record.model_dump_json().encode()
+        return {key: self._mac(key, content) + content}
+
+    def unchanged(self, name: str, stored: Stored[R] | None) -> Compare:
+        """Return what a commit compares so that `name` still is as it was read."""
+        return Compare(self.key(name), 0 if stored is None else stored.revision)
+
+    def opened(self, key: str, value: bytes, *, revision: int) -> Stored[R]:
+        """Check and parse what a watch reported."""
+        return self._opened(Entry(key, value, revision))
+
+    def _opened(self, entry: Entry) -> Stored[R]:
+        mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(entry.key, content)):
+            raise VerificationError(
+                "broker.store.record.forged", f"{entry.key}: no broker of this authority wrote it"
+            )
+        try:
+            record = self._model.model_validate_json(content)
+        except ValidationError as error:
+            raise VerificationError(
+                "broker.store.malformed",
+                f"{entry.key}: not a {self._model.__name__} of this version",
+            ) from error
+        return Stored(record, entry.revision, entry.key.removeprefix(self._prefix))
+
+    def _mac(self, key: str, content: bytes) -> bytes:
+        message = fields("sealane record v1", key.encode(), content)
+        return hmac.digest(self._key, message, "sha256")
+
+
+class Tables:
+    """Every table there is; who adds a kind of record adds it here."""
+
+    def __init__(self, store: Store, *, record_key: bytes) -> None:
+        self.tenants = Table(store, "tenants", TenantRecord, record_key=record_key)
+        self.volumes = Table(store, "volumes", VolumeRecord, record_key=record_key)
+        self.requests = Table(store, "requests", RequestRecord, record_key=record_key)
+        self.grants = Table(store, "grants", GrantRecord, record_key=record_key)
+        self.instances = Table(store, "instances", InstanceRecord, record_key=record_key)
+        self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
+        self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
+
+
+def instance_name(instance: int) -> str:
+    """Return the name that a broker instance's records stand under."""
+    return f"{instance:05}"
+
+
+def arena_name(arena: tuple[int, int]) -> str:
+    """Return what the names of all grants of one arena (instance, start epoch) begin with."""
+    return f"{instance_name(arena[0])}/{arena[1]:08}/"
+
+
+def grant_name(arena: tuple[int, int], lease_id: int) -> str:
+    """Return the name that a lease's record stands under."""
+    return f"{arena_name(arena)}{lease_id:018}"

@@ -1,0 +1,330 @@
+"""What the brokers of one authority know, as typed records over any store.
+
+All state of a broker that outlives its process goes through here. Every change is one commit that
+compares what it was made from; who loses a race reads again. Several brokers may share one store:
+none leads.
+"""
+
+import asyncio
+import random
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import ValidationError
+
+from sealane.crypto.certificates import CertificateAuthority
+from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import KEY_BYTES, WrappingKey, new_key
+from sealane.daemon.broker.records import (
+    AuthorityRecord,
+    GrantRecord,
+    RequestRecord,
+    Stored,
+    Tables,
+    TenantRecord,
+    VolumeRecord,
+    grant_name,
+)
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare, Store
+from sealane.daemon.clock import utc_now
+from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
+
+VOLUMES_PER_TENANT_MAX: Final = 16384
+
+_AUTHORITY_KEY: Final = "authority"
+_ATTEMPTS_MAX: Final = 64
+_BACK_OFF_SECONDS: Final = 0.002
+_BACK_OFF_SECONDS_MAX: Final = 0.25
+_RECORD_KEY: Final = "record key"
+
+_Result = TypeVar("_Result")
+
+
+class Registry(Tables):
+    """The records of one authority. `open` makes the authority at the very first start."""
+
+    def __init__(
+        self,
+        store: Store,
+        wrapping: WrappingKey,
+        *,
+        authority: CertificateAuthority,
+        record_key: bytes,
+    ) -> None:
+        super().__init__(store, record_key=record_key)
+        self.store = store
+        self.authority = authority
+        self._wrapping = wrapping
+
+    @classmethod
+    async def open(cls, store: Store, wrapping: WrappingKey, *, node: str) -> "Registry":
+        """Open the authority that the store's brokers share; the first of them makes it.
+
+        VerificationError `key.wrap.invalid` under another key encryption key.
+        """
+        entry = await store.get(_AUTHORITY_KEY)
+        if entry is None:
+            made = authority_entry(_new_authority(wrapping, node))
+            await store.commit([Compare(_AUTHORITY_KEY, 0)], made)
+            # Ours, or that of a broker that was faster.
+            entry = await store.get(_AUTHORITY_KEY)
+        if entry is None:
+            raise VerificationError(
+                "broker.store.rolled_back", "the store lost the authority it was just given"
+            )
+        try:
+            record = AuthorityRecord.model_validate_json(entry.value)
+        except ValidationError as error:
+            raise VerificationError(
+                "broker.store.malformed", "the stored authority can't be read"
+            ) from error
+        authority, record_key = _opened_authority(record, wrapping)
+        return cls(store, wrapping, authority=authority, record_key=record_key)
+
+    async def commit(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> int | None:
+        """See `Store.commit`."""
+        return await self.store.commit(compares, puts, deletes)
+
+    async def settle(self, attempt: Callable[[], Awaitable[_Result | None]]) -> _Result:
+        """Run `attempt`, which reads, compares and commits, until no other change got in between.
+
+        UnavailableError `broker.store.contended` after 64 lost races.
+        """
+        pause = _BACK_OFF_SECONDS
+        for _ in range(_ATTEMPTS_MAX):
+            result = await attempt()
+            if result is not None:
+                return result
+            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311 - spreads rivals, no secret
+            pause = min(2 * pause, _BACK_OFF_SECONDS_MAX)
+        raise UnavailableError(
+            "broker.store.contended", f"lost {_ATTEMPTS_MAX} races for one record: try again"
+        )
+
+    async def tenant_key(self, tenant: str) -> bytearray:
+        """Return the tenant's k_s, made at first use; the caller wipes it."""
+
+        async def attempt() -> Stored[TenantRecord] | None:
+            stored = await self.tenants.get(tenant)
+            if stored is not None:
+                return stored
+            await self.commit(
+                [self.tenants.unchanged(tenant, None)],
+                self.tenants.sealed(tenant, new_tenant(self._wrapping, tenant)),
+            )
+            return await self.tenants.get(tenant)
+
+        record = (await self.settle(attempt)).record
+        return self._wrapping.unwrap(record.wrapped_key, purpose="tenant key", owner=tenant)
+
+    async def register(self, record: VolumeRecord) -> tuple[VolumeRecord, bool]:
+        """Store `record`, or return what the same request stored before; True: it is new.
+
+        UsageError `volume.request.exists` if that asked for another volume.
+        """
+        request = f"{record.tenant}/{record.request_id}"
+
+        async def attempt() -> tuple[VolumeRecord, bool] | None:
+            known = await self.requests.get(request)
+            if known is not None:
+                stored = await self.volumes.get(str(known.record.volume_id))
+                # Deleted since: the request went with it, as the next attempt sees.
+                return None if stored is None else (stored.record, False)
+            tenant = await self.tenants.get(record.tenant)
+            before = new_tenant(self._wrapping, record.tenant) if tenant is None else tenant.record
+            if before.volume_count >= VOLUMES_PER_TENANT_MAX:
+                raise UnavailableError(
+                    "volume.limit",
+                    f"tenant {record.tenant} has {before.volume_count} volumes; allowed: "
+                    f"{VOLUMES_PER_TENANT_MAX}",
+                )
+            after = before.model_copy(update={"volume_count": before.volume_count + 1})
+            name = str(record.volume_id)
+            revision = await self.commit(
+                [
+                    self.requests.unchanged(request, None),
+                    self.tenants.unchanged(record.tenant, tenant),
+                    self.volumes.unchanged(name, None),
+                ],
+                {
+                    **self.requests.sealed(request, RequestRecord(volume_id=record.volume_id)),
+                    **self.tenants.sealed(record.tenant, after),
+                    **self.volumes.sealed(name, record),
+                },
+            )
+            return None if revision is None else (record, True)
+
+        stored, is_new = await self.settle(attempt)
+        if _wanted(stored) != _wanted(record):
+            raise UsageError(
+                "volume.request.exists",
+                "this request id was used for another volume: use a new one",
+            )
+        return stored, is_new
+
+    async def volume(self, volume_id: uuid.UUID) -> Stored[VolumeRecord]:
+        """Return a volume; UsageError `volume.not_found`."""
+        stored = await self.volumes.get(str(volume_id))
+        if stored is None or stored.record.is_deleted:
+            raise UsageError("volume.not_found", f"there is no volume {volume_id}")
+        return stored
+
+    async def list_volumes(
+        self, *, tenant: str | None, target_node: str | None, after: str, limit: int
+    ) -> list[VolumeRecord]:
+        """Return up to `limit` volumes of a tenant or a target, by id, behind id `after`."""
+        found: list[VolumeRecord] = []
+        has_more = True
+        while has_more and len(found) < limit:
+            page, has_more = await self.volumes.page(after=after, limit=PAGE_ENTRIES_MAX)
+            found += [
+                stored.record
+                for stored in page
+                if not stored.record.is_deleted
+                and tenant in {None, stored.record.tenant}
+                and target_node in {None, stored.record.target_node}
+            ]
+            after = page[-1].name if page else after
+        return found[:limit]
+
+    async def finish_filling(self, volume_id: uuid.UUID) -> VolumeRecord:
+        """Note that every sector of a volume is sealed; UsageError `volume.not_found`."""
+
+        async def attempt() -> VolumeRecord | None:
+            stored = await self.volume(volume_id)
+            filled = stored.record.model_copy(update={"filling_gateway": ""})
+            revision = await self.commit(
+                [self.volumes.unchanged(stored.name, stored)],
+                self.volumes.sealed(stored.name, filled),
+            )
+            return None if revision is None else filled
+
+        return await self.settle(attempt)
+
+    async def unregister(self, volume_id: uuid.UUID) -> int:
+        """Mark a volume deleted, forget the request that made it, and return the revision."""
+
+        async def attempt() -> int | None:
+            name = str(volume_id)
+            stored = await self.volumes.get(name)
+            if stored is None or stored.record.is_deleted:
+                return 0 if stored is None else stored.revision
+            before = stored.record
+            tenant = await self.tenants.get(before.tenant)
+            if tenant is None:
+                raise VerificationError(
+                    "broker.store.malformed", f"volume {volume_id} is of a tenant that isn't there"
+                )
+            after = before.model_copy(update={"is_deleted": True, "request_id": None})
+            count = {"volume_count": max(tenant.record.volume_count - 1, 0)}
+            request = f"{before.tenant}/{before.request_id}"
+            return await self.commit(
+                [
+                    self.volumes.unchanged(name, stored),
+                    self.tenants.unchanged(before.tenant, tenant),
+                ],
+                {
+                    **self.volumes.sealed(name, after),
+                    **self.tenants.sealed(before.tenant, tenant.record.model_copy(update=count)),
+                },
+                [] if before.request_id is None else [self.requests.key(request)],
+            )
+
+        return await self.settle(attempt)
+
+    async def record_grant(self, record: GrantRecord, *, volume: Stored[VolumeRecord]) -> bool:
+        """Enter a grant in the books before anyone gets it; False: `volume` has changed since.
+
+        LeaseError `lease.overlap` if a lease of that name was granted before.
+        """
+        revision = await self.commit(
+            [
+                self.grants.unchanged(record.name, None),
+                self.volumes.unchanged(volume.name, volume),
+            ],
+            self.grants.sealed(record.name, record),
+        )
+        if revision is None and await self.grants.get(record.name) is not None:
+            raise LeaseError(
+                "lease.overlap", f"lease {record.name} was granted before: nothing is granted"
+            )
+        return revision is not None
+
+    async def record_return(
+        self, arena: tuple[int, int], lease_id: int, touched: Sequence[int]
+    ) -> bool:
+        """Enter in the books that a lease came back; False: it had, or it was never granted."""
+        name = grant_name(arena, lease_id)
+        stored = await self.grants.get(name)
+        if stored is None or stored.record.touched is not None:
+            return False
+        record = stored.record.model_copy(update={"touched": tuple(touched)})
+        revision = await self.commit(
+            [self.grants.unchanged(name, stored)], self.grants.sealed(name, record)
+        )
+        return revision is not None
+
+
+def new_tenant(wrapping: WrappingKey, tenant: str) -> TenantRecord:
+    """Make a tenant with a fresh k_s."""
+    fresh = new_key()
+    wrapped = wrapping.wrap(fresh, purpose="tenant key", owner=tenant)
+    wipe(fresh)
+    return TenantRecord(wrapped_key=wrapped)
+
+
+def new_record_key(wrapping: WrappingKey) -> tuple[bytes, bytes]:
+    """Return a fresh key for the MACs of records, and the same wrapped."""
+    key = secrets.token_bytes(KEY_BYTES)
+    return key, wrapping.wrap(key, purpose=_RECORD_KEY, owner="broker")
+
+
+def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
+    """Return what puts the authority, which its wrapping protects instead of a MAC."""
+    return {_AUTHORITY_KEY: record.model_dump_json().encode()}
+
+
+def _new_authority(wrapping: WrappingKey, node: str) -> AuthorityRecord:
+    made = CertificateAuthority.create(broker=node, now=utc_now())
+    key = made.private_bytes()
+    wrapped = wrapping.wrap(key, purpose="broker key", owner="broker")
+    wipe(key)
+    return AuthorityRecord(
+        wrapped_key=wrapped,
+        certificate=made.certificate.public_bytes(serialization.Encoding.DER),
+        wrapped_record_key=new_record_key(wrapping)[1],
+    )
+
+
+def _opened_authority(
+    record: AuthorityRecord, wrapping: WrappingKey
+) -> tuple[CertificateAuthority, bytes]:
+    encoded = wrapping.unwrap(record.wrapped_key, purpose="broker key", owner="broker")
+    key = serialization.load_der_private_key(bytes(encoded), password=None)
+    wipe(encoded)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise VerificationError("broker.store.malformed", "the stored broker key is not on P-256")
+    authority = CertificateAuthority(key, x509.load_der_x509_certificate(record.certificate))
+    record_key = wrapping.unwrap(record.wrapped_record_key, purpose=_RECORD_KEY, owner="broker")
+    return authority, bytes(record_key)
+
+
+def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool]:
+    return (
+        record.display_name,
+        record.sector_count,
+        record.target_node,
+        record.mode,
+        record.third_party,
+        record.fully_sealed,
+    )

@@ -1,0 +1,153 @@
+"""The contract of a broker's store: ordered keys, one revision for all, compare and commit.
+
+It has the shape of etcd's API. Every commit that changes something raises the store's revision by
+one, and each entry carries the revision of its last change; 0 stands for "there is no such key".
+A commit happens whole or not at all, and once it has returned it outlives any crash.
+
+Failures, the same for every store:
+
+* UnavailableError `broker.store.failed`, `.locked`, `.timeout`: it can't be used now, or not by us.
+* UnavailableError `broker.store.compacted`: the history that a watch asks for is gone.
+* UnavailableError `broker.store.fenced`: another process took this writer's place.
+* VerificationError `broker.store.rolled_back`: it is older than it was.
+* VerificationError `broker.store.malformed`: what it holds is no store of ours.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sealane.errors import UsageError
+
+KEY_BYTES_MAX: Final = 512
+VALUE_BYTES_MAX: Final = 1 << 18
+COMMIT_BYTES_MAX: Final = 1 << 20
+COMMIT_CHANGES_MAX: Final = 64
+PAGE_ENTRIES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What stands under a key."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit did to a key; no value: it removed it."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Entries in the order of their keys, as they were at one revision of the store."""
+
+    entries: tuple[Entry, ...]
+    revision: int
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Demands that the entry of `key` was last changed at `revision`; 0: that there is none."""
+
+    key: str
+    revision: int
+
+
+class Store(Protocol):
+    """One client of a store. Its coroutines may run at the same time."""
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry of `key` as of the last commit that returned to anyone."""
+        ...
+
+    async def range(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES_MAX) -> Page:
+        """Return up to `limit` entries under `prefix` whose keys lie behind `after`."""
+        ...
+
+    async def revision(self) -> int:
+        """Return the store's revision as of the last commit that returned to anyone."""
+        ...
+
+    async def commit(
+        self,
+        compares: Sequence[Compare] = (),
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> int | None:
+        """Make all changes if all compares hold, and return the revision they got.
+
+        None: a compare didn't hold, and nothing was changed. An outcome that got lost on the way
+        is found out before this returns; UnavailableError says that nothing was changed, or, only
+        with reason `broker.store.outcome_unknown`, that nobody can tell now.
+        """
+        ...
+
+    def watch(self, prefix: str, *, from_revision: int) -> AsyncIterator[tuple[Change, ...]]:
+        """Yield every change under `prefix` from that revision on, one commit at a time.
+
+        No commit is left out or comes twice, whatever happens to the connection meanwhile.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up what the client holds; what was committed stays."""
+        ...
+
+
+def check_key(key: str) -> None:
+    """UsageError unless `key` is 1…512 visible ASCII characters, "/" among them."""
+    if not 1 <= len(key) <= KEY_BYTES_MAX or not all("!" <= c <= "~" for c in key):
+        raise UsageError(
+            "broker.store.key", f"key {key[:80]!r}; allowed: 1…{KEY_BYTES_MAX} visible ASCII"
+        )
+
+
+def check_commit(
+    compares: Sequence[Compare], puts: Mapping[str, bytes], deletes: Sequence[str]
+) -> None:
+    """UsageError unless a commit is within the bounds that every store can keep."""
+    keys = [*puts, *deletes]
+    for key in [*keys, *(c.key for c in compares)]:
+        check_key(key)
+    if not keys or len(set(keys)) != len(keys) or len(keys) > COMMIT_CHANGES_MAX:
+        raise UsageError(
+            "broker.store.commit",
+            f"a commit of {len(keys)} changes; allowed: 1…{COMMIT_CHANGES_MAX}, each key once",
+        )
+    if len(compares) > COMMIT_CHANGES_MAX:
+        raise UsageError(
+            "broker.store.commit",
+            f"a commit with {len(compares)} compares; allowed: {COMMIT_CHANGES_MAX}",
+        )
+    for key, value in puts.items():
+        if len(value) > VALUE_BYTES_MAX:
+            raise UsageError(
+                "broker.store.value", f"{key}: {len(value)} bytes; allowed: {VALUE_BYTES_MAX}"
+            )
+    total = sum(map(len, puts.values()))
+    if total > COMMIT_BYTES_MAX:
+        raise UsageError(
+            "broker.store.commit", f"a commit of {total} bytes; allowed: {COMMIT_BYTES_MAX}"
+        )
+
+
+def check_page(prefix: str, after: str, limit: int) -> None:
+    """UsageError unless a range names visible ASCII and 1…1000 entries."""
+    for key in (prefix, after):
+        if key:
+            check_key(key)
+    if not 1 <= limit <= PAGE_ENTRIES_MAX:
+        raise UsageError("broker.store.page", f"{limit} entries; allowed: 1…{PAGE_ENTRIES_MAX}")
+
+
+def end_of(prefix: str) -> str:
+    """Return the first key behind all keys under `prefix`; DEL is above every visible character."""
+    return f"{prefix}\x7f"

@@ -1,0 +1,75 @@
+"""Brokers without a daemon around them, for tests."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.anchors.counter import FileCounter, MonotonicCounter
+from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.store.legacy import take_over
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.metrics import Metrics
+
+
+class Count:
+    """A counter in memory; `value` is what an adversary may set."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def read(self) -> int:
+        return self.value
+
+    def increment(self) -> int:
+        self.value += 1
+        return self.value
+
+
+async def start_broker(
+    store: Store,
+    *,
+    starts: MonotonicCounter,
+    heads: MonotonicCounter,
+    node: str = "b",
+    instance: int = 3,
+    kek: bytes = bytes(32),
+    metrics: Metrics | None = None,
+) -> tuple[BrokerService, Instance, Registry]:
+    """Start a broker on an open store."""
+    registry = await Registry.open(store, WrappingKey(kek), node=node)
+    claimed = await Instance.claim(
+        registry, node=node, instance=instance, starts=starts, heads=heads
+    )
+    return BrokerService(registry, claimed, metrics=metrics or Metrics()), claimed, registry
+
+
+@contextlib.asynccontextmanager
+async def running_broker(
+    path: Path,
+    *,
+    node: str = "b",
+    instance: int = 3,
+    kek: bytes = bytes(32),
+    metrics: Metrics | None = None,
+) -> AsyncIterator[BrokerService]:
+    """Start a broker on a SQLite store as the daemon does; its counters lie beside it."""
+    store = SqliteStore(path)
+    try:
+        await take_over(store, WrappingKey(kek), node=node, instance=instance)
+        service, _, _ = await start_broker(
+            store,
+            starts=FileCounter(path.with_suffix(".starts")),
+            heads=FileCounter(path.with_suffix(".heads")),
+            node=node,
+            instance=instance,
+            kek=kek,
+            metrics=metrics,
+        )
+        yield service
+        await service.close()
+    finally:
+        await store.close()

@@ -1,0 +1,226 @@
+"""Start epochs and heads: no arena twice; a store that went back is refused by who can tell."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from brokers import Count, start_broker
+from sealane.crypto.lease import START_EPOCH_MAX
+from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.errors import Error, LeaseError, UnavailableError, VerificationError
+
+
+class Disk:
+    """A store's file, and what an adversary does with copies of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "b.sqlite"
+        self.starts, self.heads = Count(), Count()
+
+    async def start(self, *, node: str = "b", instance: int = 3, commits: int = 0) -> Instance:
+        """Start a broker, commit something, stop."""
+        store = SqliteStore(self.path)
+        try:
+            _, started, registry = await start_broker(
+                store, starts=self.starts, heads=self.heads, node=node, instance=instance
+            )
+            for _ in range(commits):
+                await registry.tenant_key(f"t{await store.revision()}")
+            return started
+        finally:
+            await store.close()
+
+    async def refused(self, **arguments: object) -> str:
+        """Start a broker that must refuse; returns why."""
+        with pytest.raises(Error) as caught:
+            await self.start(**arguments)  # type: ignore[arg-type]
+        return caught.value.reason
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+async def test_every_start_has_its_own_epoch(disk: Disk) -> None:
+    epochs = [(await disk.start()).arena.start_epoch for _ in range(4)]
+    assert epochs == [1, 2, 3, 4]
+
+
+async def test_store_put_back_never_repeats_an_epoch_and_is_refused(disk: Disk) -> None:
+    served = [(await disk.start(commits=1)).arena.start_epoch]
+    snapshot = disk.path.read_bytes()
+    served.append((await disk.start(commits=1)).arena.start_epoch)
+    disk.path.write_bytes(snapshot)
+    for _ in range(2):
+        assert await disk.refused() == "broker.store.rolled_back"
+    assert len(set(served)) == 2
+    assert disk.starts.value == 2
+
+
+async def test_empty_store_in_place_of_the_one_that_was_served_is_refused(disk: Disk) -> None:
+    await disk.start()
+    disk.path.unlink()
+    assert await disk.refused() == "broker.store.rolled_back"
+
+
+async def test_store_put_back_within_one_start_is_refused(tmp_path: Path, disk: Disk) -> None:
+    store = SqliteStore(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    await store.close()
+    snapshot = disk.path.read_bytes()
+    # The same start goes on: what it anchors must not be undone.
+    store = SqliteStore(disk.path)
+    instance._registry.store = store
+    for table in ("heads", "tenants"):
+        getattr(registry, table)._store = store
+    await registry.tenant_key("t")
+    await instance.inspect()
+    await store.close()
+    disk.path.write_bytes(snapshot)
+    assert await disk.refused() == "broker.store.rolled_back"
+
+
+async def test_crash_between_a_record_and_its_count_is_no_roll_back(disk: Disk) -> None:
+    await disk.start()
+    for counter in (disk.starts, disk.heads):
+        value = counter.value
+        counter.increment = _die  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            await disk.start()
+        assert counter.value == value
+        del counter.increment  # type: ignore[method-assign]
+        await disk.start()
+
+
+def _die() -> int:
+    raise KeyboardInterrupt
+
+
+async def test_counter_of_another_machine_is_refused(disk: Disk) -> None:
+    for _ in range(3):
+        await disk.start()
+    disk.starts.value = 0
+    assert await disk.refused() == "broker.anchor.rolled_back"
+    disk.starts.value = 3
+    disk.heads.value -= 2
+    assert await disk.refused() == "broker.anchor.rolled_back"
+
+
+async def test_instance_number_belongs_to_one_node(disk: Disk) -> None:
+    await disk.start(node="b")
+    starts, heads = disk.starts, disk.heads
+    disk.starts, disk.heads = Count(), Count()
+    assert await disk.refused(node="other") == "broker.instance.claimed"
+    assert (disk.starts.value, disk.heads.value) == (0, 0)
+    assert (await disk.start(node="other", instance=4)).arena.broker_instance == 4
+    disk.starts, disk.heads = starts, heads
+    assert (await disk.start(node="b")).arena.start_epoch == 2
+
+
+async def test_start_epochs_run_out_loudly(disk: Disk) -> None:
+    await disk.start()
+    store = SqliteStore(disk.path)
+    _, _, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    stored = await registry.instances.get("00003")
+    assert stored is not None
+    last = stored.record.model_copy(update={"start_epoch": START_EPOCH_MAX})
+    await registry.commit(puts=registry.instances.sealed("00003", last))
+    await store.close()
+    disk.starts.value = START_EPOCH_MAX
+    with pytest.raises(LeaseError) as caught:
+        await disk.start()
+    assert caught.value.reason == "lease.start_epoch.exhausted"
+
+
+async def test_head_that_is_gone_ends_the_broker(disk: Disk) -> None:
+    store = SqliteStore(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    await instance.inspect()
+    head = await registry.heads.get("00003")
+    assert head is not None
+    # A store put back while the broker runs has the broker's older head, or none.
+    await store.commit(puts=registry.heads.sealed("00003", head.record))
+    for call in (instance.inspect(), instance.anchor(), instance.cover(await store.revision())):
+        with pytest.raises(VerificationError) as caught:
+            await call
+        assert caught.value.reason == "broker.store.rolled_back"
+    async with asyncio.timeout(10):
+        with pytest.raises(VerificationError):
+            await instance.keep_anchored(seconds=0)
+    await store.close()
+
+
+async def test_head_follows_commits_and_nothing_else(disk: Disk) -> None:
+    store = SqliteStore(disk.path)
+    _, instance, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    counted = disk.heads.value
+    for _ in range(3):
+        await instance.inspect()
+    assert disk.heads.value == counted
+    await registry.tenant_key("t")
+    await instance.inspect()
+    assert disk.heads.value == counted + 1
+    # Many that wait for their commit to be covered share a head.
+    revision = await store.commit(puts={"x": b""})
+    assert revision is not None
+    await asyncio.gather(*(instance.cover(revision) for _ in range(10)))
+    assert disk.heads.value == counted + 2
+    await store.close()
+
+
+async def test_counter_that_another_process_uses_stops_the_start(disk: Disk) -> None:
+    await disk.start()
+    disk.starts.increment = lambda: 9  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError) as caught:
+        await disk.start()
+    assert caught.value.reason == "broker.instance.contended"
+
+
+async def test_forged_and_moved_records_are_refused(disk: Disk) -> None:
+    store = SqliteStore(disk.path)
+    _, _, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    await registry.tenant_key("t")
+    entry = await store.get("tenants/t")
+    assert entry is not None
+    forged = bytearray(entry.value)
+    forged[-2] ^= 1
+    await store.commit(puts={"tenants/moved": entry.value, "tenants/t": bytes(forged)})
+    for name in ("t", "moved"):
+        with pytest.raises(VerificationError) as caught:
+            await registry.tenants.get(name)
+        assert caught.value.reason == "broker.store.record.forged"
+    other = registry.volumes.key("t")
+    await store.commit(puts={other: b""})
+    with pytest.raises(VerificationError):
+        await registry.volumes.get("t")
+    await store.close()
+
+
+async def test_record_of_another_version_is_refused(disk: Disk) -> None:
+    store = SqliteStore(disk.path)
+    _, _, registry = await start_broker(store, starts=disk.starts, heads=disk.heads)
+    sealed = registry.tenants.sealed("t", await _head(registry))  # type: ignore[arg-type]
+    await store.commit(puts=sealed)
+    with pytest.raises(VerificationError) as caught:
+        await registry.tenants.get("t")
+    assert caught.value.reason == "broker.store.malformed"
+    await store.close()
+
+
+async def _head(registry: Registry) -> object:
+    stored = await registry.heads.get("00003")
+    assert stored is not None
+    return stored.record
+
+
+async def test_lost_counter_is_refused_or_repeats_nothing(disk: Disk) -> None:
+    # One behind could be a crash: then the epoch of the store is skipped, served or not.
+    await disk.start()
+    disk.starts = Count()
+    assert (await disk.start()).arena.start_epoch == 2
+    disk.starts, disk.heads = Count(), Count()
+    assert await disk.refused() == "broker.anchor.rolled_back"
