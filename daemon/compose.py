@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.attestation.verifier import Verifier
 from sealane.crypto.certificates import Subject, spiffe_id, verify_leaf
-from sealane.crypto.evidence.software import SOFTWARE, SoftwareVerifier
+from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.daemon.authorizations import (
     AUTHORIZATION_SECONDS,
     Authorizations,
@@ -43,6 +43,8 @@ from sealane.daemon.config import (
 )
 from sealane.daemon.enrolment import Enrolment, key_digest
 from sealane.daemon.events import EventLog
+from sealane.daemon.evidence.choose import open_driver
+from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
@@ -144,6 +146,7 @@ class Daemon:
         self._services: list[str] = []
         self._event_logs: list[EventLog] = []
         self._is_development = False
+        self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
 
@@ -482,20 +485,23 @@ class Daemon:
         return authorizations
 
     async def _enrol(self, role: str) -> tuple[Identity, TrustClient]:
-        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role)
-        self._is_development = True
-        get_logger().warning(
-            "software_evidence",
-            role=role,
-            evidence=SOFTWARE,
-            message="this node proves possession of a key file only; for development only",
-        )
+        driver = await self._evidence_driver()
+        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role, driver=driver)
+        if driver.is_development:
+            self._is_development = True
+            get_logger().warning(
+                "software_evidence",
+                role=role,
+                evidence=driver.evidence_type,
+                message="this node proves possession of a key file only; for development only",
+            )
         identity = Identity(
             node=self.config.node.name,
             role=role,
             anchor=enrolment.anchor,
             obtain=enrolment.obtain,
             metrics=self.metrics,
+            kem=await driver.create_kem_key(),
         )
         await self._keep(identity)
         trust = TrustClient(self._enrolment, identity)
@@ -503,6 +509,14 @@ class Daemon:
         self._stack.push_async_callback(identity.channels.close)
         self.metrics.channels.labels(role).set_function(lambda: identity.channels.count)
         return identity, trust
+
+    async def _evidence_driver(self) -> Driver:
+        """Open the driver at the first role; the others share it."""
+        if self._driver is None:
+            config, tcti = self._enrolment, self.config.tpm.tcti
+            self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)
+            self._stack.callback(self._driver.close)
+        return self._driver
 
     async def _keep(self, identity: Identity) -> None:
         await identity.renew()

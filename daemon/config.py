@@ -54,6 +54,35 @@ class BrokerConfig(Section):
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
 
 
+class TpmConfig(Section):
+    """Where this machine's TPM 2.0 is, for those who use it."""
+
+    tcti: str = "device:/dev/tpmrm0"
+
+
+def _registers(indices: list[int]) -> list[int]:
+    if not indices or len(set(indices)) != len(indices) or not set(indices) <= set(range(24)):
+        raise ValueError("one or more of 0…23, each once")
+    return indices
+
+
+class Tpm2EvidenceConfig(Section):
+    """What a TPM says of this node."""
+
+    pcrs: Annotated[
+        list[int], Field(default_factory=lambda: list(range(8))), AfterValidator(_registers)
+    ]
+    event_log: AbsolutePath | None = None
+    endorsement_key: Literal["ecc", "rsa"] = "ecc"
+    endorsement_certificates: AbsolutePath | None = None
+
+
+class TsmEvidenceConfig(Section):
+    """Where Linux gives out reports of confidential machines."""
+
+    reports: AbsolutePath = "/sys/kernel/config/tsm/report"
+
+
 class EnrolmentConfig(Section):
     """How this node gets its certificates."""
 
@@ -61,9 +90,17 @@ class EnrolmentConfig(Section):
     broker_address: PeerAddress
     attestation_address: PeerAddress
     trust_anchor: AbsolutePath
-    evidence: Literal["software"]
-    key_file: AbsolutePath
+    evidence: Literal["software", "tpm2", "tsm"]
+    key_file: AbsolutePath | None = None
+    tpm2: Annotated[Tpm2EvidenceConfig, Field(default_factory=Tpm2EvidenceConfig)]
+    tsm: Annotated[TsmEvidenceConfig, Field(default_factory=TsmEvidenceConfig)]
     timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key_file is not None) != (self.evidence == "software"):
+            raise ValueError("a key_file with software evidence, none with other kinds")
+        return self
 
 
 class TargetConfig(Section):
@@ -160,6 +197,7 @@ class Config(Section):
 
     node: NodeConfig
     broker: BrokerConfig | None = None
+    tpm: Annotated[TpmConfig, Field(default_factory=TpmConfig)]
     enrolment: EnrolmentConfig | None = None
     target: TargetConfig | None = None
     gateway: GatewayConfig | None = None

@@ -10,12 +10,19 @@ from cryptography.hazmat.primitives import serialization
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
-from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
-from sealane.crypto.evidence.software import MEDIA_TYPE, SOFTWARE, SoftwareKey
+from sealane.crypto.evidence.cmw import (
+    COLLATERAL,
+    PRIMARY,
+    Item,
+    encode_collection,
+    secondary_digests,
+)
+from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
 from sealane.daemon.channels import open_channel
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import EnrolmentConfig
-from sealane.daemon.files import read_file, read_secret
+from sealane.daemon.evidence.driver import Driver
+from sealane.daemon.files import read_file
 from sealane.daemon.identity import Issued, Keys
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.status import error_of
@@ -28,7 +35,7 @@ _RETRY_SECONDS: Final = 0.25
 class Enrolment:
     """Gets certificates for one role of this node from the broker's verifier."""
 
-    def __init__(self, config: EnrolmentConfig, *, node: str, role: str) -> None:
+    def __init__(self, config: EnrolmentConfig, *, node: str, role: str, driver: Driver) -> None:
         self._config = config
         self._node = node
         self._role = role
@@ -36,10 +43,7 @@ class Enrolment:
             read_file(config.trust_anchor, key="enrolment.trust_anchor"),
             source=f"enrolment.trust_anchor {config.trust_anchor}",
         )
-        self._driver = SoftwareKey.parse(
-            read_secret(config.key_file, key="enrolment.key_file"),
-            source=f"enrolment.key_file {config.key_file}",
-        )
+        self._driver = driver
 
     async def obtain(self, keys: Keys) -> Issued:
         """Enrol once, trying again while the broker can't be reached, up to the time-out."""
@@ -62,7 +66,7 @@ class Enrolment:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _attest(self, keys: Keys) -> Issued:
-        config = self._config
+        config, driver = self._config, self._driver
         audience = spiffe_id(config.broker_node, "broker")
         credentials = grpc.ssl_channel_credentials(
             self.anchor.public_bytes(serialization.Encoding.PEM)
@@ -73,7 +77,10 @@ class Enrolment:
             stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(
                 attestation_pb2.GetChallengeRequest(
-                    node=self._node, role=self._role, evidence_types=[SOFTWARE]
+                    node=self._node,
+                    role=self._role,
+                    evidence_types=[driver.evidence_type],
+                    introduction=await driver.introduction(),
                 ),
                 timeout=_CALL_SECONDS,
             )
@@ -82,6 +89,10 @@ class Enrolment:
                     "attestation.audience.mismatch",
                     f"the verifier is {challenge.audience!r}, expected {audience!r}",
                 )
+            items = {}
+            endorsements = await driver.endorsements()
+            if endorsements:
+                items[COLLATERAL] = Item(SNP_CERTIFICATES, endorsements)
             runtime_data = RuntimeData(
                 nonce=challenge.nonce,
                 audience=audience,
@@ -91,14 +102,17 @@ class Enrolment:
                 tls_public_key=keys.tls_public,
                 kem_public_key=keys.kem_public,
                 verifier_key_sha256=key_digest(self.anchor),
-                evidence_type=SOFTWARE,
+                evidence_type=driver.evidence_type,
+                kem_algorithm=keys.kem.algorithm,
+                secondary_evidence_sha256=secondary_digests(items),
             )
-            evidence = self._driver.evidence(runtime_data.binding())
+            evidence = await driver.collect(runtime_data, activation=challenge.activation)
+            items[PRIMARY] = Item(driver.media_type, evidence)
             result = await stub.Attest(
                 attestation_pb2.AttestRequest(
                     session_id=challenge.session_id,
                     runtime_data=runtime_data.encode(),
-                    evidence=encode_collection({PRIMARY: Item(MEDIA_TYPE, evidence)}),
+                    evidence=encode_collection(items),
                 ),
                 timeout=_CALL_SECONDS,
             )

@@ -49,11 +49,11 @@ class Keys:
     incarnation: bytes
 
     @classmethod
-    def create(cls) -> "Keys":
-        """Make fresh keys."""
+    def create(cls, *, kem: KemKey | None = None) -> "Keys":
+        """Make fresh keys; `kem` is one that hardware has made."""
         return cls(
             tls=ec.generate_private_key(ec.SECP256R1()),
-            kem=X25519KemKey.create(),
+            kem=kem or X25519KemKey.create(),
             incarnation=secrets.token_bytes(16),
         )
 
@@ -85,12 +85,19 @@ class Identity:
     """A role of this node. `obtain` gets a certificate: by attestation, or from the authority."""
 
     def __init__(
-        self, *, node: str, role: str, anchor: x509.Certificate, obtain: Obtain, metrics: Metrics
+        self,
+        *,
+        node: str,
+        role: str,
+        anchor: x509.Certificate,
+        obtain: Obtain,
+        metrics: Metrics,
+        kem: KemKey | None = None,
     ) -> None:
         self.node = node
         self.role = role
         self.anchor = anchor
-        self.keys = Keys.create()
+        self.keys = Keys.create(kem=kem)
         self.find_peer: FindPeer = _no_peers
         """How leaves of peers are found; whoever has a broker to ask sets it."""
         self.on_barred: list[Callable[[str], None]] = []

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.utils import CryptographyDeprecationWarning
-from cryptography.x509.oid import ExtensionOID
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from sealane.errors import VerificationError
 
@@ -34,6 +34,16 @@ _UNDERSTOOD: Final = {
     ExtensionOID.KEY_USAGE,
     ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
 }
+
+# What the library raises at bytes that are no certificate or list.
+_UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 RevocationLists = Mapping[bytes, x509.CertificateRevocationList]
 
@@ -91,10 +101,11 @@ def _load(encoded: bytes, kind: str) -> x509.Certificate:
                 certificate = x509.load_pem_x509_certificate(encoded)
             else:
                 certificate = x509.load_der_x509_certificate(encoded)
-        # Both are parsed on demand: here, so that what is malformed shows where it is expected.
-        certificate.extensions  # noqa: B018
+        # The library parses on demand: all at once, so that malformed parts show here.
+        _ = certificate.extensions, certificate.subject, certificate.issuer
+        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm, TypeError, x509.DuplicateExtension) as error:
+    except _UNREADABLE as error:
         raise _fault(kind, "certificate", f"not a certificate: {error}") from error
     return certificate
 
@@ -105,6 +116,12 @@ def key_sha256(certificate: x509.Certificate) -> bytes:
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     return hashlib.sha256(encoded).digest()
+
+
+def common_name(name: x509.Name) -> str:
+    """Return the common name; empty where there isn't exactly one."""
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if len(found) == 1 else ""
 
 
 def verify_chain(
@@ -204,8 +221,9 @@ def parse_revocation_list(encoded: bytes, *, kind: str) -> x509.CertificateRevoc
     """Read a revocation list in DER; VerificationError `attestation.<kind>.revocation_list`."""
     try:
         revocation_list = x509.load_der_x509_crl(encoded)
-        revocation_list.extensions  # noqa: B018 - parsed on demand
-    except (ValueError, UnsupportedAlgorithm, TypeError, x509.DuplicateExtension) as error:
+        _ = revocation_list.extensions, revocation_list.issuer
+        _ = revocation_list.last_update_utc, revocation_list.next_update_utc
+    except _UNREADABLE as error:
         raise _fault(kind, "revocation_list", f"not a revocation list: {error}") from error
     return revocation_list
 

@@ -1,6 +1,6 @@
 """What verifiers need besides evidence: vendors' roots, certificates, revocation lists, TCB data.
 
-A snapshot that never changes; `sealane.crypto.evidence.collateral_cache` makes them from what an
+A snapshot that never changes, made by `sealane.crypto.evidence.collateral_loader` from what an
 operator supplies. Verifiers fetch nothing.
 """
 
@@ -43,28 +43,41 @@ def vendor_roots() -> VendorRoots:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntelCollateral:
-    """TCB information of one FMSPC with QE identity, issuer chains and revocation lists.
+class SignedDocument:
+    """A JSON text that Intel signed, verified: QE identity, or TCB information (`TcbInfo`).
 
-    `encoded` is the JSON that Intel's quote verification library and dcap-qvl exchange, with the
-    signed texts as Intel signed them. It ends at `next_update`.
+    `text` is exactly what `signature` (ECDSA P-256, r ‖ s, 64 bytes) is over; `issuer_chain` is in
+    PEM. It holds from `issue_date` to `next_update`.
     """
 
-    fmspc: bytes
-    encoded: str
-    tcb_evaluation_data_number: int
+    name: str
+    text: str
+    signature: bytes
+    issuer_chain: str
+    issue_date: dt.datetime
     next_update: dt.datetime
+    tcb_evaluation_data_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcbInfo(SignedDocument):
+    """TCB information of one FMSPC (6 bytes) and PCEID (2 bytes)."""
+
+    fmspc: bytes
+    pce_id: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collateral:
-    """One state of the cache.
+    """What is known at one time, verified but for the endorsement keys.
 
-    `amd_certificates` are signing keys (ASK, ASVK) and endorsement keys (VCEK, VLEK),
-    `revocation_lists` are by `key_sha256` of their issuer, `intel` is by FMSPC (6 bytes).
+    `amd_signers` are ASK and ASVK certificates, `amd_vceks` VCEK certificates by
+    `snp.vcek_name`, `revocation_lists` are by `key_sha256` of their issuer, `tcb_infos` by FMSPC.
     """
 
     roots: VendorRoots = field(default_factory=vendor_roots)
-    amd_certificates: tuple[x509.Certificate, ...] = ()
     revocation_lists: RevocationLists = field(default_factory=dict)
-    intel: Mapping[bytes, IntelCollateral] = field(default_factory=dict)
+    amd_signers: tuple[x509.Certificate, ...] = ()
+    amd_vceks: Mapping[bytes, x509.Certificate] = field(default_factory=dict)
+    tcb_infos: Mapping[bytes, TcbInfo] = field(default_factory=dict)
+    qe_identity: SignedDocument | None = None

@@ -17,7 +17,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from sealane.crypto.evidence.chain import VerifiedChain, parse_certificate, verify_chain
+from sealane.crypto.encoding import fields
+from sealane.crypto.evidence.chain import (
+    VerifiedChain,
+    common_name,
+    parse_certificate,
+    verify_chain,
+)
 from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import AMD_PRODUCTS, Collateral
 from sealane.crypto.evidence.snp_report import (
@@ -45,6 +51,9 @@ SAFE_FLAGS: Final[Mapping[str, bool]] = {
     "alias_check_complete": True,
     "revocation_checked": True,
 }
+
+# Products whose firmware ever made reports without CPUID.
+_OF_VERSION_2: Final = ("Milan", "Genoa")
 
 _EXTENSIONS: Final = "1.3.6.1.4.1.3704.1"
 _TCB_OIDS: Final = {
@@ -133,24 +142,25 @@ def _endorsement_key(
     if encoded is not None:
         key = parse_certificate(encoded, kind=EVIDENCE_TYPE)
     else:
-        key = _known_key(report, collateral)
+        key = _known_vcek(report, collateral)
     # A report of version 2 doesn't name its product: then it is the one whose root the chain
     # ends at. AMD's names only say which to try.
     product = report.product or next(
-        (p for p in AMD_PRODUCTS if key.issuer.rfc4514_string().startswith(_signer(report, p))), ""
+        (p for p in _OF_VERSION_2 if common_name(key.issuer) == _signer(report, p)),
+        "",
     )
     if product not in collateral.roots.amd:
         raise _fault("chain", f"no root for the issuer {key.issuer.rfc4514_string()}")
     if ASK_GUID in table:
         signers = [parse_certificate(table[ASK_GUID], kind=EVIDENCE_TYPE)]
     else:
-        signers = [c for c in collateral.amd_certificates if c.subject == key.issuer]
+        signers = [c for c in collateral.amd_signers if c.subject == key.issuer]
         if not signers:
             raise _fault("collateral_missing", f"no certificate of {key.issuer.rfc4514_string()}")
     signer = signers[0]
     # The two kinds of keys have signers of their own under one root.
-    if not signer.subject.rfc4514_string().startswith(_signer(report, product)):
-        raise _fault("chain", f"{signer.subject.rfc4514_string()} does not sign keys of this kind")
+    if common_name(signer.subject) != _signer(report, product):
+        raise _fault("chain", f"{common_name(signer.subject)} does not sign keys of this kind")
     chain = verify_chain(
         [key, signer],
         root=collateral.roots.amd[product],
@@ -162,23 +172,34 @@ def _endorsement_key(
 
 
 def _signer(report: Report, product: str) -> str:
-    """Return how the name of ASK or ASVK begins, as AMD gives it."""
-    return f"CN=SEV-{product}," if report.signing_key == VCEK else f"CN=SEV-VLEK-{product},"
+    """Return the common name of ASK or ASVK, as AMD gives it."""
+    return f"SEV-{product}" if report.signing_key == VCEK else f"SEV-VLEK-{product}"
 
 
-def _known_key(report: Report, collateral: Collateral) -> x509.Certificate:
+def _known_vcek(report: Report, collateral: Collateral) -> x509.Certificate:
     """Find the endorsement key of the report's chip and TCB among the collateral."""
-    for key in collateral.amd_certificates:
-        for product in AMD_PRODUCTS:
-            if not key.issuer.rfc4514_string().startswith(_signer(report, product)):
-                continue
-            if report.product not in {"", product}:
-                continue
-            is_of_tcb = endorsed_tcb(key, product) == decode_tcb(report.reported_tcb, product)
-            is_of_chip = report.signing_key == VLEK or _is_of_chip(report, key, product)
-            if is_of_tcb and is_of_chip:
-                return key
+    for product in [report.product] if report.product else _OF_VERSION_2:
+        tcb = decode_tcb(report.reported_tcb, product)
+        key = collateral.amd_vceks.get(vcek_name(product, report.chip_id, tcb))
+        if key is not None and report.signing_key == VCEK:
+            return key
+    # A VLEK is known to the host that loaded it, which supplies it.
     raise _fault("collateral_missing", "no endorsement key for this chip and TCB")
+
+
+def vcek_name(product: str, chip_id: bytes, tcb: Mapping[str, int]) -> bytes:
+    """Return what collateral lists a VCEK by; `chip_id` is CHIP_ID, 64 bytes."""
+    numbers = bytes(tcb[component] for component in sorted(tcb))
+    return fields("vcek", product.encode(), chip_id, numbers)
+
+
+def parse_vcek(certificate: x509.Certificate) -> tuple[str, bytes, dict[str, int]]:
+    """Return product, CHIP_ID and TCB a VCEK is for; VerificationError `attestation.snp.…`."""
+    issuer = common_name(certificate.issuer)
+    product = next((p for p in AMD_PRODUCTS if issuer == f"SEV-{p}"), None)
+    if product is None:
+        raise _fault("certificate", f"{issuer} is not an issuer of VCEKs")
+    return product, _hwid(certificate, product), endorsed_tcb(certificate, product)
 
 
 def _check_signature(report: Report, certificate: x509.Certificate) -> None:
@@ -213,19 +234,19 @@ def _hardware_id(report: Report, certificate: x509.Certificate, product: str) ->
         if not 0 < len(csp) <= _CSP_ID_CHARACTERS_MAX:
             raise _fault("certificate", f"a CSP id of {len(csp)} characters")
         return f"csp-id:{csp.encode().hex()}"
-    if not any(report.chip_id) or not _is_of_chip(report, certificate, product):
+    if not any(report.chip_id) or report.chip_id != _hwid(certificate, product):
         raise _fault("chip_mismatch", "the endorsement key is not of the report's chip")
     return f"chip-id:{report.chip_id.hex()}"
 
 
-def _is_of_chip(report: Report, certificate: x509.Certificate, product: str) -> bool:
-    """Tell whether HWID is CHIP_ID: 64 bytes, 8 and zeros for Turin; raw or an OCTET STRING."""
+def _hwid(certificate: x509.Certificate, product: str) -> bytes:
+    """Return HWID as CHIP_ID: 64 bytes, of Turin 8 and zeros; raw or in an OCTET STRING."""
     value, length = _extension(certificate, _HWID_OID), _HWID_LENGTHS[product]
     if len(value) == length + 2 and value.startswith(bytes([4, length])):
         value = value[2:]
     if len(value) != length:
         raise _fault("certificate", f"HWID has {len(value)} bytes, not {length}")
-    return report.chip_id == value.ljust(len(report.chip_id), b"\0")
+    return value.ljust(64, b"\0")
 
 
 def _extension(certificate: x509.Certificate, oid: str) -> bytes:

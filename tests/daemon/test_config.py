@@ -28,7 +28,7 @@ MISTAKES = {
         NODE + BROKER + "[gatway]\n",
         (
             "gatway: unknown key; did you mean 'gateway'? allowed: broker, enrolment, fabric, "
-            "gateway, metrics, node, target [config.key.unknown]"
+            "gateway, metrics, node, target, tpm [config.key.unknown]"
         ),
     ),
     "unknown key without likeness": (
@@ -142,6 +142,20 @@ MISTAKES = {
     "missing key": (
         NODE + '[broker]\npolicy_file = "/p"\n',
         "broker.key_file: missing; it has no default [config.missing]",
+    ),
+    "key file with evidence that has none": (
+        NODE + ENROLMENT.replace("software", "tpm2") + "[target]\n",
+        (
+            'enrolment: found {"broker_address": "h:1", "attestation_address": "h:2", '
+            '"trust_anchor": "/t",…; allowed: a key_file with software evidence, none with '
+            "other kinds [config.value]"
+        ),
+    ),
+    "register that no TPM has": (
+        NODE
+        + ENROLMENT.replace("software", "tpm2").replace('key_file = "/k"\n', "")
+        + "[enrolment.tpm2]\npcrs = [24]\n[target]\n",
+        "enrolment.tpm2.pcrs: found [24]; allowed: one or more of 0…23, each once [config.value]",
     ),
     "missing section": (BROKER, "node: missing; it has no default [config.missing]"),
     "no role": (

@@ -46,8 +46,14 @@ def collateral(vendor: Amd, *certificates: Authority, **fields: object) -> Colla
     roots = VendorRoots(
         amd={vendor.product: vendor.ark.certificate}, intel=others.intel, nvidia=others.nvidia
     )
-    known = tuple(each.certificate for each in certificates)
-    return Collateral(roots=roots, amd_certificates=known, **fields)
+    known = [each.certificate for each in certificates]
+    vceks = [each for each in known if "SEV-VCEK" in each.subject.rfc4514_string()]
+    return Collateral(
+        roots=roots,
+        amd_signers=tuple(each for each in known if each not in vceks),
+        amd_vceks={snp.vcek_name(*snp.parse_vcek(each)): each for each in vceks},
+        **fields,
+    )
 
 
 def verify(
@@ -101,6 +107,11 @@ def test_a_genuine_report_gives_its_claims(product: str, version: int) -> None:
 def test_version_2_takes_its_product_from_the_chain(vendor: Amd) -> None:
     claims = verify(vendor, report(vendor, version=2))
     assert (claims.product, claims.properties["report_version"]) == ("Genoa", 2)
+
+
+def test_turin_has_no_version_2() -> None:
+    made = amd("Turin")
+    refused("chain", made, report(made, version=2))
 
 
 def test_a_vlek_names_its_provider(vendor: Amd) -> None:
@@ -411,12 +422,14 @@ def test_what_the_table_lacks_comes_from_the_collateral() -> None:
         made = amd(product)
         older = made.endorse(tcb=TCB | {"microcode": 199})
         strange = made.endorse(hwid=bytes([1]) * (8 if product == "Turin" else 64))
-        known = collateral(made, made.vlek, older, strange, made.vcek, made.asvk, made.ask)
-        for version in (2, 3):
+        known = collateral(made, older, strange, made.vcek, made.asvk, made.ask)
+        for version in (3,) if product == "Turin" else (2, 3):
             claims = verify(made, report(made, version=version), table=b"", known=known)
             assert claims.product == product
         leased = report(made, key=made.vlek, flags=1 << 2)
-        assert verify(made, leased, table=b"", known=known).hardware_id.startswith("csp-id:")
+        table = certificate_table((VLEK_GUID, made.vlek.der))
+        assert verify(made, leased, table=table, known=known).hardware_id.startswith("csp-id:")
+        refused("collateral_missing", made, leased, table=b"", known=known)
 
 
 @pytest.mark.parametrize("left_out", ["vcek", "ask"])

@@ -1,0 +1,8 @@
+"""Media types of the items of an evidence collection: what drivers send and verifiers take."""
+
+from typing import Final
+
+SNP_REPORT: Final = "application/vnd.sealane.snp-report"
+TDX_QUOTE: Final = "application/vnd.sealane.tdx-quote"
+SNP_CERTIFICATES: Final = "application/vnd.sealane.snp-certificate-table"
+NVIDIA_EVIDENCE: Final = "application/vnd.sealane.nvidia-evidence"

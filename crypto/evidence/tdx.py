@@ -1,0 +1,219 @@
+"""The verifier of Intel TDX quotes: `dcap_qvl` is the engine, an own parser reads beside it.
+
+The engine checks the quote's signatures, the quoting enclave and the TCB level against Intel's TCB
+information and QE identity. What it leaves open is checked here: trailing bytes, PCEID, the PCK
+chain with a reason of its own, that both parsers read the same quote, and the binding.
+"""
+
+import datetime as dt
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+import dcap_qvl
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealane.crypto.evidence.chain import key_sha256, parse_certificates, verify_chain
+from sealane.crypto.evidence.claims import Binding, Claims
+from sealane.crypto.evidence.collateral import Collateral, SignedDocument
+from sealane.crypto.evidence.tdx_quote import Quote, parse_quote
+from sealane.errors import VerificationError
+
+EVIDENCE_TYPE: Final = "tdx"
+
+# What a flag must be unless the policy allows otherwise by its name; the others only inform. The
+# engine refuses the other value of each of these too.
+SAFE_FLAGS: Final[Mapping[str, bool]] = {
+    "debug": False,
+    "migratable": False,
+    "revocation_checked": True,
+    "sept_ve_disable": True,
+    "service_td": False,
+}
+
+# Which fault an answer of the engine is, by how its text goes on; the text itself is in the error.
+_FAULTS: Final = (
+    ("No matching TCB level", "tcb_level"),
+    ("TCB status is invalid", "tcb_level"),
+    ("TDX module", "module"),
+    ("QE ", "quoting_enclave"),
+    ("ISV enclave report signature", "signature"),
+    ("Signature is invalid for qe_report", "signature"),
+)
+_ENGINE_NAMES: Final[Mapping[str, str]] = {
+    "mrseam": "mr_seam",
+    "mrsignerseam": "mr_signer_seam",
+    "mrtd": "mr_td",
+    "mrconfigid": "mr_config_id",
+    "mrowner": "mr_owner",
+    "mrownerconfig": "mr_owner_config",
+    "mrservicetd": "mr_service_td",
+    "rtmr0": "rt_mr0",
+    "rtmr1": "rt_mr1",
+    "rtmr2": "rt_mr2",
+    "rtmr3": "rt_mr3",
+    "tee_tcb_svn_2": "tee_tcb_svn2",
+}
+_MEASUREMENTS: Final = (
+    *("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3", "mrseam", "mrsignerseam"),
+    *("mrconfigid", "mrowner", "mrownerconfig", "mrservicetd", "xfam"),
+)
+
+
+def verify(
+    evidence: bytes,
+    *,
+    binding: Binding,
+    collateral: Collateral,
+    now: dt.datetime,
+    endorsements: bytes = b"",  # noqa: ARG001 - a quote comes with its chain
+) -> Claims:
+    """Return what a genuine quote says; VerificationError `attestation.tdx.<fault>`."""
+    quote = parse_quote(evidence)
+    _check_attributes(quote)
+    chain = parse_certificates(quote.certificates, kind=EVIDENCE_TYPE)
+    if len(chain) != 3 or chain[-1] != collateral.roots.intel:
+        raise _fault("chain", "the PCK chain is not of three certificates that end at Intel's root")
+    verified = verify_chain(
+        chain[:-1],
+        root=collateral.roots.intel,
+        revocation_lists=collateral.revocation_lists,
+        kind=EVIDENCE_TYPE,
+        now=now,
+    )
+    if not verified.revocation_checked:
+        raise _fault("collateral_missing", "Intel's two revocation lists are not at hand")
+    documents = _documents(chain[0], collateral, now)
+    result = _run_engine(quote, chain, collateral, documents=documents, now=now)
+    _check_same(quote, result)
+    if not secrets.compare_digest(quote.body["report_data"], binding.report_data):
+        raise _fault("report_data", "the quote does not commit to this runtime data")
+    return _claims(
+        quote,
+        result,
+        valid_until=min(verified.valid_until, *(each.next_update for each in documents)),
+    )
+
+
+def _check_attributes(quote: Quote) -> None:
+    """Refuse what no verifier of TDX accepts, with a reason for each."""
+    attributes = quote.attributes
+    if attributes["debug"]:
+        raise _fault("debug", "the TD can be debugged")
+    if not attributes["sept_ve_disable"]:
+        raise _fault("sept_ve", "SEPT_VE_DISABLE is 0: the host can inject exceptions")
+    if attributes["migratable"] or any(quote.body.get("mrservicetd", b"")):
+        raise _fault("service_td", "the TD can be migrated, or is served by another TD")
+
+
+def _documents(
+    pck: x509.Certificate, collateral: Collateral, now: dt.datetime
+) -> tuple[SignedDocument, SignedDocument]:
+    """Return TCB information of the platform and the QE identity, both current."""
+    try:
+        platform = dcap_qvl.parse_pck_extension_from_pem(pck.public_bytes(Encoding.PEM))
+        fmspc, pce_id = bytes(platform.fmspc), bytes(platform.pce_id)
+    except ValueError as error:
+        raise _fault("certificate", f"the PCK certificate has no SGX extension: {error}") from error
+    tcb_info, qe_identity = collateral.tcb_infos.get(fmspc), collateral.qe_identity
+    if tcb_info is None or qe_identity is None:
+        raise _fault("collateral_missing", f"no TCB information of FMSPC {fmspc.hex()}")
+    if tcb_info.pce_id != pce_id:
+        raise _fault("collateral_missing", f"no TCB information of PCEID {pce_id.hex()}")
+    for document in (tcb_info, qe_identity):
+        if not document.issue_date <= now <= document.next_update:
+            raise _fault(
+                "collateral_expired",
+                f"{document.name} holds from {document.issue_date} to {document.next_update}, "
+                f"not at {now}",
+            )
+    return tcb_info, qe_identity
+
+
+def _run_engine(
+    quote: Quote,
+    chain: list[x509.Certificate],
+    collateral: Collateral,
+    *,
+    documents: tuple[SignedDocument, SignedDocument],
+    now: dt.datetime,
+) -> dict[str, Any]:
+    lists = collateral.revocation_lists
+    tcb_info, qe_identity = documents
+    seconds = int(now.timestamp())
+    try:
+        claims = dcap_qvl.QuoteVerifier(
+            collateral.roots.intel.public_bytes(Encoding.DER)
+        ).verify_with_policy(
+            quote.unpadded,
+            dcap_qvl.QuoteCollateralV3(
+                pck_crl_issuer_chain=b"".join(
+                    each.public_bytes(Encoding.PEM) for each in chain[1:]
+                ).decode(),
+                root_ca_crl=lists[key_sha256(chain[2])].public_bytes(Encoding.DER),
+                pck_crl=lists[key_sha256(chain[1])].public_bytes(Encoding.DER),
+                tcb_info_issuer_chain=tcb_info.issuer_chain,
+                tcb_info=tcb_info.text,
+                tcb_info_signature=tcb_info.signature,
+                qe_identity_issuer_chain=qe_identity.issuer_chain,
+                qe_identity=qe_identity.text,
+                qe_identity_signature=qe_identity.signature,
+            ),
+            seconds,
+            # What a level is worth is for our own policy to say.
+            dcap_qvl.QuotePolicy.claims_only(seconds),
+        )
+    except ValueError as error:
+        text = str(error).removeprefix("Verification failed: ")
+        fault = next((fault for start, fault in _FAULTS if text.startswith(start)), "refused")
+        raise _fault(fault, f"the quote is refused: {text}") from error
+    result: dict[str, Any] = json.loads(claims.to_json())
+    return result
+
+
+def _check_same(quote: Quote, result: dict[str, Any]) -> None:
+    """Compare what the engine read with what the own parser read."""
+    ((kind, report),) = result["report"].items()
+    fields = report.get("base", {}) | report
+    theirs = {name: fields.get(_ENGINE_NAMES.get(name, name)) for name in quote.body}
+    ours = {name: value.hex() for name, value in quote.body.items()}
+    is_same_kind = (kind == "TD15") == ("mrservicetd" in quote.body)
+    if not is_same_kind or result["header"]["version"] != quote.version or theirs != ours:
+        raise _fault("ambiguous", "two parsers read different quotes from these bytes")
+
+
+def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -> Claims:
+    platform, enclave = result["platform"]["pck"], result["qe"]["report"]
+    attributes = quote.attributes
+    return Claims(
+        evidence_type=EVIDENCE_TYPE,
+        hardware_id=f"ppid:{bytes(platform['ppid']).hex()}",
+        product="TDX",
+        measurements={name: quote.body[name] for name in _MEASUREMENTS if name in quote.body}
+        | {"fmspc": bytes(platform["fmspc"])},
+        tcb={f"tdx_svn_{i}": svn for i, svn in enumerate(quote.body["tee_tcb_svn"])}
+        | {f"cpu_svn_{i}": svn for i, svn in enumerate(platform["cpu_svn"])}
+        | {
+            "pce_svn": platform["pce_svn"],
+            "qe_svn": enclave["isv_svn"],
+            "tcb_evaluation_data_number": result["tcb"]["eval_data_number"],
+        },
+        tcb_status=result["tcb"]["status"],
+        advisories=tuple(result["tcb"]["advisory_ids"]),
+        flags=attributes
+        | {
+            "service_td": any(quote.body.get("mrservicetd", b"")),
+            "dynamic_platform": platform["dynamic_platform"] == "True",
+            "cached_keys": platform["cached_keys"] == "True",
+            "smt_enabled": platform["smt_enabled"] == "True",
+            "revocation_checked": True,
+        },
+        properties={"quote_version": quote.version},
+        valid_until=valid_until,
+    )
+
+
+def _fault(fault: str, message: str) -> VerificationError:
+    return VerificationError(f"attestation.{EVIDENCE_TYPE}.{fault}", message)

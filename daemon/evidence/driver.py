@@ -1,0 +1,44 @@
+"""What enrolment asks of the driver for one type of evidence."""
+
+from typing import Protocol
+
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.kem import KemKey
+
+
+class Driver(Protocol):
+    """Collects one node's evidence; shared by the node's roles."""
+
+    @property
+    def evidence_type(self) -> str:
+        """The name of the type: `software`, `tpm2`, `snp`, `tdx`."""
+
+    @property
+    def media_type(self) -> str:
+        """The media type of the primary item of the collection."""
+
+    @property
+    def is_development(self) -> bool:
+        """Whether the evidence proves nothing about the machine."""
+
+    async def create_kem_key(self) -> KemKey:
+        """Make a KEM key for one role of this start, where the hardware can keep it."""
+
+    async def introduction(self) -> bytes:
+        """Return what `GetChallenge` says of the hardware; empty if the type has none."""
+
+    async def endorsements(self) -> bytes:
+        """Return the item `collateral`: what the host gives to verify by; empty if nothing.
+
+        It is asked for before the runtime data, which name its digest.
+        """
+
+    async def collect(self, runtime_data: RuntimeData, *, activation: bytes) -> bytes:
+        """Return the primary item over `runtime_data`; `activation` came with the challenge.
+
+        Raises UsageError `evidence.key.foreign` if the hardware keeps KEM keys and the runtime data
+        name one that isn't among them; UnavailableError if the hardware doesn't answer.
+        """
+
+    def close(self) -> None:
+        """Let go of the hardware."""

@@ -1,0 +1,40 @@
+"""The `software` driver: an Ed25519 key from a file. Development only."""
+
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.evidence.software import MEDIA_TYPE, SOFTWARE, SoftwareKey
+from sealane.crypto.kem import KemKey, X25519KemKey
+
+
+class SoftwareDriver:
+    """Signs the runtime data; proves possession of the key and nothing about the machine."""
+
+    evidence_type = SOFTWARE
+    media_type = MEDIA_TYPE
+    is_development = True
+
+    def __init__(self, key: SoftwareKey) -> None:
+        self._key = key
+
+    async def create_kem_key(self) -> KemKey:
+        """Make a key in memory."""
+        return X25519KemKey.create()
+
+    async def introduction(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    async def endorsements(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    async def collect(
+        self,
+        runtime_data: RuntimeData,
+        *,
+        activation: bytes,  # noqa: ARG002 - for types with an introduction
+    ) -> bytes:
+        """Return public key and signature."""
+        return self._key.evidence(runtime_data.binding())
+
+    def close(self) -> None:
+        """Do nothing: the key belongs to the process."""
