@@ -37,6 +37,8 @@ PEERS_PER_CALL_MAX: Final = 1024
 NONCE_BYTES: Final = 32
 PAGE_SIZE_MAX: Final = 1000
 REASON_CHARACTERS_MAX: Final = 200
+# A process that its successor was taken for must not come back; more of them don't run at a time.
+_SUPERSEDED_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,10 @@ class Membership:
         )
 
     async def attested(self, subject: Subject, leaf: x509.Certificate) -> None:
-        """Enter the leaf that a node was issued; VerificationError `node.revoked`: it must not be.
+        """Enter the leaf that a node was issued, from when on only this incarnation is authorized.
 
-        From then on only this incarnation of the node is authorized.
+        VerificationError if it must not have the leaf: `node.revoked`, or `node.superseded` by an
+        incarnation that attested later.
         """
         der = leaf.public_bytes(Encoding.DER)
         name = _name(subject.node, subject.role)
@@ -87,17 +90,24 @@ class Membership:
             stored = await self._stored(subject.node, subject.role)
             before = stored.record if stored else NodeRecord(node=subject.node, role=subject.role)
             _check_not_revoked(before, issued=leaf.not_valid_before_utc + SKEW)
+            if subject.incarnation in before.superseded:
+                raise VerificationError(
+                    SUPERSEDED,
+                    f"another process has attested as {subject.spiffe_id} since: one node, one "
+                    "process of a role",
+                )
             is_renewal = before.incarnation == subject.incarnation
-            record = before.model_copy(
-                update={
-                    "tenant": subject.tenant,
-                    "incarnation": subject.incarnation,
-                    "leaf": der,
-                    # A server may show it until it has this answer; another process never will.
-                    "previous_leaf": before.leaf if is_renewal else b"",
-                    "attested_at": self._now(),
-                }
-            )
+            superseded = (before.incarnation, *before.superseded) if before.incarnation else ()
+            update: dict[str, object] = {
+                "tenant": subject.tenant,
+                "incarnation": subject.incarnation,
+                "leaf": der,
+                # A server may show it until it has this answer; another process never will.
+                "previous_leaf": before.leaf if is_renewal else b"",
+                "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
+                "attested_at": self._now(),
+            }
+            record = before.model_copy(update=update)
             nodes = self._registry.nodes
             return await self._registry.commit(
                 [nodes.unchanged(name, stored)], nodes.sealed(name, record)

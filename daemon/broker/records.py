@@ -97,7 +97,8 @@ class Revocation(Record):
 class NodeRecord(Record):
     """One role of a node: the leaf it was issued last (DER) and whether it is revoked.
 
-    `previous_leaf` is of the same incarnation. Nothing issued until `restored_at` counts.
+    `previous_leaf` is of the same incarnation, `superseded` are those before it, newest first.
+    Nothing issued until `restored_at` counts.
     """
 
     node: str
@@ -106,6 +107,7 @@ class NodeRecord(Record):
     incarnation: bytes = b""
     leaf: bytes = b""
     previous_leaf: bytes = b""
+    superseded: tuple[bytes, ...] = ()
     attested_at: dt.datetime | None = None
     revocation: Revocation | None = None
     restored_at: dt.datetime | None = None
