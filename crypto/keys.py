@@ -7,7 +7,7 @@ encryption key, bound to what it is for.
 
 import secrets
 import uuid
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -19,7 +19,8 @@ from sealane.errors import UsageError, VerificationError
 
 KEY_BYTES: Final = 32
 KEY_EPOCH_MAX: Final = (1 << 32) - 1
-_NONCE_BYTES: Final = 12
+WRAP_NONCE_BYTES: Final = 12
+WRAP_TAG_BYTES: Final = 16
 
 
 def new_key() -> bytearray:
@@ -39,8 +40,18 @@ def derive_volume_key(
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(tenant_key)))
 
 
+class KeyWrapper(Protocol):
+    """Wraps keys for storage, bound to what they are for. Blocking: a module may be far away."""
+
+    def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
+        """Encrypt `secret`, bound to `purpose` and `owner`."""
+
+    def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
+        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+
+
 class WrappingKey:
-    """The key encryption key: wraps other keys for storage.
+    """A key encryption key in this process's memory.
 
     A wrapped key is nonce (12, random) ‖ AES-256-GCM ciphertext and tag; the associated data is
     what the key is for, so that one row of a store can't stand in for another. Random nonces are
@@ -58,21 +69,27 @@ class WrappingKey:
 
     def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
         """Encrypt `secret`, bound to `purpose` and `owner`."""
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._aead.encrypt(nonce, bytes(secret), _context(purpose, owner))
+        nonce = secrets.token_bytes(WRAP_NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, bytes(secret), wrap_context(purpose, owner))
 
     def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
         """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
-        nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
+        nonce, sealed = wrapped[:WRAP_NONCE_BYTES], wrapped[WRAP_NONCE_BYTES:]
         try:
-            return bytearray(self._aead.decrypt(nonce, sealed, _context(purpose, owner)))
+            return bytearray(self._aead.decrypt(nonce, sealed, wrap_context(purpose, owner)))
         except (InvalidTag, ValueError) as error:
-            raise VerificationError(
-                "key.wrap.invalid",
-                f"the stored {purpose} of {owner} does not open: wrong key encryption key, "
-                "or the store was changed",
-            ) from error
+            raise not_opened(purpose, owner) from error
 
 
-def _context(purpose: str, owner: str) -> bytes:
+def not_opened(purpose: str, owner: str) -> VerificationError:
+    """Return the error for a wrapped key that is not what it must be."""
+    return VerificationError(
+        "key.wrap.invalid",
+        f"the stored {purpose} of {owner} does not open: wrong key encryption key, "
+        "or the store was changed",
+    )
+
+
+def wrap_context(purpose: str, owner: str) -> bytes:
+    """Return the associated data of a wrapped key."""
     return fields("sealane wrapped key v1", purpose.encode(), owner.encode())

@@ -96,11 +96,11 @@ class BrokerClient:
             stub = broker_pb2_grpc.BrokerStub(channel)
             await stub.UnregisterVolume(request, timeout=_CALL_SECONDS)
 
-    async def key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
-        """Fetch the volume key of the descriptor's epoch; the caller wipes it."""
+    async def key(self, descriptor: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
+        """Fetch the volume key of one epoch; the caller wipes it."""
         request = broker_pb2.GetVolumeKeyRequest(
             volume_id=descriptor.volume_id,
-            key_epoch=descriptor.key_epoch,
+            key_epoch=key_epoch,
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
         )
         async with self._channel() as channel:
@@ -110,7 +110,7 @@ class BrokerClient:
             open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
-            context=self._context("volume key", descriptor, request.request_id),
+            context=self._context("volume key", request),
             signer=self._identity.broker_key,
         )
 
@@ -131,7 +131,7 @@ class BrokerClient:
             open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
             private_key=self._identity.keys.kem,
-            context=self._context("lease", descriptor, request.request_id, arena),
+            context=self._context("lease", request, arena),
             signer=self._identity.broker_key,
         )
         try:
@@ -181,16 +181,15 @@ class BrokerClient:
     def _context(
         self,
         purpose: str,
-        descriptor: broker_pb2.VolumeDescriptor,
-        request_id: bytes,
+        request: broker_pb2.GetVolumeKeyRequest | broker_pb2.GrantLeaseRequest,
         arena: tuple[int, int] | None = None,
     ) -> Context:
         return Context(
             purpose=purpose,
             recipient=self._identity.subject.spiffe_id,
             incarnation=self._identity.keys.incarnation,
-            request_id=request_id,
-            volume_id=descriptor.volume_id,
-            key_epoch=descriptor.key_epoch,
+            request_id=request.request_id,
+            volume_id=request.volume_id,
+            key_epoch=request.key_epoch,
             arena=arena,
         )

@@ -43,6 +43,15 @@ class NodeConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class HsmConfig(Section):
+    """A key encryption key in a PKCS #11 token: library, labels of token and key, file with PIN."""
+
+    module: AbsolutePath
+    token: str
+    label: str
+    pin_file: AbsolutePath
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -50,8 +59,15 @@ class BrokerConfig(Section):
     attestation_listen: BindAddress = "127.0.0.1:7441"
     instance: Annotated[int, Field(ge=1, le=65535)] = 1
     policy_file: AbsolutePath
-    key_file: AbsolutePath
+    key_file: AbsolutePath | None = None
+    hsm: HsmConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key_file is None) == (self.hsm is None):
+            raise ValueError("one of key_file and hsm")
+        return self
 
 
 class TpmConfig(Section):

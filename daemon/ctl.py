@@ -25,6 +25,8 @@ from sealane.client.connection import DEFAULT_SOCKET
 from sealane.crypto.evidence.software import SoftwareKey
 from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
+from sealane.daemon.broker.kek import make_hsm_key
+from sealane.daemon.config import HsmConfig
 from sealane.daemon.ctl_nodes import add_node_verbs
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
@@ -378,6 +380,14 @@ def _key_encryption(options: argparse.Namespace, output: Output) -> None:
     output.show_one({"path": str(options.path)})
 
 
+def _key_hsm(options: argparse.Namespace, output: Output) -> None:
+    place = HsmConfig(
+        module=options.module, token=options.token, label=options.label, pin_file=options.pin_file
+    )
+    make_hsm_key(place)
+    output.show_one({"token": place.token, "label": place.label})
+
+
 def _key_fingerprint(options: argparse.Namespace, output: Output) -> None:
     try:
         pem = read_bounded(options.path)
@@ -487,6 +497,15 @@ def _parser() -> argparse.ArgumentParser:
         made = verbs.add_parser(verb, help=text)
         made.add_argument("path", type=Path, metavar="PATH")
         made.set_defaults(run=run)
+    made = verbs.add_parser("hsm", help="make a broker's key encryption key in a PKCS #11 token")
+    for option, text in (
+        ("module", "the token's PKCS #11 library"),
+        ("token", "label of the token"),
+        ("label", "label of the new key"),
+        ("pin-file", "file with the user PIN"),
+    ):
+        made.add_argument(f"--{option}", required=True, help=text)
+    made.set_defaults(run=_key_hsm)
     return parser
 
 

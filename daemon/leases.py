@@ -53,21 +53,25 @@ class LeaseCache:
         self._kept[_key(descriptor)] = _Kept(holder=holder, counters=counters)
         if len(self._kept) > KEPT_MAX:
             (volume_id, _), oldest = self._kept.popitem(last=False)
-            await self._give_back(volume_id, oldest)
+            await self.give_back(volume_id, oldest.holder, oldest.counters)
 
     async def drop(self, volume_id: str) -> None:
         """Give back what is kept for a volume that is deleted."""
         for key in [key for key in self._kept if key[0] == volume_id]:
-            await self._give_back(volume_id, self._kept.pop(key))
+            kept = self._kept.pop(key)
+            await self.give_back(volume_id, kept.holder, kept.counters)
 
     async def close(self) -> None:
         """Give everything back."""
         while self._kept:
             (volume_id, _), kept = self._kept.popitem()
-            await self._give_back(volume_id, kept)
+            await self.give_back(volume_id, kept.holder, kept.counters)
 
-    async def _give_back(self, volume_id: str, kept: _Kept) -> None:
-        for lease, touched in kept.holder.untouched(kept.counters):
+    async def give_back(
+        self, volume_id: str, holder: LeaseHolder, counters: list[CounterRange]
+    ) -> None:
+        """Give back what of a volume's leases is left in `counters`; the rest is burned."""
+        for lease, touched in holder.untouched(counters):
             if all(mark == r.counter_end for mark, r in zip(touched, lease.ranges, strict=True)):
                 continue
             try:

@@ -39,13 +39,12 @@ class PeerIncarnation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeKey:
-    """What a gateway needs to seal and open a volume's sectors."""
+    """What a gateway needs to seal and open a volume's sectors: keys by key epoch, all of them."""
 
     volume_id: uuid.UUID
     generation: int
     sector_count: int
-    key_epoch: int
-    key: bytearray
+    keys: Mapping[int, bytearray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +89,11 @@ class AttachedPort(Protocol):
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
         """Give the volume more counters; used in this order, after those it has."""
 
-    def take_counters(self) -> list[CounterRange]:
-        """Take what no queue was given back out of the volume, once it is detached."""
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        """Give the volume the key of a newer epoch, which seals from now on; wipes it."""
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        """Put other counters in the place of those that no queue was given; returns these."""
 
     def counters_remaining(self) -> int:
         """Counters not yet handed to a queue."""
@@ -121,7 +123,7 @@ class GatewayPort(Protocol):
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedPort:
-        """Export `volume` to `host_nqn`; wipes the key."""
+        """Export `volume` to `host_nqn`; wipes the keys."""
 
 
 class ThirdPartyVolumePort(Protocol):

@@ -16,9 +16,9 @@ from typing import Final
 
 import grpc
 
-from sealane.crypto.exchange import Exchange, wipe
-from sealane.crypto.lease import LeaseHolder
+from sealane.crypto.exchange import Exchange
 from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
@@ -26,8 +26,6 @@ from sealane.daemon.identity import Identity
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import (
-    AttachedPort,
-    Export,
     GatewayPort,
     OpenQueue,
     QueueGrant,
@@ -36,30 +34,14 @@ from sealane.daemon.ports import (
     VolumeKey,
 )
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS
+from sealane.daemon.supply import Supply, released_keys
 from sealane.errors import Error, ProtocolError, UsageError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 _CALL_SECONDS: Final = 10.0
-_REFILL_POLL_SECONDS: Final = 1.0
 _FOLLOW_RETRY_SECONDS: Final = 1.0
 MODE_LOCAL: Final = "local"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """One attached volume."""
-
-    descriptor: broker_pb2.VolumeDescriptor
-    port: AttachedPort
-    leases: LeaseHolder
-    host_nqn: str
-    third_party: ThirdPartyVolumePort | None = None
-
-    @property
-    def export(self) -> Export:
-        """Where its host connects."""
-        return self.port.export
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +75,9 @@ class VolumeService:
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
         self.events = EventLog(identity.node)
+        self._supply = Supply(
+            self._attached, broker=broker, leases=self._leases, events=self.events
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -101,7 +86,7 @@ class VolumeService:
             self._tasks = tasks
             loops = [
                 tasks.create_task(self._poll_events(), name="volume-events"),
-                tasks.create_task(self._refill(), name="volume-leases"),
+                tasks.create_task(self._supply.run(), name="volume-supply"),
             ]
             try:
                 yield
@@ -344,23 +329,19 @@ class VolumeService:
     ) -> Attached:
         """Fetch lease and key, and export the volume."""
         leases, counters = await self._leases.take(descriptor)
-        key = await self._broker.key(descriptor)
-        try:
+        async with released_keys(self._broker, descriptor) as keys:
             port = await self._gateway.attach(
                 VolumeKey(
                     volume_id=uuid.UUID(descriptor.volume_id),
                     generation=descriptor.generation,
                     sector_count=descriptor.sector_count,
-                    key_epoch=descriptor.key_epoch,
-                    key=key,
+                    keys=keys,
                 ),
                 counters=counters,
                 host_nqn=host_nqn,
                 open_queue=open_queue,
                 epoch_floor=epoch_floor,
             )
-        finally:
-            wipe(key)
         return Attached(
             descriptor=descriptor,
             port=port,
@@ -392,7 +373,7 @@ class VolumeService:
                 )
             await attached.port.detach()
             await self._leases.keep(
-                attached.descriptor, attached.leases, attached.port.take_counters()
+                attached.descriptor, attached.leases, attached.port.replace_counters()
             )
             if attached.third_party is not None:
                 await attached.third_party.close()
@@ -485,22 +466,6 @@ class VolumeService:
         self.events.report_native(volume_id, attached.port.take_events())
         if attached.third_party is not None:
             self.events.report_native(volume_id, attached.third_party.take_events())
-
-    async def _refill(self) -> None:
-        """Fetch the next lease of a volume before its counters end."""
-        while True:
-            await asyncio.sleep(_REFILL_POLL_SECONDS)
-            for volume_id, attached in [*self._attached.items()]:
-                if not attached.leases.needs_refill(attached.port.counters_remaining()):
-                    continue
-                try:
-                    granted = await self._broker.lease(attached.descriptor)
-                    attached.leases.add(granted)
-                except Error as error:
-                    self.events.report(volume_id, "lease_failed", reason=error.reason)
-                    continue
-                if volume_id in self._attached:
-                    attached.port.add_counters(granted.ranges)
 
     async def _follow_target(self, volume_id: str) -> None:
         """Publish the target's events here while the volume is attached."""

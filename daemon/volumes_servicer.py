@@ -8,9 +8,10 @@ from typing import Final
 
 from google.protobuf import empty_pb2
 
+from sealane.daemon.attached import Attached
 from sealane.daemon.calls import Context
 from sealane.daemon.storage_control import FRESHNESS, event_message
-from sealane.daemon.volumes import Attached, Via, VolumeService
+from sealane.daemon.volumes import Via, VolumeService
 from sealane.errors import UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 

@@ -118,7 +118,7 @@ class RecordingTarget:
 
 @dataclass
 class RecordedAttachment:
-    key: bytes
+    keys: dict[int, bytes]
     open_queue: OpenQueue
     ranges: list[CounterRange]
     remaining: int = LEASE_COUNTERS
@@ -138,8 +138,12 @@ class RecordedAttachment:
             self.ranges.append(counters)
             self.remaining += counters.count
 
-    def take_counters(self) -> list[CounterRange]:
-        taken, self.unused = self.unused, []
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        self.keys[key_epoch] = bytes(key)
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        taken, self.unused = self.unused, [*granted]
+        self.ranges += granted
         return taken
 
     def counters_remaining(self) -> int:
@@ -175,7 +179,10 @@ class RecordingGateway:
         if self.failure is not None:
             raise self.failure
         made = RecordedAttachment(
-            bytes(volume.key), open_queue, [*counters], epoch_floor=epoch_floor
+            {epoch: bytes(key) for epoch, key in volume.keys.items()},
+            open_queue,
+            [*counters],
+            epoch_floor=epoch_floor,
         )
         self.attached.append(made)
         return made

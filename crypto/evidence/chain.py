@@ -75,8 +75,6 @@ def parse_certificates(encoded: bytes, *, kind: str) -> list[x509.Certificate]:
     Raises VerificationError `attestation.<kind>.certificate`. White space and zero bytes may follow
     PEM, nothing may stand between.
     """
-    if len(encoded) > CERTIFICATES_MAX * CERTIFICATE_BYTES_MAX:
-        raise _fault(kind, "certificate", f"{len(encoded)} bytes of certificates")
     if not encoded.startswith(b"-----"):
         parts = [encoded]
     else:

@@ -5,18 +5,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from sealane.crypto.keys import KEY_BYTES, WrappingKey
+from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.anchors.choose import open_counter
 from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.config import BrokerConfig
-from sealane.daemon.files import read_secret
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UsageError
 
 STORE_NAME: Final = "broker.sqlite"
 STARTS_NAME: Final = "starts.counter"
@@ -31,7 +30,7 @@ async def opened_broker(
     config: BrokerConfig, *, node: str, state: Path, metrics: Metrics
 ) -> AsyncIterator[tuple[BrokerService, Instance, Registry]]:
     """Start a broker that ends with the block; errors as `Registry.open` and `Instance.claim`."""
-    wrapping = _wrapping_key(config)
+    wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
         store = await _open_store(config, wrapping, node=node, state=state)
         stack.push_async_callback(store.close)
@@ -49,7 +48,7 @@ async def opened_broker(
 
 
 async def _open_store(
-    config: BrokerConfig, wrapping: WrappingKey, *, node: str, state: Path
+    config: BrokerConfig, wrapping: KeyWrapper, *, node: str, state: Path
 ) -> Store:
     store = SqliteStore(state / STORE_NAME)
     try:
@@ -58,14 +57,3 @@ async def _open_store(
         await store.close()
         raise
     return store
-
-
-def _wrapping_key(config: BrokerConfig) -> WrappingKey:
-    kek = read_secret(config.key_file, key="broker.key_file")
-    if len(kek) != KEY_BYTES:
-        raise UsageError(
-            "key.size",
-            f"broker.key_file {config.key_file}: {len(kek)} bytes; allowed: {KEY_BYTES} "
-            "(sealanectl key encryption makes one)",
-        )
-    return WrappingKey(kek)

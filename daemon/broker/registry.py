@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.exchange import wipe
-from sealane.crypto.keys import KEY_BYTES, WrappingKey, new_key
+from sealane.crypto.keys import KEY_BYTES, KeyWrapper, new_key
 from sealane.daemon.broker.records import (
     AuthorityRecord,
     GrantRecord,
@@ -51,7 +51,7 @@ class Registry(Tables):
     def __init__(
         self,
         store: Store,
-        wrapping: WrappingKey,
+        wrapping: KeyWrapper,
         *,
         authority: CertificateAuthority,
         record_key: bytes,
@@ -62,7 +62,7 @@ class Registry(Tables):
         self._wrapping = wrapping
 
     @classmethod
-    async def open(cls, store: Store, wrapping: WrappingKey, *, node: str) -> "Registry":
+    async def open(cls, store: Store, wrapping: KeyWrapper, *, node: str) -> "Registry":
         """Open the authority that the store's brokers share; the first of them makes it.
 
         VerificationError `key.wrap.invalid` under another key encryption key.
@@ -275,7 +275,7 @@ class Registry(Tables):
         return revision is not None
 
 
-def new_tenant(wrapping: WrappingKey, tenant: str) -> TenantRecord:
+def new_tenant(wrapping: KeyWrapper, tenant: str) -> TenantRecord:
     """Make a tenant with a fresh k_s."""
     fresh = new_key()
     wrapped = wrapping.wrap(fresh, purpose="tenant key", owner=tenant)
@@ -283,7 +283,7 @@ def new_tenant(wrapping: WrappingKey, tenant: str) -> TenantRecord:
     return TenantRecord(wrapped_key=wrapped)
 
 
-def new_record_key(wrapping: WrappingKey) -> tuple[bytes, bytes]:
+def new_record_key(wrapping: KeyWrapper) -> tuple[bytes, bytes]:
     """Return a fresh key for the MACs of records, and the same wrapped."""
     key = secrets.token_bytes(KEY_BYTES)
     return key, wrapping.wrap(key, purpose=_RECORD_KEY, owner="broker")
@@ -294,7 +294,7 @@ def authority_entry(record: AuthorityRecord) -> dict[str, bytes]:
     return {_AUTHORITY_KEY: record.model_dump_json().encode()}
 
 
-def _new_authority(wrapping: WrappingKey, node: str) -> AuthorityRecord:
+def _new_authority(wrapping: KeyWrapper, node: str) -> AuthorityRecord:
     made = CertificateAuthority.create(broker=node, now=utc_now())
     key = made.private_bytes()
     wrapped = wrapping.wrap(key, purpose="broker key", owner="broker")
@@ -307,7 +307,7 @@ def _new_authority(wrapping: WrappingKey, node: str) -> AuthorityRecord:
 
 
 def _opened_authority(
-    record: AuthorityRecord, wrapping: WrappingKey
+    record: AuthorityRecord, wrapping: KeyWrapper
 ) -> tuple[CertificateAuthority, bytes]:
     encoded = wrapping.unwrap(record.wrapped_key, purpose="broker key", owner="broker")
     key = serialization.load_der_private_key(bytes(encoded), password=None)

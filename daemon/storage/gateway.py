@@ -150,8 +150,13 @@ class AttachedVolume(Exported):
                 end=counters.counter_end,
             )
 
-    def take_counters(self) -> list[CounterRange]:
-        """Take what no queue was given back out of the volume, once it is detached."""
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        """Give the volume the key of a newer epoch, which seals from now on; wipes it."""
+        self.native.add_key(key_epoch=key_epoch, key=key)
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        """Put other counters in the place of those that no queue was given; returns these."""
+        new = [(*c.arena, c.counter_start, c.counter_end) for c in granted]
         return [
             CounterRange(
                 broker_instance=instance,
@@ -159,7 +164,7 @@ class AttachedVolume(Exported):
                 counter_start=start,
                 counter_end=end,
             )
-            for instance, start_epoch, start, end in self.native.take_counters()
+            for instance, start_epoch, start, end in self.native.replace_counters(new)
             if start < end
         ]
 
@@ -296,7 +301,7 @@ class Gateway(Provider):
         open_queue: OpenQueue,
         epoch_floor: int = 0,
     ) -> AttachedVolume:
-        """Export `volume` to `host_nqn`; wipes the key. UsageError if it is attached already.
+        """Export `volume` to `host_nqn`; wipes the keys. UsageError if it is attached already.
 
         `epoch_floor` is the newest association epoch that the target knows of the volume.
         """
@@ -304,18 +309,22 @@ class Gateway(Provider):
         if nqn in self._attached:
             raise UsageError("volume.attached", f"volume {volume.volume_id} is attached already")
         check_nqn(host_nqn)
+        newest = max(volume.keys)
         native = _native.GatewayVolume(
             volume_id=volume.volume_id.bytes,
             generation=volume.generation,
             sector_count=volume.sector_count,
-            key_epoch=volume.key_epoch,
-            key=volume.key,
+            oldest_key_epoch=min(volume.keys),
+            key_epoch=newest,
+            key=volume.keys[newest],
             command_timeout_seconds=self._settings.command_timeout_seconds,
             hold_seconds=self._settings.hold_seconds,
             journal_bytes_max=self._settings.journal_bytes_max,
             commands_per_key_max=self._settings.commands_per_key_max,
             nonce_ledger=self._settings.nonce_ledger,
         )
+        for epoch in volume.keys.keys() - {newest}:
+            native.add_key(key_epoch=epoch, key=volume.keys[epoch])
         feed = EventFeed(native, self._listener.queue_closed)
         back_end = BackEnd(
             native=native,

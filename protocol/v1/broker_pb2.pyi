@@ -35,6 +35,7 @@ class VolumeDescriptor(message.Message):
     THIRD_PARTY_FIELD_NUMBER: builtins.int
     FULLY_SEALED_FIELD_NUMBER: builtins.int
     FILLING_GATEWAY_FIELD_NUMBER: builtins.int
+    OLDEST_KEY_EPOCH_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     """UUID, RFC 9562 text form"""
     generation: builtins.int
@@ -54,6 +55,8 @@ class VolumeDescriptor(message.Message):
     """No sector is ever unwritten: all are sealed before the first attach. Always so in mode off."""
     filling_gateway: builtins.str
     """not empty: this node still seals them, and nobody attaches"""
+    oldest_key_epoch: builtins.int
+    """Sectors may be sealed under the key epochs from this one to key_epoch; zero: only key_epoch."""
     def __init__(
         self,
         *,
@@ -68,10 +71,11 @@ class VolumeDescriptor(message.Message):
         third_party: builtins.str = ...,
         fully_sealed: builtins.bool = ...,
         filling_gateway: builtins.str = ...,
+        oldest_key_epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "oldest_key_epoch", b"oldest_key_epoch", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

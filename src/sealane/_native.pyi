@@ -388,7 +388,7 @@ class QueueClosedError(Exception):
 
 @final
 class GatewayVolume:
-    """An attached volume with its key; reads at once, writes once it has counters.
+    """An attached volume with its keys; reads at once, writes once it has counters.
 
     `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
     commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
@@ -402,6 +402,7 @@ class GatewayVolume:
         volume_id: bytes,
         generation: int,
         sector_count: int,
+        oldest_key_epoch: int,
         key_epoch: int,
         key: bytearray,
         command_timeout_seconds: float = 30.0,
@@ -413,8 +414,13 @@ class GatewayVolume:
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
-    # Takes every counter that no queue holds: (broker instance, start epoch, first, end).
-    def take_counters(self) -> list[tuple[int, int, int, int]]: ...
+    # Adds the key of another epoch, from the oldest one to 64 above; the newest seals. Wipes it.
+    def add_key(self, *, key_epoch: int, key: bytearray) -> None: ...
+    # Puts counters, used in this order, in the place of those that no queue holds and returns
+    # these: (broker instance, start epoch, first, end).
+    def replace_counters(
+        self, ranges: list[tuple[int, int, int, int]]
+    ) -> list[tuple[int, int, int, int]]: ...
     def counters_remaining(self) -> int: ...
     # Serves a front-end queue; its commands are held until it has a back end.
     def start_queue(

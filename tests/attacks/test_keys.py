@@ -89,8 +89,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                 volume_id=volume_id,
                 generation=1,
                 sector_count=1024,
-                key_epoch=1,
-                key=bytearray(secrets.token_bytes(32)),
+                keys={1: bytearray(secrets.token_bytes(32))},
             ),
             counters=[
                 CounterRange(

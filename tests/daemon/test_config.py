@@ -21,7 +21,7 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
-            "head_seconds, instance, key_file, listen, policy_file [config.key.unknown]"
+            "head_seconds, hsm, instance, key_file, listen, policy_file [config.key.unknown]"
         ),
     ),
     "unknown section": (
@@ -140,8 +140,12 @@ MISTAKES = {
         ),
     ),
     "missing key": (
+        NODE + '[broker]\nkey_file = "/k"\n',
+        "broker.policy_file: missing; it has no default [config.missing]",
+    ),
+    "no key encryption key": (
         NODE + '[broker]\npolicy_file = "/p"\n',
-        "broker.key_file: missing; it has no default [config.missing]",
+        'broker: found {"policy_file": "/p"}; allowed: one of key_file and hsm [config.value]',
     ),
     "key file with evidence that has none": (
         NODE + ENROLMENT.replace("software", "tpm2") + "[target]\n",

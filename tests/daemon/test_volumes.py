@@ -45,8 +45,8 @@ async def test_attach_releases_key_and_lease_and_both_ends_derive_one_secret(wor
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     (made,) = world.gateway.attached
-    assert len(made.key) == 32
-    assert any(made.key)
+    assert len(made.keys[1]) == 32
+    assert any(made.keys[1])
     assert [r.count for r in made.ranges] == [LEASE_COUNTERS]
     first: QueueGrant = await made.open_queue(1, 7)
     admitted = world.target.admitted[first.ticket]
@@ -66,7 +66,7 @@ async def test_attach_again_gives_the_same_key_and_other_counters(world: World) 
         await world.volumes.detach(volume_id)
     first, second = world.gateway.attached
     assert first.detached.is_set()
-    assert first.key == second.key
+    assert first.keys == second.keys
     assert not first.ranges[0].overlaps(second.ranges[0])
 
 
@@ -85,7 +85,7 @@ async def test_no_log_line_holds_a_key(world: World, capfd: pytest.CaptureFixtur
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     logged = "".join(capfd.readouterr())
     assert "key_released" in logged
-    for secret in (world.gateway.attached[0].key, bytes(grant.secret), grant.ticket):
+    for secret in (world.gateway.attached[0].keys[1], bytes(grant.secret), grant.ticket):
         for form in (secret.hex(), base64.b64encode(secret).decode(), repr(secret)[2:-1]):
             assert form not in logged
 
@@ -275,7 +275,7 @@ async def test_impossible_host_is_refused(world: World, host_nqn: str) -> None:
 async def test_low_counters_fetch_the_next_lease(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.volumes._REFILL_POLL_SECONDS", 0.01)
+    monkeypatch.setattr("sealane.daemon.supply.REFILL_POLL_SECONDS", 0.01)
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     made = world.gateway.attached[0]

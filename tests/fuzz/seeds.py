@@ -1,15 +1,23 @@
 """Writes the committed corpora: `python tests/fuzz/seeds.py`. A file per thing that can be done."""
 
+import json
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import Encoding
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fuzz.admin import ENABLE, property_set
 from fuzz.listener import admin_bytes, connect_capsule
 from sealane import _native
+from sealane.crypto.encoding import fields
+from sealane.crypto.evidence.cmw import Item, encode_collection
+from sealane.crypto.evidence.collateral import vendor_roots
+from sealane.crypto.evidence.nvidia import EVIDENCE_LABEL
+from sealane.crypto.evidence.snp_report import ASK_GUID, VCEK_GUID, VLEK_GUID
 from sealane.protocol.nvme.authentication import HashFunction, HostSecret
 from sealane.protocol.nvme.command import encode_completion
 from sealane.protocol.nvme.constants import (
@@ -18,6 +26,9 @@ from sealane.protocol.nvme.constants import (
     IdentifyStructure,
     LogPage,
 )
+from vendors.amd import ReportFields, certificate_table
+from vendors.intel import Quote
+from vendors.nvidia import Report as NvidiaReport
 
 CORPUS = Path(__file__).parent / "corpus"
 _OPCODES = list(AdminOpcode)
@@ -59,6 +70,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "discovery_log", "right", bytes(8)
     yield "discovery_log", "patched", bytes([0]) + patch + bytes(6)
     yield from _streams()
+    yield from _evidence()
 
 
 def _admin() -> Iterator[tuple[str, bytes]]:
@@ -116,6 +128,46 @@ def _streams() -> Iterator[tuple[str, str, bytes]]:
         yield "listener", f"admin-{shape}", bytes([shape]) + admin
         yield "listener", f"queue-{shape}", bytes([shape | 4]) + queue
     yield "listener", "garbage", b"\0GET / HTTP/1.1\r\n\r\n"
+
+
+def _evidence() -> Iterator[tuple[str, str, bytes]]:
+    """Honest fields, and no signatures: keys would make other bytes at each run."""
+    item = Item("application/vnd.sealane.snp-report", b"report")
+    yield "evidence_collection", "primary", encode_collection({"primary": item})
+    several = {"primary": item, "gpu0": item, "collateral": Item("text/plain", bytes(300))}
+    yield "evidence_collection", "several", encode_collection(several)
+    roots = vendor_roots()
+    root = roots.nvidia.public_bytes(Encoding.PEM)
+    for version in (2, 3, 5):
+        report = ReportFields(version=version).encode() + bytes(512)
+        table = certificate_table((VCEK_GUID, root), (ASK_GUID, root), (VLEK_GUID, root))
+        yield "snp_evidence", f"version-{version}", report + table
+    vlek = ReportFields(flags=1 << 2).encode() + bytes(512)
+    yield "snp_evidence", "vlek", vlek + certificate_table((VLEK_GUID, root))
+    for version, body_type in ((4, 2), (5, 2), (5, 3)):
+        signed = Quote(version=version, body_type=body_type).signed()
+        inner = bytes(384 + 64) + struct.pack("<H4sHI3s", 4, b"data", 5, 3, b"PCK")
+        auth = bytes(128) + struct.pack("<HI", 6, len(inner)) + inner
+        quote = signed + struct.pack("<I", len(auth)) + auth
+        yield "tdx_evidence", f"version-{version}-{body_type}", quote
+        yield "tdx_evidence", f"zeros-{version}-{body_type}", quote + bytes(70)
+    report = NvidiaReport().signed() + bytes(96)
+    yield "nvidia_evidence", "report", report
+    yield "nvidia_evidence", "zero", report + b"\0"
+    yield "nvidia_evidence", "evidence", fields(EVIDENCE_LABEL, report, root)
+    for name, certificate in (("intel", roots.intel), ("nvidia", roots.nvidia), *roots.amd.items()):
+        for form, encoding in (("der", Encoding.DER), ("pem", Encoding.PEM)):
+            encoded = certificate.public_bytes(encoding)
+            yield "certificates", f"{name.lower()}-{form}", encoded
+            yield "collateral_item", f"{name.lower()}-{form}", encoded
+    names = ("tcb_info", "qe_identity", "pck_crl")
+    bundle = {
+        f"{name}_issuer_chain": roots.intel.public_bytes(Encoding.PEM).decode() for name in names
+    }
+    bundle |= {"root_ca_crl": "00", "pck_crl": "00"}
+    for name in names[:2]:
+        bundle |= {name: '{"id":"TDX","version":3}', f"{name}_signature": "00" * 64}
+    yield "collateral_item", "bundle", json.dumps(bundle).encode()
 
 
 if __name__ == "__main__":

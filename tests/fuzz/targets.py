@@ -9,6 +9,14 @@ from typing import Final
 
 from fuzz.admin import admin_controller, connect
 from fuzz.authentication import authentication_controller, authentication_host, secret
+from fuzz.evidence import (
+    certificates,
+    collateral_item,
+    evidence_collection,
+    nvidia_evidence,
+    snp_evidence,
+    tdx_evidence,
+)
 from fuzz.host import discovery_log, host_pages, initiator_stream, nqn
 from fuzz.listener import listener, pdu_stream
 
@@ -26,5 +34,11 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
         initiator_stream,
         pdu_stream,
         listener,
+        evidence_collection,
+        snp_evidence,
+        tdx_evidence,
+        nvidia_evidence,
+        certificates,
+        collateral_item,
     )
 }

@@ -32,10 +32,9 @@ PAGE = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeKey:
     volume_id: uuid.UUID
-    key: bytearray
+    keys: dict[int, bytearray]
     generation: int = 1
     sector_count: int = SECTORS
-    key_epoch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class Volume:
             back = await stores.attach("kernel", self.volume_id, sector_count=SECTORS)
             try:
                 port = await gateway.attach(
-                    VolumeKey(volume_id=self.volume_id, key=bytearray(self.key)),
+                    VolumeKey(volume_id=self.volume_id, keys={1: bytearray(self.key)}),
                     counters=[Counters(start_epoch=self.attachments)],
                     host_nqn=HOST,
                     open_queue=back.open_queue,

@@ -40,8 +40,9 @@ class VolumeKey:
     volume_id: uuid.UUID
     generation: int = 1
     sector_count: int = SECTORS
-    key_epoch: int = 1
-    key: bytearray = field(default_factory=lambda: bytearray(secrets.token_bytes(32)))
+    keys: dict[int, bytearray] = field(
+        default_factory=lambda: {1: bytearray(secrets.token_bytes(32))}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,7 @@ async def make_world(
     attached = await gateway.attach(
         key, counters=[counters or Counters()], host_nqn=HOST, open_queue=open_queue
     )
-    assert not any(key.key)
+    assert not any(key.keys[1])
     made = World(
         target=target,
         gateway=gateway,

@@ -37,10 +37,9 @@ PAGES = SLOTS_START + SLOTS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeKey:
     volume_id: uuid.UUID
-    key: bytearray
+    keys: dict[int, bytearray]
     generation: int = 1
     sector_count: int = SECTORS
-    key_epoch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ class World:
         back = await self.open()
         self.attachments += 1
         port = await self.gateway.attach(
-            VolumeKey(volume_id=self.volume_id, key=bytearray(self.key)),
+            VolumeKey(volume_id=self.volume_id, keys={1: bytearray(self.key)}),
             counters=[Counters(start_epoch=self.attachments)],
             host_nqn=HOST,
             open_queue=back.open_queue,

@@ -5,7 +5,7 @@ import contextlib
 import datetime as dt
 import secrets
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -31,7 +31,7 @@ SECTORS = 64
 SECTOR = 4096
 LEFT_WRITES = 32
 COMPARE_FAILURE = 0x285
-NODES = ("g1", "g2")
+NODES = ("g1", "g2", "g3", "g4")
 
 
 def subject(node: str) -> Subject:
@@ -95,8 +95,13 @@ class Rack:
             host_nqn=request.host_nqn,
         )
 
+    def key_of(self, key_epoch: int) -> bytearray:
+        return bytearray(b ^ key_epoch for b in self.key)
+
     @contextlib.asynccontextmanager
-    async def gateway(self, node: str) -> AsyncIterator[AttachedVolume]:
+    async def gateway(
+        self, node: str, key_epochs: Sequence[int] = (1,)
+    ) -> AsyncIterator[AttachedVolume]:
         gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=5.0))
         await gateway.start()
         attached = await gateway.attach(
@@ -104,8 +109,7 @@ class Rack:
                 volume_id=self.volume_id,
                 generation=1,
                 sector_count=SECTORS,
-                key_epoch=1,
-                key=bytearray(self.key),
+                keys={epoch: self.key_of(epoch) for epoch in key_epochs},
             ),
             counters=[
                 CounterRange(
@@ -202,7 +206,7 @@ async def test_each_reads_what_the_other_wrote_and_may_reconnect(rack: Rack) -> 
 async def test_newer_association_of_one_keeps_the_others_epoch(rack: Rack) -> None:
     await rack.open_queue("g1", 1, 5)
     await rack.open_queue("g2", 1, 1 << 62)
-    epochs = [rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES]
+    epochs = [rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES[:2]]
     assert [each.association_epoch for each in epochs] == [5, 1 << 62]
     await rack.open_queue("g1", 1, 6)
     with pytest.raises(VerificationError) as caught:
@@ -303,3 +307,53 @@ def write_entry(command_id: int) -> bytes:
     entry[32:36] = SECTOR.to_bytes(4, "little")
     entry[39] = 0x01  # SGL: data block, offset
     return bytes(entry)
+
+
+async def test_a_new_key_epoch_seals_at_once_and_old_sectors_stay_readable(rack: Rack) -> None:
+    attached = rack.attached["g1"]
+    async with rack.queue("g1") as queue:
+        await queue.write(0, content(1))
+        key = rack.key_of(2)
+        attached.add_key(2, key)
+        assert not any(key)
+        await queue.write(1, content(2))
+        assert [await read(queue, lba) for lba in (0, 1)] == [content(1), content(2)]
+    # A gateway that was not given the new epoch refuses it, one without the old one refuses that.
+    for node, epochs, opens in (("g3", (1, 2), (True, True)), ("g4", (2,), (False, True))):
+        async with rack.gateway(node, epochs), rack.queue(node) as queue:
+            for lba, is_open in enumerate(opens):
+                if is_open:
+                    assert await read(queue, lba) == content(lba + 1)
+                else:
+                    with pytest.raises(NvmeStatusError):
+                        await read(queue, lba)
+                    events = rack.attached[node].take_events()
+                    assert [e.reason for e in events if e.kind == "refused"] == ["sector.key_epoch"]
+    async with rack.queue("g2") as queue:
+        with pytest.raises(NvmeStatusError):
+            await read(queue, 1)
+        assert await read(queue, 0) == content(1)
+
+
+async def test_a_key_is_added_once_and_only_within_the_epochs(rack: Rack) -> None:
+    attached = rack.attached["g1"]
+    attached.add_key(2, rack.key_of(2))
+    for epoch in (0, 1, 2, 65):
+        key = rack.key_of(7)
+        with pytest.raises(ValueError, match="key epoch"):
+            attached.add_key(epoch, key)
+        assert not any(key)
+
+
+async def test_replaced_counters_come_back_once(rack: Rack) -> None:
+    attached = rack.attached["g1"]
+    new = CounterRange(broker_instance=2, start_epoch=9, counter_start=256, counter_end=1 << 20)
+    before = attached.replace_counters([new])
+    assert sum(c.count for c in before) == (1 << 36) - 1
+    assert attached.counters_remaining() == new.count
+    async with rack.queue("g1") as queue:
+        await queue.write(0, content(1))
+    # The queue took all there was; what it left came back when it ended.
+    (left,) = attached.replace_counters()
+    assert (left.arena, left.counter_start, left.counter_end) == ((2, 9), 512, 1 << 20)
+    assert attached.replace_counters() == []

@@ -48,14 +48,14 @@ class Authority:
         extensions: Sequence[tuple[str, bytes]] = (),
         critical: Sequence[str] = (),
         is_authority: bool = False,
-        may_sign: bool = True,
+        may_sign: bool | None = None,
         path_length: int | None = None,
         is_listed: bool = False,
         start: dt.datetime = START,
         end: dt.datetime = END,
         serial: int | None = None,
     ) -> "Authority":
-        """Certify `key`; `is_listed` gives the certificate a distribution point."""
+        """Certify `key`; `is_listed` gives a distribution point, `may_sign` a usage of its own."""
         builder = (
             x509.CertificateBuilder()
             .subject_name(name(common_name))
@@ -124,14 +124,14 @@ def root(common_name: str, key: Key, *, hash_: hashes.HashAlgorithm | None = Non
         .not_valid_before(START)
         .not_valid_after(END)
     )
-    builder = _constrain(builder, is_authority=True, may_sign=True, path=None)
+    builder = _constrain(builder, is_authority=True, may_sign=None, path=None)
     made = Authority(key, None, algorithm)  # type: ignore[arg-type]
     made.certificate = builder.sign(key, algorithm, rsa_padding=made.padding)
     return made
 
 
 def _constrain(
-    builder: x509.CertificateBuilder, *, is_authority: bool, may_sign: bool, path: int | None
+    builder: x509.CertificateBuilder, *, is_authority: bool, may_sign: bool | None, path: int | None
 ) -> x509.CertificateBuilder:
     constraints = x509.BasicConstraints(ca=is_authority, path_length=path)
     usage = x509.KeyUsage(
@@ -140,7 +140,7 @@ def _constrain(
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=is_authority and may_sign,
+        key_cert_sign=is_authority if may_sign is None else may_sign,
         crl_sign=is_authority,
         encipher_only=False,
         decipher_only=False,

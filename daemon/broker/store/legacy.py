@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final
 
 from sealane.crypto.exchange import wipe
-from sealane.crypto.keys import WrappingKey
+from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.broker.records import (
     AuthorityRecord,
     GrantRecord,
@@ -36,7 +36,7 @@ _VOLUMES: Final = (
 )
 
 
-async def take_over(store: SqliteStore, wrapping: WrappingKey, *, node: str, instance: int) -> None:
+async def take_over(store: SqliteStore, wrapping: KeyWrapper, *, node: str, instance: int) -> None:
     """Put `store` on the present schema if it is of a legacy version. Whole or not at all."""
     if store.version not in LEGACY_VERSIONS:
         return
@@ -50,7 +50,7 @@ async def take_over(store: SqliteStore, wrapping: WrappingKey, *, node: str, ins
 
 
 async def _entries(
-    store: SqliteStore, wrapping: WrappingKey, *, node: str, instance: int
+    store: SqliteStore, wrapping: KeyWrapper, *, node: str, instance: int
 ) -> dict[str, bytes]:
     authority = await store.query("SELECT wrapped_key, certificate FROM authority")
     if not authority:

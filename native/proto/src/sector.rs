@@ -78,6 +78,14 @@ pub fn block_iv(block: &Block) -> [u8; IV_BYTES] {
     iv
 }
 
+/// The key epoch a block names.
+#[must_use]
+pub fn sector_key_epoch(block: &Block) -> u32 {
+    let mut epoch = [0; 4];
+    epoch.copy_from_slice(metadata(block, field::KEY_EPOCH));
+    u32::from_le_bytes(epoch)
+}
+
 /// Writes the IV that must be the current one into a block for a write-if; zero: never written.
 pub fn set_expected_iv(block: &mut Block, iv: &[u8; IV_BYTES]) {
     metadata_mut(block, field::EXPECTED_IV).copy_from_slice(iv);
@@ -238,12 +246,6 @@ impl SealKey {
         Self { key: AeadKey::new(secret), identity, epoch }
     }
 
-    /// The key epoch.
-    #[must_use]
-    pub fn epoch(&self) -> u32 {
-        self.epoch
-    }
-
     fn aad(&self, lba: u64) -> [u8; AAD_BYTES] {
         let mut aad = [0; AAD_BYTES];
         aad[0] = FORMAT_VERSION;
@@ -288,7 +290,7 @@ impl SealKey {
         plaintext: &mut [u8; DATA_BYTES],
     ) -> Result<(), Reason> {
         check_written(block)?;
-        if metadata(block, field::KEY_EPOCH) != self.epoch.to_le_bytes() {
+        if sector_key_epoch(block) != self.epoch {
             return Err(Reason::SectorKeyEpoch);
         }
         let mut tag = [0; TAG_BYTES];

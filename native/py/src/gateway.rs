@@ -11,10 +11,11 @@ use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::gateway::{
     BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName,
 };
+use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
-use sealane_proto::sector::{BLOCK_BYTES, CounterRange, SealKey, VolumeIdentity};
+use sealane_proto::sector::{BLOCK_BYTES, CounterRange, VolumeIdentity};
 
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
@@ -56,7 +57,7 @@ struct GatewayVolume {
 #[pymethods]
 impl GatewayVolume {
     #[new]
-    #[pyo3(signature = (*, volume_id, generation, sector_count, key_epoch, key,
+    #[pyo3(signature = (*, volume_id, generation, sector_count, oldest_key_epoch, key_epoch, key,
         command_timeout_seconds=30.0, hold_seconds=60.0, journal_bytes_max=64 << 20,
         commands_per_key_max=1 << 48, nonce_ledger=None))]
     #[allow(clippy::too_many_arguments)] // all by keyword
@@ -64,6 +65,7 @@ impl GatewayVolume {
         volume_id: &[u8],
         generation: u32,
         sector_count: u64,
+        oldest_key_epoch: u32,
         key_epoch: u32,
         key: &Bound<'_, PyByteArray>,
         command_timeout_seconds: f64,
@@ -82,9 +84,15 @@ impl GatewayVolume {
             journal_bytes_max,
             commands_per_key_max,
         };
-        let key = SealKey::new(&take_secret("key", key)?, identity, key_epoch);
-        let volume = EngineGateway::new(key, sector_count, settings, nonce_ledger.as_deref())?;
+        let secret = take_secret("key", key)?;
+        let keys = KeyRing::new(identity, oldest_key_epoch, key_epoch, &secret).map_err(invalid)?;
+        let volume = EngineGateway::new(keys, sector_count, settings, nonce_ledger.as_deref())?;
         Ok(Self { volume })
+    }
+
+    #[pyo3(signature = (*, key_epoch, key))]
+    fn add_key(&self, key_epoch: u32, key: &Bound<'_, PyByteArray>) -> PyResult<()> {
+        self.volume.add_key(key_epoch, &take_secret("key", key)?).map_err(invalid)
     }
 
     #[pyo3(signature = (*, broker_instance, start_epoch, start, end))]
@@ -100,8 +108,17 @@ impl GatewayVolume {
         Ok(())
     }
 
-    fn take_counters(&self) -> Vec<(u16, u32, u64, u64)> {
-        self.volume.take_counters().into_iter().map(CounterRange::into_parts).collect()
+    fn replace_counters(
+        &self,
+        ranges: Vec<(u16, u32, u64, u64)>,
+    ) -> PyResult<Vec<(u16, u32, u64, u64)>> {
+        let new = ranges
+            .into_iter()
+            .rev()
+            .map(|(instance, epoch, start, end)| CounterRange::new(instance, epoch, start, end))
+            .collect::<Result<_, _>>()
+            .map_err(invalid)?;
+        Ok(self.volume.replace_counters(new).into_iter().map(CounterRange::into_parts).collect())
     }
 
     fn counters_remaining(&self) -> u64 {

@@ -439,7 +439,10 @@ def test_missing_collateral_is_named(vendor: Amd, left_out: str) -> None:
 
 
 def test_the_issuer_must_be_an_authority(vendor: Amd) -> None:
-    for options in ({"is_authority": False}, {"is_authority": True, "may_sign": False}):
+    for options in (
+        {"is_authority": False, "may_sign": True},
+        {"is_authority": True, "may_sign": False},
+    ):
         signer = vendor.ark.issue("SEV-Genoa", vendor.ask.key, **options)
         refused("chain", vendor, table=vendor.table(signer=signer))
 
@@ -476,6 +479,13 @@ def test_what_is_no_certificate_is_refused(vendor: Amd, encoded: bytes) -> None:
 def test_two_certificates_where_one_belongs_are_refused(vendor: Amd) -> None:
     table = certificate_table((VCEK_GUID, vendor.vcek.pem + vendor.ask.pem))
     refused("certificate", vendor, table=table)
+
+
+def test_a_certificate_of_more_than_eight_kilobytes_is_refused(vendor: Amd) -> None:
+    big = vendor.ask.issue("SEV-VCEK", p384(), extensions=[("1.2.3.4", bytes(8192))])
+    table = certificate_table((VCEK_GUID, big.der), (ASK_GUID, vendor.ask.der))
+    with pytest.raises(VerificationError, match="a certificate of"):
+        verify(vendor, table=table)
 
 
 def test_text_between_certificates_is_refused(vendor: Amd) -> None:

@@ -30,13 +30,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use sealane_proto::aead::Secret;
+use sealane_proto::key_ring::{BadEpoch, KeyRing};
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
-use sealane_proto::sector::{
-    COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv, SealKey,
-};
+use sealane_proto::sector::{COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv};
 use sealane_proto::secure_queue::SecureQueue;
 
 use super::connection::Connection;
@@ -153,7 +153,7 @@ pub struct QueueName {
 
 #[derive(Debug)]
 struct Shared {
-    key: SealKey,
+    keys: KeyRing,
     settings: GatewaySettings,
     leased: Mutex<Vec<CounterRange>>,
     ledger: Option<Ledger>,
@@ -276,13 +276,13 @@ impl GatewayVolume {
     /// A volume without counters: it reads, and refuses to write until a lease is added.
     /// `ledger`: a file that every seal is noted in, for tests.
     pub fn new(
-        key: SealKey,
+        keys: KeyRing,
         block_count: u64,
         settings: GatewaySettings,
         ledger: Option<&Path>,
     ) -> io::Result<Self> {
         let shared = Shared {
-            key,
+            keys,
             settings,
             leased: Mutex::default(),
             ledger: ledger.map(Ledger::open).transpose()?,
@@ -301,16 +301,22 @@ impl GatewayVolume {
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared), namespace })
     }
 
+    /// Adds the key of another epoch; it seals from now on if it is the newest.
+    pub fn add_key(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
+        self.shared.keys.add(epoch, secret)
+    }
+
     /// Adds leased counters.
     pub fn add_counters(&self, range: CounterRange) {
         add(&self.shared.counters.leased, range.remaining());
         self.shared.leased().insert(0, range);
     }
 
-    /// Takes every counter that no queue holds out of the volume, to be given back: nothing can be
-    /// sealed until more are added.
-    pub fn take_counters(&self) -> Vec<CounterRange> {
-        std::mem::take(&mut *self.shared.leased())
+    /// Replaces the counters that no queue holds and returns them, to be given back. What replaces
+    /// them is used from its end.
+    pub fn replace_counters(&self, ranges: Vec<CounterRange>) -> Vec<CounterRange> {
+        add(&self.shared.counters.leased, ranges.iter().map(CounterRange::remaining).sum());
+        std::mem::replace(&mut *self.shared.leased(), ranges)
     }
 
     /// Leased counters that no queue has taken yet.

@@ -303,7 +303,7 @@ fn open_sector(
         add(&shared.counters.sectors_unwritten, 1);
         return Ok(());
     }
-    shared.key.open(lba, block, sector).map_err(|reason| (reason, lba))?;
+    shared.keys.open(lba, block, sector).map_err(|reason| (reason, lba))?;
     add(&shared.counters.sectors_opened, 1);
     Ok(())
 }

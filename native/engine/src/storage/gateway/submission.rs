@@ -158,10 +158,10 @@ impl GatewayQueue {
                 return Err(Status::from(Reason::LeaseExhausted));
             };
             block[..DATA_BYTES].copy_from_slice(sector);
-            shared.key.seal(iv, lba, block);
+            let key_epoch = shared.keys.seal(iv, lba, block);
             add(&shared.counters.sectors_sealed, 1);
             if let Some(ledger) = &shared.ledger
-                && let Err(error) = ledger.note(shared.key.epoch(), lba, sector, block)
+                && let Err(error) = ledger.note(key_epoch, lba, sector, block)
             {
                 self.refused(Reason::StoreFailed, Some(lba), format!("nonce ledger: {error}"));
                 return Err(Status::INTERNAL_ERROR);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
+use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{
     Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
@@ -20,7 +21,7 @@ use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::nvme::reader::StreamSink;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{
-    BLOCK_BYTES, Block, CounterRange, DATA_BYTES, IV_BYTES, SealKey, VolumeIdentity, block_iv,
+    BLOCK_BYTES, Block, CounterRange, DATA_BYTES, IV_BYTES, VolumeIdentity, block_iv,
     set_unwritten, take_expected_iv,
 };
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
@@ -65,8 +66,8 @@ fn settings() -> GatewaySettings {
 
 fn shared(settings: GatewaySettings) -> Arc<Shared> {
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
-    let key = SealKey::new(&Secret::take(&mut [3; 32]), identity, 1);
-    let volume = GatewayVolume::new(key, BLOCKS, settings, None).unwrap();
+    let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [3; 32])).unwrap();
+    let volume = GatewayVolume::new(keys, BLOCKS, settings, None).unwrap();
     volume.add_counters(CounterRange::new(1, 1, 1, 1 << 40).unwrap());
     Arc::clone(&volume.shared)
 }

@@ -1,0 +1,1 @@
+"""Figures of the control plane: what a broker can do in a second."""

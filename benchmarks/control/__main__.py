@@ -1,0 +1,54 @@
+"""`python -m benchmarks.control WHAT`: figures of the control plane.
+
+Each WHAT prints a table and keeps its samples as JSON in --output.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from benchmarks.control import verify
+from benchmarks.control.result import Result
+from rich.console import Console
+
+BENCHMARKS: Final[Mapping[str, Callable[[argparse.Namespace], Result]]] = {
+    "verify": verify.run,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.control",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("what", choices=sorted(BENCHMARKS))
+    found.add_argument("--seconds", type=float, default=2.0, help="time per cell and round (2)")
+    found.add_argument("--rounds", type=int, default=3, help="rounds; medians are shown (3)")
+    found.add_argument(
+        "--output", type=Path, default=Path("sealane-control-benchmark"), help="directory"
+    )
+    return found
+
+
+def main() -> int:
+    """Run one benchmark."""
+    arguments = parser().parse_args()
+    result = BENCHMARKS[arguments.what](arguments)
+    # Wide enough for the table where nobody says how wide the paper is.
+    Console(width=None if sys.stdout.isatty() else 132).print(result.table)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"{arguments.what}.json"
+    machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "python": sys.version}
+    path.write_text(json.dumps({"machine": machine, "samples": result.samples}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The collateral in force: files an operator puts into a directory, and marks that only rise."""
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
+from sealane.crypto.evidence.collateral_loader import load_collateral
+from sealane.daemon.files import read_bounded, write_durably
+from sealane.daemon.logs import get_logger
+from sealane.errors import UsageError, VerificationError
+
+# A certificate for each of ten thousand machines, and the rest.
+FILES_MAX: Final = 16384
+_MARKS_BYTES_MAX: Final = 1 << 20
+
+
+class CollateralKeeper:
+    """Loads a directory; `current` is what verifiers go by until the next load.
+
+    `marks` is a file of the broker's own. Losing it is as if no collateral had ever been used.
+    """
+
+    def __init__(
+        self, directory: Path | None, *, marks: Path, roots: VendorRoots | None = None
+    ) -> None:
+        self._directory = directory
+        self._marks = marks
+        self._roots = roots or vendor_roots()
+        self._current = Collateral(roots=self._roots)
+
+    def current(self) -> Collateral:
+        """Return what was loaded last; from any thread."""
+        return self._current
+
+    def load(self, *, now: dt.datetime) -> None:
+        """Read the directory again and use what holds. Blocking.
+
+        What is refused is logged and left out. UsageError `collateral.unreadable` or
+        `collateral.count` for the directory, VerificationError `collateral.marks.malformed` for the
+        marks: then nothing changes.
+        """
+        if self._directory is None:
+            return
+        items = dict(self._read(self._directory))
+        before = self._read_marks()
+        loaded = load_collateral(items, roots=self._roots, high_water=before, now=now)
+        if loaded.high_water != before:
+            encoded = json.dumps(loaded.high_water, sort_keys=True, indent=1).encode()
+            write_durably(self._marks, encoded)
+        self._current = loaded.collateral
+        for item, error in loaded.refused:
+            get_logger().warning(
+                "collateral_refused", file=item, reason=error.reason, message=error.args[0]
+            )
+        get_logger().info(
+            "collateral_loaded",
+            files=len(items),
+            refused=len(loaded.refused),
+            amd_keys=len(loaded.collateral.amd_vceks),
+            revocation_lists=len(loaded.collateral.revocation_lists),
+            tcb_infos=len(loaded.collateral.tcb_infos),
+        )
+
+    def _read(self, directory: Path) -> Iterator[tuple[str, bytes]]:
+        try:
+            paths = sorted(
+                path for path in directory.iterdir() if path.is_file() and path.name[0] != "."
+            )
+            if len(paths) > FILES_MAX:
+                raise UsageError(
+                    "collateral.count", f"{directory}: {len(paths)} files; allowed: {FILES_MAX}"
+                )
+            for path in paths:
+                yield path.name, read_bounded(path)
+        except OSError as error:
+            raise UsageError("collateral.unreadable", f"{directory}: {error.strerror}") from error
+
+    def _read_marks(self) -> dict[str, int]:
+        try:
+            encoded = read_bounded(self._marks)
+        except FileNotFoundError:
+            return {}
+        try:
+            marks = json.loads(encoded) if len(encoded) <= _MARKS_BYTES_MAX else None
+        except (ValueError, RecursionError):
+            marks = None
+        if not isinstance(marks, dict) or not all(type(each) is int for each in marks.values()):
+            raise VerificationError(
+                "collateral.marks.malformed",
+                f"{self._marks}: not what the broker wrote; without it older collateral can't be "
+                "told from newer",
+            )
+        return marks

@@ -1,0 +1,167 @@
+"""The key encryption key in a hardware security module, by PKCS #11 (extra `hsm`).
+
+The key is made in the token and can't leave it; the token runs AES-256-GCM over every key that is
+wrapped, with the associated data of `sealane.crypto.keys`. Wrapped keys look as under a key file.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import pkcs11
+from pkcs11 import Attribute, GCMParams, KeyType, Mechanism, ObjectClass, exceptions
+
+from sealane.crypto.keys import (
+    KEY_BYTES,
+    WRAP_NONCE_BYTES,
+    WRAP_TAG_BYTES,
+    not_opened,
+    wrap_context,
+)
+from sealane.daemon.config import HsmConfig
+from sealane.daemon.files import read_secret
+from sealane.errors import UnavailableError, UsageError, VerificationError
+
+PIN_BYTES_MAX: Final = 255
+# SoftHSM says of a wrong tag that something is wrong in general.
+_NOT_OPENED: Final = (
+    exceptions.EncryptedDataInvalid,
+    exceptions.EncryptedDataLenRange,
+    exceptions.GeneralError,
+)
+
+
+class HsmKey:
+    """A key encryption key in a token. One session; calls take turns and block.
+
+    UnavailableError `hsm.failed` while the token doesn't answer; the next call logs in again.
+    """
+
+    def __init__(self, place: HsmConfig) -> None:
+        """Log in and find the key; refuses one that could leave the token."""
+        self._place = place
+        self._lock = threading.Lock()
+        self._session: pkcs11.Session | None = None
+        try:
+            with self._key():
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, place: HsmConfig) -> "HsmKey":
+        """Make the key in the token; UsageError `hsm.key.exists` if the label is taken."""
+        with _failures(place), _login(place, writable=True) as session:
+            wanted = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.LABEL: place.label}
+            if any(True for _ in session.get_objects(wanted)):
+                raise UsageError(
+                    "hsm.key.exists", f"token {place.token}: there is a key {place.label!r} already"
+                )
+            session.generate_key(
+                KeyType.AES,
+                KEY_BYTES * 8,
+                label=place.label,
+                store=True,
+                template={Attribute.SENSITIVE: True, Attribute.EXTRACTABLE: False},
+            )
+        return cls(place)
+
+    def wrap(self, secret: bytes | bytearray, *, purpose: str, owner: str) -> bytes:
+        """Encrypt `secret`, bound to `purpose` and `owner`."""
+        nonce = secrets.token_bytes(WRAP_NONCE_BYTES)
+        with self._key() as key:
+            sealed = key.encrypt(bytes(secret), **_gcm(nonce, purpose, owner))
+        return nonce + bytes(sealed)
+
+    def unwrap(self, wrapped: bytes, *, purpose: str, owner: str) -> bytearray:
+        """Decrypt; VerificationError if the key, the bytes, the purpose or the owner is another."""
+        nonce, sealed = wrapped[:WRAP_NONCE_BYTES], wrapped[WRAP_NONCE_BYTES:]
+        if len(nonce) < WRAP_NONCE_BYTES or len(sealed) < WRAP_TAG_BYTES:
+            raise not_opened(purpose, owner)
+        with self._key() as key:
+            try:
+                return bytearray(key.decrypt(sealed, **_gcm(nonce, purpose, owner)))
+            except _NOT_OPENED as error:
+                raise not_opened(purpose, owner) from error
+
+    def close(self) -> None:
+        """Log out."""
+        with self._lock:
+            self._log_out()
+
+    @contextmanager
+    def _key(self) -> Iterator[Any]:
+        with self._lock:
+            try:
+                with _failures(self._place):
+                    if self._session is None:
+                        self._session = _login(self._place)
+                    yield _find(self._session, self._place)
+            except UnavailableError:
+                self._log_out()
+                raise
+
+    def _log_out(self) -> None:
+        if self._session is not None:
+            # A token that went away has logged us out itself.
+            with suppress(exceptions.PKCS11Error):
+                self._session.close()
+            self._session = None
+
+
+def _login(place: HsmConfig, *, writable: bool = False) -> pkcs11.Session:
+    pin = read_secret(place.pin_file, key="broker.hsm.pin_file").strip()
+    if not 1 <= len(pin) <= PIN_BYTES_MAX:
+        raise UsageError(
+            "hsm.pin",
+            f"broker.hsm.pin_file {place.pin_file}: {len(pin)} bytes; allowed: "
+            f"1 to {PIN_BYTES_MAX}",
+        )
+    token = pkcs11.lib(place.module).get_token(token_label=place.token)
+    return token.open(user_pin=pin.decode(), rw=writable)
+
+
+def _find(session: pkcs11.Session, place: HsmConfig) -> Any:
+    key = session.get_key(object_class=ObjectClass.SECRET_KEY, label=place.label)
+    if not (key[Attribute.ALWAYS_SENSITIVE] and key[Attribute.NEVER_EXTRACTABLE]):
+        raise VerificationError(
+            "hsm.key.extractable",
+            f"token {place.token}: key {place.label!r} could leave the token or once could",
+        )
+    return key
+
+
+def _gcm(nonce: bytes, purpose: str, owner: str) -> dict[str, Any]:
+    parameters = GCMParams(nonce, wrap_context(purpose, owner), WRAP_TAG_BYTES * 8)
+    return {"mechanism": Mechanism.AES_GCM, "mechanism_param": parameters}
+
+
+@contextmanager
+def _failures(place: HsmConfig) -> Iterator[None]:
+    """Turn what PKCS #11 says into errors that name token and key."""
+    try:
+        yield
+    except exceptions.NoSuchToken as error:
+        raise UnavailableError(
+            "hsm.token", f"{place.module}: there is no token {place.token!r}"
+        ) from error
+    except exceptions.NoSuchKey as error:
+        raise UsageError(
+            "hsm.key.not_found",
+            f"token {place.token}: there is no key {place.label!r} (sealanectl key hsm makes one)",
+        ) from error
+    except exceptions.MultipleObjectsReturned as error:
+        raise UsageError(
+            "hsm.key.ambiguous", f"token {place.token}: several keys are called {place.label!r}"
+        ) from error
+    except (exceptions.PinIncorrect, exceptions.PinLocked, exceptions.PinInvalid) as error:
+        raise UsageError(
+            "hsm.pin", f"token {place.token}: the PIN in {place.pin_file} is refused"
+        ) from error
+    except (exceptions.PKCS11Error, RuntimeError, OSError) as error:
+        raise UnavailableError(
+            "hsm.failed", f"token {place.token} by {place.module}: {type(error).__name__}"
+        ) from error

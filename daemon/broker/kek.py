@@ -1,0 +1,41 @@
+"""The broker's key encryption key: a file, or a key in a PKCS #11 token."""
+
+from sealane.crypto.keys import KEY_BYTES, KeyWrapper, WrappingKey
+from sealane.daemon.config import BrokerConfig, HsmConfig
+from sealane.daemon.files import read_secret
+from sealane.errors import UsageError
+
+try:
+    from sealane.daemon.broker.hsm import HsmKey
+except ModuleNotFoundError as missing:
+    if missing.name != "pkcs11":
+        raise
+    HsmKey = None  # type: ignore[assignment,misc]
+
+
+def open_key(config: BrokerConfig) -> KeyWrapper:
+    """Open what the configuration names; UsageError or UnavailableError in one line."""
+    if config.hsm is not None:
+        return _hsm()(config.hsm)
+    assert config.key_file is not None  # noqa: S101 - the configuration demands one of the two
+    key = read_secret(config.key_file, key="broker.key_file")
+    if len(key) != KEY_BYTES:
+        raise UsageError(
+            "key.size",
+            f"broker.key_file {config.key_file}: {len(key)} bytes; allowed: {KEY_BYTES} "
+            "(sealanectl key encryption makes one)",
+        )
+    return WrappingKey(key)
+
+
+def make_hsm_key(place: HsmConfig) -> None:
+    """Make the key in the token; UsageError `hsm.key.exists` if its label is taken."""
+    _hsm().create(place).close()
+
+
+def _hsm() -> "type[HsmKey]":
+    if HsmKey is None:
+        raise UsageError(
+            "hsm.missing", "broker.hsm: python-pkcs11 is not installed (pip install sealane[hsm])"
+        )
+    return HsmKey

@@ -1,0 +1,154 @@
+//! The keys of a volume by key epoch: the newest seals, every known one opens.
+
+use crate::aead::Secret;
+use crate::nvme::Reason;
+use crate::sector::{Block, DATA_BYTES, Iv, SealKey, VolumeIdentity, sector_key_epoch};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Key epochs of one volume that can be open at once.
+pub const KEY_EPOCHS_MAX: u32 = 64;
+
+/// An epoch below the oldest one, too far above it, or given before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the key epoch is not within the volume's {KEY_EPOCHS_MAX} or has a key already")]
+pub struct BadEpoch;
+
+/// Keys are added and never taken away while the volume is attached, so readers take no lock.
+#[derive(Debug)]
+pub struct KeyRing {
+    identity: VolumeIdentity,
+    oldest: u32,
+    first: (u32, SealKey),
+    others: [OnceLock<SealKey>; KEY_EPOCHS_MAX as usize],
+    newest: AtomicU32,
+}
+
+impl KeyRing {
+    /// A ring with the key of `epoch`, which seals. Sectors of epochs before `oldest` never open.
+    pub fn new(
+        identity: VolumeIdentity,
+        oldest: u32,
+        epoch: u32,
+        secret: &Secret,
+    ) -> Result<Self, BadEpoch> {
+        if !(oldest..oldest.saturating_add(KEY_EPOCHS_MAX)).contains(&epoch) {
+            return Err(BadEpoch);
+        }
+        let first = (epoch, SealKey::new(secret, identity, epoch));
+        let others = [const { OnceLock::new() }; KEY_EPOCHS_MAX as usize];
+        Ok(Self { identity, oldest, first, others, newest: epoch.into() })
+    }
+
+    /// Adds the key of `epoch`; it seals from now on if it is the newest.
+    pub fn add(&self, epoch: u32, secret: &Secret) -> Result<(), BadEpoch> {
+        let slot = self.slot(epoch).filter(|_| epoch != self.first.0).ok_or(BadEpoch)?;
+        slot.set(SealKey::new(secret, self.identity, epoch)).map_err(|_| BadEpoch)?;
+        self.newest.fetch_max(epoch, Ordering::Release);
+        Ok(())
+    }
+
+    /// Seals `block` for `lba` under the newest key and returns its epoch. Consumes the IV.
+    pub fn seal(&self, iv: Iv, lba: u64, block: &mut Block) -> u32 {
+        let newest = self.newest.load(Ordering::Acquire);
+        // `newest` moves only after its key is there; until then it is the first one's.
+        let (epoch, key) = self.key(newest).map_or((self.first.0, &self.first.1), |k| (newest, k));
+        key.seal(iv, lba, block);
+        epoch
+    }
+
+    /// Opens `block` as sector `lba` under the key of its epoch; zeroes `plaintext` on an error.
+    pub fn open(
+        &self,
+        lba: u64,
+        block: &Block,
+        plaintext: &mut [u8; DATA_BYTES],
+    ) -> Result<(), Reason> {
+        // A sector that names no epoch of ours is left to any key, which says what is wrong.
+        let key = self.key(sector_key_epoch(block)).unwrap_or(&self.first.1);
+        key.open(lba, block, plaintext)
+    }
+
+    fn key(&self, epoch: u32) -> Option<&SealKey> {
+        if epoch == self.first.0 {
+            return Some(&self.first.1);
+        }
+        self.slot(epoch)?.get()
+    }
+
+    fn slot(&self, epoch: u32) -> Option<&OnceLock<SealKey>> {
+        self.others.get(epoch.checked_sub(self.oldest)? as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sector::{BLOCK_BYTES, CounterRange, field};
+
+    const IDENTITY: VolumeIdentity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
+
+    fn secret(epoch: u32) -> Secret {
+        Secret::take(&mut [u8::try_from(epoch).unwrap(); 32])
+    }
+
+    fn ring(oldest: u32, epoch: u32) -> KeyRing {
+        KeyRing::new(IDENTITY, oldest, epoch, &secret(epoch)).unwrap()
+    }
+
+    fn seal(ring: &KeyRing, counters: &mut CounterRange) -> Box<Block> {
+        let mut block = Box::new([7; BLOCK_BYTES]);
+        ring.seal(counters.take().unwrap(), 3, &mut block);
+        block
+    }
+
+    fn open(ring: &KeyRing, block: &Block) -> Result<(), Reason> {
+        let mut plain = [1; DATA_BYTES];
+        let outcome = ring.open(3, block, &mut plain);
+        assert!(plain.iter().all(|byte| *byte == if outcome.is_ok() { 7 } else { 0 }));
+        outcome
+    }
+
+    #[test]
+    fn the_newest_key_seals_and_every_known_one_opens() {
+        let mut counters = CounterRange::new(1, 1, 256, 1 << 20).unwrap();
+        let before = ring(1, 1);
+        let old = seal(&before, &mut counters);
+        before.add(2, &secret(2)).unwrap();
+        let new = seal(&before, &mut counters);
+        assert_eq!((sector_key_epoch(&old), sector_key_epoch(&new)), (1, 2));
+        assert_eq!((open(&before, &old), open(&before, &new)), (Ok(()), Ok(())));
+        // An older key that is added later opens, and does not seal.
+        let after = ring(1, 2);
+        assert_eq!(open(&after, &old), Err(Reason::SectorKeyEpoch));
+        after.add(1, &secret(1)).unwrap();
+        assert_eq!(open(&after, &old), Ok(()));
+        assert_eq!(sector_key_epoch(&seal(&after, &mut counters)), 2);
+    }
+
+    #[test]
+    fn epochs_that_are_not_the_volumes_are_refused() {
+        let mut counters = CounterRange::new(1, 1, 256, 1 << 20).unwrap();
+        let own = ring(5, 6);
+        for epoch in [0, 4, 6, 5 + KEY_EPOCHS_MAX, u32::MAX] {
+            assert_eq!(own.add(epoch, &secret(1)), Err(BadEpoch), "{epoch}");
+        }
+        let mut block = seal(&own, &mut counters);
+        for epoch in [0u32, 4, 5, 7, 5 + KEY_EPOCHS_MAX, u32::MAX] {
+            let at = DATA_BYTES + field::KEY_EPOCH.0;
+            block[at..at + 4].copy_from_slice(&epoch.to_le_bytes());
+            assert_eq!(open(&own, &block), Err(Reason::SectorKeyEpoch), "{epoch}");
+        }
+    }
+
+    #[test]
+    fn a_sector_opens_under_the_key_of_its_own_epoch_only() {
+        let mut counters = CounterRange::new(1, 1, 256, 1 << 20).unwrap();
+        let own = ring(1, 1);
+        let mut block = seal(&own, &mut counters);
+        own.add(2, &secret(2)).unwrap();
+        let at = DATA_BYTES + field::KEY_EPOCH.0;
+        block[at..at + 4].copy_from_slice(&2u32.to_le_bytes());
+        assert_eq!(open(&own, &block), Err(Reason::SectorTag));
+    }
+}

@@ -1,0 +1,100 @@
+"""The directory of collateral: loaded, reloaded, and never older than what was in use."""
+
+from pathlib import Path
+
+import pytest
+
+from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
+from sealane.daemon.broker import collateral
+from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.errors import UsageError, VerificationError
+from vendors.authority import NOW
+from vendors.intel import FMSPC, Intel, intel
+
+
+@pytest.fixture(scope="module")
+def vendor() -> Intel:
+    return intel()
+
+
+def keeper(vendor: Intel, path: Path) -> CollateralKeeper:
+    others = vendor_roots()
+    roots = VendorRoots(amd=others.amd, intel=vendor.root.certificate, nvidia=others.nvidia)
+    (path / "files").mkdir(exist_ok=True)
+    return CollateralKeeper(path / "files", marks=path / "marks.json", roots=roots)
+
+
+def test_what_lies_in_the_directory_is_used(vendor: Intel, tmp_path: Path) -> None:
+    kept = keeper(vendor, tmp_path)
+    assert not kept.current().tcb_infos
+    (tmp_path / "files" / "bundle.json").write_bytes(vendor.collateral())
+    (tmp_path / "files" / "nonsense").write_bytes(b"x")
+    (tmp_path / "files" / ".draft").write_bytes(b"x")
+    (tmp_path / "files" / "folder").mkdir()
+    kept.load(now=NOW)
+    assert set(kept.current().tcb_infos) == {FMSPC}
+
+
+def test_marks_outlive_the_broker(vendor: Intel, tmp_path: Path) -> None:
+    path = tmp_path / "files" / "bundle.json"
+    first = keeper(vendor, tmp_path)
+    path.write_bytes(vendor.collateral(number=5))
+    first.load(now=NOW)
+    path.write_bytes(vendor.collateral(number=4))
+    for kept in (first, keeper(vendor, tmp_path)):
+        kept.load(now=NOW)
+        assert not kept.current().revocation_lists
+        assert not kept.current().tcb_infos
+    path.write_bytes(vendor.collateral(number=5))
+    first.load(now=NOW)
+    assert first.current().tcb_infos
+
+
+def test_marks_are_stored_before_what_they_cover_is_used(
+    vendor: Intel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keeper(vendor, tmp_path)
+    (tmp_path / "files" / "bundle.json").write_bytes(vendor.collateral())
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(collateral, "write_durably", full)
+    with pytest.raises(OSError, match="No space"):
+        kept.load(now=NOW)
+    assert not kept.current().tcb_infos
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": "b"}', b'{"a": true}', b"[" * 9000])
+def test_marks_that_cant_be_read_stop_the_load(
+    vendor: Intel, tmp_path: Path, content: bytes
+) -> None:
+    kept = keeper(vendor, tmp_path)
+    (tmp_path / "files" / "bundle.json").write_bytes(vendor.collateral())
+    (tmp_path / "marks.json").write_bytes(content)
+    with pytest.raises(VerificationError, match=r"collateral\.marks\.malformed"):
+        kept.load(now=NOW)
+    assert not kept.current().tcb_infos
+
+
+def test_a_directory_that_cant_be_read_is_named(vendor: Intel, tmp_path: Path) -> None:
+    kept = keeper(vendor, tmp_path)
+    (tmp_path / "files").rmdir()
+    with pytest.raises(UsageError, match=r"collateral\.unreadable"):
+        kept.load(now=NOW)
+
+
+def test_files_are_counted(vendor: Intel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collateral, "FILES_MAX", 1)
+    kept = keeper(vendor, tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "files" / name).write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"collateral\.count"):
+        kept.load(now=NOW)
+
+
+def test_without_a_directory_only_the_roots_are_known(tmp_path: Path) -> None:
+    kept = CollateralKeeper(None, marks=tmp_path / "marks.json")
+    kept.load(now=NOW)
+    assert kept.current().roots == vendor_roots()
+    assert not (tmp_path / "marks.json").exists()

@@ -1,0 +1,141 @@
+"""The key encryption key in a token: SoftHSM, started from nothing by each test."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sealane.crypto.keys import WRAP_NONCE_BYTES
+from sealane.daemon.config import HsmConfig
+from sealane.errors import UnavailableError, UsageError, VerificationError
+
+pkcs11 = pytest.importorskip("pkcs11")
+
+from sealane.daemon.broker.hsm import HsmKey  # noqa: E402 - needs the optional dependency
+from sealane.daemon.ctl import main as sealanectl  # noqa: E402
+
+UTILITY = shutil.which("softhsm2-util")
+MODULE = "/usr/lib/softhsm/libsofthsm2.so"
+PIN = "5678"
+
+pytestmark = pytest.mark.skipif(
+    UTILITY is None or not Path(MODULE).exists(), reason="softhsm2 is not installed: make packages"
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # SoftHSM reads its configuration once in the life of a process.
+    directory = tmp_path_factory.mktemp("softhsm")
+    (directory / "tokens").mkdir()
+    configuration = directory / "softhsm2.conf"
+    configuration.write_text(
+        f"directories.tokendir = {directory / 'tokens'}\nobjectstore.backend = file\n"
+    )
+    os.environ["SOFTHSM2_CONF"] = str(configuration)
+    return directory
+
+
+@pytest.fixture
+def place(tokens: Path, tmp_path: Path) -> HsmConfig:
+    token = tmp_path.name[-32:]
+    assert UTILITY is not None
+    subprocess.run(
+        [UTILITY, "--init-token", "--free", "--label", token, "--so-pin", "1234", "--pin", PIN],
+        check=True,
+        capture_output=True,
+    )
+    if pkcs11.lib(MODULE) is not None:
+        # The list of slots is read when the library is loaded.
+        pkcs11.lib(MODULE).reinitialize()
+    pin_file = tmp_path / "pin"
+    pin_file.touch(mode=0o600)
+    pin_file.write_text(f"{PIN}\n")
+    return HsmConfig(module=MODULE, token=token, label="kek", pin_file=str(pin_file))
+
+
+def test_wraps_and_opens_after_a_new_login(place: HsmConfig) -> None:
+    first = HsmKey.create(place)
+    wrapped = first.wrap(b"k" * 32, purpose="tenant key", owner="t")
+    assert b"k" * 8 not in wrapped
+    first.close()
+    again = HsmKey(place)
+    assert again.unwrap(wrapped, purpose="tenant key", owner="t") == b"k" * 32
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("purpose", "owner"), [("broker key", "t"), ("tenant key", "u"), ("tenant key", "")]
+)
+def test_a_wrapped_key_opens_for_nothing_else(place: HsmConfig, purpose: str, owner: str) -> None:
+    key = HsmKey.create(place)
+    wrapped = key.wrap(b"k" * 32, purpose="tenant key", owner="t")
+    with pytest.raises(VerificationError) as caught:
+        key.unwrap(wrapped, purpose=purpose, owner=owner)
+    assert caught.value.reason == "key.wrap.invalid"
+    assert key.unwrap(wrapped, purpose="tenant key", owner="t") == b"k" * 32
+
+
+def test_changed_and_cut_wrapped_keys_are_refused(place: HsmConfig) -> None:
+    key = HsmKey.create(place)
+    wrapped = key.wrap(b"k" * 32, purpose="p", owner="o")
+    for changed in (
+        bytes([wrapped[0] ^ 1]) + wrapped[1:],
+        wrapped[:-1] + bytes([wrapped[-1] ^ 1]),
+        wrapped[: WRAP_NONCE_BYTES + 15],
+        wrapped[:-1],
+        b"",
+    ):
+        with pytest.raises(VerificationError):
+            key.unwrap(changed, purpose="p", owner="o")
+
+
+def test_a_key_is_made_once_and_must_be_there(place: HsmConfig) -> None:
+    with pytest.raises(UsageError) as caught:
+        HsmKey(place)
+    assert caught.value.reason == "hsm.key.not_found"
+    HsmKey.create(place).close()
+    with pytest.raises(UsageError) as caught:
+        HsmKey.create(place)
+    assert caught.value.reason == "hsm.key.exists"
+
+
+def test_a_key_that_could_leave_the_token_is_refused(place: HsmConfig) -> None:
+    token = pkcs11.lib(MODULE).get_token(token_label=place.token)
+    with token.open(user_pin=PIN, rw=True) as session:
+        session.generate_key(
+            pkcs11.KeyType.AES,
+            256,
+            label=place.label,
+            store=True,
+            template={pkcs11.Attribute.SENSITIVE: True, pkcs11.Attribute.EXTRACTABLE: True},
+        )
+    with pytest.raises(VerificationError) as caught:
+        HsmKey(place)
+    assert caught.value.reason == "hsm.key.extractable"
+
+
+def test_wrong_pin_token_and_library_are_one_line(place: HsmConfig, tmp_path: Path) -> None:
+    HsmKey.create(place).close()
+    wrong = tmp_path / "wrong"
+    wrong.touch(mode=0o600)
+    wrong.write_text("0000")
+    for change, reason, family in (
+        ({"pin_file": str(wrong)}, "hsm.pin", UsageError),
+        ({"token": "nobody"}, "hsm.token", UnavailableError),
+        ({"module": "/usr/lib/none.so"}, "hsm.failed", UnavailableError),
+    ):
+        with pytest.raises(family) as caught:
+            HsmKey(place.model_copy(update=change))
+        assert caught.value.reason == reason
+        assert "\n" not in str(caught.value)
+        assert PIN not in str(caught.value)
+
+
+def test_sealanectl_makes_the_key(place: HsmConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--module", MODULE, "--token", place.token, "--label", "made"]
+    assert sealanectl(["key", "hsm", *arguments, "--pin-file", place.pin_file]) == 0
+    assert "made" in capsys.readouterr().out
+    HsmKey(place.model_copy(update={"label": "made"})).close()

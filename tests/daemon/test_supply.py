@@ -1,0 +1,174 @@
+"""Counters and keys of attached volumes: refilled in time, a new key epoch is followed."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from sealane.crypto.lease import LEASE_COUNTERS, Arena, CounterRange, Lease, LeaseHolder
+from sealane.daemon import supply
+from sealane.daemon.attached import Attached
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.events import EventLog
+from sealane.daemon.leases import LeaseCache
+from sealane.daemon.ports import AttachedPort
+from sealane.daemon.supply import KEY_EPOCHS_MAX, Supply, released_keys
+from sealane.errors import UsageError, VerificationError
+from sealane.protocol.v1 import broker_pb2
+
+SELF = b"g" * 16
+VOLUME = str(uuid.UUID(int=1))
+
+
+@dataclass
+class EpochBroker:
+    """A volume's key epochs, its keys and its leases."""
+
+    newest: int = 1
+    oldest: int = 1
+    arena: Arena = field(default_factory=lambda: Arena(broker_instance=1, start_epoch=1))
+    handed_out: list[bytearray] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+
+    async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        return broker_pb2.VolumeDescriptor(
+            volume_id=volume_id, key_epoch=self.newest, oldest_key_epoch=self.oldest
+        )
+
+    async def key(self, _: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
+        if key_epoch > self.newest:
+            raise UsageError("volume.key_epoch", "there is no such key epoch")
+        self.handed_out.append(bytearray([key_epoch]) * 32)
+        return self.handed_out[-1]
+
+    async def lease(self, descriptor: broker_pb2.VolumeDescriptor) -> Lease:
+        if descriptor.key_epoch != self.newest:
+            raise UsageError("volume.key_epoch", "counters are leased for the newest epoch only")
+        return self.arena.grant(incarnation=SELF)
+
+    async def return_lease(self, _: str, lease: Lease, touched: Sequence[int]) -> int:
+        count = self.arena.give_back(lease.lease_id, touched, incarnation=SELF)
+        self.returned.append(count)
+        return count
+
+
+@dataclass
+class Port:
+    """What a volume in the engine has of keys and counters."""
+
+    counters: list[CounterRange]
+    keys: dict[int, bytes] = field(default_factory=dict)
+
+    def add_key(self, key_epoch: int, key: bytearray) -> None:
+        self.keys[key_epoch] = bytes(key)
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        self.counters += granted
+
+    def counters_remaining(self) -> int:
+        return sum(c.count for c in self.counters)
+
+    def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
+        taken, self.counters = self.counters, [*granted]
+        return taken
+
+
+@dataclass
+class World:
+    broker: EpochBroker
+    attached: dict[str, Attached]
+    port: Port
+    events: EventLog
+
+    @contextlib.asynccontextmanager
+    async def supplied(self) -> AsyncIterator[None]:
+        client = cast("BrokerClient", self.broker)
+        runs = Supply(self.attached, broker=client, leases=LeaseCache(client), events=self.events)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(runs.run())
+            yield
+            task.cancel()
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(supply, "REFILL_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(supply, "KEY_EPOCH_POLL_SECONDS", 0.005)
+    broker = EpochBroker()
+    descriptor = await broker.descriptor(VOLUME)
+    holder = LeaseHolder()
+    lease = await broker.lease(descriptor)
+    holder.add(lease)
+    port = Port([*lease.ranges], {1: b"\1" * 32})
+    attached = Attached(
+        descriptor=descriptor, port=cast("AttachedPort", port), leases=holder, host_nqn="nqn.h"
+    )
+    return World(broker, {VOLUME: attached}, port, EventLog("g"))
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+async def test_a_new_key_epoch_is_followed_with_a_lease_of_its_own(world: World) -> None:
+    before = world.port.counters[0]
+    async with world.supplied():
+        world.broker.newest = 3
+        await until(lambda: 3 in world.port.keys)
+        await until(lambda: world.broker.returned)
+    attached = world.attached[VOLUME]
+    assert world.port.keys == {epoch: bytes([epoch]) * 32 for epoch in (1, 2, 3)}
+    assert attached.descriptor.key_epoch == 3
+    assert not any(c.overlaps(before) for c in world.port.counters)
+    # What was left of the old epoch's lease went back; keys are wiped where they passed.
+    assert world.broker.returned == [LEASE_COUNTERS]
+    assert not any(any(key) for key in world.broker.handed_out)
+
+
+async def test_a_refill_that_comes_too_late_for_its_epoch_follows_the_epoch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "KEY_EPOCH_POLL_SECONDS", 3600)
+    world.broker.newest = 2
+    world.port.counters = []
+    async with world.supplied():
+        await until(lambda: world.attached[VOLUME].descriptor.key_epoch == 2)
+    assert world.port.counters_remaining() == LEASE_COUNTERS
+
+
+async def test_low_counters_are_refilled_and_an_unchanged_epoch_is_left_alone(world: World) -> None:
+    first = world.port.counters[0]
+    world.port.counters = []
+    async with world.supplied():
+        await until(lambda: world.port.counters)
+        await asyncio.sleep(0.02)
+    assert world.port.counters_remaining() == LEASE_COUNTERS
+    assert not world.port.counters[0].overlaps(first)
+    assert world.port.keys.keys() == {1}
+
+
+@pytest.mark.parametrize(("oldest", "newest"), [(2, 1), (1, 1 + KEY_EPOCHS_MAX), (1, 0)])
+async def test_impossible_epochs_are_refused(oldest: int, newest: int) -> None:
+    broker = EpochBroker(newest=newest, oldest=oldest)
+    with pytest.raises(VerificationError) as caught:
+        async with released_keys(cast("BrokerClient", broker), await broker.descriptor(VOLUME)):
+            pass
+    assert caught.value.reason == "volume.key_epoch.malformed"
+
+
+async def test_keys_are_wiped_also_when_one_is_refused() -> None:
+    broker = EpochBroker(newest=2)
+    descriptor = await broker.descriptor(VOLUME)
+    broker.newest = 1
+    with pytest.raises(UsageError):
+        async with released_keys(cast("BrokerClient", broker), descriptor):
+            pass
+    assert len(broker.handed_out) == 1
+    assert not any(broker.handed_out[0])
