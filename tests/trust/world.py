@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from cryptography import x509
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.daemon.authorizations import Authorizations
+from sealane.daemon.authorizations import NONCE_BYTES, Authorizations
 from sealane.daemon.calls import Admit, Authorizer, Context
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import utc_now
 from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import PeerIncarnation, TargetPort
 from sealane.daemon.servers import bind_tcp, new_server, running
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
@@ -24,6 +25,17 @@ from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 
 async def everybody(caller: Subject, leaf: x509.Certificate) -> None:
     """Admit every caller."""
+
+
+async def authorize_all(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
+    """Answer as a broker that nobody was revoked at."""
+    assert len(nonce) == NONCE_BYTES
+    return [""] * len(peers)
+
+
+def all_authorized(target: TargetPort) -> Authorizations:
+    """Authorize every gateway of `target`."""
+    return Authorizations(ask=authorize_all, uses=target.gateways, lost=target.fence_gateway)
 
 
 @contextlib.asynccontextmanager
