@@ -89,10 +89,11 @@ lock: ## renew the Python lock files (needs uv)
 	uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11 --no-deps -o requirements-tpm.lock - <<< "tpm2-pytss>=3"
 
 .PHONY: proto
-proto: build ## generate the gRPC code from protocol/v1/*.proto
+proto: build ## generate the gRPC code from protocol/*/*.proto
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src \
 	  --python_out=src --mypy_out=quiet,readable_stubs:src \
-	  --grpc_python_out=src --mypy_grpc_out=quiet:src src/sealane/protocol/v1/*.proto
+	  --grpc_python_out=src --mypy_grpc_out=quiet:src \
+	  src/sealane/protocol/v1/*.proto src/sealane/protocol/etcd/*.proto
 
 $(STAMP)/fuzz: requirements-fuzz.lock $(STAMP)/native
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-fuzz.lock

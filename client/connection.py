@@ -24,6 +24,7 @@ from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
     nodes_pb2,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2,
     subsystems_pb2_grpc,
@@ -212,13 +213,14 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `membership` that of a broker's nodes.
+    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.volumes = Volumes(channel)
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
+        self.operator = operator_pb2_grpc.OperatorStub(channel)
         self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 

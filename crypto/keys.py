@@ -19,6 +19,8 @@ from sealane.errors import UsageError, VerificationError
 
 KEY_BYTES: Final = 32
 KEY_EPOCH_MAX: Final = (1 << 32) - 1
+# Key epochs that sectors of one volume may be sealed under at once.
+KEY_EPOCHS_MAX: Final = 256
 WRAP_NONCE_BYTES: Final = 12
 WRAP_TAG_BYTES: Final = 16
 

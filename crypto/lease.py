@@ -25,6 +25,8 @@ SECTOR_COUNTERS: Final = 256
 INSTANCE_MAX: Final = (1 << 16) - 1
 START_EPOCH_MAX: Final = (1 << 24) - 1
 COUNTER_END: Final = 1 << 56
+# 4 PB under one key: beyond 2^48.5 blocks GCM would be told from random with more than 2^-32.
+EPOCH_COUNTERS_MAX: Final = 4 * 10**15 // 16
 # A lease of returned counters may be in pieces, as many as one message carries.
 LEASE_RANGES_MAX: Final = 64
 

@@ -26,6 +26,7 @@ from sealane.daemon.authorizations import (
 from sealane.daemon.broker.audit import AuditLog, FileHead
 from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.opening import opened_broker
+from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
@@ -86,6 +87,7 @@ from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
     nodes_pb2_grpc,
+    operator_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
@@ -178,8 +180,16 @@ class Daemon:
         node = self.config.node.name
         policy = load_policy(Path(config.policy_file))
         broker, instance, registry = await self._stack.enter_async_context(
-            opened_broker(config, node=node, state=state, metrics=self.metrics)
+            opened_broker(
+                config,
+                node=node,
+                state=state,
+                metrics=self.metrics,
+                tcti=self.config.tpm.tcti,
+            )
         )
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)

@@ -52,6 +52,30 @@ class HsmConfig(Section):
     pin_file: AbsolutePath
 
 
+def _hosts(endpoints: list[PeerAddress]) -> list[PeerAddress]:
+    if not endpoints or len(set(endpoints)) != len(endpoints):
+        raise ValueError("one or more host:port, each once")
+    return endpoints
+
+
+class EtcdConfig(Section):
+    """The etcd cluster that several brokers share."""
+
+    endpoints: Annotated[list[PeerAddress], AfterValidator(_hosts)]
+    ca_file: AbsolutePath | None = None
+    certificate_file: AbsolutePath | None = None
+    key_file: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = {f is None for f in (self.ca_file, self.certificate_file, self.key_file)}
+        if len(given) != 1:
+            raise ValueError("ca_file, certificate_file and key_file together, or none of them")
+        if self.ca_file is None and not all(map(is_loopback, self.endpoints)):
+            raise ValueError("endpoints beyond loopback only with ca_file: mutual TLS")
+        return self
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -61,12 +85,19 @@ class BrokerConfig(Section):
     policy_file: AbsolutePath
     key_file: AbsolutePath | None = None
     hsm: HsmConfig | None = None
+    store: Literal["sqlite", "etcd"] = "sqlite"
+    etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    counters: Literal["file", "tpm2"] = "file"
+    # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
+    counter_index: Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)] = 0x0180_5EA0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.key_file is None) == (self.hsm is None):
             raise ValueError("one of key_file and hsm")
+        if (self.etcd is not None) != (self.store == "etcd"):
+            raise ValueError("a section etcd with the store etcd, none with sqlite")
         return self
 
 

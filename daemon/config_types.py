@@ -37,8 +37,11 @@ def _bind_address(value: str) -> str:
 
 
 def is_loopback(value: str) -> bool:
-    """Whether an address:port is this machine's own."""
-    return ipaddress.ip_address(value.rpartition(":")[0].strip("[]")).is_loopback
+    """Whether an address:port is this machine's own; a name is not known to be."""
+    try:
+        return ipaddress.ip_address(value.rpartition(":")[0].strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _loopback_address(value: str) -> str:

@@ -27,6 +27,7 @@ from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.broker.kek import make_hsm_key
 from sealane.daemon.config import HsmConfig
+from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_nodes import add_node_verbs
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     output = Output(options.output)
     try:
-        if options.noun == "key":
+        if options.is_offline:
             options.run(options, output)
         else:
             asyncio.run(_call(options, output))
@@ -433,6 +434,7 @@ def parse_via(text: str) -> tuple[str, int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
+    parser.set_defaults(is_offline=False)
     parser.add_argument(
         "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="default: %(default)s"
     )
@@ -488,7 +490,7 @@ def _parser() -> argparse.ArgumentParser:
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)
 
-    verbs = _noun(nouns, "key", "key files; needs no daemon")
+    verbs = _noun(nouns, "key", "key files, which need no daemon, and keys of volumes")
     for verb, run, text in (
         ("attestation", _key_attestation, "make a software attestation key"),
         ("encryption", _key_encryption, "make a broker's key encryption key"),
@@ -496,7 +498,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         made = verbs.add_parser(verb, help=text)
         made.add_argument("path", type=Path, metavar="PATH")
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, is_offline=True)
     made = verbs.add_parser("hsm", help="make a broker's key encryption key in a PKCS #11 token")
     for option, text in (
         ("module", "the token's PKCS #11 library"),
@@ -505,7 +507,9 @@ def _parser() -> argparse.ArgumentParser:
         ("pin-file", "file with the user PIN"),
     ):
         made.add_argument(f"--{option}", required=True, help=text)
-    made.set_defaults(run=_key_hsm)
+    made.set_defaults(run=_key_hsm, is_offline=True)
+    leases = _noun(nouns, "lease", "counter leases of a broker")
+    add_broker_verbs(verbs, leases, _verb)
     return parser
 
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from sealane.crypto.exchange import wipe
+from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
@@ -21,7 +22,6 @@ from sealane.daemon.leases import LeaseCache
 from sealane.errors import Error, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
-KEY_EPOCHS_MAX: Final = 64
 KEY_EPOCH_POLL_SECONDS: Final = 10.0
 REFILL_POLL_SECONDS: Final = 1.0
 

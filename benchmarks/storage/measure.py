@@ -10,7 +10,6 @@ from benchmarks.storage.cells import Cell, Sample
 
 from sealane import _native
 from sealane.protocol.nvme.authentication import HostSecret
-from sealane.protocol.nvme.constants import NAMESPACE_ID
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import ConnectedQueue, HostController
@@ -87,21 +86,6 @@ def host_of(system: System) -> HostController:
     )
 
 
-def described(queue: ConnectedQueue, namespace: NamespaceIdentity) -> "_native.LoadQueue":
-    """Describe a connected queue to the engine."""
-    return {
-        "descriptor": queue.socket.fileno(),
-        "queue_depth": queue.queue_depth,
-        "h2c_data_max": queue.h2c_data_max,
-        "transfer_max": queue.transfer_max,
-        "in_capsule_max": queue.in_capsule_max,
-        "header_digest": queue.header_digest,
-        "data_digest": queue.data_digest,
-        "block_bytes": namespace.block_bytes,
-        "nsid": NAMESPACE_ID,
-    }
-
-
 async def load(
     queues: list[ConnectedQueue],
     namespace: NamespaceIdentity,
@@ -114,7 +98,7 @@ async def load(
     """Run the engine's load on its own threads."""
     return await asyncio.to_thread(
         _native.run_load,
-        [described(queue, namespace) for queue in queues],
+        [queue.describe(block_bytes=namespace.block_bytes) for queue in queues],
         is_write=cell.operation == "write",
         is_random=cell.pattern == "random",
         io_bytes=cell.io_bytes,

@@ -35,6 +35,12 @@ _UNDERSTOOD: Final = {
     ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
 }
 
+# AMD gives its VCEKs and VLEKs the serial number 0, which RFC 5280 forbids. Set once: filters
+# belong to the process, and verification runs on several threads.
+warnings.filterwarnings(
+    "ignore", "Parsed a serial number which wasn't positive", CryptographyDeprecationWarning
+)
+
 # What the library raises at bytes that are no certificate or list.
 _UNREADABLE: Final = (
     ValueError,
@@ -92,13 +98,10 @@ def _load(encoded: bytes, kind: str) -> x509.Certificate:
     if len(encoded) > CERTIFICATE_BYTES_MAX:
         raise _fault(kind, "certificate", f"a certificate of {len(encoded)} bytes")
     try:
-        # AMD gives its VCEKs and VLEKs the serial number 0, which RFC 5280 forbids.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CryptographyDeprecationWarning)
-            if is_pem:
-                certificate = x509.load_pem_x509_certificate(encoded)
-            else:
-                certificate = x509.load_der_x509_certificate(encoded)
+        if is_pem:
+            certificate = x509.load_pem_x509_certificate(encoded)
+        else:
+            certificate = x509.load_der_x509_certificate(encoded)
         # The library parses on demand: all at once, so that malformed parts show here.
         _ = certificate.extensions, certificate.subject, certificate.issuer
         _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc

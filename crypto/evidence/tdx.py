@@ -58,7 +58,7 @@ _ENGINE_NAMES: Final[Mapping[str, str]] = {
 }
 _MEASUREMENTS: Final = (
     *("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3", "mrseam", "mrsignerseam"),
-    *("mrconfigid", "mrowner", "mrownerconfig", "mrservicetd", "xfam"),
+    *("mrconfigid", "mrowner", "mrownerconfig", "xfam"),
 )
 
 
@@ -185,24 +185,23 @@ def _check_same(quote: Quote, result: dict[str, Any]) -> None:
 
 
 def _claims(quote: Quote, result: dict[str, Any], *, valid_until: dt.datetime) -> Claims:
-    platform, enclave = result["platform"]["pck"], result["qe"]["report"]
-    attributes = quote.attributes
+    platform = result["platform"]["pck"]
     return Claims(
         evidence_type=EVIDENCE_TYPE,
         hardware_id=f"ppid:{bytes(platform['ppid']).hex()}",
         product="TDX",
-        measurements={name: quote.body[name] for name in _MEASUREMENTS if name in quote.body}
+        measurements={name: quote.body[name] for name in _MEASUREMENTS}
         | {"fmspc": bytes(platform["fmspc"])},
-        tcb={f"tdx_svn_{i}": svn for i, svn in enumerate(quote.body["tee_tcb_svn"])}
-        | {f"cpu_svn_{i}": svn for i, svn in enumerate(platform["cpu_svn"])}
-        | {
+        # How old each component is, Intel's TCB level says; these are what a policy may raise.
+        tcb={
+            "tdx_module": quote.body["tee_tcb_svn"][0],
             "pce_svn": platform["pce_svn"],
-            "qe_svn": enclave["isv_svn"],
+            "qe_svn": result["qe"]["report"]["isv_svn"],
             "tcb_evaluation_data_number": result["tcb"]["eval_data_number"],
         },
         tcb_status=result["tcb"]["status"],
         advisories=tuple(result["tcb"]["advisory_ids"]),
-        flags=attributes
+        flags=quote.attributes
         | {
             "service_td": any(quote.body.get("mrservicetd", b"")),
             "dynamic_platform": platform["dynamic_platform"] == "True",

@@ -1,37 +1,47 @@
 """From a broker's configuration to its service: store, authority, start epoch, in that order."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from sealane.crypto.keys import KeyWrapper
-from sealane.daemon.anchors.choose import open_counter
+from sealane.daemon.anchors.choose import open_counter, open_tpm
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
+from sealane.daemon.broker.records import instance_name
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
-from sealane.daemon.config import BrokerConfig
+from sealane.daemon.config import BrokerConfig, EtcdConfig
+from sealane.daemon.files import read_file, read_secret
 from sealane.daemon.metrics import Metrics
 
 STORE_NAME: Final = "broker.sqlite"
 STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
-# NV indices of an owner's choice (TCG registry of reserved TPM 2.0 handles, §2.2.2).
-_STARTS_INDEX: Final = 0x0150_0001
-_HEADS_INDEX: Final = 0x0150_0002
 
 
 @contextlib.asynccontextmanager
 async def opened_broker(
-    config: BrokerConfig, *, node: str, state: Path, metrics: Metrics
+    config: BrokerConfig, *, node: str, state: Path, metrics: Metrics, tcti: str
 ) -> AsyncIterator[tuple[BrokerService, Instance, Registry]]:
-    """Start a broker that ends with the block; errors as `Registry.open` and `Instance.claim`."""
+    """Start a broker that ends with the block; `tcti` is where its TPM is.
+
+    Errors as `Registry.open`, `Instance.claim` and `open_tpm`.
+    """
     wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
+        tpm = None
+        if config.counters == "tpm2":
+            tpm = await asyncio.to_thread(open_tpm, tcti)
+            stack.callback(tpm.close)
         store = await _open_store(config, wrapping, node=node, state=state)
         stack.push_async_callback(store.close)
         registry = await Registry.open(store, wrapping, node=node)
@@ -39,8 +49,8 @@ async def opened_broker(
             registry,
             node=node,
             instance=config.instance,
-            starts=open_counter(tpm=None, index=_STARTS_INDEX, path=state / STARTS_NAME),
-            heads=open_counter(tpm=None, index=_HEADS_INDEX, path=state / HEADS_NAME),
+            starts=open_counter(tpm=tpm, index=config.counter_index, path=state / STARTS_NAME),
+            heads=open_counter(tpm=tpm, index=config.counter_index + 1, path=state / HEADS_NAME),
         )
         service = BrokerService(registry, instance, metrics=metrics)
         stack.push_async_callback(service.close)
@@ -50,6 +60,12 @@ async def opened_broker(
 async def _open_store(
     config: BrokerConfig, wrapping: KeyWrapper, *, node: str, state: Path
 ) -> Store:
+    if config.etcd is not None:
+        return await EtcdStore.open(
+            config.etcd.endpoints,
+            writer=instance_name(config.instance),
+            credentials=_credentials(config.etcd),
+        )
     store = SqliteStore(state / STORE_NAME)
     try:
         await take_over(store, wrapping, node=node, instance=config.instance)
@@ -57,3 +73,13 @@ async def _open_store(
         await store.close()
         raise
     return store
+
+
+def _credentials(config: EtcdConfig) -> grpc.ChannelCredentials | None:
+    if config.ca_file is None or config.certificate_file is None or config.key_file is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        read_file(config.ca_file, key="broker.etcd.ca_file"),
+        read_secret(config.key_file, key="broker.etcd.key_file"),
+        read_file(config.certificate_file, key="broker.etcd.certificate_file"),
+    )

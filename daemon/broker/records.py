@@ -14,10 +14,17 @@ from typing import Annotated, Final, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sealane.crypto.encoding import fields
-from sealane.crypto.keys import KEY_EPOCH_MAX
-from sealane.crypto.lease import COUNTER_END, INSTANCE_MAX, LEASE_RANGES_MAX, START_EPOCH_MAX
+from sealane.crypto.keys import KEY_EPOCH_MAX, KEY_EPOCHS_MAX
+from sealane.crypto.lease import (
+    COUNTER_END,
+    EPOCH_COUNTERS_MAX,
+    INSTANCE_MAX,
+    LEASE_COUNTERS,
+    LEASE_RANGES_MAX,
+    START_EPOCH_MAX,
+)
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
-from sealane.errors import VerificationError
+from sealane.errors import LeaseError, UsageError, VerificationError
 
 _MAC_BYTES: Final = 32
 
@@ -66,8 +73,53 @@ class VolumeRecord(Record):
     third_party: str = ""
     fully_sealed: bool = False
     filling_gateway: str = ""
+    oldest_key_epoch: KeyEpoch = 1
+    # Leased under `key_epoch`, without what came back.
+    counters_leased: Annotated[int, Field(ge=0)] = 0
     request_id: uuid.UUID | None = None
     is_deleted: bool = False
+
+    @property
+    def key_epochs(self) -> range:
+        """The key epochs that sectors of it may be sealed under."""
+        return range(self.oldest_key_epoch, self.key_epoch + 1)
+
+    def in_next_epoch(self) -> "VolumeRecord":
+        """Return it in its next key epoch; UsageError `volume.key_epoch.limit`."""
+        if len(self.key_epochs) >= KEY_EPOCHS_MAX:
+            raise UsageError(
+                "volume.key_epoch.limit",
+                f"volume {self.volume_id} has {len(self.key_epochs)} key epochs; allowed: "
+                f"{KEY_EPOCHS_MAX}. Copy it to a new volume",
+            )
+        return self.model_copy(update={"key_epoch": self.key_epoch + 1, "counters_leased": 0})
+
+    def with_lease(self, counters: int) -> "VolumeRecord":
+        """Return it once `counters` more are leased: in its next epoch if no whole lease is left.
+
+        LeaseError `lease.key_exhausted`: they don't fit, and there can't be another epoch.
+        """
+        leased = self.counters_leased + counters
+        if leased > EPOCH_COUNTERS_MAX:
+            raise LeaseError(
+                "lease.key_exhausted",
+                f"4 PB are leased under key epoch {self.key_epoch} of volume {self.volume_id}",
+            )
+        if leased + LEASE_COUNTERS > EPOCH_COUNTERS_MAX and len(self.key_epochs) < KEY_EPOCHS_MAX:
+            return self.in_next_epoch()
+        return self.model_copy(update={"counters_leased": leased})
+
+
+class HolderRecord(Record):
+    """The newest key epoch of a volume that one role of one node was ever given."""
+
+    volume_id: uuid.UUID
+    key_epoch: KeyEpoch
+
+    @staticmethod
+    def holder(spiffe_id: str) -> str:
+        """Return what the names of all records of a holder begin with."""
+        return f"{spiffe_id.removeprefix('spiffe://sealane/')}/"
 
 
 class RequestRecord(Record):
@@ -246,6 +298,7 @@ class Tables:
         self.tenants = Table(store, "tenants", TenantRecord, record_key=record_key)
         self.volumes = Table(store, "volumes", VolumeRecord, record_key=record_key)
         self.requests = Table(store, "requests", RequestRecord, record_key=record_key)
+        self.holders = Table(store, "holders", HolderRecord, record_key=record_key)
         self.grants = Table(store, "grants", GrantRecord, record_key=record_key)
         self.instances = Table(store, "instances", InstanceRecord, record_key=record_key)
         self.heads = Table(store, "heads", HeadRecord, record_key=record_key)

@@ -252,7 +252,10 @@ class Registry(Tables):
                 self.grants.unchanged(record.name, None),
                 self.volumes.unchanged(volume.name, volume),
             ],
-            self.grants.sealed(record.name, record),
+            {
+                **self.grants.sealed(record.name, record),
+                **self.volumes.sealed(volume.name, volume.record.with_lease(record.counters)),
+            },
         )
         if revision is None and await self.grants.get(record.name) is not None:
             raise LeaseError(
@@ -265,14 +268,24 @@ class Registry(Tables):
     ) -> bool:
         """Enter in the books that a lease came back; False: it had, or it was never granted."""
         name = grant_name(arena, lease_id)
-        stored = await self.grants.get(name)
-        if stored is None or stored.record.touched is not None:
-            return False
-        record = stored.record.model_copy(update={"touched": tuple(touched)})
-        revision = await self.commit(
-            [self.grants.unchanged(name, stored)], self.grants.sealed(name, record)
-        )
-        return revision is not None
+
+        async def attempt() -> bool | None:
+            stored = await self.grants.get(name)
+            if stored is None or stored.record.touched is not None:
+                return False
+            record = stored.record.model_copy(update={"touched": tuple(touched)})
+            compares = [self.grants.unchanged(name, stored)]
+            puts = self.grants.sealed(name, record)
+            volume = await self.volumes.get(str(record.volume_id))
+            if volume is not None and volume.record.key_epoch == record.key_epoch:
+                left = max(volume.record.counters_leased - record.returned, 0)
+                compares.append(self.volumes.unchanged(volume.name, volume))
+                puts |= self.volumes.sealed(
+                    volume.name, volume.record.model_copy(update={"counters_leased": left})
+                )
+            return None if await self.commit(compares, puts) is None else True
+
+        return await self.settle(attempt)
 
 
 def new_tenant(wrapping: KeyWrapper, tenant: str) -> TenantRecord:

@@ -14,6 +14,7 @@ from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.crypto.keys import derive_volume_key
 from sealane.crypto.lease import Arena, Lease
 from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.records import GrantRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import utc_now
@@ -59,11 +60,12 @@ class BrokerService:
     """One start of the broker: what it knows, and the arena of this start."""
 
     def __init__(self, registry: Registry, instance: Instance, *, metrics: Metrics) -> None:
-        self._registry = registry
+        self.registry = registry
         self._instance = instance
         self._metrics = metrics
         self.authority = registry.authority
         self.arena = instance.arena
+        self.key_epochs = KeyEpochs(registry)
         # Grants by who asked, also those on their way: a retry joins the first.
         self._grants: OrderedDict[tuple[bytes, bytes], _Grant] = OrderedDict()
         self._tasks = TaskOwner()
@@ -135,7 +137,7 @@ class BrokerService:
             filling_gateway=caller.node if is_sealed else "",
             request_id=_uuid(request_id, what="request id"),
         )
-        stored, is_new = await self._registry.register(record)
+        stored, is_new = await self.registry.register(record)
         return broker_pb2.RegisterVolumeResponse(volume=self._signed(stored), is_new=is_new)
 
     async def descriptor(
@@ -151,7 +153,7 @@ class BrokerService:
         after = str(_uuid(page_token, what="page token")) if page_token else ""
         limit = min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX
         is_target = caller.role == "target"
-        records = await self._registry.list_volumes(
+        records = await self.registry.list_volumes(
             tenant=None if is_target else caller.tenant,
             target_node=caller.node if is_target else None,
             after=after,
@@ -171,21 +173,44 @@ class BrokerService:
                 "volume.filling.refused",
                 f"volume {record.volume_id} is filled by gateway {record.filling_gateway!r}",
             )
-        return self._signed(await self._registry.finish_filling(record.volume_id))
+        return self._signed(await self.registry.finish_filling(record.volume_id))
 
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
         """Forget a volume: no key of it is released again."""
         record = await self._volume(caller, volume_id)
-        revision = await self._registry.unregister(record.volume_id)
+        revision = await self.registry.unregister(record.volume_id)
         # A key that nobody may have any more must not come back with an older store.
         await self._instance.cover(revision)
+
+    async def rotate_key(self, volume_id: uuid.UUID) -> VolumeRecord:
+        """Begin a volume's next key epoch; UsageError `volume.not_found`, `volume.key_epoch.…`."""
+        volume = await self.key_epochs.rotate(volume_id)
+        await self._cover_rotation([volume])
+        return volume
+
+    async def rotate_keys_of(self, spiffe_id: str) -> None:
+        """Begin new key epochs wherever a node that lost its trust holds the newest key."""
+        await self._cover_rotation(await self.key_epochs.rotate_held_by(spiffe_id))
+
+    async def _cover_rotation(self, volumes: Sequence[VolumeRecord]) -> None:
+        for volume in volumes:
+            get_logger().info(
+                "key_rotated", volume_id=str(volume.volume_id), key_epoch=volume.key_epoch
+            )
+        if volumes:
+            # An older store must not bring a key back into use.
+            await self._instance.cover(await self.registry.store.revision())
 
     async def release_key(
         self, caller: Subject, *, volume_id: str, key_epoch: int, request_id: bytes
     ) -> SignedSecret:
         """Seal one key epoch of a volume to the caller's attested KEM key."""
-        record = (await self._grantable(caller, volume_id, key_epoch)).record
-        tenant_key = await self._registry.tenant_key(record.tenant)
+        record = await self._volume(caller, volume_id)
+        _check_owner(record, caller)
+        if key_epoch not in record.key_epochs:
+            raise _wrong_epoch(record, key_epoch)
+        await self.key_epochs.note_holder(caller.spiffe_id, record.volume_id, key_epoch)
+        tenant_key = await self.registry.tenant_key(record.tenant)
         volume_key = derive_volume_key(tenant_key, volume_id=record.volume_id, key_epoch=key_epoch)
         try:
             secret = seal_signed(
@@ -263,10 +288,10 @@ class BrokerService:
                 incarnation=caller.incarnation,
                 granted_at=utc_now(),
             )
-            recorded = await self._registry.record_grant(record, volume=volume)
+            recorded = await self.registry.record_grant(record, volume=volume)
             return volume.record if recorded else None
 
-        volume = await self._registry.settle(attempt)
+        volume = await self.registry.settle(attempt)
         lease = SignedLease(
             secret=seal_signed(
                 _lease_message(volume, context.key_epoch, granted),
@@ -312,7 +337,7 @@ class BrokerService:
         for asked in [a for a, grant in self._grants.items() if grant.is_of(lease_id)]:
             del self._grants[asked]
         # The books first: what they call returned may be lost, what is granted again must be there.
-        if not await self._registry.record_return(arena, lease_id, touched):
+        if not await self.registry.record_return(arena, lease_id, touched):
             raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
         counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
         self._metrics.leases_returned.inc()
@@ -330,7 +355,8 @@ class BrokerService:
     ) -> Stored[VolumeRecord]:
         """Return the volume if the caller may seal for it under `key_epoch`."""
         volume = await self._stored_volume(caller, volume_id)
-        _check_epoch(volume.record, key_epoch)
+        if key_epoch != volume.record.key_epoch:
+            raise _wrong_epoch(volume.record, key_epoch)
         _check_owner(volume.record, caller)
         return volume
 
@@ -338,7 +364,7 @@ class BrokerService:
         return (await self._stored_volume(caller, volume_id)).record
 
     async def _stored_volume(self, caller: Subject, volume_id: str) -> Stored[VolumeRecord]:
-        stored = await self._registry.volume(_uuid(volume_id, what="volume id"))
+        stored = await self.registry.volume(_uuid(volume_id, what="volume id"))
         record = stored.record
         is_owner = caller.role == "gateway" and caller.tenant == record.tenant
         is_target = caller.role == "target" and caller.node == record.target_node
@@ -360,6 +386,7 @@ class BrokerService:
             third_party=record.third_party,
             fully_sealed=record.fully_sealed,
             filling_gateway=record.filling_gateway,
+            oldest_key_epoch=record.oldest_key_epoch,
         ).SerializeToString(deterministic=True)
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
@@ -381,12 +408,12 @@ def _check_owner(record: VolumeRecord, caller: Subject) -> None:
         )
 
 
-def _check_epoch(record: VolumeRecord, key_epoch: int) -> None:
-    if key_epoch != record.key_epoch:
-        raise UsageError(
-            "volume.key_epoch",
-            f"key epoch {key_epoch} of volume {record.volume_id}; allowed: {record.key_epoch}",
-        )
+def _wrong_epoch(record: VolumeRecord, key_epoch: int) -> UsageError:
+    return UsageError(
+        "volume.key_epoch",
+        f"key epoch {key_epoch} of volume {record.volume_id}; the newest is {record.key_epoch}, "
+        f"the oldest {record.oldest_key_epoch}",
+    )
 
 
 def _context(

@@ -7,9 +7,9 @@ from typing import Final
 from sealane import _native
 from sealane.daemon.storage.back_end import BackEnd, QueueName
 from sealane.errors import Error, UnavailableError
-from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, H2C_DATA_BYTES, NAMESPACE_ID
+from sealane.protocol.nvme.constants import FRONT_TRANSFER_BYTES, H2C_DATA_BYTES
 from sealane.protocol.nvme.identify import NamespaceIdentity
-from sealane.transport.nvme.volume_queue import VolumeQueue
+from sealane.transport.nvme.volume_queue import ConnectedQueue, VolumeQueue
 
 FLUSH_SECONDS: Final = 5.0
 """Longest wait for a back end, and again for the flush."""
@@ -64,17 +64,19 @@ async def _open(native: _native.GatewayVolume, back_end: BackEnd) -> VolumeQueue
             back_end.discard(prepared)
             raise
         back_end.start(_NAME, prepared)
+        queue = ConnectedQueue(
+            socket=host,
+            queue_id=_NAME.queue_id,
+            queue_depth=_DEPTH,
+            h2c_data_max=H2C_DATA_BYTES,
+            in_capsule_max=H2C_DATA_BYTES,
+            transfer_max=FRONT_TRANSFER_BYTES,
+        )
         return VolumeQueue(
             _native.HostQueue(
-                host.fileno(),
-                queue_depth=_DEPTH,
-                h2c_data_max=H2C_DATA_BYTES,
-                in_capsule_max=H2C_DATA_BYTES,
-                transfer_max=FRONT_TRANSFER_BYTES,
+                queue.describe(block_bytes=_BLOCK_BYTES),
                 io_bytes=_BLOCK_BYTES,
-                block_bytes=_BLOCK_BYTES,
                 timeout_seconds=FLUSH_SECONDS,
-                nsid=NAMESPACE_ID,
             ),
             NamespaceIdentity(block_count=1, block_bytes=_BLOCK_BYTES, metadata_bytes=0),
         )

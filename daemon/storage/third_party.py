@@ -89,17 +89,9 @@ class _Association:
         self._queue = queue
         try:
             return _native.RemoteDevice(
-                queue.socket.fileno(),
-                queue_depth=queue.queue_depth,
-                h2c_data_max=queue.h2c_data_max,
-                transfer_max=queue.transfer_max,
-                in_capsule_max=queue.in_capsule_max,
-                block_bytes=namespace.block_bytes,
+                queue.describe(block_bytes=namespace.block_bytes, nsid=party.namespace_id),
                 block_count=namespace.block_count,
-                nsid=party.namespace_id,
                 timeout_seconds=party.command_timeout_seconds,
-                header_digest=queue.header_digest,
-                data_digest=queue.data_digest,
             )
         except ValueError as error:
             raise UsageError("third_party.format", f"{party.name!r}: {error}") from error

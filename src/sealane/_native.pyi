@@ -288,28 +288,28 @@ class Namespace:
         exist: Literal["create", "open"],
     ) -> Namespace: ...
 
+class HostQueueDescription(TypedDict):
+    """A connected I/O queue of a host; its descriptor is duplicated."""
+
+    descriptor: int
+    queue_depth: int
+    h2c_data_max: int
+    transfer_max: int
+    in_capsule_max: int
+    header_digest: bool
+    data_digest: bool
+    block_bytes: int
+    nsid: int
+
 @final
 class RemoteDevice:
     """A plain namespace of somebody else's target behind an I/O queue, for one store.
 
-    Duplicates the descriptor. `timeout_seconds` is for one command. ValueError for block sizes but
-    512, 1024, 2048 and 4096.
+    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048 and 4096.
     """
 
     def __new__(
-        cls,
-        fd: int,
-        *,
-        queue_depth: int,
-        h2c_data_max: int,
-        transfer_max: int,
-        in_capsule_max: int,
-        block_bytes: int,
-        block_count: int,
-        nsid: int,
-        timeout_seconds: float,
-        header_digest: bool = False,
-        data_digest: bool = False,
+        cls, queue: HostQueueDescription, *, block_count: int, timeout_seconds: float
     ) -> RemoteDevice: ...
     # Takes the volume's store off the namespace, and ends the device. OSError if it isn't there.
     def erase(self, volume_id: bytes) -> None: ...
@@ -414,7 +414,7 @@ class GatewayVolume:
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
     ) -> None: ...
-    # Adds the key of another epoch, from the oldest one to 64 above; the newest seals. Wipes it.
+    # Adds the key of another epoch, from the oldest one to 255 above; the newest seals. Wipes it.
     def add_key(self, *, key_epoch: int, key: bytearray) -> None: ...
     # Puts counters, used in this order, in the place of those that no queue holds and returns
     # these: (broker instance, start epoch, first, end).
@@ -476,19 +476,7 @@ class HostQueue:
     """
 
     def __new__(
-        cls,
-        fd: int,
-        *,
-        queue_depth: int,
-        h2c_data_max: int,
-        transfer_max: int,
-        in_capsule_max: int,
-        io_bytes: int,
-        block_bytes: int,
-        timeout_seconds: float,
-        nsid: int = 1,
-        header_digest: bool = False,
-        data_digest: bool = False,
+        cls, queue: HostQueueDescription, *, io_bytes: int, timeout_seconds: float
     ) -> HostQueue: ...
     def write(self, lba: int, data: Buffer, *, is_forced: bool = False) -> int: ...
     def read(self, lba: int, into: Buffer) -> int: ...
@@ -556,19 +544,6 @@ def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[t
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
 
-class LoadQueue(TypedDict):
-    """A connected queue for `run_load`."""
-
-    descriptor: int
-    queue_depth: int
-    h2c_data_max: int
-    transfer_max: int
-    in_capsule_max: int
-    header_digest: bool
-    data_digest: bool
-    block_bytes: int
-    nsid: int
-
 class LoadResult(TypedDict):
     """What `run_load` measured; `cpu_seconds` is of the load's own threads."""
 
@@ -581,7 +556,7 @@ class LoadResult(TypedDict):
     latency_p999_us: float
 
 def run_load(
-    queues: Sequence[LoadQueue],
+    queues: Sequence[HostQueueDescription],
     *,
     is_write: bool,
     is_random: bool,

@@ -21,7 +21,8 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
-            "head_seconds, hsm, instance, key_file, listen, policy_file [config.key.unknown]"
+            "counter_index, counters, etcd, head_seconds, hsm, instance, key_file, listen, "
+            "policy_file, store [config.key.unknown]"
         ),
     ),
     "unknown section": (
@@ -154,6 +155,31 @@ MISTAKES = {
             '"trust_anchor": "/t",…; allowed: a key_file with software evidence, none with '
             "other kinds [config.value]"
         ),
+    ),
+    "store without its cluster": (
+        NODE + BROKER.replace("[broker]\n", '[broker]\nstore = "etcd"\n'),
+        (
+            'broker: found {"store": "etcd", "policy_file": "/p", "key_file": "/k"}; allowed: a '
+            "section etcd with the store etcd, none with sqlite [config.value]"
+        ),
+    ),
+    "cluster in the clear": (
+        NODE + BROKER + '[broker.etcd]\nendpoints = ["127.0.0.1:2379", "etcd.example:2379"]\n',
+        (
+            'broker.etcd: found {"endpoints": ["127.0.0.1:2379", "etcd.example:2379"]}; allowed: '
+            "endpoints beyond loopback only with ca_file: mutual TLS [config.value]"
+        ),
+    ),
+    "half of mutual TLS": (
+        NODE + BROKER + '[broker.etcd]\nendpoints = ["h:1"]\nca_file = "/ca"\n',
+        (
+            'broker.etcd: found {"endpoints": ["h:1"], "ca_file": "/ca"}; allowed: ca_file, '
+            "certificate_file and key_file together, or none of them [config.value]"
+        ),
+    ),
+    "cluster without members": (
+        NODE + BROKER + "[broker.etcd]\nendpoints = []\n",
+        "broker.etcd.endpoints: found []; allowed: one or more host:port, each once [config.value]",
     ),
     "register that no TPM has": (
         NODE

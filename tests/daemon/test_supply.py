@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import LEASE_COUNTERS, Arena, CounterRange, Lease, LeaseHolder
 from sealane.daemon import supply
 from sealane.daemon.attached import Attached
@@ -16,7 +17,7 @@ from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.events import EventLog
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.ports import AttachedPort
-from sealane.daemon.supply import KEY_EPOCHS_MAX, Supply, released_keys
+from sealane.daemon.supply import Supply, released_keys
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 

@@ -17,7 +17,7 @@ from sealane.daemon.servers import (
     METADATA_BYTES_MAX,
 )
 from sealane.daemon.volumes import Via
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (
     broker_pb2,
@@ -122,6 +122,27 @@ async def test_number_of_namespaces_is_bounded(
         await create(world)
     assert caught.value.reason == "namespace.limit"
     assert len(world.target.volumes) == 1
+
+
+@pytest.mark.parametrize("queue_id", [0, 65535, 1 << 31])
+async def test_queue_ids_that_cannot_be_are_refused(world: World, queue_id: int) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    with pytest.raises(UsageError) as caught:
+        await world.gateway.attached[0].open_queue(queue_id, 1)
+    assert caught.value.reason == "queue.id"
+    assert world.target.admitted == {}
+
+
+async def test_a_ticket_of_another_length_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealane.daemon.storage_control.TICKET_BYTES", 15)
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    with pytest.raises(ProtocolError) as caught:
+        await world.gateway.attached[0].open_queue(1, 1)
+    assert caught.value.reason == "queue.ticket.malformed"
 
 
 async def test_older_association_is_refused_and_its_queues_closed(world: World) -> None:

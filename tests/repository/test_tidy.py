@@ -70,11 +70,11 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_generated_code_is_what_the_proto_files_say(tmp_path: Path) -> None:
-    sources = sorted(str(path) for path in (ROOT / "protocol/v1").glob("*.proto"))
-    relative = [f"sealane/protocol/v1/{Path(source).name}" for source in sources]
+    relative = sorted(f"sealane/{p.relative_to(ROOT)}" for p in tracked("protocol/*.proto"))
     bundled = str(Path(protoc.__file__).parent / "_proto")
     arguments = ["protoc", f"-I{ROOT / 'src'}", f"-I{bundled}"]
     arguments += [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}", *relative]
     assert protoc.main(arguments) == 0
-    for made in (tmp_path / "sealane/protocol/v1").iterdir():
-        assert made.read_text() == (ROOT / "protocol/v1" / made.name).read_text(), made.name
+    for made in (tmp_path / "sealane").rglob("*.py"):
+        committed = ROOT / made.relative_to(tmp_path / "sealane")
+        assert made.read_text() == committed.read_text(), committed

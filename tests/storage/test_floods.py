@@ -15,7 +15,7 @@ from sealane import _native
 from sealane.daemon.storage import admin_session
 from sealane.daemon.storage import listener as listening
 from sealane.protocol.nvme.constants import AdminOpcode
-from storage.test_malformed import Place, admin_queue, io_queue, plain
+from storage.places import Place, admin_queue, io_queue, plain
 
 CONNECTS = 10_000
 SECONDS = 30.0

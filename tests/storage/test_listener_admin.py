@@ -376,6 +376,13 @@ async def test_a_reset_ends_the_io_queues_and_keeps_the_association(world: World
     assert (await admin.command(0x18, length=0))[0] == 0
 
 
+async def test_io_queues_wait_until_the_controller_is_enabled(world: World) -> None:
+    admin = await world.connect()
+    with pytest.raises(AssertionError, match=hex(Status.SEQUENCE_ERROR)):
+        await world.connect(queue_id=1, controller_id=admin.controller_id)
+    assert world.plain.box.empty()
+
+
 async def test_a_fault_on_an_io_queue_ends_the_association(world: World) -> None:
     admin = await world.admin()
     await world.connect(queue_id=1, controller_id=admin.controller_id)

@@ -1,16 +1,11 @@
-"""Malformed PDUs at real listeners and at our initiator: each is answered as the specification
+"""Malformed PDUs at real listeners: each is answered as the specification
 has it, ends one connection, is logged once and counted once, and disturbs nobody else.
 
 NVMe/TCP Transport 1.0 §3.5 (errors), §3.6.2.4 and §3.6.2.5 (termination requests).
 """
 
-import asyncio
-import contextlib
-import socket
 import struct
-import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 import pytest
 import structlog.testing
@@ -23,252 +18,44 @@ from attacks.pdus import (
     WRITE,
     Kind,
     Pdu,
-    Way,
     command,
     crc32c,
     data_pdu,
     r2t,
     response,
 )
-from sealane import _native
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems
-from sealane.errors import Error, ProtocolError, UnavailableError
 from sealane.protocol.nvme.command import decode_completion
-from sealane.protocol.nvme.connect import Connect
-from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode
-from sealane.protocol.nvme.identify import NamespaceIdentity
-from sealane.transport.nvme.admin_queue import AdminQueue
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.handshake import Address, Digests, open_queue
-from sealane.transport.nvme.initiator import HostController
-from sealane.transport.nvme.stream import PduStream
-from sealane.transport.nvme.volume_queue import ConnectedQueue, bulk_queue
-from storage.test_end_to_end import GATEWAY, make_world
-from storage.test_plain_subsystems import Nothing
-
-NQN = "nqn.2026-11.dev.sealane:plain:one"
-HOST = "nqn.2026-11.dev.sealane:host"
-BLOCKS, BLOCK = 64, 4096
-SEALED_BLOCK = 4160
-LAST, SUCCESS = 0x04, 0x08
-SECONDS = 10.0
-HEADER_FIELD, SEQUENCE, HEADER_DIGEST, RANGE, LIMIT = 1, 2, 3, 4, 5
-
-
-class Faults(list[str]):
-    """Reason ids as a listener reports them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._reported = asyncio.Event()
-
-    def note(self, reason: str) -> None:
-        self.append(reason)
-        self._reported.set()
-
-    async def settled(self, *expected: str) -> None:
-        """Wait until these were reported, and no more than these; forget them."""
-        async with asyncio.timeout(SECONDS):
-            while len(self) < len(expected):
-                self._reported.clear()
-                await self._reported.wait()
-        assert self == list(expected)
-        self.clear()
-
-
-@dataclass
-class Place:
-    """Where malformed PDUs go: a listener with a volume behind it."""
-
-    address: tuple[str, int]
-    nqn: str
-    host_nqn: str
-    faults: Faults
-    ticket: Callable[[int], bytes | None]
-    block_bytes: int = BLOCK
-    credentials: Credentials | None = None
-
-    def host(self, **more: object) -> HostController:
-        traddr, trsvcid = self.address
-        fields = {
-            "subsystem_nqn": self.nqn,
-            "host_nqn": self.host_nqn,
-            "credentials": self.credentials,
-        }
-        return HostController(traddr=traddr, trsvcid=trsvcid, **(fields | more))  # type: ignore[arg-type]
-
-
-@contextlib.asynccontextmanager
-async def plain() -> AsyncIterator[Place]:
-    listener = Listener(Nothing(), traddr="127.0.0.1", trsvcid=0, offers_digests=True)
-    faults = Faults()
-    listener.observe(faults.note)
-    await listener.start()
-    subsystems = PlainSubsystems(listener)
-    namespace = {"nsid": 1, "store": "memory", "size_bytes": BLOCKS * BLOCK}
-    known = {"nqn": NQN, "hosts": [{"nqn": HOST}], "namespaces": [namespace]}
-    await subsystems.apply([SubsystemConfig.model_validate(known)])
-    try:
-        yield Place(listener.address, NQN, HOST, faults, lambda _: None)
-    finally:
-        await subsystems.close()
-        await listener.stop()
-
-
-@contextlib.asynccontextmanager
-async def secure() -> AsyncIterator[Place]:
-    async with make_world(None) as world:
-        faults = Faults()
-        world.target.listener.observe(faults.note)
-        nqn = world.target.subsystem_nqn(world.volume_id)
-        # An expired ticket of another queue makes the host known.
-        world.grant(9)
-        yield Place(
-            world.target.address,
-            nqn,
-            GATEWAY,
-            faults,
-            lambda queue_id: world.grant(queue_id).ticket,
-            SEALED_BLOCK,
-        )
-
-
-@contextlib.asynccontextmanager
-async def gateway() -> AsyncIterator[Place]:
-    async with make_world(None) as world:
-        faults = Faults()
-        world.gateway.listener.observe(faults.note)
-        export = world.attached.export
-        address = (export.traddr, export.trsvcid)
-        host = world.host()
-        yield Place(
-            address,
-            export.subsystem_nqn,
-            host._host_nqn,
-            faults,
-            lambda _: None,
-            credentials=host._credentials,
-        )
-
-
-PLACES = {"plain": plain, "secure": secure, "gateway": gateway}
+from sealane.transport.nvme.handshake import Digests
+from storage.pair import make_world
+from storage.places import (
+    BLOCK,
+    HEADER_DIGEST,
+    HEADER_FIELD,
+    LAST,
+    LIMIT,
+    PLACES,
+    QUEUES,
+    RANGE,
+    SEALED_BLOCK,
+    SEQUENCE,
+    SUCCESS,
+    Faults,
+    Place,
+    Wire,
+    admin_queue,
+    capsule,
+    changed,
+    io_queue,
+    pdu,
+    plain,
+    wire,
+)
 
 
 @pytest.fixture(params=PLACES)
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     async with PLACES[request.param]() as made:
         yield made
-
-
-class Wire:
-    """One raw connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def next(self) -> Pdu | None:
-        """Next PDU; None when the peer has closed."""
-        async with asyncio.timeout(SECONDS):
-            head = await self.reader.read(1)
-            if not head:
-                return None
-            head += await self.reader.readexactly(7)
-            rest = await self.reader.readexactly(int.from_bytes(head[4:8], "little") - 8)
-        content = head + rest
-        return Pdu(0, Way.TO_GATEWAY, bytearray(content[: head[2]]), bytearray(content[head[2] :]))
-
-    async def status(self, sent: bytes) -> int:
-        """Status (type and code) of the next response, after data that may come before."""
-        self.writer.write(sent)
-        while True:
-            pdu = await self.next()
-            assert pdu is not None, "the connection was closed"
-            if pdu.kind == Kind.RESPONSE:
-                return int(pdu.status) >> 1 & 0x7FF
-
-    async def terminated(self, sent: bytes) -> tuple[int, int]:
-        """Fatal error status and field offset of the termination request that answers `sent`."""
-        self.writer.write(sent)
-        answers = []
-        while (pdu := await self.next()) is not None:
-            answers.append(pdu)
-        kinds = [pdu.kind for pdu in answers]
-        assert kinds[-1:] in ([Kind.C2H_TERM], [Kind.H2C_TERM]), f"answers: {kinds}"
-        quoted = bytes(answers[-1].data)
-        assert len(quoted) >= 8
-        assert quoted in sent, "quotes the header at fault"
-        code, information = struct.unpack_from("<HI", answers[-1].header, 8)
-        return code, information
-
-
-@contextlib.asynccontextmanager
-async def wire(connection: socket.socket) -> AsyncIterator[Wire]:
-    reader, writer = await asyncio.open_connection(sock=connection)
-    try:
-        yield Wire(reader, writer)
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def admin_queue(place: Place, *, digests: int = 0) -> AsyncIterator[Wire]:
-    """An admin queue that has connected and enabled its controller."""
-    connect = Connect(
-        command_id=1,
-        queue_id=0,
-        queue_size=32,
-        host_id=uuid.uuid4(),
-        controller_id=DYNAMIC_CONTROLLER,
-        subsystem_nqn=place.nqn,
-        host_nqn=place.host_nqn,
-    )
-    used = {"header_digest": bool(digests & 1), "data_digest": bool(digests & 2)}
-    enable = bytearray(64)
-    enable[0:2], enable[4] = bytes([AdminOpcode.FABRICS, 0x40]), 0
-    struct.pack_into("<II", enable, 44, 0x14, 0x0046_0001)
-    started = await open_queue(
-        Address(*place.address),
-        connect,
-        credentials=place.credentials,
-        digests=Digests(header=bool(digests & 1), data=bool(digests & 2)),
-        timeout_seconds=SECONDS,
-    )
-    assert started.stream.digests == (bool(digests & 1), bool(digests & 2))
-    async with wire(started.stream.socket) as opened:
-        assert await opened.status(_native.encode_capsule_cmd(bytes(enable), b"", **used)) == 0
-        yield opened
-
-
-@contextlib.asynccontextmanager
-async def io_queue(place: Place, *, digests: Digests | None = None) -> AsyncIterator[Wire]:
-    """An I/O queue of an association of its own."""
-    async with place.host(digests=digests) as host:
-        connected = await host.connect_queue(1, ticket=place.ticket(1))
-        async with wire(connected.socket) as opened:
-            yield opened
-
-
-QUEUES = {"admin": admin_queue, "I/O": io_queue}
-
-
-def pdu(kind: int, size: int, data: int = 0, flags: int = 0) -> Pdu:
-    header = bytearray(size)
-    header[0], header[1], header[2] = kind, flags, size
-    return Pdu(0, Way.TO_TARGET, header, bytearray(data)).fit()
-
-
-def changed(made: Pdu, at: int, value: int) -> bytes:
-    content = bytearray(made.encode())
-    content[at] = value
-    return bytes(content)
-
-
-def capsule(data: int = 0) -> Pdu:
-    return command(0, WRITE if data else FLUSH, 5, data=bytes(data))
 
 
 ANYWHERE: dict[str, tuple[bytes, tuple[int, int]]] = {
@@ -508,135 +295,6 @@ async def test_a_command_without_the_queues_key_ends_it_and_stores_nothing() -> 
 
 
 # The initiator against a controller.
-
-
-async def connected_pair() -> tuple[PduStream, Wire]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    with listening:
-        near = socket.create_connection(listening.getsockname())
-        far, _ = listening.accept()
-    far.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=far)
-    return PduStream(near, data_max=65_536), Wire(reader, writer)
-
-
-def completion(cid: int) -> bytes:
-    return response(0, cid).encode()
-
-
-def data_for(cid: int, size: int, **changes: int) -> bytes:
-    made = data_pdu(0, Kind.C2H_DATA, cid, bytes(size))
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made.encode()
-
-
-FROM_CONTROLLER: dict[str, tuple[bytes, tuple[int, int]]] = {
-    "unknown type": (changed(response(0, 1), 0, 10), (HEADER_FIELD, 0)),
-    "connection request": (pdu(Kind.IC_REQ, 128).encode(), (SEQUENCE, 0)),
-    "connection response": (pdu(Kind.IC_RESP, 128).encode(), (SEQUENCE, 0)),
-    "command": (capsule().encode(), (SEQUENCE, 0)),
-    "host's data": (data_pdu(0, Kind.H2C_DATA, 1, bytes(8)).encode(), (SEQUENCE, 0)),
-    "host's termination": (pdu(Kind.H2C_TERM, 24).encode(), (SEQUENCE, 0)),
-    "header digest": (changed(response(0, 1), 1, 1), (HEADER_FIELD, 1)),
-    "header length": (changed(response(0, 1), 2, 25), (HEADER_FIELD, 2)),
-    "response with data": (changed(response(0, 1), 4, 25), (HEADER_FIELD, 4)),
-    "response to nothing": (completion(77), (HEADER_FIELD, 20)),
-    "data of nothing": (data_for(77, 8), (HEADER_FIELD, 8)),
-    "more data than asked for": (data_for(1, 4104), (RANGE, 0)),
-    "data out of order": (data_for(1, 8, transfer_offset=8), (SEQUENCE, 0)),
-    "success before the end": (data_for(1, 8, flags=SUCCESS), (HEADER_FIELD, 1)),
-    "four gigabytes": (changed(data_pdu(0, Kind.C2H_DATA, 1, bytes(8)), 7, 0xFF), (LIMIT, 0)),
-}
-
-
-@pytest.mark.parametrize("name", FROM_CONTROLLER)
-async def test_an_admin_queue_names_every_fault_of_its_controller(name: str) -> None:
-    sent, expected = FROM_CONTROLLER[name]
-    stream, controller = await connected_pair()
-    lost: list[Error] = []
-    queue = AdminQueue(stream, timeout_seconds=SECONDS, lost=lost.append)
-    identify = bytes([IDENTIFY, 0x40]).ljust(64, b"\0")
-    asked = asyncio.ensure_future(queue.submit(identify, room=4096))
-    assert (await controller.next()).kind == Kind.COMMAND  # type: ignore[union-attr]
-    controller.writer.write(sent)
-    answer = await controller.next()
-    assert answer is not None
-    assert answer.kind == Kind.H2C_TERM
-    assert bytes(answer.data) in sent
-    assert struct.unpack_from("<HI", answer.header, 8) == expected
-    with pytest.raises(UnavailableError):
-        await asked
-    assert [error.reason for error in lost] == ["pdu.malformed"]
-    await queue.close()
-    assert await controller.next() is None
-    controller.writer.close()
-
-
-@pytest.mark.parametrize("name", FROM_CONTROLLER)
-async def test_an_io_queue_names_every_fault_of_its_controller(name: str) -> None:
-    sent, expected = FROM_CONTROLLER[name]
-    stream, controller = await connected_pair()
-    connected = ConnectedQueue(
-        socket=stream.socket,
-        queue_id=1,
-        queue_depth=8,
-        h2c_data_max=65_536,
-        transfer_max=65_536,
-        in_capsule_max=8192,
-    )
-    identity = NamespaceIdentity(block_count=BLOCKS, block_bytes=BLOCK, metadata_bytes=0)
-    queue = bulk_queue(connected, identity, io_bytes=BLOCK, timeout_seconds=SECONDS)
-    reading = asyncio.ensure_future(queue.read(0, bytearray(BLOCK)))
-    asked = await controller.next()
-    assert asked is not None
-    # The engine counts command ids from another number than the control side.
-    renamed = bytearray(sent)
-    if renamed[0] == Kind.C2H_DATA and renamed[8] == 1:
-        renamed[8:10] = int(asked.command_id).to_bytes(2, "little")
-    controller.writer.write(bytes(renamed))
-    answer = await controller.next()
-    assert answer is not None
-    assert answer.kind == Kind.H2C_TERM
-    code, information = struct.unpack_from("<HI", answer.header, 8)
-    assert (code, information) == expected
-    controller.writer.close()
-    with pytest.raises(UnavailableError) as refused:
-        await reading
-    assert refused.value.reason == "pdu.malformed"
-    await queue.close()
-
-
-IC_RESPONSES = {
-    "version": (8, 1),
-    "alignment": (10, 31),
-    "digests": (11, 3),
-    "type": (0, 2),
-    "length": (2, 127),
-}
-
-
-@pytest.mark.parametrize("name", IC_RESPONSES)
-async def test_a_connection_response_that_cannot_be_is_answered(name: str) -> None:
-    at, value = IC_RESPONSES[name]
-    sent = bytearray(_native.encode_ic_resp(8192))
-    sent[at] = value
-    heard: asyncio.Queue[int] = asyncio.Queue()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(128)
-        writer.write(sent)
-        heard.put_nowait((await reader.readexactly(1))[0])
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    traddr, trsvcid = server.sockets[0].getsockname()
-    host = HostController(traddr=traddr, trsvcid=trsvcid, subsystem_nqn=NQN, host_nqn=HOST)
-    with pytest.raises(ProtocolError):
-        await host.connect()
-    assert await heard.get() == Kind.H2C_TERM
-    server.close()
-    await server.wait_closed()
 
 
 def test_completions_of_the_tests_own_parser_are_what_ours_reads() -> None:

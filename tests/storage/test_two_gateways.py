@@ -13,6 +13,7 @@ import pytest
 from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.exchange import Exchange
+from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
 from sealane.crypto.queue import NONCE_BYTES, QueueTranscript, derive_queue_secret
 from sealane.daemon.ports import QueueGrant, VolumeKey
@@ -345,7 +346,7 @@ async def test_a_new_key_epoch_seals_at_once_and_old_sectors_stay_readable(rack:
 async def test_a_key_is_added_once_and_only_within_the_epochs(rack: Rack) -> None:
     attached = rack.attached["g1"]
     attached.add_key(2, rack.key_of(2))
-    for epoch in (0, 1, 2, 65):
+    for epoch in (0, 1, 2, 1 + KEY_EPOCHS_MAX):
         key = rack.key_of(7)
         with pytest.raises(ValueError, match="key epoch"):
             attached.add_key(epoch, key)

@@ -1,16 +1,35 @@
 """The stores that every test of the contract runs on."""
 
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from etcd_server import Cluster, etcd_cluster
 from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.daemon.broker.store.sqlite import SqliteStore
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[Cluster]:
+    """One member that all tests share, each under a prefix of its own."""
+    with etcd_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", "etcd"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened = SqliteStore(tmp_path / "b.sqlite")
-    yield opened
-    await opened.close()
+    opened: Store
+    if request.param == "sqlite":
+        opened = SqliteStore(tmp_path / "b.sqlite")
+    else:
+        endpoints = request.getfixturevalue("etcd").endpoints
+        opened = await EtcdStore.open(
+            endpoints, writer="test", credentials=None, prefix=f"/{uuid.uuid4()}/"
+        )
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -20,6 +20,7 @@ from sealane.transport.nvme import NvmeStatusError
 from sealane.transport.nvme.admin_queue import ADMIN_QUEUE_SIZE, AdminQueue
 from sealane.transport.nvme.handshake import ADMIN_DATA_MAX, Digests, _open
 from sealane.transport.nvme.stream import PduStream
+from sealane.transport.nvme.volume_queue import ConnectedQueue
 
 ENTRY = bytes([0x06, 0x40]).ljust(64, b"\0")
 PATIENCE_SECONDS = 10
@@ -259,16 +260,16 @@ async def test_a_secure_channel_is_not_offered() -> None:
 def test_a_bulk_queue_whose_command_is_not_answered_ends() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        queue = _native.HostQueue(
-            ours.fileno(),
+        connected = ConnectedQueue(
+            socket=ours,
+            queue_id=1,
             queue_depth=8,
             h2c_data_max=8192,
             transfer_max=8192,
             in_capsule_max=8192,
-            io_bytes=4096,
-            block_bytes=4096,
-            timeout_seconds=0.001,
         )
+        described = connected.describe(block_bytes=4096)
+        queue = _native.HostQueue(described, io_bytes=4096, timeout_seconds=0.001)
         ticket = queue.flush()
         select.select([queue.event_fd()], [], [])
         ((ended, error),) = queue.take_done()

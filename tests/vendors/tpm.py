@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from cryptography import x509
 from cryptography.hazmat.decrepit.ciphers.modes import CFB
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -267,7 +267,7 @@ class Manufacturer:
 
     def certify(
         self,
-        key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
+        key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey,
         *,
         usage: str = "2.23.133.8.1",
     ) -> list[x509.Certificate]:

@@ -34,6 +34,22 @@ class ConnectedQueue:
     header_digest: bool = False
     data_digest: bool = False
 
+    def describe(
+        self, *, block_bytes: int, nsid: int = NAMESPACE_ID
+    ) -> "_native.HostQueueDescription":
+        """Describe the queue to the engine, which serves one namespace on it."""
+        return {
+            "descriptor": self.socket.fileno(),
+            "queue_depth": self.queue_depth,
+            "h2c_data_max": self.h2c_data_max,
+            "transfer_max": self.transfer_max,
+            "in_capsule_max": self.in_capsule_max,
+            "header_digest": self.header_digest,
+            "data_digest": self.data_digest,
+            "block_bytes": block_bytes,
+            "nsid": nsid,
+        }
+
     def close(self) -> None:
         """Close this side's descriptor."""
         self.socket.close()
@@ -167,16 +183,8 @@ def bulk_queue(
     """Hand a connected queue of a plain namespace to the engine; closes this side's descriptor."""
     with contextlib.closing(connected):
         native = _native.HostQueue(
-            connected.socket.fileno(),
-            queue_depth=connected.queue_depth,
-            h2c_data_max=connected.h2c_data_max,
-            transfer_max=connected.transfer_max,
-            in_capsule_max=connected.in_capsule_max,
+            connected.describe(block_bytes=namespace.block_bytes, nsid=nsid),
             io_bytes=io_bytes,
-            block_bytes=namespace.block_bytes,
             timeout_seconds=timeout_seconds,
-            nsid=nsid,
-            header_digest=connected.header_digest,
-            data_digest=connected.data_digest,
         )
     return VolumeQueue(native, namespace)

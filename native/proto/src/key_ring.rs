@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Key epochs of one volume that can be open at once.
-pub const KEY_EPOCHS_MAX: u32 = 64;
+pub const KEY_EPOCHS_MAX: u32 = 256;
 
 /// An epoch below the oldest one, too far above it, or given before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub struct KeyRing {
     identity: VolumeIdentity,
     oldest: u32,
     first: (u32, SealKey),
-    others: [OnceLock<SealKey>; KEY_EPOCHS_MAX as usize],
+    others: Box<[OnceLock<SealKey>]>,
     newest: AtomicU32,
 }
 
@@ -36,7 +36,7 @@ impl KeyRing {
             return Err(BadEpoch);
         }
         let first = (epoch, SealKey::new(secret, identity, epoch));
-        let others = [const { OnceLock::new() }; KEY_EPOCHS_MAX as usize];
+        let others = (0..KEY_EPOCHS_MAX).map(|_| OnceLock::new()).collect();
         Ok(Self { identity, oldest, first, others, newest: epoch.into() })
     }
 

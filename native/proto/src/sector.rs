@@ -346,6 +346,9 @@ mod tests {
         assert_eq!(key(2, 1, 1).open(42, &block, &mut out), Err(Reason::SectorTag));
         assert_eq!(key(1, 2, 1).open(42, &block, &mut out), Err(Reason::SectorTag));
         assert_eq!(key(1, 1, 2).open(42, &block, &mut out), Err(Reason::SectorKeyEpoch));
+        let mut renamed = block.clone();
+        metadata_mut(&mut renamed, field::KEY_EPOCH).copy_from_slice(&2u32.to_le_bytes());
+        assert_eq!(key(1, 1, 2).open(42, &renamed, &mut out), Err(Reason::SectorTag));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Binding of a host's I/O queue.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use pyo3::buffer::PyBuffer;
@@ -16,6 +16,41 @@ use crate::storage::{duplicate, invalid, transfer_error};
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<HostQueue>()
+}
+
+/// A connected I/O queue of a host, as `ConnectedQueue.describe()` tells it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct HostQueueDescription {
+    descriptor: i32,
+    queue_depth: u16,
+    h2c_data_max: usize,
+    transfer_max: usize,
+    in_capsule_max: usize,
+    header_digest: bool,
+    data_digest: bool,
+    block_bytes: usize,
+    nsid: u32,
+}
+
+impl HostQueueDescription {
+    /// A duplicate of the queue's socket, which Python owns and will close.
+    pub fn socket(&self) -> PyResult<OwnedFd> {
+        duplicate(self.descriptor)
+    }
+
+    /// What the queue was connected with.
+    pub fn limits(&self) -> HostLimits {
+        HostLimits {
+            queue_depth: self.queue_depth,
+            h2c_data_max: self.h2c_data_max,
+            transfer_max: self.transfer_max,
+            in_capsule_max: self.in_capsule_max,
+            block_bytes: self.block_bytes,
+            nsid: self.nsid,
+            digests: Digests { header: self.header_digest, data: self.data_digest },
+        }
+    }
 }
 
 /// A buffer of Python's, held for as long as a transfer uses it.
@@ -86,36 +121,10 @@ impl HostQueue {
 #[pymethods]
 impl HostQueue {
     #[new]
-    #[pyo3(signature = (fd, *, queue_depth, h2c_data_max, transfer_max, in_capsule_max, io_bytes,
-        block_bytes, timeout_seconds, nsid=1, header_digest=false, data_digest=false))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn new(
-        fd: i32,
-        queue_depth: u16,
-        h2c_data_max: usize,
-        transfer_max: usize,
-        in_capsule_max: usize,
-        io_bytes: usize,
-        block_bytes: usize,
-        timeout_seconds: f64,
-        nsid: u32,
-        header_digest: bool,
-        data_digest: bool,
-    ) -> PyResult<Self> {
-        if block_bytes == 0 || transfer_max < block_bytes {
-            return Err(invalid("a transfer moves at least 1 block"));
-        }
-        let limits = HostLimits {
-            queue_depth,
-            h2c_data_max,
-            transfer_max,
-            in_capsule_max,
-            block_bytes,
-            nsid,
-            digests: Digests { header: header_digest, data: data_digest },
-        };
+    #[pyo3(signature = (queue, *, io_bytes, timeout_seconds))]
+    fn new(queue: HostQueueDescription, io_bytes: usize, timeout_seconds: f64) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
-        let queue = HostVolumeQueue::new(duplicate(fd)?, limits, io_bytes, timeout)?;
+        let queue = HostVolumeQueue::new(queue.socket()?, queue.limits(), io_bytes, timeout)?;
         Ok(Self { queue })
     }
 

@@ -6,27 +6,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sealane_engine::storage::load::{LoadPlan, run_load as run};
 use sealane_proto::nvme::host_queue::HostLimits;
-use sealane_proto::nvme::pdu::Digests;
 
-use crate::storage::{duplicate, invalid, transfer_error};
+use crate::host_queue::HostQueueDescription;
+use crate::storage::{invalid, transfer_error};
 
 /// How long nothing may be heard.
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A connected queue, as `ConnectedQueue.limits()` describes it.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct LoadQueue {
-    descriptor: i32,
-    queue_depth: u16,
-    h2c_data_max: usize,
-    transfer_max: usize,
-    in_capsule_max: usize,
-    header_digest: bool,
-    data_digest: bool,
-    block_bytes: usize,
-    nsid: u32,
-}
 
 /// Keeps `depth` commands outstanding on each queue for `seconds`.
 #[pyfunction]
@@ -34,7 +19,7 @@ struct LoadQueue {
 #[allow(clippy::too_many_arguments)] // all by keyword
 fn run_load(
     py: Python<'_>,
-    queues: Vec<LoadQueue>,
+    queues: Vec<HostQueueDescription>,
     is_write: bool,
     is_random: bool,
     io_bytes: usize,
@@ -43,15 +28,17 @@ fn run_load(
     seconds: f64,
     seed: u64,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let block_bytes = queues.first().map_or(0, |queue| queue.block_bytes);
-    let same = queues.iter().all(|queue| queue.block_bytes == block_bytes);
+    let queues = queues.iter().map(|queue| Ok((queue.socket()?, queue.limits())));
+    let queues = queues.collect::<PyResult<Vec<_>>>()?;
+    let block_bytes = queues.first().map_or(0, |(_, limits)| limits.block_bytes);
+    let same = queues.iter().all(|(_, limits)| limits.block_bytes == block_bytes);
     if block_bytes == 0 || !same || io_bytes == 0 || !io_bytes.is_multiple_of(block_bytes) {
         return Err(invalid("a load moves whole blocks of one size"));
     }
-    let fits = |queue: &LoadQueue| {
-        io_bytes <= queue.transfer_max && (1..usize::from(queue.queue_depth)).contains(&depth)
+    let fits = |limits: &HostLimits| {
+        io_bytes <= limits.transfer_max && (1..usize::from(limits.queue_depth)).contains(&depth)
     };
-    if !queues.iter().all(fits) {
+    if !queues.iter().all(|(_, limits)| fits(limits)) {
         return Err(invalid("a load's size or depth is beyond what the queues take"));
     }
     let plan = LoadPlan {
@@ -64,19 +51,6 @@ fn run_load(
         timeout: TIMEOUT,
         seed,
     };
-    let queues = queues.into_iter().map(|queue| {
-        let limits = HostLimits {
-            queue_depth: queue.queue_depth,
-            h2c_data_max: queue.h2c_data_max,
-            transfer_max: queue.transfer_max,
-            in_capsule_max: queue.in_capsule_max,
-            block_bytes: queue.block_bytes,
-            nsid: queue.nsid,
-            digests: Digests { header: queue.header_digest, data: queue.data_digest },
-        };
-        Ok((duplicate(queue.descriptor)?, limits))
-    });
-    let queues = queues.collect::<PyResult<Vec<_>>>()?;
     let result = py.detach(|| run(queues, &plan)).map_err(transfer_error)?;
     let found = PyDict::new(py);
     let microseconds = |quantile| result.latency.value_at_quantile(quantile) as f64 / 1e3;

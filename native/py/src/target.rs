@@ -16,9 +16,9 @@ use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
 };
 use sealane_proto::nvme::controller_queue::ControllerLimits;
-use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
 
+use crate::host_queue::HostQueueDescription;
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, taken,
 };
@@ -44,33 +44,10 @@ impl RemoteDevice {
 #[pymethods]
 impl RemoteDevice {
     #[new]
-    #[pyo3(signature = (fd, *, queue_depth, h2c_data_max, transfer_max, in_capsule_max,
-        block_bytes, block_count, nsid, timeout_seconds, header_digest=false, data_digest=false))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
-    fn new(
-        fd: i32,
-        queue_depth: u16,
-        h2c_data_max: usize,
-        transfer_max: usize,
-        in_capsule_max: usize,
-        block_bytes: usize,
-        block_count: u64,
-        nsid: u32,
-        timeout_seconds: f64,
-        header_digest: bool,
-        data_digest: bool,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (queue, *, block_count, timeout_seconds))]
+    fn new(queue: HostQueueDescription, block_count: u64, timeout_seconds: f64) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
-        let limits = HostLimits {
-            queue_depth,
-            h2c_data_max,
-            transfer_max,
-            in_capsule_max,
-            block_bytes,
-            nsid,
-            digests: Digests { header: header_digest, data: data_digest },
-        };
-        let device = EngineDevice::start(duplicate(fd)?, limits, block_count, timeout);
+        let device = EngineDevice::start(queue.socket()?, queue.limits(), block_count, timeout);
         let device = device.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => invalid(error),
             _ => error.into(),

@@ -85,6 +85,11 @@ def test_intels_bundle_is_taken_apart(vendor: Intel) -> None:
     assert len(known.revocation_lists) == 2
 
 
+def test_a_bundle_may_hold_the_chain_of_the_quote_it_was_fetched_for(vendor: Intel) -> None:
+    bundle = json.loads(vendor.collateral()) | {"pck_certificate_chain": "whatever"}
+    assert not load({"bundle.json": json.dumps(bundle).encode()}).refused
+
+
 def test_a_certificate_of_nobody_is_refused(genoa: Amd) -> None:
     stranger = root("ARK-Genoa", rsa_key())
     signer = stranger.issue("SEV-Genoa", rsa_key(), is_authority=True)

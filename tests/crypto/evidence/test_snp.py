@@ -2,13 +2,15 @@
 
 import datetime as dt
 import struct
+import subprocess
+import sys
 import uuid
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from sealane.crypto.evidence import snp, snp_report
-from sealane.crypto.evidence.chain import key_sha256, verify_chain
+from sealane.crypto.evidence.chain import key_sha256, parse_certificate, verify_chain
 from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.crypto.evidence.snp_report import ASK_GUID, VCEK_GUID, VLEK_GUID
@@ -381,8 +383,13 @@ def test_certificates_are_valid_at_the_time_given(vendor: Amd, which: str, late:
 
 
 def test_the_root_is_valid_at_the_time_given(vendor: Amd) -> None:
-    refused("expired", vendor, now=END + dt.timedelta(seconds=1))
-    refused("expired", vendor, now=START - dt.timedelta(seconds=1))
+    window = {"start": START - dt.timedelta(days=9), "end": END + dt.timedelta(days=9)}
+    options = {"is_authority": True, "path_length": 0} | window
+    signer = vendor.ark.issue("SEV-Genoa", vendor.ask.key, **options)
+    table = vendor.table(key=vendor.endorse(key=vendor.vcek.key, **window), signer=signer)
+    assert verify(vendor, table=table, now=END).valid_until == END
+    refused("expired", vendor, table=table, now=END + dt.timedelta(seconds=1))
+    refused("expired", vendor, table=table, now=START - dt.timedelta(seconds=1))
 
 
 def test_claims_end_with_what_ends_first(vendor: Amd) -> None:
@@ -453,11 +460,22 @@ def test_an_extension_nobody_understands_must_not_be_critical(vendor: Amd) -> No
     refused("chain", vendor, report(vendor, key=key), table=vendor.table(key=key))
 
 
-def test_serial_number_zero_is_read_without_a_warning(vendor: Amd) -> None:
+def test_serial_number_zero_is_read(vendor: Amd) -> None:
     key = vendor.endorse(serial=1)
     encoded = with_serial_zero(key, vendor.ask)
+    assert parse_certificate(encoded, kind="snp").serial_number == 0
     table = certificate_table((VCEK_GUID, encoded), (ASK_GUID, vendor.ask.der))
     assert verify(vendor, report(vendor, key=key), table=table).product == "Genoa"
+
+
+def test_serial_number_zero_gives_no_warning(vendor: Amd) -> None:
+    encoded = with_serial_zero(vendor.endorse(serial=1), vendor.ask)
+    program = (
+        "import sys; from sealane.crypto.evidence.chain import parse_certificate; "
+        "parse_certificate(bytes.fromhex(sys.argv[1]), kind='snp')"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, encoded.hex()]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_certificates_may_be_pem(vendor: Amd) -> None:

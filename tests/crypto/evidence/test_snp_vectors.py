@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.evidence import snp
 from sealane.crypto.evidence.chain import parse_certificate, parse_certificates, verify_chain
@@ -161,3 +162,23 @@ def test_turins_certificates_are_read() -> None:
         "snp": 0,
         "microcode": 9,
     }
+
+
+def test_the_report_inside_azures_virtual_tpm_is_good() -> None:
+    hcl = vector("tpm/az-snp-vtpm/hcl-report.bin")
+    report = hcl[0x20 : 0x20 + 1184]
+    key, signer, _ = parse_certificates(vector("tpm/az-snp-vtpm/vcek-and-chain.pem"), kind="snp")
+    size = int.from_bytes(hcl[0x20 + 1184 + 16 : 0x20 + 1184 + 20], "little")
+    runtime_data = hcl[0x20 + 1184 + 20 :][:size]
+    committed = hashlib.sha256(runtime_data).digest() + bytes(32)
+    table = certificate_table(
+        (VCEK_GUID, key.public_bytes(Encoding.DER)), (ASK_GUID, signer.public_bytes(Encoding.DER))
+    )
+    claims = snp.verify(
+        report,
+        binding=Committed(report_data=committed),
+        collateral=Collateral(),
+        now=key.not_valid_before_utc,
+        endorsements=table,
+    )
+    assert (claims.product, claims.flags["uncommitted"]) == ("Milan", True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealane.crypto.evidence.claims import Binding, Claims, HardwareClock
 from sealane.crypto.evidence.tpm2 import Evidence, Introduction, Tpm2Verifier
@@ -126,6 +127,7 @@ def test_certificates_that_prove_nothing_are_refused(
         "endorsement_key": [
             manufacturer.certify(p256().public_key()),
             manufacturer.certify(RSA_KEY.public_key()),
+            manufacturer.certify(Ed25519PrivateKey.generate().public_key()),
             manufacturer.certify(key, usage="1.3.6.1.5.5.7.3.2"),
         ],
     }

@@ -1,0 +1,92 @@
+"""Key epochs of volumes (DESIGN §6): who holds which key, and when a new one takes over.
+
+A new epoch begins when an operator asks for it, when a node that holds the key loses its trust, and
+with the lease that brings a key near 4 PB. Gateways go over within seconds (sealane.daemon.supply);
+what was sealed before stays under its key, which its holders still have.
+"""
+
+import uuid
+from collections.abc import AsyncIterator
+
+from sealane.daemon.broker.records import HolderRecord, Stored, VolumeRecord
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
+from sealane.daemon.logs import get_logger
+from sealane.errors import UsageError
+
+
+class KeyEpochs:
+    """Changes the key epochs of volumes; the books are the registry's."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def rotate(
+        self, volume_id: uuid.UUID, *, unless_above: int | None = None
+    ) -> VolumeRecord:
+        """Begin a volume's next key epoch, unless it is above `unless_above` already.
+
+        UsageError `volume.not_found`, `volume.key_epoch.limit`.
+        """
+
+        async def attempt() -> VolumeRecord | None:
+            volume = await self._registry.volume(volume_id)
+            if unless_above is not None and volume.record.key_epoch > unless_above:
+                return volume.record
+            after = volume.record.in_next_epoch()
+            revision = await self._registry.commit(
+                [self._registry.volumes.unchanged(volume.name, volume)],
+                self._registry.volumes.sealed(volume.name, after),
+            )
+            return None if revision is None else after
+
+        return await self._registry.settle(attempt)
+
+    async def note_holder(self, spiffe_id: str, volume_id: uuid.UUID, key_epoch: int) -> None:
+        """Enter, before a key is released, that `spiffe_id` is going to hold it."""
+        table = self._registry.holders
+        name = f"{HolderRecord.holder(spiffe_id)}{volume_id}"
+
+        async def attempt() -> bool | None:
+            stored = await table.get(name)
+            if stored is not None and stored.record.key_epoch >= key_epoch:
+                return True
+            record = HolderRecord(volume_id=volume_id, key_epoch=key_epoch)
+            revision = await self._registry.commit(
+                [table.unchanged(name, stored)], table.sealed(name, record)
+            )
+            return None if revision is None else True
+
+        await self._registry.settle(attempt)
+
+    async def rotate_held_by(self, spiffe_id: str) -> list[VolumeRecord]:
+        """Begin a new epoch of every volume whose newest key `spiffe_id` holds.
+
+        A volume that can't have another epoch is logged and left.
+        """
+        rotated = []
+        async for holder in self._held_by(spiffe_id):
+            volume_id, held = holder.record.volume_id, holder.record.key_epoch
+            try:
+                volume = await self.rotate(volume_id, unless_above=held)
+            except UsageError as error:
+                if error.reason != "volume.not_found":
+                    get_logger().error(
+                        "key_not_rotated",
+                        volume_id=str(volume_id),
+                        reason=error.reason,
+                        message=str(error.args[0]),
+                    )
+                continue
+            rotated.append(volume)
+        return rotated
+
+    async def _held_by(self, spiffe_id: str) -> AsyncIterator[Stored[HolderRecord]]:
+        within, after, has_more = HolderRecord.holder(spiffe_id), "", True
+        while has_more:
+            page, has_more = await self._registry.holders.page(
+                within=within, after=after, limit=PAGE_ENTRIES_MAX
+            )
+            for stored in page:
+                yield stored
+                after = stored.name

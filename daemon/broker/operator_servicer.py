@@ -1,0 +1,89 @@
+"""gRPC face of what a broker's operator asks of keys and leases; on the broker's Unix socket."""
+
+# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
+
+import uuid
+from typing import Final
+
+from google.protobuf import timestamp_pb2
+
+from sealane.daemon.broker.records import GrantRecord
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.calls import Context
+from sealane.errors import UsageError
+from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
+
+PAGE_SIZE_MAX: Final = 1000
+
+
+class OperatorServicer(operator_pb2_grpc.OperatorServicer):
+    """Rotates keys and shows the books."""
+
+    def __init__(self, broker: BrokerService) -> None:
+        self._broker = broker
+
+    async def RotateVolumeKey(
+        self, request: operator_pb2.RotateVolumeKeyRequest, context: Context
+    ) -> operator_pb2.VolumeKeyEpochs:
+        """Begin a volume's next key epoch."""
+        volume = await self._broker.rotate_key(_uuid(request.volume_id))
+        return operator_pb2.VolumeKeyEpochs(
+            volume_id=str(volume.volume_id),
+            oldest_key_epoch=volume.oldest_key_epoch,
+            key_epoch=volume.key_epoch,
+        )
+
+    async def ListLeases(
+        self, request: operator_pb2.ListLeasesRequest, context: Context
+    ) -> operator_pb2.ListLeasesResponse:
+        """Return a page of the books; a page of one volume's leases may be short."""
+        size = request.page_size
+        limit = min(size, PAGE_SIZE_MAX) if size > 0 else PAGE_SIZE_MAX
+        wanted = _uuid(request.volume_id) if request.volume_id else None
+        page, has_more = await self._broker.registry.grants.page(
+            after=request.page_token, limit=limit
+        )
+        served = {
+            (int(stored.name), stored.record.start_epoch)
+            for stored in (await self._broker.registry.instances.page(limit=PAGE_SIZE_MAX))[0]
+        }
+        return operator_pb2.ListLeasesResponse(
+            leases=[
+                _entry(stored.record, served)
+                for stored in page
+                if wanted in {None, stored.record.volume_id}
+            ],
+            next_page_token=page[-1].name if has_more else "",
+        )
+
+
+def _entry(record: GrantRecord, served: set[tuple[int, int]]) -> operator_pb2.LeaseEntry:
+    granted = timestamp_pb2.Timestamp()
+    granted.FromDatetime(record.granted_at)
+    if record.touched is not None:
+        state = "returned"
+    elif (record.broker_instance, record.start_epoch) in served:
+        state = "out"
+    else:
+        state = "burned"
+    return operator_pb2.LeaseEntry(
+        broker_instance=record.broker_instance,
+        start_epoch=record.start_epoch,
+        lease_id=record.lease_id,
+        volume_id=str(record.volume_id),
+        key_epoch=record.key_epoch,
+        recipient=record.recipient,
+        incarnation=record.incarnation,
+        grant_time=granted,
+        counters=record.counters,
+        returned=record.returned,
+        state=state,
+        ranges=len(record.ranges),
+    )
+
+
+def _uuid(text: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text.removeprefix("volumes/"))
+    except ValueError as error:
+        raise UsageError("request.malformed", f"volume {text[:80]!r}; allowed: a UUID") from error

@@ -1,0 +1,82 @@
+"""`sealanectl key rotate` and `lease list`: keys and leases at this broker."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from sealane.client import Client, translated
+from sealane.protocol.v1 import operator_pb2
+
+_CALL_SECONDS: Final = 60.0
+_BLOCK_BYTES: Final = 16
+
+
+class Output(Protocol):
+    """What prints records."""
+
+    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print records as a table."""
+
+    def show_one(self, row: Mapping[str, Any]) -> None:
+        """Print one record, a line for each of its values."""
+
+
+async def key_rotate(client: Client, options: argparse.Namespace, output: Output) -> None:
+    """Begin a volume's next key epoch."""
+    request = operator_pb2.RotateVolumeKeyRequest(volume_id=options.name)
+    with translated():
+        answer = await client.operator.RotateVolumeKey(request, timeout=_CALL_SECONDS)
+    output.show_one(
+        {
+            "volume": f"volumes/{answer.volume_id}",
+            "key epoch": answer.key_epoch,
+            "oldest key epoch": answer.oldest_key_epoch,
+        }
+    )
+
+
+async def lease_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    """Print the books of the broker's leases."""
+    rows: list[Mapping[str, Any]] = []
+    token = ""
+    with translated():
+        while True:
+            request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=options.volume)
+            page = await client.operator.ListLeases(request, timeout=_CALL_SECONDS)
+            rows += [_row(lease) for lease in page.leases if _is_wanted(lease, options.state)]
+            token = page.next_page_token
+            if not token:
+                break
+    output.show(rows)
+
+
+def add_broker_verbs(
+    keys: Any, leases: Any, add_verb: Callable[..., argparse.ArgumentParser]
+) -> None:
+    """Add the verbs of the nouns `key` and `lease` that need a broker."""
+    rotate = add_verb(keys, "rotate", key_rotate, "begin a volume's next key epoch, at the broker")
+    rotate.add_argument("name", metavar="NAME", help="volumes/<UUID>")
+    listing = add_verb(leases, "list", lease_list, "show the books: every lease ever granted")
+    listing.add_argument("--volume", default="", metavar="NAME", help="of this volume only")
+    listing.add_argument(
+        "--state", choices=("out", "returned", "burned"), help="in this state only"
+    )
+
+
+def _is_wanted(lease: operator_pb2.LeaseEntry, state: str | None) -> bool:
+    return state is None or lease.state == state
+
+
+def _row(lease: operator_pb2.LeaseEntry) -> Mapping[str, Any]:
+    return {
+        "arena": f"{lease.broker_instance}/{lease.start_epoch}",
+        "lease": lease.lease_id,
+        "volume": f"volumes/{lease.volume_id}",
+        "key epoch": lease.key_epoch,
+        "holder": lease.recipient,
+        "granted": lease.grant_time.ToDatetime(),
+        "GiB": round(lease.counters * _BLOCK_BYTES / (1 << 30)),
+        "GiB returned": round(lease.returned * _BLOCK_BYTES / (1 << 30)),
+        "ranges": lease.ranges,
+        "state": lease.state,
+    }

@@ -1,0 +1,141 @@
+"""etcd clusters as real processes, for tests: data in memory where there is a tmpfs, free ports."""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+START_SECONDS = 20.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
+
+
+def require_etcd() -> str:
+    """Return the path of the server, or skip."""
+    program = shutil.which("etcd")
+    if program is None:
+        pytest.skip("no etcd: make packages installs it")
+    return program
+
+
+@dataclass
+class Member:
+    """One server, which may be killed and started again."""
+
+    name: str
+    directory: Path
+    client: str
+    peer: str
+    cluster: str
+    options: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        scheme = "https" if "--cert-file" in self.options else "http"
+        with self.directory.with_suffix(".log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    require_etcd(),
+                    *("--name", self.name),
+                    *("--data-dir", str(self.directory)),
+                    *("--listen-client-urls", f"{scheme}://{self.client}"),
+                    *("--advertise-client-urls", f"{scheme}://{self.client}"),
+                    *("--listen-peer-urls", f"http://{self.peer}"),
+                    *("--initial-advertise-peer-urls", f"http://{self.peer}"),
+                    *("--initial-cluster", self.cluster),
+                    *("--heartbeat-interval", "50"),
+                    *("--election-timeout", "300"),
+                    *("--log-level", "error", "--logger", "zap"),
+                    *self.options,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def wait_listening(self) -> None:
+        host, _, port = self.client.rpartition(":")
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            # Another process opens the port: trying again is the only way to hear of it.
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+                return
+            time.sleep(0.02)
+        raise AssertionError(self.directory.with_suffix(".log").read_text())
+
+
+@dataclass
+class Cluster:
+    """All members; its state can be copied away and put back, as an adversary would."""
+
+    members: list[Member]
+    root: Path
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [member.client for member in self.members]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+        for member in self.members:
+            member.wait_listening()
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    def save(self, name: str) -> None:
+        """Copy the state of all members away; they must be stopped."""
+        for member in self.members:
+            shutil.copytree(member.directory, self.root / f"{name}-{member.name}")
+
+    def put_back(self, name: str) -> None:
+        """Replace the state of all members by the copy; they must be stopped."""
+        for member in self.members:
+            shutil.rmtree(member.directory)
+            shutil.copytree(self.root / f"{name}-{member.name}", member.directory)
+
+
+@contextlib.contextmanager
+def etcd_cluster(size: int = 1, *, options: tuple[str, ...] = ()) -> Iterator[Cluster]:
+    """Run a cluster until the end of the block."""
+    require_etcd()
+    memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="sl-etcd-", dir=memory) as name:
+        root = Path(name)
+        addresses = _free_addresses(2 * size)
+        peers = {f"m{i}": addresses[2 * i] for i in range(size)}
+        together = ",".join(f"{member}=http://{address}" for member, address in peers.items())
+        cluster = Cluster(
+            [
+                Member(member, root / member, addresses[2 * i + 1], peer, together, options)
+                for i, (member, peer) in enumerate(peers.items())
+            ],
+            root,
+        )
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def _free_addresses(count: int) -> list[str]:
+    with contextlib.ExitStack() as stack:
+        listening = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [f"127.0.0.1:{server.getsockname()[1]}" for server in listening]

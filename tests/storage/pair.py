@@ -1,0 +1,177 @@
+"""A target and a gateway on loopback with one volume between them, for the tests of both."""
+
+import asyncio
+import contextlib
+import random
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sealane.crypto.lease import CounterRange
+from sealane.daemon.ports import QueueGrant, VolumeKey
+from sealane.daemon.storage.events import StorageEvent
+from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
+from sealane.daemon.storage.target import Target
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.initiator import HostController, VolumeQueue
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
+GATEWAY = "nqn.2026-11.dev.sealane:gateway:g1"
+BLOCK = 4160
+SECTORS = 8192
+MEBIBYTE = 1 << 20
+INTERNAL_ERROR = 0x006
+COMPARE_FAILURE = 0x285
+
+
+def counters(*, start_epoch: int = 1, counter_end: int = 1 << 36) -> CounterRange:
+    """A lease."""
+    return CounterRange(
+        broker_instance=1, start_epoch=start_epoch, counter_start=1, counter_end=counter_end
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    target: Target
+    gateway: Gateway
+    attached: AttachedVolume
+    volume_id: uuid.UUID
+    path: Path | None
+    grants: list[QueueGrant] = field(default_factory=list)
+    via: tuple[str, int] | None = None
+    newest_epoch: int = 1
+
+    def grant(
+        self, queue_id: int, *, epoch: int | None = None, host_nqn: str = GATEWAY
+    ) -> QueueGrant:
+        """What the control channel does, in one process; `epoch` None: the newest."""
+        epoch = self.newest_epoch if epoch is None else epoch
+        self.newest_epoch = max(epoch, self.newest_epoch)
+        secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
+        self.target.admit_queue(
+            ticket,
+            volume_id=self.volume_id,
+            host_nqn=host_nqn,
+            queue_id=queue_id,
+            secret=bytearray(secret),
+            association_epoch=epoch,
+            incarnation=7,
+            gateway=None,
+        )
+        traddr, trsvcid = self.via or self.target.address
+        grant = QueueGrant(
+            ticket=ticket,
+            secret=bytearray(secret),
+            association_epoch=epoch,
+            target_incarnation=7,
+            traddr=traddr,
+            trsvcid=trsvcid,
+            subsystem_nqn=self.target.subsystem_nqn(self.volume_id),
+            host_nqn=GATEWAY,
+        )
+        self.grants.append(grant)
+        return grant
+
+    def host(self, *, host_nqn: str = HOST) -> HostController:
+        export = self.attached.export
+        return HostController(
+            traddr=export.traddr,
+            trsvcid=export.trsvcid,
+            subsystem_nqn=export.subsystem_nqn,
+            host_nqn=host_nqn,
+            credentials=Credentials(secret=self.attached.secret),
+        )
+
+    def back_host(self, *, host_nqn: str = GATEWAY) -> HostController:
+        traddr, trsvcid = self.target.address
+        return HostController(
+            traddr=traddr,
+            trsvcid=trsvcid,
+            subsystem_nqn=self.target.subsystem_nqn(self.volume_id),
+            host_nqn=host_nqn,
+        )
+
+    @contextlib.asynccontextmanager
+    async def queue(self) -> AsyncIterator[VolumeQueue]:
+        async with self.host() as host:
+            queue = await host.open_queue(1)
+            try:
+                yield queue
+            finally:
+                await queue.close()
+
+    async def reason(self, reason: str, *, at_target: bool = False) -> None:
+        """Wait until an event with this reason is reported."""
+        await self.event(lambda event: event.reason == reason, at_target=at_target)
+
+    async def event(
+        self, matches: Callable[[StorageEvent], bool], *, at_target: bool = False
+    ) -> None:
+        """Wait until such an event is reported."""
+        async with asyncio.timeout(10):
+            while True:
+                taken = (
+                    self.target.take_events(self.volume_id)
+                    if at_target
+                    else self.attached.take_events()
+                )
+                if any(matches(event) for event in taken):
+                    return
+                await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def make_world(
+    directory: Path | None,
+    *,
+    lease: CounterRange | None = None,
+    settings: GatewaySettings | None = None,
+    store_kind: Literal["emulated", "file", "inline", "memory"] = "file",
+) -> AsyncIterator[World]:
+    target = Target(
+        traddr="127.0.0.1",
+        trsvcid=0,
+        store_kind="memory" if directory is None and store_kind == "file" else store_kind,
+        drive="evo870" if store_kind == "emulated" else None,
+        directory=directory,
+    )
+    gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=settings)
+    await target.start()
+    await gateway.start()
+    volume_id = uuid.uuid4()
+    await target.create_volume(volume_id, sector_count=SECTORS)
+
+    async def open_queue(queue_id: int, epoch: int) -> QueueGrant:
+        await target.close_older_queues(volume_id, GATEWAY, epoch)
+        return made.grant(queue_id, epoch=epoch)
+
+    key = VolumeKey(
+        volume_id=volume_id,
+        generation=1,
+        sector_count=SECTORS,
+        keys={1: bytearray(secrets.token_bytes(32))},
+    )
+    attached = await gateway.attach(
+        key, counters=[lease or counters()], host_nqn=HOST, open_queue=open_queue
+    )
+    assert not any(key.keys[1])
+    made = World(
+        target=target,
+        gateway=gateway,
+        attached=attached,
+        volume_id=volume_id,
+        path=target.store_path(volume_id),
+    )
+    try:
+        yield made
+    finally:
+        await gateway.stop()
+        await target.stop()
+
+
+def data(size: int) -> bytes:
+    return random.Random(5).randbytes(size)
