@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -24,9 +24,12 @@ from sealane.crypto.kem import X25519
 from sealane.errors import UsageError, VerificationError
 
 LIFETIME: Final = dt.timedelta(minutes=10)
+VERIFIER_LIFETIME: Final = dt.timedelta(days=1)
 SKEW: Final = dt.timedelta(seconds=30)
 ANCHOR_LIFETIME: Final = dt.timedelta(days=3650)
 ROLES: Final = ("broker", "target", "gateway", "fabric")
+# Who signs attestation results; nobody enrols as one, and no server takes one for a caller.
+VERIFIER_ROLE: Final = "verifier"
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SPIFFE_ID: Final = re.compile(r"spiffe://sealane/([a-z]+)/([a-z0-9-]+)")
 
@@ -135,9 +138,18 @@ class CertificateAuthority:
         )
 
     def issue(
-        self, subject: Subject, public_key: ec.EllipticCurvePublicKey, *, now: dt.datetime
+        self,
+        subject: Subject,
+        public_key: ec.EllipticCurvePublicKey,
+        *,
+        now: dt.datetime,
+        valid_until: dt.datetime | None = None,
     ) -> x509.Certificate:
-        """Issue a ten-minute leaf for `public_key`, which must be the attested one."""
+        """Issue a leaf for `public_key`, which must be the attested one.
+
+        It lives ten minutes, or to `valid_until` if what it rests on ends earlier.
+        """
+        end = now + LIFETIME if valid_until is None else min(now + LIFETIME, valid_until)
         claims = canonical_json(
             {
                 "incarnation": subject.incarnation.hex(),
@@ -160,7 +172,7 @@ class CertificateAuthority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - SKEW)
-            .not_valid_after(now + LIFETIME)
+            .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
@@ -170,6 +182,30 @@ class CertificateAuthority:
                 critical=False,
             )
             .add_extension(x509.UnrecognizedExtension(CLAIMS_OID, claims), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def issue_verifier(
+        self, public_key: ec.EllipticCurvePublicKey, *, broker: str, now: dt.datetime
+    ) -> x509.Certificate:
+        """Certify the P-384 key that signs attestation results at this broker, for a day."""
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Sealane verifier")])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self.certificate.subject)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - SKEW)
+            .not_valid_after(now + VERIFIER_LIFETIME)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName(
+                    [x509.UniformResourceIdentifier(spiffe_id(broker, VERIFIER_ROLE))]
+                ),
+                critical=False,
+            )
             .sign(self._key, hashes.SHA256())
         )
 
@@ -238,6 +274,40 @@ def verify_leaf(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.dat
 
     Raises VerificationError: `certificate.issuer`, `certificate.expired`, `certificate.profile`.
     """
+    _check_issued(leaf, anchor=anchor, now=now)
+    return _parse_subject(leaf)
+
+
+def verify_verifier(
+    certificate: x509.Certificate, *, anchor: x509.Certificate, now: dt.datetime
+) -> ec.EllipticCurvePublicKey:
+    """Check the certificate of a key that signs attestation results and return the key.
+
+    Raises VerificationError: `certificate.issuer`, `certificate.expired`, `certificate.profile`.
+    """
+    _check_issued(certificate, anchor=anchor, now=now)
+    malformed = VerificationError(
+        "certificate.profile", "the certificate does not have the profile of a Sealane verifier"
+    )
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
+        raise malformed from error
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    if (
+        constraints.ca
+        or len(uris) != 1
+        or not uris[0].startswith(spiffe_id("", VERIFIER_ROLE))
+        or not isinstance(key, ec.EllipticCurvePublicKey)
+        or not isinstance(key.curve, ec.SECP384R1)
+    ):
+        raise malformed
+    return key
+
+
+def _check_issued(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.datetime) -> None:
     try:
         leaf.verify_directly_issued_by(anchor)
     except (ValueError, TypeError, InvalidSignature) as error:
@@ -250,7 +320,6 @@ def verify_leaf(leaf: x509.Certificate, *, anchor: x509.Certificate, now: dt.dat
             f"the certificate is valid from {leaf.not_valid_before_utc:%H:%M:%S} to "
             f"{leaf.not_valid_after_utc:%H:%M:%S} UTC, now is {now:%H:%M:%S}",
         )
-    return _parse_subject(leaf)
 
 
 def _parse_subject(leaf: x509.Certificate) -> Subject:

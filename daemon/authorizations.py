@@ -14,6 +14,7 @@ from typing import Final
 
 from cryptography import x509
 
+from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import Subject
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import get_logger
@@ -115,7 +116,12 @@ class Authorizations:
         if not self.is_fresh(peer):
             raise _refusal(peer, self._refused[peer][1] if peer in self._refused else STALE)
 
-    async def admit(self, caller: Subject, leaf: x509.Certificate) -> None:  # noqa: ARG002
+    async def admit(
+        self,
+        caller: Subject,
+        leaf: x509.Certificate,  # noqa: ARG002 - the broker's verdict covers leaf and result
+        result: AttestationResult,  # noqa: ARG002
+    ) -> None:
         """Admit a call (sealane.daemon.calls): who may not act may not call either."""
         await self.require(peer_of(caller))
 

@@ -15,9 +15,11 @@ from typing import Any, Final, TypeAlias
 import grpc
 import structlog
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealane.crypto.certificates import Subject, verify_leaf
+from sealane.crypto.attestation.ear import AttestationResult, verify_result
+from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.metrics import Metrics
@@ -46,12 +48,15 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
     "/sealane.v1.Trust/AuthorizePeers": frozenset({"target", "fabric"}),
 }
+RESULT_KEY: Final = "sealane-token"
+VERIFIER_KEY: Final = "sealane-verifier-bin"
+"""Metadata of every call: the attestation result, and the certificate of the key that signed it."""
 STREAM_CHECK_SECONDS: Final = 5.0
 """A stream outlives its caller's authorization by no more than this."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Admit: TypeAlias = Callable[[Subject, x509.Certificate], Awaitable[None]]
-"""Raises unless this caller, by this leaf, may act now: the server's own knowledge."""
+Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[None]]
+"""Raises unless this caller, by this leaf and result, may act now: the server's own knowledge."""
 
 
 class TlsOnly:
@@ -65,9 +70,10 @@ class TlsOnly:
 class Authorizer:
     """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
 
-    def __init__(self, anchor: x509.Certificate, *, admit: Admit) -> None:
+    def __init__(self, anchor: x509.Certificate, *, admit: Admit, metrics: Metrics) -> None:
         self._anchor = anchor
         self._admit = admit
+        self._metrics = metrics
 
     async def authorize(self, method: str, context: Context) -> None:
         """Raise VerificationError if the caller may not call `method`."""
@@ -78,7 +84,24 @@ class Authorizer:
                 "call.role.refused",
                 f"a {caller.role} may not call {method}; allowed: {', '.join(sorted(allowed))}",
             )
-        await self._admit(caller, _leaf_of(context))
+        leaf = _leaf_of(context)
+        await self._admit(caller, leaf, self._result(caller, leaf, context))
+
+    def _result(
+        self, caller: Subject, leaf: x509.Certificate, context: Context
+    ) -> AttestationResult:
+        """Return the attestation result that goes with `leaf`; VerificationError `token.…`."""
+        now = utc_now()
+        try:
+            token, verifier = _token_of(context)
+            certificate = _parse_der(verifier)
+            verify_verifier(certificate, anchor=self._anchor, now=now)
+            result = _verified(token, verifier)
+            result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
+        except VerificationError as error:
+            self._metrics.token_refusals.labels(error.reason).inc()
+            raise
+        return result
 
     def caller(self, context: Context) -> Subject:
         """Return who calls; VerificationError `call.…unauthenticated` or `certificate.…`."""
@@ -122,6 +145,35 @@ def _parse(pem: bytes) -> x509.Certificate:
         raise VerificationError(
             "certificate.profile", "the caller's certificate can't be parsed"
         ) from error
+
+
+def _token_of(context: Context) -> tuple[str, bytes]:
+    metadata = dict(context.invocation_metadata() or ())
+    token, verifier = metadata.get(RESULT_KEY), metadata.get(VERIFIER_KEY)
+    if not isinstance(token, str) or not isinstance(verifier, bytes):
+        raise VerificationError(
+            "token.missing.unauthenticated", "the call came without an attestation result"
+        )
+    return token, verifier
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_der(der: bytes) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(der)
+    except ValueError as error:
+        raise VerificationError(
+            "certificate.profile", "the verifier's certificate can't be parsed"
+        ) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _verified(token: str, verifier: bytes) -> AttestationResult:
+    # The signature is checked once; whose and when the result is, at every call.
+    key = _parse_der(verifier).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise VerificationError("certificate.profile", "the verifier's key is not on P-384")
+    return verify_result(token, verifier_key=key)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):

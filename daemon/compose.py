@@ -14,20 +14,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealane.crypto.attestation.verifier import Verifier
-from sealane.crypto.certificates import Subject, spiffe_id, verify_leaf
-from sealane.crypto.evidence.software import SoftwareVerifier
+from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.daemon.authorizations import (
     AUTHORIZATION_SECONDS,
     Authorizations,
     Lost,
     peer_of,
 )
-from sealane.daemon.broker.audit import AuditLog, FileHead
+from sealane.daemon.broker.assembly import open_verifier
+from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.opening import opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
-from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -42,7 +40,7 @@ from sealane.daemon.config import (
     TargetConfig,
     ThirdPartyConfig,
 )
-from sealane.daemon.enrolment import Enrolment, key_digest
+from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.events import EventLog
 from sealane.daemon.evidence.choose import open_driver
 from sealane.daemon.evidence.driver import Driver
@@ -151,6 +149,7 @@ class Daemon:
         self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
+        self._collateral: CollateralKeeper | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
@@ -178,7 +177,6 @@ class Daemon:
     async def _start_broker(self, config: BrokerConfig) -> None:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
-        policy = load_policy(Path(config.policy_file))
         broker, instance, registry = await self._stack.enter_async_context(
             opened_broker(
                 config,
@@ -212,32 +210,30 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        if policy.software_allowed:
-            self._is_development = True
-            get_logger().warning(
-                "development_policy",
-                message="software evidence is allowed: nodes prove possession of a key file and "
-                "nothing about their machines; for development only",
-            )
-        verifier = Verifier(
-            policy=policy,
-            evidence_verifiers=[SoftwareVerifier()],
-            audience=spiffe_id(node, "broker"),
-            verifier_key_sha256=key_digest(authority.certificate),
+        verifier = await open_verifier(
+            config,
+            self._stack,
+            state=state,
+            node=node,
+            authority=authority,
+            metrics=self.metrics,
         )
-        audit = await AuditLog.open(
-            state / "audit.log",
-            keeper=FileHead(state / "audit.head"),
-            signing_key=authority.signing_key,
+        self._collateral = verifier.collateral
+        self._is_development |= verifier.keeper.policy.software_allowed
+        membership = Membership(
+            registry,
+            cover=instance.cover,
+            check_policy=verifier.keeper.check_version,
+            audit=verifier.audit,
+            metrics=self.metrics,
         )
-        self._stack.push_async_callback(audit.close)
-        membership = Membership(registry, cover=instance.cover, audit=audit, metrics=self.metrics)
+        verifier.service.enter = membership.attested
         trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
         self._services.append("sealane.v1.Membership")
-        authorizer = Authorizer(authority.certificate, admit=membership.admit)
+        authorizer = Authorizer(authority.certificate, admit=membership.admit, metrics=self.metrics)
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
-            AttestationServicer(verifier, broker, membership), open_server
+            AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
         )
         self.addresses["attestation"] = bind_tcp(
             open_server,
@@ -292,7 +288,7 @@ class Daemon:
         await service.restore()
         self.spawn("target-events", service.poll_events())
         self.metrics.add_statistics("target_volume", "volume", service.statistics)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit)
+        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
         self.addresses["target_control"] = bind_tcp(
@@ -335,7 +331,7 @@ class Daemon:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
     async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
-        """Apply the plain subsystems of the configuration each time it is to be read again.
+        """Apply plain subsystems and collateral each time the configuration is to be read again.
 
         A file with a fault, or a store that can't be opened, changes nothing and is logged.
         """
@@ -346,6 +342,8 @@ class Daemon:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
+                if self._collateral is not None:
+                    await self._collateral.reload()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue
@@ -432,7 +430,7 @@ class Daemon:
         self.spawn("session-statistics", service.keep_snapshot())
         self.metrics.add_statistics("session", "session", lambda: service.snapshot)
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit)
+        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 
         def identify(context: Any) -> Peer:
             caller = authorizer.caller(context)

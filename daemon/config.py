@@ -83,6 +83,9 @@ class BrokerConfig(Section):
     attestation_listen: BindAddress = "127.0.0.1:7441"
     instance: Annotated[int, Field(ge=1, le=65535)] = 1
     policy_file: AbsolutePath
+    policy_owner_key: AbsolutePath | None = None
+    allow_unsigned_policy: bool = False
+    collateral_dir: AbsolutePath | None = None
     key_file: AbsolutePath | None = None
     hsm: HsmConfig | None = None
     store: Literal["sqlite", "etcd"] = "sqlite"
@@ -96,6 +99,11 @@ class BrokerConfig(Section):
     def _check(self) -> Self:
         if (self.key_file is None) == (self.hsm is None):
             raise ValueError("one of key_file and hsm")
+        if (self.policy_owner_key is None) != self.allow_unsigned_policy:
+            raise ValueError(
+                "policy_owner_key, the public key of who signs the policy; for development only, "
+                "allow_unsigned_policy = true instead of it"
+            )
         if (self.etcd is not None) != (self.store == "etcd"):
             raise ValueError("a section etcd with the store etcd, none with sqlite")
         return self
@@ -282,11 +290,16 @@ def load_section(model: type[_Model], path: Path) -> _Model:
         raise UsageError("config.unreadable", f"{path}: {error.strerror}") from error
     if len(raw) > FILE_BYTES_MAX:
         raise UsageError("config.size", f"{path}: more than the allowed {FILE_BYTES_MAX} bytes")
+    return parse_toml(model, raw, source=str(path))
+
+
+def parse_toml(model: type[_Model], raw: bytes, *, source: str) -> _Model:
+    """Parse TOML and validate it; UsageError `config.…` with one line for the first fault."""
     try:
         document = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError("config.syntax", f"{path}: not TOML: {error}") from error
-    return parse_section(model, document, source=str(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError("config.syntax", f"{source}: not TOML: {error}") from error
+    return parse_section(model, document, source=source)
 
 
 def parse_section(model: type[_Model], document: object, *, source: str) -> _Model:

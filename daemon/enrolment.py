@@ -18,6 +18,7 @@ from sealane.crypto.evidence.cmw import (
     secondary_digests,
 )
 from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
+from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.channels import open_channel
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import EnrolmentConfig
@@ -122,7 +123,8 @@ class Enrolment:
             raise VerificationError(
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
-        return Issued(leaf=leaf)
+        metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
+        return Issued(leaf=leaf, metadata=metadata)
 
 
 def key_digest(anchor: x509.Certificate) -> bytes:

@@ -26,6 +26,7 @@ from sealane.daemon.channels import Channels, Connection, FindPeer, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
+from sealane.daemon.server_certificates import CertificateFeed
 from sealane.errors import Error, UnavailableError, VerificationError
 
 RENEW_SECONDS: Final = LIFETIME.total_seconds() / 2
@@ -201,11 +202,7 @@ class Identity:
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
         """Credentials that follow renewals; `mutual` demands a client certificate."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._current_configuration(),
-            self._current_configuration,
-            require_client_authentication=mutual,
-        )
+        return CertificateFeed(self._current_configuration).credentials(mutual=mutual)
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sealane import __version__
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.broker.policy import load_policy
+from sealane.daemon.broker.assembly import check_policy_file
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
 from sealane.daemon.logs import get_logger, set_up_logs
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.check:
             if config.broker is not None:
-                load_policy(Path(config.broker.policy_file))
+                check_policy_file(config.broker)
             return 0
         return run(config, options.config)
     except* (Error, OSError) as group:

@@ -72,6 +72,12 @@ class Metrics:
         self.enrolments = Counter(
             "sealane_enrolments", "Enrolments of this node, by result.", ["result"], registry=r
         )
+        self.token_refusals = Counter(
+            "sealane_token_refusals",
+            "Calls refused for their attestation result, by reason id.",
+            ["reason"],
+            registry=r,
+        )
         self.barred = Counter(
             "sealane_role_barred",
             "Times a role gave up its certificate, by reason id.",
@@ -104,6 +110,15 @@ class Metrics:
             "Roles of nodes revoked and restored by operators.",
             ["change"],
             registry=r,
+        )
+        self.attestations = Counter(
+            "sealane_broker_attestations",
+            "Attestations appraised, by outcome and reason id.",
+            ["outcome", "reason"],
+            registry=r,
+        )
+        self.policy_version = Gauge(
+            "sealane_broker_policy_version", "Version of the policy in force.", registry=r
         )
         self.leases_granted = Counter(
             "sealane_broker_leases_granted", "Counter leases granted.", registry=r

@@ -24,6 +24,7 @@ class Site:
     root: Path
     tenant: str = "t"
     keys: dict[str, SoftwareKey] = field(default_factory=dict)
+    policy_version: int = 0
 
     def __post_init__(self) -> None:
         write_key(self.root / "kek", bytes(range(32)))
@@ -37,7 +38,9 @@ class Site:
 
     def write_policy(self, nodes: dict[str, list[str]], *, allowed: bool = True) -> Path:
         """Allow each node its roles."""
-        lines = ["[software]", f"allowed = {str(allowed).lower()}"]
+        self.policy_version += 1
+        lines = [f"version = {self.policy_version}", "[software]"]
+        lines.append(f"allowed = {str(allowed).lower()}")
         for node, roles in nodes.items():
             lines += [
                 "[[software.key]]",
@@ -64,7 +67,8 @@ class Site:
         return self.write_config(
             "broker",
             f'[broker]\nlisten = "{listen}"\nattestation_listen = "127.0.0.1:0"\n'
-            f'policy_file = "{self.root / "policy.toml"}"\nkey_file = "{self.root / "kek"}"\n',
+            f'policy_file = "{self.root / "policy.toml"}"\nkey_file = "{self.root / "kek"}"\n'
+            "allow_unsigned_policy = true\n",
         )
 
     def enrolment(self, name: str, broker: "Daemon", *, timeout_seconds: int = 20) -> str:

@@ -48,6 +48,7 @@ from sealane.protocol.v1 import (
     storage_pb2,
     storage_pb2_grpc,
 )
+from trust.results import issued
 from trust.world import everybody, running_authorizations
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
@@ -259,8 +260,9 @@ async def identity(
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
         )
-        leaf = broker.authority.issue(subject, keys.tls.public_key(), now=utc_now())
-        return Issued(leaf=leaf)
+        now = utc_now()
+        leaf = broker.authority.issue(subject, keys.tls.public_key(), now=now)
+        return issued(broker.authority, subject, leaf, now=now)
 
     identity = Identity(
         node=node,
@@ -301,7 +303,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
         )
         await stack.enter_async_context(running_authorizations(authorizations))
-        authorizer = Authorizer(broker.authority.certificate, admit=everybody)
+        authorizer = Authorizer(broker.authority.certificate, admit=everybody, metrics=metrics)
         storage = StorageService(
             target,
             node="s",
@@ -314,7 +316,8 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             BrokerServicer(broker, authorizer), broker_server
         )
         storage_server = new_server(
-            metrics, Authorizer(broker.authority.certificate, admit=authorizations.admit)
+            metrics,
+            Authorizer(broker.authority.certificate, admit=authorizations.admit, metrics=metrics),
         )
         storage_pb2_grpc.add_StorageServicer_to_server(
             StorageServicer(storage, authorizer), storage_server

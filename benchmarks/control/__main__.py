@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.control import verify
+from benchmarks.control import attach, verify
 from benchmarks.control.result import Result
 from rich.console import Console
 
 BENCHMARKS: Final[Mapping[str, Callable[[argparse.Namespace], Result]]] = {
+    "attach": attach.run,
     "verify": verify.run,
 }
 

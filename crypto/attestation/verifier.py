@@ -1,44 +1,63 @@
 """The verifier: hands out challenges and turns evidence into a result. Pure: time comes in.
 
-`challenge` and `take` belong to one thread; `appraise` may run on others, it changes nothing.
+`open` and `take` belong to one thread; `prepare` and `verify` may run on others: they change
+nothing.
 """
 
 import datetime as dt
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealane.crypto.attestation.appraisal import Appraisal, PolicyViolationError, appraise
 from sealane.crypto.attestation.challenge import Challenge, Challenges
-from sealane.crypto.attestation.policy import AllowedKey, Policy
+from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import NAME_PATTERN, ROLES, Subject
 from sealane.crypto.evidence.claims import Claims
-from sealane.crypto.evidence.cmw import COLLATERAL, PRIMARY, decode_collection, secondary_digests
-from sealane.crypto.evidence.software import SOFTWARE
-from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier
+from sealane.crypto.evidence.cmw import (
+    COLLATERAL,
+    PRIMARY,
+    Item,
+    decode_collection,
+    secondary_digests,
+)
+from sealane.crypto.evidence.verifier import NOT_INTRODUCED, EvidenceVerifier, Introduced
 from sealane.errors import UsageError, VerificationError
+
+INTRODUCTION_BYTES_MAX: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Appraised:
-    """A verifier's positive result: issue a certificate for exactly this key and subject."""
+class Verified:
+    """Genuine evidence of a node, appraised; `subject` is what may be certified of it."""
 
-    subject: Subject
+    data: RuntimeData
     tls_public_key: ec.EllipticCurvePublicKey
-    nonce: bytes
-    claims: Claims
+    appraisal: Appraisal
 
-    @property
-    def evidence_type(self) -> str:
-        """The type of the primary evidence."""
-        return self.claims.evidence_type
+    def subject(self) -> Subject:
+        """Return who to issue a certificate to, for exactly `tls_public_key`.
+
+        PolicyViolationError with the reason of the rule that decided.
+        """
+        hardware = self.appraisal.require()
+        return Subject(
+            node=self.data.node,
+            role=self.data.role,
+            tenant=hardware.tenant,
+            incarnation=self.data.incarnation,
+            kem_public_key=self.data.kem_public_key,
+            kem_algorithm=self.data.kem_algorithm,
+        )
 
 
 class Verifier:
-    """Challenges nodes and appraises their evidence."""
+    """Challenges nodes and appraises their evidence. `policy` may be replaced at any time."""
 
     def __init__(
         self,
@@ -48,35 +67,29 @@ class Verifier:
         audience: str,
         verifier_key_sha256: bytes,
     ) -> None:
-        self._policy = policy
-        self._keys = {k.fingerprint: k for k in policy.keys}
-        self._by_type: Mapping[str, EvidenceVerifier] = {
-            v.evidence_type: v for v in evidence_verifiers
-        }
-        self._challenges = Challenges()
+        self.policy = policy
         self.audience = audience
         self._verifier_key_sha256 = verifier_key_sha256
+        self._challenges = Challenges()
+        self._by_type = {v.evidence_type: v for v in evidence_verifiers}
+        self._by_media_type = {v.media_type: v for v in evidence_verifiers}
+        self._safe_flags = {v.evidence_type: v.safe_flags for v in evidence_verifiers}
 
-    def challenge(
+    def prepare(
         self,
         *,
         node: str,
         role: str,
         evidence_types: Sequence[str],
         introduction: bytes,
-        peer: str,
-        now_ns: int,
         now: dt.datetime,
-    ) -> Challenge:
-        """Open a challenge for `node` in `role`; `peer` is the address that asks.
+    ) -> Introduced:
+        """Check what is asked for a challenge; changes nothing.
 
         `evidence_types` are what the node can give, the primary one first; the introduction is for
-        that. Raises VerificationError `attestation.policy.driver_refused` or what the introduction
-        lacks, UsageError `attestation.role.unknown` or `attestation.node.malformed`,
-        UnavailableError `attestation.challenge.limit`.
+        that. Raises UsageError `attestation.node.malformed` or `attestation.role.unknown`,
+        VerificationError `attestation.type.refused` or what the introduction lacks.
         """
-        primary = evidence_types[0] if evidence_types else ""
-        verifier = self._evidence_verifier(primary)
         # Anyone can ask: what is kept until the challenge expires must be small.
         if NAME_PATTERN.fullmatch(node) is None:
             raise UsageError("attestation.node.malformed", f"node {node[:80]!r} can't be named")
@@ -84,65 +97,93 @@ class Verifier:
             raise UsageError(
                 "attestation.role.unknown", f"role {role[:80]!r} can't enrol; allowed: {ROLES[1:]}"
             )
+        primary = evidence_types[0] if evidence_types else ""
+        verifier = self._by_type.get(primary)
+        if verifier is None or not self.policy.takes(primary, role):
+            raise PolicyViolationError(
+                "attestation.type.refused",
+                f"the policy does not take evidence of type {primary[:80]!r} for a {role}",
+            )
+        if len(introduction) > INTRODUCTION_BYTES_MAX:
+            raise VerificationError(
+                "attestation.introduction.malformed",
+                f"an introduction of {len(introduction)} bytes; allowed: {INTRODUCTION_BYTES_MAX}",
+            )
+        return verifier.introduce(introduction, now=now)
+
+    def open(
+        self,
+        *,
+        node: str,
+        role: str,
+        evidence_type: str,
+        peer: str,
+        introduced: Introduced,
+        now_ns: int,
+    ) -> Challenge:
+        """Open a challenge for what was prepared; `peer` is the address that asks.
+
+        UnavailableError `attestation.challenge.limit`.
+        """
         return self._challenges.open(
             node=node,
             role=role,
-            evidence_type=primary,
+            evidence_type=evidence_type,
             peer=peer,
             now_ns=now_ns,
-            introduced=verifier.introduce(introduction, now=now),
+            introduced=introduced,
         )
 
     def take(self, session_id: bytes, *, now_ns: int) -> Challenge:
         """Spend a challenge; VerificationError `attestation.nonce.stale`."""
         return self._challenges.take(session_id, now_ns=now_ns)
 
-    def appraise(
+    def required_types(self, challenge: Challenge) -> list[str]:
+        """Return the types of evidence that the policy demands, the primary one first."""
+        references = self.policy.references_for(challenge.evidence_type, challenge.role)
+        secondary = {t for reference in references for t in reference.secondary}
+        return [challenge.evidence_type, *sorted(secondary)]
+
+    def verify(
         self, challenge: Challenge, *, runtime_data: bytes, evidence: bytes, now: dt.datetime
-    ) -> Appraised:
-        """Verify and appraise; VerificationError with the reason of the first check that fails."""
+    ) -> Verified:
+        """Verify evidence and appraise it; VerificationError unless it is genuine and bound."""
+        items = decode_collection(evidence)
         data = RuntimeData.decode(runtime_data)
         self._check_binding(data, challenge)
-        claims = self._verify_evidence(data, challenge, evidence, now)[PRIMARY]
-        allowed = self._allowed(claims)
-        if data.node not in allowed.nodes:
-            raise VerificationError(
-                "attestation.policy.node_refused",
-                f"this key may not be node {data.node!r}; the policy allows {list(allowed.nodes)}",
-            )
-        if data.role not in allowed.roles:
-            raise VerificationError(
-                "attestation.policy.role_refused",
-                f"this key may not be a {data.role}; the policy allows {list(allowed.roles)}",
-            )
-        return Appraised(
-            subject=Subject(
+        tls_public_key = _parse_tls_key(data.tls_public_key)
+        claims = self._verify_items(data, challenge, items, now)
+        return Verified(
+            data=data,
+            tls_public_key=tls_public_key,
+            appraisal=appraise(
+                claims,
+                policy=self.policy,
                 node=data.node,
                 role=data.role,
-                tenant=allowed.tenant,
-                incarnation=data.incarnation,
-                kem_public_key=data.kem_public_key,
+                safe_flags=self._safe_flags,
             ),
-            tls_public_key=_parse_tls_key(data.tls_public_key),
-            nonce=data.nonce,
-            claims=claims,
         )
 
-    def _verify_evidence(
-        self, data: RuntimeData, challenge: Challenge, evidence: bytes, now: dt.datetime
+    def _verify_items(
+        self,
+        data: RuntimeData,
+        challenge: Challenge,
+        items: Mapping[str, Item],
+        now: dt.datetime,
     ) -> dict[str, Claims]:
         """Return the claims of every item, by its label."""
-        items = decode_collection(evidence)
         if secondary_digests(items) != data.secondary_evidence_sha256:
             raise VerificationError(
                 "attestation.evidence.unbound",
                 "the runtime data names other secondary evidence than there is",
             )
-        collateral = items.pop(COLLATERAL, None)
-        by_media_type = {v.media_type: v for v in self._by_type.values()}
+        collateral = items.get(COLLATERAL)
         claims = {}
         for label, item in items.items():
-            verifier = by_media_type.get(item.media_type)
+            if label == COLLATERAL:
+                continue
+            verifier = self._by_media_type.get(item.media_type)
             is_primary = label == PRIMARY
             if verifier is None or (is_primary != (verifier.evidence_type == data.evidence_type)):
                 raise VerificationError(
@@ -156,15 +197,6 @@ class Verifier:
                 now=now,
             )
         return claims
-
-    def _evidence_verifier(self, evidence_type: str) -> EvidenceVerifier:
-        verifier = self._by_type.get(evidence_type)
-        if verifier is None or (evidence_type == SOFTWARE and not self._policy.software_allowed):
-            raise VerificationError(
-                "attestation.policy.driver_refused",
-                f"the policy does not allow evidence of type {evidence_type[:80]!r}",
-            )
-        return verifier
 
     def _check_binding(self, data: RuntimeData, challenge: Challenge) -> None:
         if not secrets.compare_digest(data.nonce, challenge.nonce):
@@ -191,15 +223,6 @@ class Verifier:
             raise VerificationError(
                 "attestation.verifier.mismatch", "the node trusts another verifier's key"
             )
-
-    def _allowed(self, claims: Claims) -> AllowedKey:
-        fingerprint = f"sha256:{claims.hardware_id.partition(':')[2]}"
-        allowed = self._keys.get(fingerprint)
-        if allowed is None:
-            raise VerificationError(
-                "attestation.key.unknown", f"the policy does not list {fingerprint}"
-            )
-        return allowed
 
 
 def _parse_tls_key(encoded: bytes) -> ec.EllipticCurvePublicKey:

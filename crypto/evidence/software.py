@@ -6,6 +6,8 @@ policy allows it, and both ends say so at every start.
 
 import datetime as dt
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -82,6 +84,7 @@ class SoftwareVerifier:
 
     evidence_type = SOFTWARE
     media_type = MEDIA_TYPE
+    safe_flags: Mapping[str, bool] = MappingProxyType({})
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:  # noqa: ARG002
         """Refuse what this type doesn't have."""

@@ -12,7 +12,7 @@ import datetime as dt
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,8 @@ from sealane.errors import VerificationError
 
 TPM2: Final = "tpm2"
 MEDIA_TYPE: Final = "application/vnd.sealane.tpm2-evidence"
+# What a flag must be unless the policy says otherwise by its name.
+SAFE_FLAGS: Final[Mapping[str, bool]] = {"ek_uncertified": False, "clock_unsafe": False}
 HARDWARE_SCHEME: Final = "ek-sha256"
 SECRET_BYTES: Final = 32
 
@@ -132,6 +134,7 @@ class Tpm2Verifier:
 
     evidence_type = TPM2
     media_type = MEDIA_TYPE
+    safe_flags = SAFE_FLAGS
 
     def __init__(self, roots: Sequence[x509.Certificate] = ()) -> None:
         self._roots = tuple(roots)

@@ -1,6 +1,7 @@
 """What the verifier service asks of the module for one type of evidence."""
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -37,6 +38,10 @@ class EvidenceVerifier(Protocol):
     @property
     def media_type(self) -> str:
         """The media type of an item of this type."""
+
+    @property
+    def safe_flags(self) -> Mapping[str, bool]:
+        """What flags must be unless the policy says otherwise by name; the others only inform."""
 
     def introduce(self, introduction: bytes, *, now: dt.datetime) -> Introduced:
         """Prepare a challenge; VerificationError if the introduction isn't of this type."""

@@ -1,16 +1,18 @@
 """The collateral in force: files an operator puts into a directory, and marks that only rise."""
 
+import asyncio
 import datetime as dt
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
+from sealane.daemon.clock import utc_now
 from sealane.daemon.files import read_bounded, write_durably
 from sealane.daemon.logs import get_logger
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 
 # A certificate for each of ten thousand machines, and the rest.
 FILES_MAX: Final = 16384
@@ -35,12 +37,16 @@ class CollateralKeeper:
         """Return what was loaded last; from any thread."""
         return self._current
 
+    async def reload(self) -> None:
+        """Load at the present time, on a thread; raises as `load` does."""
+        await asyncio.to_thread(lambda: self.load(now=utc_now()))
+
     def load(self, *, now: dt.datetime) -> None:
         """Read the directory again and use what holds. Blocking.
 
         What is refused is logged and left out. UsageError `collateral.unreadable` or
-        `collateral.count` for the directory, VerificationError `collateral.marks.malformed` for the
-        marks: then nothing changes.
+        `collateral.count` for the directory, VerificationError `collateral.marks.malformed` or
+        UnavailableError `collateral.marks.unwritable` for the marks: then nothing changes.
         """
         if self._directory is None:
             return
@@ -48,8 +54,7 @@ class CollateralKeeper:
         before = self._read_marks()
         loaded = load_collateral(items, roots=self._roots, high_water=before, now=now)
         if loaded.high_water != before:
-            encoded = json.dumps(loaded.high_water, sort_keys=True, indent=1).encode()
-            write_durably(self._marks, encoded)
+            self._write_marks(loaded.high_water)
         self._current = loaded.collateral
         for item, error in loaded.refused:
             get_logger().warning(
@@ -77,6 +82,14 @@ class CollateralKeeper:
                 yield path.name, read_bounded(path)
         except OSError as error:
             raise UsageError("collateral.unreadable", f"{directory}: {error.strerror}") from error
+
+    def _write_marks(self, marks: Mapping[str, int]) -> None:
+        try:
+            write_durably(self._marks, json.dumps(dict(marks), sort_keys=True, indent=1).encode())
+        except OSError as error:
+            raise UnavailableError(
+                "collateral.marks.unwritable", f"{self._marks}: {error.strerror}"
+            ) from error
 
     def _read_marks(self) -> dict[str, int]:
         try:

@@ -9,17 +9,18 @@ import asyncio
 import datetime as dt
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.channels import UNATTESTED
-from sealane.daemon.clock import utc_now
+from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
@@ -41,6 +42,13 @@ REASON_CHARACTERS_MAX: Final = 200
 _SUPERSEDED_MAX: Final = 16
 
 
+class CheckPolicy(Protocol):
+    """Raises VerificationError `attestation.policy.changed` for a version that is too old."""
+
+    def __call__(self, version: int, *, now_ns: int) -> None:
+        """Check it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """One role of one node, and how it stands now."""
@@ -52,7 +60,8 @@ class Member:
 class Membership:
     """The nodes of one authority, for one of its brokers.
 
-    `cover` returns once the commit of a revision can't be rolled back unnoticed.
+    `cover` returns once the commit of a revision can't be rolled back unnoticed; `check_policy`
+    knows which versions of the policy still count.
     """
 
     def __init__(
@@ -60,24 +69,32 @@ class Membership:
         registry: Registry,
         *,
         cover: Callable[[int], Awaitable[None]],
+        check_policy: CheckPolicy,
         audit: Audit,
         metrics: Metrics,
         now: Callable[[], dt.datetime] = utc_now,
     ) -> None:
         self._registry = registry
         self._cover = cover
+        self._check_policy = check_policy
         self._audit = audit
         self._metrics = metrics
         self._now = now
 
-    async def admit(self, caller: Subject, leaf: x509.Certificate) -> None:
-        """Raise VerificationError `node.revoked` if the caller's node was revoked since `leaf`."""
+    async def admit(
+        self, caller: Subject, leaf: x509.Certificate, result: AttestationResult
+    ) -> None:
+        """Raise VerificationError unless the caller may act: it attested, and under this policy.
+
+        `node.revoked` since `leaf`, `attestation.policy.changed`.
+        """
+        self._check_policy(result.policy_version, now_ns=monotonic_ns())
         stored = await self._stored(caller.node, caller.role)
         _check_not_revoked(
             stored.record if stored else None, issued=leaf.not_valid_before_utc + SKEW
         )
 
-    async def attested(self, subject: Subject, leaf: x509.Certificate) -> None:
+    async def attested(self, subject: Subject, leaf: x509.Certificate, policy_version: int) -> None:
         """Enter the leaf that a node was issued, from when on only this incarnation is authorized.
 
         VerificationError if it must not have the leaf: `node.revoked`, or `node.superseded` by an
@@ -102,6 +119,7 @@ class Membership:
                 "tenant": subject.tenant,
                 "incarnation": subject.incarnation,
                 "leaf": der,
+                "policy_version": policy_version,
                 # A server may show it until it has this answer; another process never will.
                 "previous_leaf": before.leaf if is_renewal else b"",
                 "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
@@ -211,17 +229,23 @@ class Membership:
         """Return why `peer` may not act at `caller`; empty: it may."""
         try:
             node, role = parse_spiffe_id(peer.spiffe_id)
-        except VerificationError:
-            return UNKNOWN
-        stored = await self._stored(node, role)
-        if stored is None or PEER_ROLES.get(role) != caller.role:
-            return UNKNOWN
-        record = stored.record
+            stored = await self._stored(node, role)
+            if stored is None or PEER_ROLES.get(role) != caller.role:
+                return UNKNOWN
+            return self._standing(stored.record, peer.incarnation)
+        except VerificationError as error:
+            return UNKNOWN if error.reason == "certificate.profile" else error.reason
+
+    def _standing(self, record: NodeRecord, incarnation: bytes) -> str:
+        """Return why this incarnation may not act; VerificationError: its policy is too old."""
         if record.revocation is not None:
             return REVOKED
-        if record.incarnation != peer.incarnation:
+        if record.incarnation != incarnation:
             return SUPERSEDED
-        return "" if _state(record, self._now()) == "active" else EXPIRED
+        if _state(record, self._now()) != "active":
+            return EXPIRED
+        self._check_policy(record.policy_version, now_ns=monotonic_ns())
+        return ""
 
     async def _stored(self, node: str, role: str) -> Stored[NodeRecord] | None:
         return await self._registry.nodes.get(_name(node, role))

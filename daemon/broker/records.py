@@ -159,6 +159,7 @@ class NodeRecord(Record):
     incarnation: bytes = b""
     leaf: bytes = b""
     previous_leaf: bytes = b""
+    policy_version: int = 0
     superseded: tuple[bytes, ...] = ()
     attested_at: dt.datetime | None = None
     revocation: Revocation | None = None

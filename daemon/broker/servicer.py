@@ -1,17 +1,15 @@
 """gRPC faces of the broker: `Attestation` (server TLS only) and `Broker` (mutual TLS)."""
 
-# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
+# ruff: noqa: N802 - names and arguments are those of the generated base classes
 
 from cryptography.hazmat.primitives import serialization
 from google.protobuf import empty_pb2, timestamp_pb2
 
-from sealane.crypto.attestation.verifier import Verifier
-from sealane.crypto.evidence.software import SOFTWARE
-from sealane.daemon.broker.membership import Membership
+from sealane.daemon.broker.peers import address_of
 from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.verifier import VerifierService
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.clock import monotonic_ns, utc_now
-from sealane.daemon.logs import get_logger
 from sealane.protocol.v1 import (
     attestation_pb2,
     attestation_pb2_grpc,
@@ -23,10 +21,9 @@ from sealane.protocol.v1 import (
 class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
     """Challenges nodes and issues certificates for what they attest."""
 
-    def __init__(self, verifier: Verifier, broker: BrokerService, membership: Membership) -> None:
-        self._verifier = verifier
-        self._broker = broker
-        self._membership = membership
+    def __init__(self, service: VerifierService, *, anchor_pem: bytes) -> None:
+        self._service = service
+        self._anchor_pem = anchor_pem.decode()
 
     async def GetChallenge(
         self,
@@ -34,26 +31,23 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         context: Context,
     ) -> attestation_pb2.Challenge:
         """Hand out a nonce."""
-        now = monotonic_ns()
-        challenge = self._verifier.challenge(
+        challenge = await self._service.challenge(
             node=request.node,
             role=request.role,
             evidence_types=request.evidence_types,
             introduction=request.introduction,
-            peer=(context.peer() or "").rpartition(":")[0],
-            now_ns=now,
-            now=utc_now(),
+            address=address_of(context.peer() or ""),
         )
         expires = timestamp_pb2.Timestamp()
-        seconds = (challenge.expires_ns - now) / 1e9
+        seconds = (challenge.expires_ns - monotonic_ns()) / 1e9
         expires.FromSeconds(int(utc_now().timestamp() + seconds))
         return attestation_pb2.Challenge(
             session_id=challenge.session_id,
             nonce=challenge.nonce,
-            audience=self._verifier.audience,
+            audience=self._service.verifier.audience,
             expire_time=expires,
             activation=challenge.introduced.activation,
-            required_evidence_types=[challenge.evidence_type],
+            required_evidence_types=self._service.verifier.required_types(challenge),
         )
 
     async def Attest(
@@ -61,33 +55,23 @@ class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
         request: attestation_pb2.AttestRequest,
         context: Context,
     ) -> attestation_pb2.AttestationResult:
-        """Appraise evidence and issue a certificate."""
-        challenge = self._verifier.take(request.session_id, now_ns=monotonic_ns())
-        appraised = self._verifier.appraise(
-            challenge,
+        """Appraise evidence and issue a certificate and the result that goes with it."""
+        issued = await self._service.attest(
+            session_id=request.session_id,
             runtime_data=request.runtime_data,
             evidence=request.evidence,
-            now=utc_now(),
-        )
-        authority = self._broker.authority
-        leaf = authority.issue(appraised.subject, appraised.tls_public_key, now=utc_now())
-        # Not before the evidence has proved who asks: a revocation is nobody else's business.
-        await self._membership.attested(appraised.subject, leaf)
-        get_logger().info(
-            "node_attested",
-            recipient=appraised.subject.spiffe_id,
-            tenant=appraised.subject.tenant,
-            incarnation=appraised.subject.incarnation.hex(),
-            evidence=appraised.evidence_type,
-            development=appraised.evidence_type == SOFTWARE,
-            serial=f"{leaf.serial_number:x}",
+            address=address_of(context.peer() or ""),
         )
         expires = timestamp_pb2.Timestamp()
-        expires.FromDatetime(leaf.not_valid_after_utc)
+        expires.FromDatetime(issued.certificate.not_valid_after_utc)
         return attestation_pb2.AttestationResult(
-            certificate_pem=leaf.public_bytes(serialization.Encoding.PEM).decode(),
-            trust_anchor_pem=authority.anchor_pem.decode(),
+            certificate_pem=issued.certificate.public_bytes(serialization.Encoding.PEM).decode(),
+            trust_anchor_pem=self._anchor_pem,
             expire_time=expires,
+            token=issued.token,
+            verifier_certificate=issued.verifier_certificate.public_bytes(
+                serialization.Encoding.DER
+            ),
         )
 
 

@@ -140,7 +140,7 @@ class ClusterBuilder:
         directory = self._scratch / "broker"
         directory.mkdir(mode=0o700)
         write_private(directory / "kek", secrets.token_bytes(32))
-        policy = ["[software]", "allowed = true", ""]
+        policy = ["version = 1", "[software]", "allowed = true", ""]
         for name, key in self._keys.items():
             role = name.partition("-")[0]
             policy += [
@@ -157,6 +157,7 @@ class ClusterBuilder:
                 "listen": "127.0.0.1:0",
                 "attestation_listen": "127.0.0.1:0",
                 "policy_file": str(directory / "policy.toml"),
+                "allow_unsigned_policy": True,
                 "key_file": str(directory / "kek"),
             }
         }

@@ -117,7 +117,7 @@ class Cluster:
         return running
 
     def _write_policy(self) -> None:
-        lines = ["[software]", "allowed = true"]
+        lines = ["version = 1", "[software]", "allowed = true"]
         for node, tenant in TENANTS.items():
             lines += [
                 "[[software.key]]",

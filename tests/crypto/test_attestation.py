@@ -9,14 +9,15 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealane.crypto.attestation.appraisal import PolicyViolationError
 from sealane.crypto.attestation.challenge import (
     CHALLENGE_SECONDS,
     CHALLENGES_PER_PEER_MAX,
     Challenge,
 )
-from sealane.crypto.attestation.policy import AllowedKey, Policy
+from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.attestation.verifier import Appraised, Verifier
+from sealane.crypto.attestation.verifier import Verified, Verifier
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey, SoftwareVerifier
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -31,14 +32,18 @@ TLS_BYTES = TLS_KEY.public_bytes(
 )
 
 
-def _policy(*, allowed: bool = True, fingerprint: str | None = None) -> Policy:
-    key = AllowedKey(
-        fingerprint=fingerprint or DRIVER.fingerprint,
-        nodes=["g1"],
-        roles=["gateway"],
+def _policy(*, allowed: bool = True, key: SoftwareKey = DRIVER) -> Policy:
+    machine = Hardware(
+        hardware_id=key.fingerprint.replace("sha256", "key-sha256"),
+        nodes=frozenset({"g1"}),
+        roles=frozenset({"gateway"}),
         tenant="t",
     )
-    return Policy(software_allowed=allowed, keys=[key])
+    roles = frozenset({"gateway", "target"})
+    return Policy(
+        hardware={machine.hardware_id: machine},
+        references=(software_reference(roles),) if allowed else (),
+    )
 
 
 def _verifier(policy: Policy | None = None) -> Verifier:
@@ -66,14 +71,16 @@ def _ask(
     peer: str = "p",
     now_ns: int = 0,
 ) -> Challenge:
-    return verifier.challenge(
+    introduced = verifier.prepare(
+        node=node, role=role, evidence_types=[evidence_type], introduction=introduction, now=NOW
+    )
+    return verifier.open(
         node=node,
         role=role,
-        evidence_types=[evidence_type],
-        introduction=introduction,
+        evidence_type=evidence_type,
         peer=peer,
+        introduced=introduced,
         now_ns=now_ns,
-        now=NOW,
     )
 
 
@@ -98,7 +105,7 @@ def _attest(
     *,
     driver: SoftwareKey = DRIVER,
     now_ns: int = 1,
-) -> Appraised:
+) -> Verified:
     return _present(
         verifier, challenge, data.encode(), driver.evidence(data.binding()), now_ns=now_ns
     )
@@ -111,8 +118,8 @@ def _present(
     evidence: bytes,
     *,
     now_ns: int = 1,
-) -> Appraised:
-    return verifier.appraise(
+) -> Verified:
+    return verifier.verify(
         verifier.take(challenge.session_id, now_ns=now_ns),
         runtime_data=runtime_data,
         evidence=encode_collection({PRIMARY: Item(MEDIA_TYPE, evidence)}),
@@ -123,11 +130,12 @@ def _present(
 def test_honest_node_is_appraised_as_what_it_attested() -> None:
     verifier = _verifier()
     challenge = _challenge(verifier)
-    appraised = _attest(verifier, challenge, _data(challenge))
-    assert appraised.subject.spiffe_id == "spiffe://sealane/gateway/g1"
-    assert appraised.subject.tenant == "t"
-    assert appraised.subject.kem_public_key == bytes(range(32))
-    assert appraised.tls_public_key == TLS_KEY
+    verified = _attest(verifier, challenge, _data(challenge))
+    subject = verified.subject()
+    assert subject.spiffe_id == "spiffe://sealane/gateway/g1"
+    assert subject.tenant == "t"
+    assert (subject.kem_algorithm, subject.kem_public_key) == ("x25519", bytes(range(32)))
+    assert verified.tls_public_key == TLS_KEY
 
 
 @pytest.mark.parametrize(
@@ -141,6 +149,12 @@ def test_honest_node_is_appraised_as_what_it_attested() -> None:
         ({"tls_public_key": b"\1"}, "attestation.tls_key.malformed"),
         ({"kem_public_key": bytes(31)}, "attestation.runtime_data.malformed"),
         ({"incarnation": bytes(15)}, "attestation.runtime_data.malformed"),
+        ({"evidence_type": "tpm2"}, "attestation.subject.mismatch"),
+        ({"kem_algorithm": "p256"}, "attestation.runtime_data.malformed"),
+        ({"kem_algorithm": "none"}, "attestation.runtime_data.malformed"),
+        ({"secondary_evidence_sha256": (bytes(32),)}, "attestation.evidence.unbound"),
+        ({"secondary_evidence_sha256": (bytes(31),)}, "attestation.runtime_data.malformed"),
+        ({"secondary_evidence_sha256": (bytes(32),) * 16}, "attestation.runtime_data.malformed"),
     ],
 )
 def test_each_field_of_runtime_data_is_checked(change: dict[str, object], reason: str) -> None:
@@ -161,7 +175,7 @@ def test_nonce_is_used_once_even_by_a_failed_attempt() -> None:
             _attest(verifier, challenge, data)
         else:
             with pytest.raises(VerificationError):
-                _attest(verifier, challenge, data, driver=driver)
+                _attest(verifier, challenge, data, driver=driver).subject()
         with pytest.raises(VerificationError) as caught:
             _attest(verifier, challenge, data)
         assert caught.value.reason == "attestation.nonce.stale"
@@ -180,35 +194,37 @@ def test_software_driver_is_refused_unless_allowed() -> None:
     for policy in (_policy(allowed=False), Policy()):
         with pytest.raises(VerificationError) as caught:
             _challenge(_verifier(policy))
-        assert caught.value.reason == "attestation.policy.driver_refused"
+        assert caught.value.reason == "attestation.type.refused"
 
 
 def test_unknown_driver_is_refused() -> None:
     with pytest.raises(VerificationError) as caught:
         _ask(_verifier(), evidence_type="tpm2")
-    assert caught.value.reason == "attestation.policy.driver_refused"
+    assert caught.value.reason == "attestation.type.refused"
 
 
 def test_key_outside_the_policy_is_refused() -> None:
-    verifier = _verifier(_policy(fingerprint="sha256:" + "0" * 64))
+    verifier = _verifier(_policy(key=SoftwareKey.create()))
     challenge = _challenge(verifier)
-    with pytest.raises(VerificationError) as caught:
-        _attest(verifier, challenge, _data(challenge))
-    assert caught.value.reason == "attestation.key.unknown"
+    verified = _attest(verifier, challenge, _data(challenge))
+    with pytest.raises(PolicyViolationError) as caught:
+        verified.subject()
+    assert caught.value.reason == "attestation.hardware.not_listed"
+    assert verified.appraisal.items["primary"].vector["instance-identity"] == 97
 
 
 @pytest.mark.parametrize(
     ("node", "role", "reason"),
     [
-        ("g2", "gateway", "attestation.policy.node_refused"),
-        ("g1", "target", "attestation.policy.role_refused"),
+        ("g2", "gateway", "attestation.node.refused"),
+        ("g1", "target", "attestation.role.refused"),
     ],
 )
 def test_node_and_role_outside_the_policy_are_refused(node: str, role: str, reason: str) -> None:
     verifier = _verifier()
     challenge = _challenge(verifier, node=node, role=role)
-    with pytest.raises(VerificationError) as caught:
-        _attest(verifier, challenge, _data(challenge))
+    with pytest.raises(PolicyViolationError) as caught:
+        _attest(verifier, challenge, _data(challenge)).subject()
     assert caught.value.reason == reason
 
 

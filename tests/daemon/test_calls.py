@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,26 +12,39 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane import errors
-from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject
-from sealane.daemon.calls import ALLOWED_ROLES, Authorizer, TlsOnly
+from sealane.crypto.attestation.ear import AttestationResult
+from sealane.crypto.certificates import LIFETIME, CertificateAuthority, Subject, verify_leaf
+from sealane.daemon.calls import ALLOWED_ROLES, RESULT_KEY, VERIFIER_KEY, Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
+from sealane.daemon.metrics import Metrics
 from sealane.daemon.servers import server_options
 from sealane.errors import Error, VerificationError
 from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
 from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, trust_pb2
+from trust.results import Metadata, result_for
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
+METRICS = Metrics()
+_SUBJECT = Subject(
+    node="n", role="gateway", tenant="t", incarnation=bytes(16), kem_public_key=bytes(32)
+)
 METHOD = "/sealane.v1.Storage/OpenQueue"
 
 
 class Context:
     """A call's context with the properties of its connection."""
 
-    def __init__(self, properties: Mapping[str, list[bytes]]) -> None:
+    def __init__(
+        self, properties: Mapping[str, list[bytes]], metadata: Metadata | None = None
+    ) -> None:
         self._properties = properties
+        self.metadata = _result(properties) if metadata is None else metadata
 
     def auth_context(self) -> Mapping[str, list[bytes]]:
         return self._properties
+
+    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
+        return [*self.metadata.items()]
 
 
 def _leaf(
@@ -47,7 +61,18 @@ def _leaf(
     return authority.issue(subject, key, now=now or utc_now()).public_bytes(Encoding.PEM)
 
 
-async def _admit(caller: Subject, leaf: x509.Certificate) -> None:
+def _result(properties: Mapping[str, list[bytes]], **options: Any) -> Metadata:
+    """Return the result that goes with the leaf of the connection, if it has a good one."""
+    try:
+        leaf = x509.load_pem_x509_certificate(properties["x509_pem_cert"][0])
+        subject = verify_leaf(leaf, anchor=AUTHORITY.certificate, now=utc_now())
+    except (KeyError, IndexError, ValueError, VerificationError):
+        return {}
+    return result_for(AUTHORITY, subject, leaf, now=utc_now(), **options)
+
+
+async def _admit(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> None:
+    assert result.subject == caller.spiffe_id
     if caller.tenant == "refused":
         raise VerificationError("node.revoked", "revoked")
     assert caller.node == "n"
@@ -55,7 +80,7 @@ async def _admit(caller: Subject, leaf: x509.Certificate) -> None:
 
 
 def _authorizer() -> Authorizer:
-    return Authorizer(AUTHORITY.certificate, admit=_admit)
+    return Authorizer(AUTHORITY.certificate, admit=_admit, metrics=METRICS)
 
 
 async def _authorize(properties: Mapping[str, list[bytes]], method: str = METHOD) -> None:
@@ -88,6 +113,46 @@ async def test_each_check_refuses_alone() -> None:
         with pytest.raises(VerificationError) as caught:
             await _authorize({**_good(), **change})
         assert caught.value.reason == reason
+
+
+async def test_stolen_or_missing_result_is_refused() -> None:
+    mine, others = _good(), _good()
+    stranger = CertificateAuthority.create(broker="b", now=utc_now())
+    leaf = x509.load_pem_x509_certificate(mine["x509_pem_cert"][0])
+    subject = verify_leaf(leaf, anchor=AUTHORITY.certificate, now=utc_now())
+    good = _result(mine)
+    forged = result_for(stranger, subject, leaf, now=utc_now())
+    for metadata, reason in (
+        ({}, "token.missing.unauthenticated"),
+        ({RESULT_KEY: good[RESULT_KEY]}, "token.missing.unauthenticated"),
+        ({VERIFIER_KEY: good[VERIFIER_KEY]}, "token.missing.unauthenticated"),
+        ({**good, RESULT_KEY: "a.b.c"}, "token.malformed"),
+        ({**good, VERIFIER_KEY: b"nonsense"}, "certificate.profile"),
+        # That of another machine, over our own connection.
+        (_result(others), "token.holder.mismatch"),
+        (
+            result_for(AUTHORITY, replace(subject, role="fabric"), leaf, now=utc_now()),
+            "token.subject.mismatch",
+        ),
+        (forged, "certificate.issuer"),
+        ({**good, RESULT_KEY: forged[RESULT_KEY]}, "token.signature"),
+    ):
+        context: Any = Context(mine, metadata)
+        before = METRICS.token_refusals.labels(reason)._value.get()
+        with pytest.raises(VerificationError) as caught:
+            await _authorizer().authorize(METHOD, context)
+        assert caught.value.reason == reason
+        assert METRICS.token_refusals.labels(reason)._value.get() == before + 1
+
+
+async def test_result_ends_with_its_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    context: Any = Context(_good())
+    await _authorizer().authorize(METHOD, context)
+    monkeypatch.setattr("sealane.daemon.calls.verify_leaf", lambda *_, **__: _SUBJECT)
+    monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: utc_now() + LIFETIME)
+    with pytest.raises(VerificationError) as caught:
+        await _authorizer().authorize(METHOD, context)
+    assert caught.value.reason == "token.expired"
 
 
 async def test_enrolment_takes_tls_1_3_only() -> None:

@@ -1,13 +1,15 @@
 """The directory of collateral: loaded, reloaded, and never older than what was in use."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from control_plane import Site, daemon, short_directory, wait_for_log
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.daemon.broker import collateral
 from sealane.daemon.broker.collateral import CollateralKeeper
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from vendors.authority import NOW
 from vendors.intel import FMSPC, Intel, intel
 
@@ -60,7 +62,7 @@ def test_marks_are_stored_before_what_they_cover_is_used(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(collateral, "write_durably", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UnavailableError, match=r"No space.*collateral\.marks\.unwritable"):
         kept.load(now=NOW)
     assert not kept.current().tcb_infos
 
@@ -98,3 +100,25 @@ def test_without_a_directory_only_the_roots_are_known(tmp_path: Path) -> None:
     kept.load(now=NOW)
     assert kept.current().roots == vendor_roots()
     assert not (tmp_path / "marks.json").exists()
+
+
+def test_a_broker_reads_its_collateral_at_start_and_on_sighup() -> None:
+    with short_directory() as root:
+        site = Site(root)
+        site.write_policy({})
+        files = root / "collateral"
+        files.mkdir()
+        (files / "nonsense").write_bytes(b"x")
+        path = site.broker_config()
+        path.write_text(path.read_text() + f'collateral_dir = "{files}"\n')
+        with daemon(path) as running:
+            (files / "nonsense").unlink()
+            running.process.send_signal(signal.SIGHUP)
+            wait_for_log(running.process, path, "reloaded")
+            lines = running.log_lines()
+    refused = [line for line in lines if line["event"] == "collateral_refused"]
+    assert [(line["file"], line["reason"]) for line in refused] == [
+        ("nonsense", "attestation.collateral.certificate")
+    ]
+    loaded = [line for line in lines if line["event"] == "collateral_loaded"]
+    assert [(line["files"], line["refused"]) for line in loaded] == [(1, 1), (0, 0)]

@@ -10,7 +10,7 @@ from sealane.daemon.config import load_config
 from sealane.errors import UsageError
 
 NODE = '[node]\nname = "n"\n'
-BROKER = '[broker]\npolicy_file = "/p"\nkey_file = "/k"\n'
+BROKER = '[broker]\npolicy_file = "/p"\nkey_file = "/k"\nallow_unsigned_policy = true\n'
 ENROLMENT = (
     '[enrolment]\nbroker_address = "h:1"\nattestation_address = "h:2"\n'
     'trust_anchor = "/t"\nevidence = "software"\nkey_file = "/k"\n'
@@ -20,9 +20,9 @@ MISTAKES = {
     "unknown key": (
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
-            "broker.listne: unknown key; did you mean 'listen'? allowed: attestation_listen, "
-            "counter_index, counters, etcd, head_seconds, hsm, instance, key_file, listen, "
-            "policy_file, store [config.key.unknown]"
+            "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
+            "attestation_listen, collateral_dir, counter_index, counters, etcd, head_seconds, hsm, "
+            "instance, key_file, listen, policy_file, policy_owner_key, store [config.key.unknown]"
         ),
     ),
     "unknown section": (
@@ -159,7 +159,8 @@ MISTAKES = {
     "store without its cluster": (
         NODE + BROKER.replace("[broker]\n", '[broker]\nstore = "etcd"\n'),
         (
-            'broker: found {"store": "etcd", "policy_file": "/p", "key_file": "/k"}; allowed: a '
+            'broker: found {"store": "etcd", "policy_file": "/p", "key_file": "/k", '
+            '"allow_unsigned_poli…; allowed: a '
             "section etcd with the store etcd, none with sqlite [config.value]"
         ),
     ),
@@ -257,20 +258,23 @@ def test_shipped_example_is_valid() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "software: missing"),
-        ("[software]\nalowed = true\n", "software.alowed: unknown key; did you mean 'allowed'?"),
-        ("[software]\n[[software.key]]\n", "software.key.0.fingerprint: missing"),
+        ("", "version: missing"),
+        (
+            "version = 1\n[software]\nalowed = true\n",
+            "software.alowed: unknown key; did you mean 'allowed'?",
+        ),
+        ("version = 1\n[software]\n[[software.key]]\n", "software.key.0.fingerprint: missing"),
         (
             (
-                '[software]\n[[software.key]]\nfingerprint="x"\nnodes=["a"]\nroles=["gateway"]\n'
-                'tenant="t"\n'
+                'version = 1\n[software]\n[[software.key]]\nfingerprint="x"\nnodes=["a"]\n'
+                'roles=["gateway"]\ntenant="t"\n'
             ),
             "software.key.0.fingerprint: found",
         ),
         (
             (
-                f'[software]\n[[software.key]]\nfingerprint="sha256:{"0" * 64}"\nnodes=["a"]\n'
-                'roles=["broker"]\ntenant="t"\n'
+                f'version = 1\n[software]\n[[software.key]]\nfingerprint="sha256:{"0" * 64}"\n'
+                'nodes=["a"]\nroles=["broker"]\ntenant="t"\n'
             ),
             "software.key.0.roles.0: found \"broker\"; allowed: 'target', 'gateway' or 'fabric'",
         ),
@@ -286,7 +290,7 @@ def test_policy_mistakes_are_refused(text: str, expected: str, tmp_path: Path) -
 
 def test_policy_allows_software_only_if_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text("[software]\n")
+    path.write_text("version = 1\n[software]\n")
     assert not load_policy(path).software_allowed
 
 

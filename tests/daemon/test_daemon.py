@@ -22,6 +22,7 @@ from control_plane import (
     write_key,
 )
 from sealane.client import connect
+from sealane.crypto.audit import Record
 from sealane.crypto.evidence.software import SoftwareKey
 
 FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 100000000\n'
@@ -247,12 +248,19 @@ def test_wrong_option_is_one_line() -> None:
         assert ended.stdout == ""
 
 
+def _refusals(site: Site) -> list[str]:
+    """Reasons of the refusals in the broker's audit log."""
+    lines = (site.root / "broker" / "audit.jsonl").read_bytes().splitlines()
+    return [record.reason for line in lines if (record := Record.decode(line)).outcome == "refused"]
+
+
 def test_node_with_another_key_is_not_verified(site: Site, broker: Daemon) -> None:
     config = site.write_config("f", site.enrolment("f", broker) + FABRIC)
     (site.root / "f.pem").write_bytes(SoftwareKey.create().pem())
     ended = sealaned("--config", config)
     assert ended.returncode == 3
-    assert _error(ended.stderr).endswith("[attestation.key.unknown]")
+    assert _error(ended.stderr).endswith("[attestation.refused]")
+    assert _refusals(site) == ["attestation.hardware.not_listed"]
 
 
 def test_attestation_key_open_to_others_is_refused(site: Site, broker: Daemon) -> None:
@@ -269,7 +277,8 @@ def test_attestation_key_open_to_others_is_refused(site: Site, broker: Daemon) -
 def test_node_of_another_name_is_not_verified(site: Site, broker: Daemon) -> None:
     ended = sealaned("--config", site.write_config("h", site.enrolment("f", broker) + FABRIC))
     assert ended.returncode == 3
-    assert _error(ended.stderr).endswith("[attestation.policy.node_refused]")
+    assert _error(ended.stderr).endswith("[attestation.refused]")
+    assert _refusals(site) == ["attestation.node.refused"]
 
 
 def test_policy_without_software_refuses_the_driver(site: Site) -> None:
@@ -277,7 +286,8 @@ def test_policy_without_software_refuses_the_driver(site: Site) -> None:
     with daemon(site.broker_config()) as broker:
         ended = sealaned("--config", site.write_config("f", site.enrolment("f", broker) + FABRIC))
         assert ended.returncode == 3
-        assert _error(ended.stderr).endswith("[attestation.policy.driver_refused]")
+        assert _error(ended.stderr).endswith("[attestation.refused]")
+    assert _refusals(site) == ["attestation.type.refused"]
 
 
 def test_wrong_trust_anchor_reaches_no_broker(site: Site, broker: Daemon) -> None:

@@ -34,7 +34,8 @@ def test_daemon_does_not_start_where_it_can_be_inspected(
     path = tmp_path_factory.mktemp("config") / "sealaned.toml"
     path.write_text(
         'node.name = "b"\n'
-        'broker = { policy_file = "/nowhere/policy.toml", key_file = "/nowhere/kek" }\n'
+        'broker = { policy_file = "/nowhere/policy.toml", key_file = "/nowhere/kek", '
+        "allow_unsigned_policy = true }\n"
     )
 
     def refuse() -> None:

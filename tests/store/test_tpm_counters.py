@@ -28,7 +28,12 @@ def state(tmp_path: Path) -> Path:
 
 async def start(state: Path, machine: SoftwareTpm) -> int:
     """Start a broker, stop it, return its start epoch."""
-    config = BrokerConfig(policy_file="/p", key_file=str(state / "kek"), counters="tpm2")
+    config = BrokerConfig(
+        policy_file="/p",
+        allow_unsigned_policy=True,
+        key_file=str(state / "kek"),
+        counters="tpm2",
+    )
     async with opened_broker(
         config, node="b", state=state, metrics=Metrics(), tcti=machine.tcti
     ) as (_, instance):

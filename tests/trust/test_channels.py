@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import LIFETIME, Subject
 from sealane.daemon import calls, channels
 from sealane.daemon.clock import utc_now
@@ -162,7 +164,8 @@ async def test_stream_ends_when_its_caller_may_not_act_any_more(
     monkeypatch.setattr(calls, "STREAM_CHECK_SECONDS", 0.1)
     revoked = False
 
-    async def admit(caller: Subject, leaf: x509.Certificate) -> None:
+    async def admit(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> None:
+        assert result.certificate_sha256 == leaf.fingerprint(SHA256())
         if revoked:
             raise VerificationError("node.revoked", f"{caller.node} {leaf.serial_number}")
 

@@ -11,16 +11,24 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from brokers import Count, start_broker
+from sealane.crypto.attestation.ear import AttestationResult, verify_result
 from sealane.crypto.audit import Detail, Outcome
-from sealane.crypto.certificates import CertificateAuthority, Subject, verify_authorization
+from sealane.crypto.certificates import (
+    CertificateAuthority,
+    Subject,
+    verify_authorization,
+    verify_verifier,
+)
 from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.clock import utc_now
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import trust_pb2
+from trust.results import result_for
 
 NONCE = bytes(range(32))
 TARGET = Subject(
@@ -50,11 +58,13 @@ class World:
     audit: Recorder
     now: dt.datetime
     covered: list[int] = field(default_factory=list)
+    policy_version: int = 1
 
     def membership(self) -> Membership:
         return Membership(
             self.registry,
             cover=self._cover,
+            check_policy=self._check_policy,
             audit=self.audit,
             metrics=Metrics(),
             now=lambda: self.now,
@@ -70,8 +80,17 @@ class World:
 
     async def attest(self, subject: Subject) -> x509.Certificate:
         leaf = self.leaf(subject)
-        await self.membership().attested(subject, leaf)
+        await self.membership().attested(subject, leaf, self.policy_version)
         return leaf
+
+    def result(self, subject: Subject, leaf: x509.Certificate) -> AttestationResult:
+        """Return the result under the present policy."""
+        metadata = result_for(
+            self.authority, subject, leaf, now=self.now, policy_version=self.policy_version
+        )
+        verifier = x509.load_der_x509_certificate(bytes(metadata[VERIFIER_KEY]))  # type: ignore[arg-type]
+        key = verify_verifier(verifier, anchor=self.authority.certificate, now=self.now)
+        return verify_result(str(metadata[RESULT_KEY]), verifier_key=key)
 
     async def refusal(self, subject: Subject, *, asker: Subject = TARGET) -> str:
         peer = PeerIncarnation(spiffe_id=subject.spiffe_id, incarnation=subject.incarnation)
@@ -80,6 +99,11 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.now += dt.timedelta(seconds=seconds)
+
+    def _check_policy(self, version: int, *, now_ns: int) -> None:
+        assert now_ns
+        if version < self.policy_version:
+            raise VerificationError("attestation.policy.changed", "attest again")
 
     async def _cover(self, revision: int) -> None:
         self.covered.append(revision)
@@ -130,11 +154,14 @@ async def test_each_role_is_told_about_its_own_peers_only(world: World) -> None:
 async def test_revoked_node_loses_everything_at_once_at_every_broker(world: World) -> None:
     leaf = await world.attest(GATEWAY)
     here, there = world.membership(), world.membership()
-    await there.admit(GATEWAY, leaf)
+    await there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
     await here.revoke("g", "gateway", reason="stolen")
     assert world.covered, "a store that is put back would bring the node back"
     assert await world.refusal(GATEWAY) == "node.revoked"
-    assert await _reason(VerificationError, there.admit(GATEWAY, leaf)) == "node.revoked"
+    assert (
+        await _reason(VerificationError, there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf)))
+        == "node.revoked"
+    )
     assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
     again = replace(GATEWAY, incarnation=b"N" * 16)
     assert await _reason(VerificationError, world.attest(again)) == "node.revoked"
@@ -162,10 +189,14 @@ async def test_restored_node_must_attest_anew(world: World) -> None:
     world.wait(1)
     await world.membership().restore("g", "")
     admit = world.membership().admit
-    assert await _reason(VerificationError, admit(GATEWAY, old)) == "node.revoked"
+    assert (
+        await _reason(VerificationError, admit(GATEWAY, old, world.result(GATEWAY, old)))
+        == "node.revoked"
+    )
     assert await world.refusal(GATEWAY) == "node.expired"
     world.wait(1)
-    await admit(GATEWAY, await world.attest(GATEWAY))
+    new = await world.attest(GATEWAY)
+    await admit(GATEWAY, new, world.result(GATEWAY, new))
     assert await world.refusal(GATEWAY) == ""
     assert [kind for kind, _, _ in world.audit.records].count("node.restored") == 3
     assert await _reason(UsageError, world.membership().restore("g", "gateway")) == "node.not_found"
@@ -175,6 +206,20 @@ async def test_node_that_never_attested_can_be_revoked(world: World) -> None:
     await world.membership().revoke("g", "gateway", reason="")
     assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
     await world.attest(replace(GATEWAY, node="h"))
+
+
+async def test_changed_policy_asks_everybody_to_attest_again(world: World) -> None:
+    leaf = await world.attest(GATEWAY)
+    old = world.result(GATEWAY, leaf)
+    world.policy_version += 1
+    assert await world.refusal(GATEWAY) == "attestation.policy.changed"
+    admit = world.membership().admit
+    assert (
+        await _reason(VerificationError, admit(GATEWAY, leaf, old)) == "attestation.policy.changed"
+    )
+    leaf = await world.attest(GATEWAY)
+    await admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
+    assert await world.refusal(GATEWAY) == ""
 
 
 async def test_process_that_was_superseded_does_not_come_back(world: World) -> None:

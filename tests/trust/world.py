@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cryptography import x509
 
+from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.authorizations import NONCE_BYTES, Authorizations
 from sealane.daemon.calls import Admit, Authorizer, Context
@@ -21,9 +22,10 @@ from sealane.daemon.ports import PeerIncarnation, TargetPort
 from sealane.daemon.servers import bind_tcp, new_server, running
 from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
+from trust.results import issued
 
 
-async def everybody(caller: Subject, leaf: x509.Certificate) -> None:
+async def everybody(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> None:
     """Admit every caller."""
 
 
@@ -103,9 +105,10 @@ class Site:
                 incarnation=keys.incarnation,
                 kem_public_key=keys.kem_public,
             )
-            leaf = self.authority.issue(subject, keys.tls.public_key(), now=lifetime())
+            now = lifetime()
+            leaf = self.authority.issue(subject, keys.tls.public_key(), now=now)
             self.leaves[node, role] = [leaf, *self.leaves.get((node, role), [])[:1]]
-            return Issued(leaf=leaf)
+            return issued(self.authority, subject, leaf, now=now)
 
         identity = Identity(
             node=node,
@@ -131,7 +134,7 @@ class Site:
         self, identity: Identity, servicer: Echo, *, admit: Admit = everybody, listen: str = ""
     ) -> str:
         """Serve `servicer` as `identity`; returns the address."""
-        authorizer = Authorizer(self.authority.certificate, admit=admit)
+        authorizer = Authorizer(self.authority.certificate, admit=admit, metrics=Metrics())
         server = new_server(Metrics(), authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
         credentials = identity.server_credentials(mutual=True)

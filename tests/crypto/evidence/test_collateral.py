@@ -10,9 +10,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.evidence import snp
-from sealane.crypto.evidence.chain import key_sha256
+from sealane.crypto.evidence.chain import key_sha256, verify_revocation_list
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.crypto.evidence.collateral_loader import ITEM_BYTES_MAX, Loaded, load_collateral
+from sealane.errors import VerificationError
 from vendors.amd import TCB, Amd, amd
 from vendors.authority import END, NOW, Authority, p256, p384, root, rsa_key
 from vendors.intel import FMSPC, Intel, intel
@@ -235,6 +236,12 @@ def test_a_list_that_the_issuer_did_not_sign_is_refused(genoa: Amd) -> None:
     # What is forged can't displace what is genuine.
     (number,) = (v for k, v in loaded.high_water.items() if k.endswith("/number"))
     assert number == 5
+
+
+def test_a_list_is_of_the_issuer_it_names(genoa: Amd) -> None:
+    renamed = root("ARK-Other", genoa.ark.key)
+    with pytest.raises(VerificationError, match="is not signed by"):
+        verify_revocation_list(genoa.ark.revoke(), issuer=renamed.certificate, kind="collateral")
 
 
 def test_the_newest_of_several_counts(vendor: Intel) -> None:

@@ -1,0 +1,295 @@
+"""The verifier service: what surrounds appraisal. Limits, threads, audit, certificates, results.
+
+Order of work for a stranger's call: rate of its address, size, single-use challenge, then
+verification on a few threads of its own. A refusal is recorded with the rule that decided and its
+class; the stranger hears one text, after a time that does not tell which rule it was.
+"""
+
+import asyncio
+import datetime as dt
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NoReturn, TypeVar
+
+from cryptography import x509
+
+from sealane.crypto.attestation.appraisal import Finding, PolicyViolationError
+from sealane.crypto.attestation.challenge import Challenge
+from sealane.crypto.attestation.ear import ResultSigner
+from sealane.crypto.attestation.verifier import Verified, Verifier
+from sealane.crypto.audit import Detail
+from sealane.crypto.certificates import CertificateAuthority, Subject, spiffe_id
+from sealane.crypto.evidence.claims import HardwareClock
+from sealane.crypto.evidence.cmw import EVIDENCE_BYTES_MAX, PRIMARY
+from sealane.crypto.evidence.software import SOFTWARE
+from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.peers import RateLimiter
+from sealane.daemon.clock import monotonic_ns, utc_now
+from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics
+from sealane.errors import UnavailableError, UsageError, VerificationError
+
+# Verification takes milliseconds of a processor: two at once leave the broker its event loop.
+VERIFICATIONS_AT_ONCE: Final = 2
+# What may wait for it, 64 MiB of evidence at most.
+VERIFICATIONS_WAITING_MAX: Final = 256
+
+BROKEN_EVIDENCE: Final = "broken_evidence"
+POLICY_VIOLATION: Final = "policy_violation"
+REFUSED: Final = "attestation.refused"
+STALE: Final = "attestation.nonce.stale"
+
+# Refusals are answered at a multiple of this after the call came: whole verifications fit into one.
+_REFUSAL_STEP_SECONDS: Final = 0.1
+
+_Result = TypeVar("_Result")
+Enter = Callable[[Subject, x509.Certificate, int], Awaitable[None]]
+"""(subject, leaf, policy version); VerificationError if the node must not have the leaf."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """What an accepted node gets."""
+
+    verified: Verified
+    certificate: x509.Certificate
+    token: str
+    verifier_certificate: x509.Certificate
+
+
+class VerifierService:
+    """Challenges nodes, and certifies those whose evidence the policy accepts."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        *,
+        authority: CertificateAuthority,
+        broker: str,
+        audit: Audit,
+        metrics: Metrics,
+    ) -> None:
+        self.verifier = verifier
+        self._authority = authority
+        self._signer = ResultSigner(authority, broker=broker, now=utc_now())
+        self._audit = audit
+        self._metrics = metrics
+        self._limiter = RateLimiter()
+        self._threads = ThreadPoolExecutor(VERIFICATIONS_AT_ONCE, thread_name_prefix="verifier")
+        self._waiting = 0
+        self.enter: Enter | None = None
+        """Enters what is issued in the books of nodes, which may refuse it."""
+        self._clocks: dict[str, HardwareClock] = {}
+
+    def close(self) -> None:
+        """Wait for what is being verified."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def challenge(
+        self,
+        *,
+        node: str,
+        role: str,
+        evidence_types: Sequence[str],
+        introduction: bytes,
+        address: str,
+    ) -> Challenge:
+        """Open a challenge for a caller at `address`.
+
+        UsageError for what can't be named; VerificationError `attestation.refused`;
+        UnavailableError `attestation.rate.limit`, `.busy` or `.challenge.limit`.
+        """
+        started = monotonic_ns()
+        self._limiter.take(address, now_ns=started)
+        try:
+            introduced = await self._on_thread(
+                lambda: self.verifier.prepare(
+                    node=node,
+                    role=role,
+                    evidence_types=evidence_types,
+                    introduction=introduction,
+                    now=utc_now(),
+                )
+            )
+        except VerificationError as error:
+            await self._refuse(
+                "attestation.challenge",
+                error,
+                subject=_named(node, role),
+                started=started,
+                address=address,
+                evidence_types=list(evidence_types),
+            )
+        return self.verifier.open(
+            node=node,
+            role=role,
+            evidence_type=evidence_types[0],
+            peer=address,
+            introduced=introduced,
+            now_ns=monotonic_ns(),
+        )
+
+    async def attest(
+        self, *, session_id: bytes, runtime_data: bytes, evidence: bytes, address: str
+    ) -> Issued:
+        """Verify, appraise, certify and record.
+
+        VerificationError `attestation.nonce.stale` or `attestation.refused`; UnavailableError
+        `attestation.rate.limit` or `.busy`.
+        """
+        started = monotonic_ns()
+        self._limiter.take(address, now_ns=started)
+        if len(evidence) > EVIDENCE_BYTES_MAX:
+            raise UsageError(
+                "attestation.evidence.size",
+                f"evidence of {len(evidence)} bytes; allowed: {EVIDENCE_BYTES_MAX}",
+            )
+        challenge: Challenge | None = None
+        verified: Verified | None = None
+        try:
+            challenge = spent = self.verifier.take(session_id, now_ns=started)
+            verified = await self._on_thread(
+                lambda: self.verifier.verify(
+                    spent, runtime_data=runtime_data, evidence=evidence, now=utc_now()
+                )
+            )
+            self._check_clock(verified)
+            issued = self._issue(verified, challenge, now=utc_now())
+            if self.enter is not None:
+                # Not before the evidence has proved who asks: revocations are nobody else's.
+                await self.enter(
+                    verified.subject(), issued.certificate, verified.appraisal.policy.version
+                )
+        except VerificationError as error:
+            subject = "unknown" if challenge is None else spiffe_id(challenge.node, challenge.role)
+            await self._refuse(
+                "attestation.attest",
+                error,
+                subject=subject,
+                started=started,
+                address=address,
+                evidence_sha256=hashlib.sha256(evidence).digest(),
+                **({} if verified is None else _facts(verified)),
+            )
+        await self._record(issued, evidence, address)
+        return issued
+
+    async def _on_thread(self, work: Callable[[], _Result]) -> _Result:
+        if self._waiting >= VERIFICATIONS_WAITING_MAX:
+            raise UnavailableError(
+                "attestation.busy", f"{self._waiting} verifications are waiting: try again later"
+            )
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+    def _check_clock(self, verified: Verified) -> None:
+        """Refuse hardware whose clock has gone back: it, or its state, was put back."""
+        claims = verified.appraisal.items[PRIMARY].claims
+        if claims.clock is None or not verified.appraisal.is_accepted:
+            return
+        last = self._clocks.get(claims.hardware_id)
+        if last is not None and claims.clock.has_gone_back(last):
+            raise VerificationError(
+                "attestation.clock.went_back",
+                f"the clock of {claims.hardware_id} says {claims.clock}, after {last}",
+            )
+        self._clocks[claims.hardware_id] = claims.clock
+
+    def _issue(self, verified: Verified, challenge: Challenge, *, now: dt.datetime) -> Issued:
+        subject = verified.subject()
+        items = verified.appraisal.items.values()
+        leaf = self._authority.issue(
+            subject,
+            verified.tls_public_key,
+            now=now,
+            valid_until=min(item.claims.valid_until for item in items),
+        )
+        token = self._signer.sign(
+            verified.appraisal,
+            leaf=leaf,
+            subject=subject.spiffe_id,
+            nonce=challenge.nonce,
+            now=now,
+        )
+        return Issued(
+            verified=verified,
+            certificate=leaf,
+            token=token,
+            verifier_certificate=self._signer.certificate(now=now),
+        )
+
+    async def _record(self, issued: Issued, evidence: bytes, address: str) -> None:
+        subject = issued.verified.subject()
+        evidence_type = issued.verified.data.evidence_type
+        await self._audit.record(
+            "attestation.attest",
+            subject=subject.spiffe_id,
+            outcome="granted",
+            reason="",
+            address=address,
+            incarnation=subject.incarnation,
+            tenant=subject.tenant,
+            serial=f"{issued.certificate.serial_number:x}",
+            evidence_sha256=hashlib.sha256(evidence).digest(),
+            **_facts(issued.verified),
+        )
+        self._metrics.attestations.labels("granted", "").inc()
+        get_logger().info(
+            "node_attested",
+            recipient=subject.spiffe_id,
+            tenant=subject.tenant,
+            incarnation=subject.incarnation.hex(),
+            evidence=evidence_type,
+            status=issued.verified.appraisal.status.label,
+            development=evidence_type == SOFTWARE,
+            serial=f"{issued.certificate.serial_number:x}",
+        )
+
+    async def _refuse(
+        self, kind: str, error: VerificationError, *, subject: str, started: int, **detail: Detail
+    ) -> NoReturn:
+        """Record what was refused and why, and raise what the caller may know of it."""
+        refusal = POLICY_VIOLATION if isinstance(error, PolicyViolationError) else BROKEN_EVIDENCE
+        self._metrics.attestations.labels("refused", error.reason).inc()
+        get_logger().warning("attestation_refused", reason=error.reason, message=error.args[0])
+        await self._audit.record(
+            kind,
+            subject=subject,
+            outcome="refused",
+            reason=error.reason,
+            refusal=refusal,
+            message=str(error.args[0]),
+            **{"policy": self.verifier.policy.policy_id, **detail},
+        )
+        elapsed = (monotonic_ns() - started) / 1e9
+        await asyncio.sleep(_REFUSAL_STEP_SECONDS - elapsed % _REFUSAL_STEP_SECONDS)
+        if error.reason == STALE:
+            raise error
+        raise VerificationError(
+            REFUSED, "the verifier refused this node; the broker's audit log says why"
+        ) from None
+
+
+def _named(node: str, role: str) -> str:
+    return spiffe_id(node[:80], role[:20])
+
+
+def _facts(verified: Verified) -> dict[str, Detail]:
+    """Return what the audit keeps of an appraisal."""
+    appraisal = verified.appraisal
+    primary = appraisal.items[PRIMARY]
+    decided: Finding = appraisal.decided
+    return {
+        "evidence_type": primary.claims.evidence_type,
+        "hardware_id": primary.claims.hardware_id,
+        "devices": [i.claims.hardware_id for n, i in appraisal.items.items() if n != PRIMARY],
+        "reference": primary.reference,
+        "status": appraisal.status.label,
+        "rule": f"{decided.item}: {decided.rule}",
+        "policy": appraisal.policy.policy_id,
+    }
