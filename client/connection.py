@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
 _CONNECT_SECONDS: Final = 5.0
 _CALL_SECONDS: Final = 60.0
 _PAGE_SIZE: Final = 1000
+_FILL_POLL_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,10 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """A volume; `state` is "available" or "attached".
+    """A volume; `state` is "available", "attached" or "filling", of which `filled_bytes` are done.
 
-    `mode` is "remote", or "local" on a `third_party` of the gateway `target_node`; `claims` are
-    those of the threat model that hold in it.
+    `mode` is "remote", "local" on a `third_party` of the gateway `target_node`, or "off" on either;
+    `claims` are those of the threat model that hold in it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Volume:
     attachment: Attachment | None
     third_party: str = ""
     claims: tuple[str, ...] = ()
+    filled_bytes: int = 0
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
@@ -135,11 +137,14 @@ class Volumes:
         display_name: str = "",
         target_node: str = "",
         third_party: str = "",
+        mode: str = "",
         request_id: str = "",
     ) -> Volume:
         """Create a volume of `size_bytes`, a multiple of 4096.
 
         `third_party`: on the target of that name in the gateway's configuration, in mode "local".
+        `mode` "off": without freshness (docs/threat-model.md); such a volume is filled in the
+        background before it can be attached, see `wait_filled`.
         """
         # A request id of our own makes gRPC's transparent retries harmless.
         request = volumes_pb2.CreateVolumeRequest(
@@ -148,6 +153,7 @@ class Volumes:
             size_bytes=size_bytes,
             target_node=target_node,
             third_party=third_party,
+            mode=mode,
         )
         with translated():
             return _volume(await self._stub.CreateVolume(request, timeout=_CALL_SECONDS))
@@ -157,6 +163,18 @@ class Volumes:
         request = volumes_pb2.GetVolumeRequest(name=name)
         with translated():
             return _volume(await self._stub.GetVolume(request, timeout=_CALL_SECONDS))
+
+    async def wait_filled(
+        self, name: str, *, progress: Callable[[Volume], None] | None = None
+    ) -> Volume:
+        """Wait while the volume is being filled; `progress` sees it twice a second."""
+        while True:
+            volume = await self.get(name)
+            if volume.state != "filling":
+                return volume
+            if progress is not None:
+                progress(volume)
+            await asyncio.sleep(_FILL_POLL_SECONDS)
 
     async def list(self) -> list[Volume]:
         """Return every volume of this tenant."""
@@ -335,4 +353,5 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
         attachment=attachment,
         third_party=message.third_party,
         claims=tuple(message.claims),
+        filled_bytes=message.filled_bytes,
     )

@@ -42,6 +42,17 @@ def derive_volume_key(
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(tenant_key)))
 
 
+def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> bytearray:
+    """Derive the key that authenticates a volume's store on a third party (docs/stores.md §2).
+
+    Of the first key epoch's k_v: the store outlives rotations.
+    """
+    if len(volume_key) != KEY_BYTES:
+        raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
+    info = fields("sealane third-party store key v1", volume_id.bytes)
+    return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
+
+
 class KeyWrapper(Protocol):
     """Wraps keys for storage, bound to what they are for. Blocking: a module may be far away."""
 

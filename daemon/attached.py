@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from sealane.crypto.lease import LeaseHolder
-from sealane.daemon.ports import AttachedPort, Export, ThirdPartyVolumePort
+from sealane.daemon.ports import AttachedPort, Export
+from sealane.daemon.volume_back_ends import VolumeBackEnd
 from sealane.protocol.v1 import broker_pb2
 
 
@@ -15,7 +16,7 @@ class Attached:
     port: AttachedPort
     leases: LeaseHolder
     host_nqn: str
-    third_party: ThirdPartyVolumePort | None = None
+    back_end: VolumeBackEnd
 
     @property
     def export(self) -> Export:

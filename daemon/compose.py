@@ -54,7 +54,7 @@ from sealane.daemon.fabric.servicer import (
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.logs import get_logger
-from sealane.daemon.metrics import Metrics, MetricsServer
+from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
 from sealane.daemon.ports import PeerIncarnation
@@ -287,7 +287,7 @@ class Daemon:
         self._event_logs.append(service.events)
         await service.restore()
         self.spawn("target-events", service.poll_events())
-        self.metrics.add_statistics("target_volume", "volume", service.statistics)
+        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
@@ -320,7 +320,10 @@ class Daemon:
             discovery.append(listener)
         self._plain = PlainSubsystems(target.listener, discovery=discovery)
         self._stack.push_async_callback(self._plain.close)
-        self.metrics.add_statistics("plain_namespace", "namespace", self._plain.statistics)
+        plain = self._plain
+        self.metrics.add_statistics(
+            "plain_namespace", ("namespace",), lambda: by_owner(plain.statistics())
+        )
         await self._plain.apply(config.subsystems)
         subsystems_pb2_grpc.add_SubsystemsServicer_to_server(
             SubsystemsServicer(self._plain, target.listener), self._local
@@ -386,7 +389,7 @@ class Daemon:
         await self._stack.enter_async_context(service.running())
         identity.on_barred.append(service.bar)
         self._event_logs.append(service.events)
-        self.metrics.add_statistics("gateway_volume", "volume", service.statistics)
+        self.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
         self._services.append("sealane.v1.Volumes")
 
@@ -428,7 +431,7 @@ class Daemon:
         )
         identity.on_barred.append(service.bar)
         self.spawn("session-statistics", service.keep_snapshot())
-        self.metrics.add_statistics("session", "session", lambda: service.snapshot)
+        self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 
@@ -488,7 +491,9 @@ class Daemon:
         self.metrics.broker_away.labels(role).set_function(
             lambda: int(authorizations.is_broker_away)
         )
-        self.metrics.add_statistics(f"{role}_authorization", "peer", authorizations.ages)
+        self.metrics.add_statistics(
+            f"{role}_authorization", ("peer",), lambda: by_owner(authorizations.ages())
+        )
         self.spawn(f"{role}-authorizations", authorizations.run())
         return authorizations
 

@@ -128,8 +128,23 @@ async def _volume_create(client: Client, options: argparse.Namespace, output: Ou
         display_name=options.display_name,
         target_node=options.target,
         third_party=options.third_party,
+        mode=options.mode,
     )
+    if options.wait:
+        volume = await client.volumes.wait_filled(volume.name, progress=_show_progress)
     _show_volume(volume, output)
+
+
+def _show_progress(volume: Volume) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{_state(volume)}  ")
+        sys.stderr.flush()
+
+
+def _state(volume: Volume) -> str:
+    if volume.state != "filling":
+        return volume.state
+    return f"filling, {100 * volume.filled_bytes // volume.size_bytes} %"
 
 
 async def _volume_get(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -152,7 +167,7 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
         "display name": volume.display_name,
         "size": _size(volume.size_bytes),
         "target": volume.target_node,
-        "state": volume.state,
+        "state": _state(volume),
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
         "refusals": a.refusals if a is not None else "",
     }
@@ -164,7 +179,7 @@ def _full(volume: Volume) -> Mapping[str, Any]:
         "display name": volume.display_name,
         "size": f"{_size(volume.size_bytes)} ({volume.size_bytes} bytes)",
         "target": volume.target_node,
-        "state": volume.state,
+        "state": _state(volume),
         "mode": volume.mode,
         "third party": volume.third_party,
         "claims that hold": volume.claims,
@@ -454,6 +469,15 @@ def _parser() -> argparse.ArgumentParser:
         help="on this [[gateway.third_party]] instead of a target of ours: mode local, "
         "see docs/third-party.md for what then holds",
     )
+    create.add_argument(
+        "--mode",
+        default="",
+        choices=("remote", "local", "off"),
+        help="off: nobody keeps freshness, so an older sector put back by the store is not "
+        "noticed; such a volume is filled before it can be attached (default: remote, or local "
+        "with a third party)",
+    )
+    create.add_argument("--wait", action="store_true", help="until the volume is filled")
     _named(verbs, "get", _volume_get, "show a volume")
     _verb(verbs, "list", _volume_list, "show every volume")
     _named(verbs, "delete", _volume_delete, "delete a volume and its data")

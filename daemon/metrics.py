@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from socketserver import ThreadingMixIn
 from typing import Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -35,6 +35,16 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _ServerIPv6(_Server):
     address_family = socket.AF_INET6
+
+
+ReadStatistics = Callable[[], Mapping[tuple[str, ...], Mapping[str, int]]]
+
+
+def by_owner(
+    statistics: Mapping[str, Mapping[str, int]],
+) -> dict[tuple[str, ...], Mapping[str, int]]:
+    """Turn statistics of named things into those of one label."""
+    return {(owner,): counters for owner, counters in statistics.items()}
 
 
 class Metrics:
@@ -130,34 +140,33 @@ class Metrics:
             "sealane_broker_keys_released", "Volume keys released.", registry=r
         )
 
-    def add_statistics(
-        self, prefix: str, label: str, read: Callable[[], dict[str, dict[str, int]]]
-    ) -> None:
-        """Export `sealane_<prefix>_<name>{<label>}`; `read` is called on the metrics' thread."""
-        self.registry.register(_StatisticsCollector(prefix, label, read))
+    def add_statistics(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
+        """Export `sealane_<prefix>_<name>{<labels>}`; `read` is called on the metrics' thread.
+
+        It returns statistics by name, for each tuple of the labels' values.
+        """
+        self.registry.register(_StatisticsCollector(prefix, labels, read))
 
 
 class _StatisticsCollector(Collector):
-    def __init__(
-        self, prefix: str, label: str, read: Callable[[], dict[str, dict[str, int]]]
-    ) -> None:
+    def __init__(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
         self._prefix = prefix
-        self._label = label
+        self._labels = labels
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
-        for owner, statistics in sorted(self._read().items()):
+        for values, statistics in sorted(self._read().items()):
             for name, value in statistics.items():
                 family = families.setdefault(
                     name,
                     GaugeMetricFamily(
                         f"sealane_{self._prefix}_{name}",
-                        f"Native statistic {name} of a {self._label}.",
-                        labels=[self._label],
+                        f"Native statistic {name} of a {self._labels[0]}.",
+                        labels=self._labels,
                     ),
                 )
-                family.add_metric([owner], value)
+                family.add_metric(values, value)
         yield from families.values()
 
     def describe(self) -> Iterator[Metric]:

@@ -45,6 +45,7 @@ class VolumeKey:
     generation: int
     sector_count: int
     keys: Mapping[int, bytearray]
+    fully_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,41 @@ class GatewayPort(Protocol):
     ) -> AttachedPort:
         """Export `volume` to `host_nqn`; wipes the keys."""
 
+    async def open_filling(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> "FillingPort":
+        """Open `volume` to be filled; wipes the key."""
+
+
+class FillingPort(Protocol):
+    """A volume that is being filled, exported to nobody."""
+
+    async def write_zeroes(self, lba: int, sectors: int) -> None:
+        """Write sealed zeros."""
+
+    async def flush(self) -> None:
+        """Make them durable."""
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        """Give the volume more counters."""
+
+    def counters_remaining(self) -> int:
+        """Counters not yet handed to a queue."""
+
+    def take_counters(self) -> list[CounterRange]:
+        """Take what is left of the counters, once it is closed."""
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        """Events since the last call."""
+
+    async def close(self) -> None:
+        """Leave the target."""
+
 
 class ThirdPartyVolumePort(Protocol):
     """An attached volume's back end on a target that isn't ours."""
@@ -142,14 +178,22 @@ class ThirdPartyVolumePort(Protocol):
 class ThirdPartyPort(Protocol):
     """Targets that aren't ours, by the names that the operator gave them."""
 
-    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
-        """Lay out an empty volume; again is harmless."""
+    async def create(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+    ) -> None:
+        """Lay out an empty volume, authenticated under `store_key`; again is harmless."""
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace."""
 
     async def attach(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> ThirdPartyVolumePort:
         """Open a volume for this gateway alone."""
 
@@ -161,10 +205,14 @@ class TargetPort(Protocol):
     def address(self) -> tuple[str, int]:
         """Where the NVMe/TCP listener is."""
 
-    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         """Make the sector store of a volume."""
 
-    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def open_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         """Open the sector store that an earlier process made."""
 
     async def delete_volume(self, volume_id: uuid.UUID) -> None:

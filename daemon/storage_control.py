@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 from cryptography import x509
@@ -30,6 +31,8 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 FRESHNESS: Final = "flat-table"
+NO_FRESHNESS: Final = "none"
+MODE_OFF: Final = "off"
 NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
 _QUEUE_ID_MAX: Final = 65534
@@ -74,11 +77,11 @@ class StorageService:
         self, signed: broker_pb2.SignedVolumeDescriptor
     ) -> broker_pb2.VolumeDescriptor:
         descriptor = open_descriptor(self._anchor, signed)
-        if descriptor.mode:
+        if descriptor.third_party or descriptor.mode not in {"", MODE_OFF}:
             raise UsageError(
                 "namespace.mode",
-                f"volume {descriptor.volume_id} has mode {descriptor.mode!r}: it is on a third "
-                "party's target",
+                f"volume {descriptor.volume_id} has mode {descriptor.mode!r} on third party "
+                f"{descriptor.third_party!r}; allowed here: remote, {MODE_OFF}, and no third party",
             )
         if descriptor.target_node != self._node:
             raise UsageError(
@@ -86,6 +89,8 @@ class StorageService:
                 f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
                 f"this is {self._node!r}",
             )
+        # Not what the volume is, and gone once it is filled.
+        descriptor.ClearField("filling_gateway")
         return descriptor
 
     async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
@@ -97,7 +102,7 @@ class StorageService:
                         "namespace.limit",
                         f"target {self._node} has {NAMESPACES_MAX} volumes, which is all it takes",
                     )
-                await self._make(uuid.UUID(descriptor.volume_id), descriptor.sector_count, signed)
+                await self._make(descriptor, signed)
                 self._descriptors[descriptor.volume_id] = descriptor
                 self.events.report(descriptor.volume_id, "created")
             elif known != descriptor:
@@ -119,14 +124,21 @@ class StorageService:
                 await asyncio.to_thread(self._catalogue.forget, uuid.UUID(volume_id))
             self.events.report(volume_id, "deleted")
 
-    async def _make(self, volume_id: uuid.UUID, sector_count: int, signed: bytes) -> None:
+    async def _make(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
         """Make the store, and remember it once it is whole."""
+        volume_id = uuid.UUID(descriptor.volume_id)
+        create = partial(
+            self._target.create_volume,
+            volume_id,
+            sector_count=descriptor.sector_count,
+            freshness=descriptor.mode != MODE_OFF,
+        )
         if self._catalogue is None:
-            await self._target.create_volume(volume_id, sector_count=sector_count)
+            await create()
             return
         await asyncio.to_thread(self._catalogue.begin, volume_id, signed)
         try:
-            await self._target.create_volume(volume_id, sector_count=sector_count)
+            await create()
         except Error:
             # Nothing was there before, so what is there now is a half-made store.
             await self._discard(self._catalogue, volume_id)
@@ -171,7 +183,11 @@ class StorageService:
             )
         if len(self._descriptors) >= NAMESPACES_MAX:
             raise UnavailableError("namespace.limit", f"a target takes {NAMESPACES_MAX} volumes")
-        await self._target.open_volume(volume_id, sector_count=descriptor.sector_count)
+        await self._target.open_volume(
+            volume_id,
+            sector_count=descriptor.sector_count,
+            freshness=descriptor.mode != MODE_OFF,
+        )
         self._descriptors[descriptor.volume_id] = descriptor
         self.events.report(descriptor.volume_id, "restored")
 
@@ -254,20 +270,21 @@ class StorageService:
             reads=statistics.get("host_reads", 0),
             writes=statistics.get("host_writes", 0),
             refusals=statistics.get("refusals", 0),
-            freshness=FRESHNESS,
+            freshness=NO_FRESHNESS if descriptor.mode == MODE_OFF else FRESHNESS,
             store=self._store,
             association_epoch=self._target.newest_epoch(
                 uuid.UUID(volume_id), gateway_nqn(caller.node)
             ),
         )
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """Return the engine's statistics of every volume, for the metrics."""
+    def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
+        """Return the engine's statistics by volume and mode, for the metrics."""
         # Called from the metrics' thread: a copy, and a volume may go meanwhile.
-        found = {}
-        for volume_id in [*self._descriptors]:
+        found: dict[tuple[str, ...], dict[str, int]] = {}
+        for volume_id, descriptor in [*self._descriptors.items()]:
             with contextlib.suppress(UsageError):
-                found[volume_id] = dict(self._target.statistics(uuid.UUID(volume_id)))
+                mode = descriptor.mode or "remote"
+                found[volume_id, mode] = dict(self._target.statistics(uuid.UUID(volume_id)))
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:

@@ -7,49 +7,32 @@ alone holds their keys, and only while they are attached.
 import asyncio
 import contextlib
 import datetime as dt
-import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-import grpc
-
-from sealane.crypto.exchange import Exchange
-from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
 from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
+from sealane.daemon.filling import Fillings, volume_key
 from sealane.daemon.identity import Identity
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import (
-    GatewayPort,
-    OpenQueue,
-    QueueGrant,
-    ThirdPartyPort,
-    ThirdPartyVolumePort,
-    VolumeKey,
-)
-from sealane.daemon.storage_control import EVENT_POLL_SECONDS
+from sealane.daemon.ports import GatewayPort, ThirdPartyPort
+from sealane.daemon.storage_control import EVENT_POLL_SECONDS, MODE_OFF
 from sealane.daemon.supply import Supply, released_keys
-from sealane.errors import Error, ProtocolError, UsageError
-from sealane.protocol.nvme.nqn import NQN_BYTES_MAX, gateway_nqn
+from sealane.daemon.volume_back_ends import (
+    MODE_LOCAL,
+    Via,
+    VolumeBackEnds,
+)
+from sealane.errors import Error, UsageError
+from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
-_CALL_SECONDS: Final = 10.0
 _FOLLOW_RETRY_SECONDS: Final = 1.0
-MODE_LOCAL: Final = "local"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Via:
-    """Data-path address to use instead of the one the target announces; empty: none."""
-
-    traddr: str = ""
-    trsvcid: int = 0
+MODE_REMOTE: Final = "remote"
 
 
 class VolumeService:
@@ -64,17 +47,27 @@ class VolumeService:
         gateway: GatewayPort,
         third_parties: ThirdPartyPort,
     ) -> None:
-        self._third_parties = third_parties
         self._config = config
         self._identity = identity
         self._broker = broker
         self._gateway = gateway
         self._leases = LeaseCache(broker)
+        self._back_ends = VolumeBackEnds(
+            config, identity=identity, broker=broker, third_parties=third_parties
+        )
+        self.events = EventLog(identity.node)
+        self._fillings = Fillings(
+            node=identity.node,
+            broker=broker,
+            gateway=gateway,
+            leases=self._leases,
+            back_ends=self._back_ends,
+            events=self.events,
+        )
         self._attached: dict[str, Attached] = {}
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
-        self.events = EventLog(identity.node)
         self._supply = Supply(
             self._attached, broker=broker, leases=self._leases, events=self.events
         )
@@ -87,12 +80,14 @@ class VolumeService:
             loops = [
                 tasks.create_task(self._poll_events(), name="volume-events"),
                 tasks.create_task(self._supply.run(), name="volume-supply"),
+                tasks.create_task(self.resume_fillings(), name="volume-fillings"),
             ]
             try:
                 yield
             finally:
                 # All at once: each waits for its target, which may be gone.
                 await asyncio.gather(*map(self._leave, [*self._attached]))
+                await self._fillings.close()
                 await self._leases.close()
                 for task in loops:
                     task.cancel()
@@ -121,83 +116,48 @@ class VolumeService:
         size_bytes: int,
         target_node: str,
         third_party: str = "",
+        mode: str = "",
     ) -> broker_pb2.VolumeDescriptor:
         """Register a volume and make its namespace at the target, or lay it out on a third party.
 
-        A volume on a third party has mode "local" and belongs to this gateway.
+        A volume on a third party belongs to this gateway. One without unwritten sectors, as all
+        of mode "off" are, is filled in the background; until that has ended nobody attaches it.
         """
-        if third_party:
-            return await self._create_local(
-                request_id=request_id,
-                display_name=display_name,
-                size_bytes=size_bytes,
-                target_node=target_node,
-                third_party=third_party,
+        place = "local" if third_party else "remote"
+        if mode not in {"", place, MODE_OFF}:
+            raise UsageError(
+                "volume.mode", f"volume mode {mode[:80]!r}; allowed here: {place}, {MODE_OFF}"
             )
-        target = target_node or self._config.target_node
-        if target != self._config.target_node:
+        own = self._identity.node if third_party else self._config.target_node
+        if target_node not in {"", own}:
             raise UsageError(
                 "volume.target",
-                f"target {target!r}; allowed: this gateway's target {self._config.target_node!r}",
+                f"target {target_node!r}; allowed: "
+                + ("none with a third party" if third_party else f"this gateway's, {own!r}"),
             )
         descriptor, registered = await self._broker.register(
             request_id=request_id or str(uuid.uuid4()),
             display_name=display_name,
             size_bytes=size_bytes,
-            target_node=target,
-        )
-        try:
-            async with self._target_channel() as channel:
-                await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
-                    storage_pb2.CreateNamespaceRequest(descriptor=registered.volume),
-                    timeout=_CALL_SECONDS,
-                )
-        except (Error, asyncio.CancelledError):
-            # Nothing half-made stays: a retry registers it anew. But what an earlier call with
-            # this request id made may hold data by now.
-            if registered.is_new:
-                with contextlib.suppress(Error):
-                    await self._delete_namespace(descriptor.volume_id)
-                with contextlib.suppress(Error):
-                    await self._broker.unregister(descriptor.volume_id)
-            raise
-        return descriptor
-
-    async def _create_local(
-        self,
-        *,
-        request_id: str,
-        display_name: str,
-        size_bytes: int,
-        target_node: str,
-        third_party: str,
-    ) -> broker_pb2.VolumeDescriptor:
-        if target_node not in {"", self._identity.node}:
-            raise UsageError(
-                "volume.target",
-                f"target {target_node!r}; allowed with a third party: none, the volume belongs to "
-                "this gateway",
-            )
-        descriptor, registered = await self._broker.register(
-            request_id=request_id or str(uuid.uuid4()),
-            display_name=display_name,
-            size_bytes=size_bytes,
-            target_node=self._identity.node,
-            mode=MODE_LOCAL,
+            target_node=own,
+            mode=mode if mode == MODE_OFF else MODE_LOCAL if third_party else "",
             third_party=third_party,
         )
         try:
-            await self._third_parties.create(
-                third_party,
-                uuid.UUID(descriptor.volume_id),
-                sector_count=descriptor.sector_count,
-            )
+            await self._back_ends.create(registered)
         except (Error, asyncio.CancelledError):
-            # What a cancelled call has laid out by now, only an operator can take off.
+            # Nothing half-made stays: a retry registers it anew. But what an earlier call with
+            # this request id made may hold data by now; and what a cancelled call has laid out on
+            # a third party, only an operator can take off.
             if registered.is_new:
+                if not third_party:
+                    with contextlib.suppress(Error):
+                        await self._back_ends.delete_namespace(descriptor.volume_id)
                 with contextlib.suppress(Error):
                     await self._broker.unregister(descriptor.volume_id)
             raise
+        _warn(descriptor)
+        self._fillings.start(descriptor)
         return descriptor
 
     async def get(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
@@ -218,34 +178,30 @@ class VolumeService:
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
             descriptor = await self._broker.descriptor(volume_id)
+            await self._fillings.stop(volume_id)
             await self._leases.drop(volume_id)
-            if descriptor.mode:
-                self._check_ours(descriptor)
-                await self._third_parties.delete(descriptor.third_party, uuid.UUID(volume_id))
-            else:
-                await self._delete_namespace(volume_id)
+            await self._back_ends.delete(descriptor)
             await self._broker.unregister(volume_id)
-
-    async def _delete_namespace(self, volume_id: str) -> None:
-        request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
-        try:
-            async with self._target_channel() as channel:
-                await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
-                    request, timeout=_CALL_SECONDS
-                )
-        except UsageError as error:
-            # The target may have lost it already; the broker's record goes in any case.
-            if error.reason != "namespace.not_found":
-                raise
 
     def attached(self, volume_id: str) -> Attached | None:
         """Return the attachment of a volume, if there is one here."""
         return self._attached.get(volume_id)
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """Return the engine's statistics of every attached volume, for the metrics."""
+    async def resume_fillings(self) -> None:
+        """Go on filling what an earlier process of this gateway had begun."""
+        await self._fillings.resume()
+
+    def filled_bytes(self, volume_id: str) -> int:
+        """Return how far this gateway has filled a volume."""
+        return self._fillings.filled_bytes(volume_id)
+
+    def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
+        """Return the engine's statistics by attached volume and mode, for the metrics."""
         # Called from the metrics' thread: a copy, because the event loop changes the original.
-        return {v: dict(a.port.statistics()) for v, a in self._attached.copy().items()}
+        return {
+            (v, a.descriptor.mode or MODE_REMOTE): dict(a.port.statistics())
+            for v, a in self._attached.copy().items()
+        }
 
     async def attach(
         self, volume_id: str, *, host_nqn: str, via: Via
@@ -264,104 +220,47 @@ class VolumeService:
                     f"volume {volume_id} is already attached to {known.host_nqn}",
                 )
             descriptor = await self._broker.descriptor(volume_id)
-            if descriptor.mode:
-                attached = await self._attach_local(descriptor, host_nqn=host_nqn, via=via)
-            else:
-                attached = await self._attach_remote(descriptor, host_nqn=host_nqn, via=via)
+            if descriptor.filling_gateway:
+                raise UsageError(
+                    "volume.filling.state",
+                    f"volume {volume_id} is being filled by gateway "
+                    f"{descriptor.filling_gateway!r}: wait until that has ended",
+                )
+            attached = await self._attach(descriptor, host_nqn=host_nqn, via=via)
+            _warn(descriptor)
             self._attached[volume_id] = attached
-            if self._tasks is not None and not descriptor.mode:
+            if self._tasks is not None and not descriptor.third_party:
                 self._followers[volume_id] = self._tasks.create_task(
                     self._follow_target(volume_id), name=f"follow-{volume_id}"
                 )
             self.events.report(volume_id, "attached", detail=host_nqn)
         return descriptor
 
-    async def _attach_remote(
-        self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
-    ) -> Attached:
-        # A target that restarted has lost the volume: said here, not at the first read.
-        async with self._target_channel() as channel:
-            namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
-                storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
-                timeout=_CALL_SECONDS,
-            )
-        return await self._attach(
-            descriptor,
-            host_nqn=host_nqn,
-            open_queue=partial(self._open_queue, descriptor=descriptor, via=via),
-            epoch_floor=namespace.association_epoch,
-        )
-
-    async def _attach_local(
-        self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
-    ) -> Attached:
-        self._check_ours(descriptor)
-        if via != Via():
-            raise UsageError(
-                "volume.via",
-                "allowed for volumes on a target of ours only; the operator names "
-                "the addresses of third parties",
-            )
-        third_party = await self._third_parties.attach(
-            descriptor.third_party,
-            uuid.UUID(descriptor.volume_id),
-            sector_count=descriptor.sector_count,
-        )
-        try:
-            return await self._attach(
-                descriptor,
-                host_nqn=host_nqn,
-                open_queue=third_party.open_queue,
-                third_party=third_party,
-            )
-        except BaseException:
-            await third_party.close()
-            raise
-
     async def _attach(
-        self,
-        descriptor: broker_pb2.VolumeDescriptor,
-        *,
-        host_nqn: str,
-        open_queue: OpenQueue,
-        epoch_floor: int = 0,
-        third_party: ThirdPartyVolumePort | None = None,
+        self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
     ) -> Attached:
-        """Fetch lease and key, and export the volume."""
-        leases, counters = await self._leases.take(descriptor)
-        async with released_keys(self._broker, descriptor) as keys:
-            port = await self._gateway.attach(
-                VolumeKey(
-                    volume_id=uuid.UUID(descriptor.volume_id),
-                    generation=descriptor.generation,
-                    sector_count=descriptor.sector_count,
-                    keys=keys,
-                ),
-                counters=counters,
-                host_nqn=host_nqn,
-                open_queue=open_queue,
-                epoch_floor=epoch_floor,
-            )
+        """Open the back end, fetch lease and key, and export the volume."""
+        back_end = await self._back_ends.open(descriptor, via=via)
+        try:
+            leases, counters = await self._leases.take(descriptor)
+            async with released_keys(self._broker, descriptor) as keys:
+                port = await self._gateway.attach(
+                    volume_key(descriptor, keys),
+                    counters=counters,
+                    host_nqn=host_nqn,
+                    open_queue=back_end.open_queue,
+                    epoch_floor=back_end.epoch_floor,
+                )
+        except BaseException:
+            await back_end.close()
+            raise
         return Attached(
             descriptor=descriptor,
             port=port,
             leases=leases,
             host_nqn=host_nqn,
-            third_party=third_party,
+            back_end=back_end,
         )
-
-    def _check_ours(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
-        """Refuse a mode that isn't offered, and a volume that another gateway owns."""
-        if descriptor.mode != MODE_LOCAL:
-            raise UsageError(
-                "volume.mode", f"volume mode {descriptor.mode[:80]!r}; allowed here: remote, local"
-            )
-        if descriptor.target_node != self._identity.node:
-            raise UsageError(
-                "volume.owner",
-                f"volume {descriptor.volume_id} belongs to gateway {descriptor.target_node!r}: "
-                "only that one can use it",
-            )
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Stop the export; the volume's key goes with it, unused counters are kept."""
@@ -375,8 +274,7 @@ class VolumeService:
             await self._leases.keep(
                 attached.descriptor, attached.leases, attached.port.replace_counters()
             )
-            if attached.third_party is not None:
-                await attached.third_party.close()
+            await attached.back_end.close()
             self._drain_events(volume_id, attached)
             follower = self._followers.pop(volume_id, None)
             if follower is not None:
@@ -387,59 +285,6 @@ class VolumeService:
     async def _leave(self, volume_id: str) -> None:
         with contextlib.suppress(Error):
             await self.detach(volume_id)
-
-    async def _open_queue(
-        self,
-        queue_id: int,
-        association_epoch: int,
-        *,
-        descriptor: broker_pb2.VolumeDescriptor,
-        via: Via,
-    ) -> QueueGrant:
-        """Exchange keys with the target for one secure queue."""
-        own = Exchange()
-        host_nqn = gateway_nqn(self._identity.node)
-        request = storage_pb2.OpenQueueRequest(
-            volume_id=descriptor.volume_id,
-            host_nqn=host_nqn,
-            queue_id=queue_id,
-            public_key=own.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            association_epoch=association_epoch,
-        )
-        async with self._target_channel() as channel:
-            answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(
-                request, timeout=_CALL_SECONDS
-            )
-        if len(answer.ticket) != TICKET_BYTES:
-            raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")
-        secret = derive_queue_secret(
-            own,
-            peer_key=answer.public_key,
-            transcript=QueueTranscript(
-                volume_id=uuid.UUID(descriptor.volume_id),
-                host_nqn=host_nqn,
-                target_node=descriptor.target_node,
-                gateway_node=self._identity.node,
-                queue_id=queue_id,
-                association_epoch=association_epoch,
-                target_incarnation=answer.target_incarnation,
-                gateway_nonce=request.nonce,
-                target_nonce=answer.nonce,
-                gateway_key=own.public_key,
-                target_key=answer.public_key,
-            ),
-        )
-        return QueueGrant(
-            ticket=answer.ticket,
-            secret=secret,
-            association_epoch=association_epoch,
-            target_incarnation=answer.target_incarnation,
-            traddr=via.traddr or answer.traddr,
-            trsvcid=via.trsvcid or answer.trsvcid,
-            subsystem_nqn=answer.subsystem_nqn,
-            host_nqn=host_nqn,
-        )
 
     @contextlib.contextmanager
     def _change(self, volume_id: str) -> Iterator[None]:
@@ -452,10 +297,6 @@ class VolumeService:
         finally:
             self._changing.discard(volume_id)
 
-    def _target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
-        config = self._config
-        return self._identity.channel(config.target_address, config.target_node, "target")
-
     async def _poll_events(self) -> None:
         while True:
             for volume_id, attached in [*self._attached.items()]:
@@ -464,15 +305,15 @@ class VolumeService:
 
     def _drain_events(self, volume_id: str, attached: Attached) -> None:
         self.events.report_native(volume_id, attached.port.take_events())
-        if attached.third_party is not None:
-            self.events.report_native(volume_id, attached.third_party.take_events())
+        if attached.back_end.third_party is not None:
+            self.events.report_native(volume_id, attached.back_end.third_party.take_events())
 
     async def _follow_target(self, volume_id: str) -> None:
         """Publish the target's events here while the volume is attached."""
         request = storage_pb2.WatchEventsRequest(volume_id=volume_id)
         while True:
             try:
-                async with self._target_channel() as channel:
+                async with self._back_ends.target_channel() as channel:
                     stream = storage_pb2_grpc.StorageStub(channel).WatchEvents(request)
                     async for message in stream:
                         self.events.publish(
@@ -498,3 +339,15 @@ class VolumeService:
             except (ValueError, OverflowError):
                 get_logger().warning("target_events_interrupted", reason="event.time.malformed")
             await asyncio.sleep(_FOLLOW_RETRY_SECONDS)
+
+
+def _warn(descriptor: broker_pb2.VolumeDescriptor) -> None:
+    """Say loudly what a volume doesn't protect from."""
+    if descriptor.mode == MODE_OFF:
+        get_logger().warning(
+            "volume_without_freshness",
+            volume_id=descriptor.volume_id,
+            mode=MODE_OFF,
+            message="mode off: an older sector that whoever stores it puts back is not noticed; "
+            "docs/threat-model.md says what holds",
+        )

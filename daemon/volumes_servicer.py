@@ -11,20 +11,24 @@ from google.protobuf import empty_pb2
 from sealane.daemon.attached import Attached
 from sealane.daemon.calls import Context
 from sealane.daemon.storage_control import FRESHNESS, event_message
-from sealane.daemon.volumes import Via, VolumeService
+from sealane.daemon.volume_back_ends import Via
+from sealane.daemon.volumes import MODE_REMOTE, VolumeService
 from sealane.errors import UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
 SECTOR_BYTES: Final = 4096
-MODE: Final = "remote"
+# docs/third-party.md says why the others don't hold there, and how far C4 goes.
 _CLAIMS: Final = {
-    "": ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
-    # docs/third-party.md says why the others don't, and how far C4 goes.
-    "local": ("C1", "C2", "C3", "C4 while attached", "C7 as far as its flush holds", "C8"),
+    ("", False): ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
+    ("local", True): ("C1", "C2", "C3", "C4 while attached", "C7 as far as its flush holds", "C8"),
+    ("off", False): ("C1", "C2", "C3", "C5", "C7", "C8"),
+    ("off", True): ("C1", "C2", "C3", "C7 as far as its flush holds", "C8"),
 }
-_FRESHNESS_LOCAL: Final = (
-    "flat-table in the gateway while attached: a roll-back while detached is not noticed"
-)
+_FRESHNESS: Final = {
+    "": FRESHNESS,
+    "local": "flat-table in the gateway while attached: a roll-back while detached is not noticed",
+    "off": "none: an older sector that the store puts back is not noticed",
+}
 
 
 class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
@@ -43,6 +47,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             size_bytes=request.size_bytes,
             target_node=request.target_node,
             third_party=request.third_party,
+            mode=request.mode,
         )
         return self._volume(descriptor)
 
@@ -118,12 +123,15 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             size_bytes=descriptor.sector_count * SECTOR_BYTES,
             target_node=descriptor.target_node,
             state=volumes_pb2.Volume.AVAILABLE,
-            mode=descriptor.mode or MODE,
-            freshness=_FRESHNESS_LOCAL if descriptor.mode else FRESHNESS,
+            mode=descriptor.mode or MODE_REMOTE,
+            freshness=_FRESHNESS.get(descriptor.mode, ""),
             key_epoch=descriptor.key_epoch,
             third_party=descriptor.third_party,
-            claims=_CLAIMS.get(descriptor.mode, ()),
+            claims=_CLAIMS.get((descriptor.mode, bool(descriptor.third_party)), ()),
         )
+        if descriptor.filling_gateway:
+            volume.state = volumes_pb2.Volume.FILLING
+            volume.filled_bytes = self._service.filled_bytes(descriptor.volume_id)
         if attached is not None:
             volume.state = volumes_pb2.Volume.ATTACHED
             volume.attachment.CopyFrom(_attachment(attached))

@@ -65,6 +65,7 @@ class RecordedEvent:
 @dataclass
 class RecordingTarget:
     volumes: dict[uuid.UUID, int] = field(default_factory=dict)
+    freshness: dict[uuid.UUID, bool] = field(default_factory=dict)
     admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
     closed: list[tuple[str, int]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
@@ -73,10 +74,15 @@ class RecordingTarget:
     fencing: asyncio.Event = field(default_factory=asyncio.Event)
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
-    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         self.volumes[volume_id] = sector_count
+        self.freshness[volume_id] = freshness
 
-    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def open_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         self.volumes[volume_id] = sector_count
 
     async def delete_volume(self, volume_id: uuid.UUID) -> None:
@@ -164,9 +170,65 @@ class RecordedAttachment:
 
 
 @dataclass
+class RecordedFilling:
+    """Fills as far as it may, and then waits or fails."""
+
+    sealed: bool
+    limit: int
+    failure: Error | None
+    zeroed: int = 0
+    flushed: int = 0
+    closed: bool = False
+    limit_raised: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def write_zeroes(self, lba: int, sectors: int) -> None:
+        assert lba == self.zeroed
+        if lba + sectors > self.limit:
+            if self.failure is not None:
+                raise self.failure
+            await self.limit_raised.wait()
+        self.zeroed = lba + sectors
+
+    async def flush(self) -> None:
+        self.flushed = self.zeroed
+
+    def add_counters(self, granted: Iterable[CounterRange]) -> None:
+        raise AssertionError("one lease is enough here")
+
+    def counters_remaining(self) -> int:
+        return LEASE_COUNTERS
+
+    def take_counters(self) -> list[CounterRange]:
+        return []
+
+    def take_events(self) -> Sequence[NativeEvent]:
+        return []
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
 class RecordingGateway:
     attached: list[RecordedAttachment] = field(default_factory=list)
     failure: Error | None = None
+    fillings: list[RecordedFilling] = field(default_factory=list)
+    fill_limit: int = 1 << 40
+    fill_failure: Error | None = None
+
+    async def open_filling(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> RecordedFilling:
+        made = RecordedFilling(volume.fully_sealed, self.fill_limit, self.fill_failure)
+        self.fillings.append(made)
+        self.fill_failure = None
+        self.fill_limit = 1 << 40
+        return made
 
     async def attach(
         self,
@@ -208,9 +270,13 @@ class RecordingThirdParties:
     volumes: dict[str, uuid.UUID] = field(default_factory=dict)
     attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
     failure: Error | None = None
+    freshness: bool = True
 
-    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+    ) -> None:
         assert sector_count
+        assert any(store_key)
         if self.failure is not None:
             raise self.failure
         self.volumes[name] = volume_id
@@ -219,9 +285,17 @@ class RecordingThirdParties:
         assert self.volumes.pop(name) == volume_id
 
     async def attach(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> RecordingThirdPartyVolume:
         assert sector_count
+        assert any(store_key)
+        self.freshness = freshness
         assert self.volumes[name] == volume_id
         self.attached.append(RecordingThirdPartyVolume())
         return self.attached[-1]

@@ -21,6 +21,7 @@ from sealane.daemon.storage.back_end import (
     PreparedQueue,
     QueueName,
 )
+from sealane.daemon.storage.counters import add_counters, replace_counters
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -29,6 +30,7 @@ from sealane.daemon.storage.exported import (
     Exported,
     Provider,
 )
+from sealane.daemon.storage.filling_volume import FillingVolume
 from sealane.daemon.storage.last_flush import flush_journal
 from sealane.daemon.storage.listener import Listener
 from sealane.errors import UnavailableError, UsageError
@@ -142,13 +144,7 @@ class AttachedVolume(Exported):
 
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
         """Give the volume more counters; used in this order, after those it has."""
-        for counters in granted:
-            self.native.add_counters(
-                broker_instance=counters.broker_instance,
-                start_epoch=counters.start_epoch,
-                start=counters.counter_start,
-                end=counters.counter_end,
-            )
+        add_counters(self.native, granted)
 
     def add_key(self, key_epoch: int, key: bytearray) -> None:
         """Give the volume the key of a newer epoch, which seals from now on; wipes it."""
@@ -156,17 +152,7 @@ class AttachedVolume(Exported):
 
     def replace_counters(self, granted: Sequence[CounterRange] = ()) -> list[CounterRange]:
         """Put other counters in the place of those that no queue was given; returns these."""
-        new = [(*c.arena, c.counter_start, c.counter_end) for c in granted]
-        return [
-            CounterRange(
-                broker_instance=instance,
-                start_epoch=start_epoch,
-                counter_start=start,
-                counter_end=end,
-            )
-            for instance, start_epoch, start, end in self.native.replace_counters(new)
-            if start < end
-        ]
+        return replace_counters(self.native, granted)
 
     def counters_remaining(self) -> int:
         """Counters not yet handed to a queue."""
@@ -309,6 +295,50 @@ class Gateway(Provider):
         if nqn in self._attached:
             raise UsageError("volume.attached", f"volume {volume.volume_id} is attached already")
         check_nqn(host_nqn)
+        native, back_end, feed = self._open(volume, open_queue, epoch_floor)
+        attached = AttachedVolume(
+            native=native,
+            subsystem=volume_subsystem(
+                nqn=nqn,
+                volume_id=volume.volume_id,
+                serial=volume.volume_id.hex[:20],
+                block_count=volume.sector_count,
+                metadata_bytes=0,
+                transfer_max=FRONT_TRANSFER_BYTES,
+                commands=FRONT_COMMANDS - {IoOpcode.DATASET_MANAGEMENT}
+                if volume.fully_sealed
+                else FRONT_COMMANDS,
+                fused_blocks=FRONT_FUSED_BLOCKS,
+            ),
+            host_nqn=host_nqn,
+            back_end=back_end,
+            gateway=self,
+            feed=feed,
+        )
+        attached.add_counters(counters)
+        self._attached[nqn] = attached
+        self._listener.changed()
+        return attached
+
+    async def open_filling(
+        self,
+        volume: VolumeKey,
+        *,
+        counters: Iterable[CounterRange],
+        open_queue: OpenQueue,
+        epoch_floor: int = 0,
+    ) -> FillingVolume:
+        """Open a volume to be filled, for nobody else; wipes the keys. The caller closes it."""
+        native, back_end, feed = self._open(volume, open_queue, epoch_floor)
+        filling = FillingVolume(
+            native=native, back_end=back_end, feed=feed, sectors=volume.sector_count
+        )
+        filling.add_counters(counters)
+        return filling
+
+    def _open(
+        self, volume: VolumeKey, open_queue: OpenQueue, epoch_floor: int
+    ) -> tuple[_native.GatewayVolume, BackEnd, EventFeed]:
         newest = max(volume.keys)
         native = _native.GatewayVolume(
             volume_id=volume.volume_id.bytes,
@@ -322,6 +352,7 @@ class Gateway(Provider):
             journal_bytes_max=self._settings.journal_bytes_max,
             commands_per_key_max=self._settings.commands_per_key_max,
             nonce_ledger=self._settings.nonce_ledger,
+            fully_sealed=volume.fully_sealed,
         )
         for epoch in volume.keys.keys() - {newest}:
             native.add_key(key_epoch=epoch, key=volume.keys[epoch])
@@ -333,27 +364,7 @@ class Gateway(Provider):
             epochs=AssociationEpochs(floor=epoch_floor),
             report=feed.publish,
         )
-        attached = AttachedVolume(
-            native=native,
-            subsystem=volume_subsystem(
-                nqn=nqn,
-                volume_id=volume.volume_id,
-                serial=volume.volume_id.hex[:20],
-                block_count=volume.sector_count,
-                metadata_bytes=0,
-                transfer_max=FRONT_TRANSFER_BYTES,
-                commands=FRONT_COMMANDS,
-                fused_blocks=FRONT_FUSED_BLOCKS,
-            ),
-            host_nqn=host_nqn,
-            back_end=back_end,
-            gateway=self,
-            feed=feed,
-        )
-        attached.add_counters(counters)
-        self._attached[nqn] = attached
-        self._listener.changed()
-        return attached
+        return native, back_end, feed
 
     async def detach(self, attached: AttachedVolume) -> None:
         """Take a volume out of the listener and wait until its associations are closed."""

@@ -368,16 +368,25 @@ class Target(Provider):
         """Name of the volume's secure subsystem."""
         return volume_nqn(volume_id)
 
-    async def create_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         """Make an empty volume. UsageError if it exists, UnavailableError if the store can't."""
-        await self._add(volume_id, sector_count, "create")
+        await self._add(volume_id, sector_count, "create", freshness=freshness)
 
-    async def open_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def open_volume(
+        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+    ) -> None:
         """Open the store that an earlier process made. UnavailableError if it can't be opened."""
-        await self._add(volume_id, sector_count, "open")
+        await self._add(volume_id, sector_count, "open", freshness=freshness)
 
     async def _add(
-        self, volume_id: uuid.UUID, sector_count: int, exist: Literal["create", "open"]
+        self,
+        volume_id: uuid.UUID,
+        sector_count: int,
+        exist: Literal["create", "open"],
+        *,
+        freshness: bool,
     ) -> None:
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
@@ -391,6 +400,7 @@ class Target(Provider):
                 path=path,
                 exist=exist,
                 drive=self._drive,
+                freshness=freshness,
             )
         except FileExistsError as error:
             raise UsageError(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sealane import _native
+from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import TICKET_BYTES
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage.events import StorageEvent
@@ -143,16 +144,26 @@ class _Claim:
         os.close(self._descriptor)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreIdentity:
+    """Which store a volume has on a namespace, and the key that authenticates it."""
+
+    volume_id: uuid.UUID
+    sector_count: int
+    store_key: bytearray = field(repr=False)
+    freshness: bool = True
+
+
 class ThirdPartyVolume:
     """An attached volume's back end; `open_queue` is what the gateway asks for queues."""
 
     def __init__(
-        self, stores: "ThirdPartyStores", party: ThirdParty, volume_id: uuid.UUID, sectors: int
+        self, stores: "ThirdPartyStores", party: ThirdParty, identity: "StoreIdentity"
     ) -> None:
         self._stores = stores
         self._party = party
-        self._volume_id = volume_id
-        self._sectors = sectors
+        self._identity = identity
+        self._volume_id = identity.volume_id
         self._claim: _Claim | None = None
         self._association: _Association | None = None
         self._native: _native.Namespace | None = None
@@ -237,6 +248,7 @@ class ThirdPartyVolume:
             if self._claim is not None:
                 claim, self._claim = self._claim, None
                 await asyncio.to_thread(claim.release, is_clean=is_clean)
+            wipe(self._identity.store_key)
 
     async def _reopen(self) -> None:
         """Close the store and open it through a new association, as a new incarnation.
@@ -250,9 +262,7 @@ class ThirdPartyVolume:
     async def _open_store(self) -> None:
         association = self._stores.association(self._party)
         try:
-            native = await self._stores.store(
-                association, self._volume_id, self._sectors, exist="open"
-            )
+            native = await self._stores.store(association, self._identity, exist="open")
         except BaseException:
             await association.close()
             raise
@@ -298,11 +308,16 @@ class ThirdPartyStores:
         finally:
             await self.target.stop()
 
-    async def create(self, name: str, volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create(
+        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+    ) -> None:
         """Lay out an empty volume; again is harmless. UsageError if there is something else."""
+        identity = StoreIdentity(
+            volume_id=volume_id, sector_count=sector_count, store_key=store_key
+        )
         async with self._using(name) as association:
             try:
-                native = await self.store(association, volume_id, sector_count, exist="create")
+                native = await self.store(association, identity, exist="create")
             except UsageError as error:
                 if error.reason != "third_party.occupied":
                     raise
@@ -312,7 +327,7 @@ class ThirdPartyStores:
                 return
         async with self._using(name) as association:
             try:
-                native = await self.store(association, volume_id, sector_count, exist="open")
+                native = await self.store(association, identity, exist="open")
             except UnavailableError as error:
                 raise occupied from error
             await asyncio.to_thread(native.close)
@@ -327,10 +342,22 @@ class ThirdPartyStores:
                 raise _store_error(name, error) from error
 
     async def attach(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> ThirdPartyVolume:
-        """Open a volume for this gateway alone."""
-        volume = ThirdPartyVolume(self, self._party(name), volume_id, sector_count)
+        """Open a volume for this gateway alone; keeps a copy of the key until it is closed."""
+        identity = StoreIdentity(
+            volume_id=volume_id,
+            sector_count=sector_count,
+            store_key=bytearray(store_key),
+            freshness=freshness,
+        )
+        volume = ThirdPartyVolume(self, self._party(name), identity)
         await volume.open()
         return volume
 
@@ -349,8 +376,7 @@ class ThirdPartyStores:
     async def store(
         self,
         association: _Association,
-        volume_id: uuid.UUID,
-        sector_count: int,
+        identity: StoreIdentity,
         *,
         exist: Literal["create", "open"],
     ) -> _native.Namespace:
@@ -360,9 +386,12 @@ class ThirdPartyStores:
             return await asyncio.to_thread(
                 _native.Namespace.on_device,
                 device,
-                volume_id=volume_id.bytes,
-                block_count=sector_count,
+                volume_id=identity.volume_id.bytes,
+                block_count=identity.sector_count,
+                # The engine wipes what it takes.
+                store_key=bytearray(identity.store_key),
                 exist=exist,
+                freshness=identity.freshness,
             )
         except OSError as error:
             raise _store_error(association.name, error) from error

@@ -232,8 +232,9 @@ class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds; else plain 4096-byte blocks. "inline" is a file laid out as a drive with
-    64-byte metadata has it, sealed only. `exist` "create": the file must not exist.
+    what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
+    "inline" is a file laid out as a drive with 64-byte metadata has it, sealed only. `exist`
+    "create": the file must not exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 
@@ -247,6 +248,7 @@ class Namespace:
         exist: Literal["create", "open"] = "create",
         drive: str | None = None,
         in_place: bool = False,
+        freshness: bool = True,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
@@ -285,7 +287,9 @@ class Namespace:
         *,
         volume_id: bytes,
         block_count: int,
+        store_key: bytearray,
         exist: Literal["create", "open"],
+        freshness: bool = True,
     ) -> Namespace: ...
 
 class HostQueueDescription(TypedDict):
@@ -392,7 +396,8 @@ class GatewayVolume:
 
     `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
     commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
-    `nonce_ledger`: file that every seal is noted in (tests). Events of kind "association_lost" ask
+    `nonce_ledger`: file that every seal is noted in (tests); `fully_sealed`: an unwritten sector is
+    an error, and writing zeroes seals zeros. Events of kind "association_lost" ask
     for a newer association for every queue, "rekey_due" for a queue with fresh keys in this one.
     """
 
@@ -410,6 +415,7 @@ class GatewayVolume:
         journal_bytes_max: int = ...,
         commands_per_key_max: int = ...,
         nonce_ledger: str | os.PathLike[str] | None = None,
+        fully_sealed: bool = False,
     ) -> GatewayVolume: ...
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int

@@ -13,14 +13,14 @@ from sealane.errors import UnavailableError
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_endpoint_serves_on_either_family(host: str) -> None:
     made = Metrics()
-    made.add_statistics("target_volume", "volume", lambda: {"v": {"reads": 3}})
+    made.add_statistics("target_volume", ("volume", "mode"), lambda: {("v", "off"): {"reads": 3}})
     server = MetricsServer(made, f"{host}:0")
     try:
         with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
             text = answer.read().decode()
     finally:
         server.close()
-    assert 'sealane_target_volume_reads{volume="v"} 3.0' in text
+    assert 'sealane_target_volume_reads{mode="off",volume="v"} 3.0' in text
 
 
 def test_scraper_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
 
 
 async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
-    async def fail(volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def fail(volume_id: uuid.UUID, *, sector_count: int, freshness: bool) -> None:
         raise UnavailableError("store.full", "no room")
 
     world.target.create_volume = fail  # type: ignore[method-assign]
@@ -211,7 +211,7 @@ async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: 
 async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
-    async def create_volume(volume_id: uuid.UUID, *, sector_count: int) -> None:
+    async def create_volume(volume_id: uuid.UUID, *, sector_count: int, freshness: bool) -> None:
         # As a thread does it that makes a file: the store is there whether one waits or not.
         world.target.volumes[volume_id] = sector_count
         started.set()

@@ -35,6 +35,7 @@ class VolumeKey:
     keys: dict[int, bytearray]
     generation: int = 1
     sector_count: int = SECTORS
+    fully_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"
 HOST = "nqn.2026-11.dev.sealane:host"
 SECTORS = 256
 PAGE = 4096
+INVALID_OPCODE = 0x001
 LOG_START, LOG_PAGES = 3, 4096
 TABLE_START = LOG_START + LOG_PAGES
 SLOTS_START = TABLE_START + 2 * -(-SECTORS // 46)
@@ -40,6 +41,7 @@ class VolumeKey:
     keys: dict[int, bytearray]
     generation: int = 1
     sector_count: int = SECTORS
+    fully_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,8 @@ class World:
     fences: list[float] = field(default_factory=list)
     volume_id: uuid.UUID = field(default_factory=uuid.uuid4)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    store_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    is_off: bool = False
     attachments: int = 0
 
     def config(self, pages: int = PAGES) -> SubsystemConfig:
@@ -87,10 +91,18 @@ class World:
         )
 
     async def create(self) -> None:
-        await self.stores.create("disks", self.volume_id, sector_count=SECTORS)
+        await self.stores.create(
+            "disks", self.volume_id, sector_count=SECTORS, store_key=bytearray(self.store_key)
+        )
 
     async def open(self) -> ThirdPartyVolume:
-        return await self.stores.attach("disks", self.volume_id, sector_count=SECTORS)
+        return await self.stores.attach(
+            "disks",
+            self.volume_id,
+            sector_count=SECTORS,
+            store_key=bytearray(self.store_key),
+            freshness=not self.is_off,
+        )
 
     @contextlib.asynccontextmanager
     async def attached(self) -> AsyncIterator[VolumeQueue]:
@@ -98,7 +110,11 @@ class World:
         back = await self.open()
         self.attachments += 1
         port = await self.gateway.attach(
-            VolumeKey(volume_id=self.volume_id, keys={1: bytearray(self.key)}),
+            VolumeKey(
+                volume_id=self.volume_id,
+                keys={1: bytearray(self.key)},
+                fully_sealed=self.is_off,
+            ),
             counters=[Counters(start_epoch=self.attachments)],
             host_nqn=HOST,
             open_queue=back.open_queue,
@@ -279,21 +295,25 @@ async def test_namespace_holds_one_volume_until_that_is_deleted(world: World) ->
     await world.create()
     other = uuid.uuid4()
     with pytest.raises(UsageError, match="holds something"):
-        await world.stores.create("disks", other, sector_count=SECTORS)
+        await world.stores.create("disks", other, sector_count=SECTORS, store_key=bytearray(32))
     with pytest.raises(UnavailableError, match="another store"):
         await world.stores.delete("disks", other)
     await (await world.open()).close()
     await world.stores.delete("disks", world.volume_id)
-    await world.stores.create("disks", other, sector_count=SECTORS)
-    with pytest.raises(UnavailableError, match="another store"):
+    await world.stores.create("disks", other, sector_count=SECTORS, store_key=bytearray(32))
+    with pytest.raises(UnavailableError, match=r"another store|forged"):
         await world.open()
 
 
 async def test_namespace_that_is_too_small_or_not_configured_is_refused(world: World) -> None:
     with pytest.raises(UnavailableError, match=f"has {PAGES} pages"):
-        await world.stores.create("disks", world.volume_id, sector_count=SECTORS + 50)
+        await world.stores.create(
+            "disks", world.volume_id, sector_count=SECTORS + 50, store_key=bytearray(32)
+        )
     with pytest.raises(UsageError, match="disks"):
-        await world.stores.create("elsewhere", world.volume_id, sector_count=SECTORS)
+        await world.stores.create(
+            "elsewhere", world.volume_id, sector_count=SECTORS, store_key=bytearray(32)
+        )
 
 
 # Attacks on what the third party stores.
@@ -386,20 +406,58 @@ async def test_damaged_map_or_sector_never_reads_as_data(world: World, page: int
     assert caught.value.reason == "third_party.store"
 
 
-async def test_forged_metadata_and_its_checksums_do_not_pass_for_a_sector(world: World) -> None:
-    """The map's key lies on the namespace, so a forger can make whole pages: seals must hold."""
+async def test_store_made_by_who_has_no_key_of_the_volume_is_refused(world: World) -> None:
+    """Everything on the namespace is authentic, of another key: a forger can do no better."""
+    await world.create()
+    own, world.store_key = world.store_key, bytes(32)
+    world.put(0, bytes(PAGE))
+    await world.create()
+    world.store_key = own
+    with pytest.raises(UnavailableError, match="forged"):
+        await world.open()
+    # The volume's own superblock before the forger's log and table.
+    forged = world.pages(1, PAGES - 1)
+    world.put(0, bytes(PAGE))
+    await world.create()
+    world.put(1, forged)
+    with pytest.raises(UnavailableError, match="no checkpoint is whole"):
+        await world.open()
+
+
+async def test_renamed_store_is_refused(world: World) -> None:
     await world.create()
     async with world.attached() as queue:
         await queue.write(0, b"1" * PAGE)
     other = uuid.uuid4()
-    # The same store under another volume's key and id: what the forger would have to make.
     superblock = bytearray(world.pages(0, 1))
     assert superblock[16:32] == world.volume_id.bytes
     superblock[16:32] = other.bytes
     world.put(0, bytes(superblock))
     world.volume_id = other
-    with pytest.raises(UnavailableError, match="damaged"):
+    with pytest.raises(UnavailableError, match="damaged or forged"):
         await world.open()
+
+
+# Mode off.
+
+
+async def test_mode_off_reads_what_was_sealed_and_nothing_unwritten(world: World) -> None:
+    world.is_off = True
+    await world.create()
+    async with world.attached() as queue:
+        with pytest.raises(NvmeStatusError):
+            await read(queue, 7, 1)
+        await queue.write_zeroes(0, SECTORS)
+        assert await read(queue, 0, SECTORS) == bytes(SECTORS * PAGE)
+        await queue.write(7, b"a" * PAGE)
+        await queue.compare_and_write(7, b"a" * PAGE, b"b" * PAGE)
+        with pytest.raises(NvmeStatusError):
+            await queue.compare_and_write(7, b"a" * PAGE, b"c" * PAGE)
+        with pytest.raises(NvmeStatusError) as caught:
+            await queue.deallocate([(7, 1)])
+        assert caught.value.status == INVALID_OPCODE
+    async with world.attached() as queue:
+        assert await read(queue, 6, 3) == bytes(PAGE) + b"b" * PAGE + bytes(PAGE)
 
 
 async def test_stopping_waits_for_nothing_that_hangs(world: World) -> None:

@@ -118,19 +118,28 @@ class Intel:
             **options,
         )
 
-    def quote(self, *, pck: Authority | None = None, **changes: object) -> bytes:
-        """Return a signed quote of this platform."""
+    def quote(
+        self,
+        *,
+        pck: Authority | None = None,
+        chain: bytes | None = None,
+        hidden: bytes = b"",
+        **changes: object,
+    ) -> bytes:
+        """Return a signed quote of this platform; `hidden` ends the authentication data."""
         pck = pck or self.pck
         fields = Quote(**changes)
         numbers = self.attestation_key.public_key().public_numbers()
         key = numbers.x.to_bytes(32, "big") + numbers.y.to_bytes(32, "big")
         qe_report = fields.qe_report(hashlib.sha256(key + fields.qe_data).digest())
-        chain = pck.pem + self.pck_authority.pem + self.root.pem
+        if chain is None:
+            chain = pck.pem + self.pck_authority.pem + self.root.pem
         inner = qe_report + _sign(pck.key, qe_report)
         inner += struct.pack("<H", len(fields.qe_data)) + fields.qe_data
         inner += struct.pack("<HI", 5, len(chain)) + chain
         signed = fields.signed()
         auth = _sign(self.attestation_key, signed) + key + struct.pack("<HI", 6, len(inner)) + inner
+        auth += hidden
         return signed + struct.pack("<I", len(auth)) + auth + fields.trailing
 
     def tcb_info(self, **changes: object) -> dict[str, object]:

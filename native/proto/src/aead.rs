@@ -5,6 +5,7 @@
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+use aws_lc_rs::hmac;
 use zeroize::Zeroize;
 
 /// Bytes of a key.
@@ -120,6 +121,35 @@ impl AeadKey {
         self.0
             .open_separate_gather(nonce, Aad::from(aad), ciphertext, tag, plaintext)
             .map_err(|_| NotAuthentic)
+    }
+}
+
+/// An HMAC-SHA256 key (RFC 2104): a MAC without a nonce that could be used twice.
+pub struct HmacKey(hmac::Key);
+
+impl core::fmt::Debug for HmacKey {
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        formatter.write_str("HmacKey(…)")
+    }
+}
+
+impl HmacKey {
+    /// Takes the key.
+    #[must_use]
+    pub fn new(secret: &Secret) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, &secret.0))
+    }
+
+    /// The MAC of one byte that says what the message is, and the message.
+    ///
+    /// # Panics
+    /// Never: the output length is fixed.
+    #[must_use]
+    pub fn mac(&self, kind: u8, message: &[u8]) -> [u8; 32] {
+        let mut context = hmac::Context::with_key(&self.0);
+        context.update(&[kind]);
+        context.update(message);
+        context.sign().as_ref().try_into().expect("MAC length is fixed")
     }
 }
 

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::gateway::{
-    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName,
+    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName, VolumeFormat,
 };
 use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
@@ -59,7 +59,7 @@ impl GatewayVolume {
     #[new]
     #[pyo3(signature = (*, volume_id, generation, sector_count, oldest_key_epoch, key_epoch, key,
         command_timeout_seconds=30.0, hold_seconds=60.0, journal_bytes_max=64 << 20,
-        commands_per_key_max=1 << 48, nonce_ledger=None))]
+        commands_per_key_max=1 << 48, nonce_ledger=None, fully_sealed=false))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn new(
         volume_id: &[u8],
@@ -73,6 +73,7 @@ impl GatewayVolume {
         journal_bytes_max: usize,
         commands_per_key_max: u64,
         nonce_ledger: Option<PathBuf>,
+        fully_sealed: bool,
     ) -> PyResult<Self> {
         if commands_per_key_max == 0 || commands_per_key_max > 1 << 48 {
             return Err(invalid("commands_per_key_max must be 1 to 2^48"));
@@ -84,9 +85,10 @@ impl GatewayVolume {
             journal_bytes_max,
             commands_per_key_max,
         };
+        let format = VolumeFormat { block_count: sector_count, is_fully_sealed: fully_sealed };
         let secret = take_secret("key", key)?;
         let keys = KeyRing::new(identity, oldest_key_epoch, key_epoch, &secret).map_err(invalid)?;
-        let volume = EngineGateway::new(keys, sector_count, settings, nonce_ledger.as_deref())?;
+        let volume = EngineGateway::new(keys, format, settings, nonce_ledger.as_deref())?;
         Ok(Self { volume })
     }
 

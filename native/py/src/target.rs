@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyByteArray, PyDict};
+use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
 use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
 use sealane_engine::storage::stores::sealed_file::SealedFileStore;
@@ -20,7 +21,7 @@ use sealane_proto::nvme::pdu::Digests;
 
 use crate::host_queue::HostQueueDescription;
 use crate::storage::{
-    SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, taken,
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
 };
 
 /// Registers everything of this file.
@@ -75,7 +76,7 @@ struct Namespace {
 impl Namespace {
     #[new]
     #[pyo3(signature = (*, store, block_count, sealed, path=None, exist="create".to_owned(),
-        drive=None, in_place=false))]
+        drive=None, in_place=false, freshness=true))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn new(
         py: Python<'_>,
@@ -86,6 +87,7 @@ impl Namespace {
         exist: String,
         drive: Option<String>,
         in_place: bool,
+        freshness: bool,
     ) -> PyResult<Self> {
         if block_count == 0 {
             return Err(invalid("a namespace has at least 1 block"));
@@ -101,7 +103,7 @@ impl Namespace {
                 drive: drive.as_deref(),
                 in_place,
             };
-            EngineNamespace::new(selection::open(&options)?)
+            namespace_over(selection::open(&options)?, freshness)
         });
         let namespace = namespace.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => invalid(error),
@@ -112,25 +114,28 @@ impl Namespace {
 
     /// A sealed namespace on somebody else's.
     #[staticmethod]
-    #[pyo3(signature = (device, *, volume_id, block_count, exist))]
+    #[pyo3(signature = (device, *, volume_id, block_count, store_key, exist, freshness=true))]
     fn on_device(
         py: Python<'_>,
         device: &RemoteDevice,
         volume_id: &[u8],
         block_count: u64,
+        store_key: &Bound<'_, PyByteArray>,
         exist: &str,
+        freshness: bool,
     ) -> PyResult<Self> {
         let creates = creates(exist)?;
         let volume_id = array("volume_id", volume_id)?;
+        let key = take_secret("store_key", store_key)?;
         let device: Arc<dyn Device> = device.take()?;
         let namespace = py.detach(|| -> io::Result<EngineNamespace> {
             let store = if creates {
-                SealedFileStore::create_on(device, volume_id, block_count)
+                SealedFileStore::create_on(device, volume_id, &key, block_count)
             } else {
-                SealedFileStore::open_on(device, volume_id)
+                SealedFileStore::open_on(device, volume_id, &key)
             }?;
             selection::check_size(&store, block_count)?;
-            EngineNamespace::new(Box::new(store))
+            namespace_over(Box::new(store), freshness)
         });
         Ok(Self { namespace: Arc::new(namespace?) })
     }
@@ -197,6 +202,10 @@ impl Namespace {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.namespace.close());
     }
+}
+
+fn namespace_over(store: Box<dyn BlockStore>, freshness: bool) -> io::Result<EngineNamespace> {
+    if freshness { EngineNamespace::new(store) } else { EngineNamespace::without_freshness(store) }
 }
 
 fn creates(exist: &str) -> PyResult<bool> {

@@ -198,6 +198,11 @@ def test_zeros_may_follow_and_nothing_else(vendor: Nvidia) -> None:
     refused("malformed", vendor, good.ljust(verifier.REPORT_BYTES_MAX + 1, b"\0"))
 
 
+def test_a_report_is_bounded(vendor: Nvidia) -> None:
+    blocks = [(index, bytes(40_000)) for index in (1, 2)]
+    refused("malformed", vendor, report(vendor, blocks=blocks))
+
+
 def test_block_lengths_fit_each_other(vendor: Nvidia) -> None:
     good = bytearray(report(vendor))
     place = 37 + 8 + 2  # the size of the first block

@@ -12,7 +12,7 @@ from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.errors import VerificationError
-from vendors.authority import END, NOW, Authority, p256, root
+from vendors.authority import END, NOW, p256, root
 from vendors.intel import (
     FMSPC,
     PCE_SVN,
@@ -272,14 +272,8 @@ def test_lengths_fit_each_other(vendor: Intel, place: str, step: int) -> None:
 
 
 def test_a_chain_longer_than_its_bound_is_refused(vendor: Intel) -> None:
-    big = Authority(vendor.pck.key, vendor.pck.certificate)
-
-    class Padded(Authority):
-        @property
-        def pem(self) -> bytes:
-            return super().pem + b"\n" * 17000
-
-    refused("malformed", vendor, quote(vendor, pck=Padded(big.key, big.certificate)))
+    chain = vendor.pck.pem + vendor.pck_authority.pem + vendor.root.pem + b"\n" * 17000
+    refused("malformed", vendor, quote(vendor, chain=chain))
 
 
 def test_another_root_is_refused(vendor: Intel) -> None:
@@ -289,12 +283,18 @@ def test_another_root_is_refused(vendor: Intel) -> None:
 
 
 def test_a_chain_is_of_three_certificates(vendor: Intel) -> None:
-    class Alone(Authority):
-        @property
-        def pem(self) -> bytes:
-            return super().pem + vendor.pck_authority.pem
+    by_root = vendor.root.issue("Intel SGX PCK Certificate", vendor.pck.key, is_listed=True)
+    middle, last = vendor.pck_authority.pem, vendor.root.pem
+    refused("chain", vendor, quote(vendor, chain=by_root.pem + last))
+    refused("chain", vendor, quote(vendor, chain=vendor.pck.pem + middle))
+    refused("chain", vendor, quote(vendor, chain=vendor.pck.pem + middle + middle + last))
+    stranger = root("Intel SGX Root CA", p256())
+    refused("chain", vendor, quote(vendor, chain=vendor.pck.pem + middle + stranger.pem))
 
-    refused("chain", vendor, quote(vendor, pck=Alone(vendor.pck.key, vendor.pck.certificate)))
+
+def test_nothing_is_hidden_behind_the_chain(vendor: Intel) -> None:
+    for hidden in (b"\0", b"more"):
+        refused("malformed", vendor, quote(vendor, hidden=hidden))
 
 
 def test_a_pck_of_nobody_is_refused(vendor: Intel) -> None:

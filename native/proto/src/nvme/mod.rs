@@ -30,6 +30,8 @@ pub enum Reason {
     SectorKeyEpoch,
     /// The sector's format version or flags are not known.
     SectorFormat,
+    /// A sector is said to be unwritten in a volume that has none such.
+    SectorUnwritten,
     /// A PDU breaks the transport's rules.
     PduMalformed,
     /// The peer closed the connection or ended it with a termination request.
@@ -54,6 +56,7 @@ impl Reason {
             Self::SectorTag => "sector.tag",
             Self::SectorKeyEpoch => "sector.key_epoch",
             Self::SectorFormat => "sector.format",
+            Self::SectorUnwritten => "sector.unwritten",
             Self::PduMalformed => "pdu.malformed",
             Self::QueueClosed => "queue.closed",
             Self::StoreFailed => "store.failed",

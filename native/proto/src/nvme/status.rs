@@ -172,7 +172,9 @@ impl From<super::Reason> for Status {
                 Self::GUARD_CHECK.final_()
             }
             R::SectorStale => Self::REFERENCE_TAG_CHECK.final_(),
-            R::SectorKeyEpoch | R::SectorFormat => Self::APPLICATION_TAG_CHECK.final_(),
+            R::SectorKeyEpoch | R::SectorFormat | R::SectorUnwritten => {
+                Self::APPLICATION_TAG_CHECK.final_()
+            }
             R::StoreFailed => Self::UNRECOVERED_READ,
             R::LeaseExhausted => Self::NAMESPACE_NOT_READY,
             R::PduMalformed | R::QueueClosed => Self::INTERNAL_PATH_ERROR,

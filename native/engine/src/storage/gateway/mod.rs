@@ -53,12 +53,22 @@ use queue::GatewayQueue;
 /// the lock out of the way and is little to lose when the process dies.
 const COUNTERS_PER_SPLIT: u64 = 1 << 20;
 
-/// Commands a plain front end executes besides read, write and flush.
-pub const FRONT_COMMANDS: CommandSet = CommandSet::COMPARE
+/// Commands a plain front end executes besides read, write and flush; deallocate only where
+/// sectors may be unwritten.
+const FRONT_COMMANDS: CommandSet = CommandSet::COMPARE
     .with(CommandSet::WRITE_ZEROES)
-    .with(CommandSet::DEALLOCATE)
     .with(CommandSet::VERIFY)
     .with(CommandSet::FUSED);
+
+/// What a volume is, as its descriptor says.
+#[derive(Debug, Clone, Copy)]
+pub struct VolumeFormat {
+    /// Sectors.
+    pub block_count: u64,
+    /// Every sector was sealed before the first attach: an unwritten one is an error, and writing
+    /// zeroes seals zeros.
+    pub is_fully_sealed: bool,
+}
 
 /// What an operator may choose for a volume.
 #[derive(Debug, Clone, Copy)]
@@ -154,6 +164,7 @@ pub struct QueueName {
 #[derive(Debug)]
 struct Shared {
     keys: KeyRing,
+    is_fully_sealed: bool,
     settings: GatewaySettings,
     leased: Mutex<Vec<CounterRange>>,
     ledger: Option<Ledger>,
@@ -277,12 +288,14 @@ impl GatewayVolume {
     /// `ledger`: a file that every seal is noted in, for tests.
     pub fn new(
         keys: KeyRing,
-        block_count: u64,
+        format: VolumeFormat,
         settings: GatewaySettings,
         ledger: Option<&Path>,
     ) -> io::Result<Self> {
+        let VolumeFormat { block_count, is_fully_sealed } = format;
         let shared = Shared {
             keys,
+            is_fully_sealed,
             settings,
             leased: Mutex::default(),
             ledger: ledger.map(Ledger::open).transpose()?,
@@ -291,11 +304,16 @@ impl GatewayVolume {
             counters: Counters::default(),
             events: EventLog::new()?,
         };
+        let commands = if is_fully_sealed {
+            FRONT_COMMANDS
+        } else {
+            FRONT_COMMANDS.with(CommandSet::DEALLOCATE)
+        };
         let namespace = NamespaceFormat {
             nsid: 1,
             block_bytes: DATA_BYTES,
             block_count,
-            commands: FRONT_COMMANDS,
+            commands,
             access: Access::Full,
         };
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared), namespace })

@@ -291,7 +291,8 @@ impl GatewayQueue {
     }
 }
 
-/// Opens one sector; one that was never written, or was deallocated, is zeros.
+/// Opens one sector; one that was never written, or was deallocated, is zeros. Where there can be
+/// none such, whoever says so would undo what was written.
 fn open_sector(
     shared: &Shared,
     lba: u64,
@@ -300,6 +301,9 @@ fn open_sector(
 ) -> Result<(), (Reason, u64)> {
     if is_unwritten(block) {
         sector.fill(0);
+        if shared.is_fully_sealed {
+            return Err((Reason::SectorUnwritten, lba));
+        }
         add(&shared.counters.sectors_unwritten, 1);
         return Ok(());
     }

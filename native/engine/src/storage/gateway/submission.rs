@@ -52,10 +52,13 @@ impl GatewayQueue {
         if request.is_cut {
             return None;
         }
-        let moves_blocks = matches!(
-            request.operation,
-            Operation::Read | Operation::Write(_) | Operation::Compare(_) | Operation::Verify
-        );
+        let moves_blocks = match request.operation {
+            Operation::Read | Operation::Write(_) | Operation::Compare(_) | Operation::Verify => {
+                true
+            }
+            Operation::WriteZeroes { .. } => self.shared.is_fully_sealed,
+            _ => false,
+        };
         let first = request.cut;
         let blocks =
             if moves_blocks { (request.blocks - first).min(blocks_max) } else { request.blocks };
@@ -88,7 +91,9 @@ impl GatewayQueue {
         let is_forced = request.is_forced;
         if let Some(ranges) = changed_ranges(&request.operation, &part) {
             let cost = match &request.operation {
-                Operation::WriteZeroes { .. } | Operation::Deallocate(_) => {
+                Operation::WriteZeroes { .. } | Operation::Deallocate(_)
+                    if !self.shared.is_fully_sealed =>
+                {
                     Change::Deallocate(Arc::clone(&ranges)).cost()
                 }
                 _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
@@ -130,6 +135,10 @@ impl GatewayQueue {
             (Operation::Write(plain), _) => {
                 let plain = plain.get(part.plain_range()).unwrap_or_default();
                 self.seal(part.lba, plain).map(Some)
+            }
+            (Operation::WriteZeroes { .. }, _) if self.shared.is_fully_sealed => {
+                let zeros = vec![0; part.blocks as usize * DATA_BYTES];
+                self.seal(part.lba, &zeros).map(Some)
             }
             (Operation::WriteZeroes { .. } | Operation::Deallocate(_), Some(claim)) => {
                 Ok(Some(Change::Deallocate(Arc::clone(&claim.ranges))))

@@ -65,9 +65,10 @@ fn settings() -> GatewaySettings {
 }
 
 fn shared(settings: GatewaySettings) -> Arc<Shared> {
+    let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed: false };
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [3; 32])).unwrap();
-    let volume = GatewayVolume::new(keys, BLOCKS, settings, None).unwrap();
+    let volume = GatewayVolume::new(keys, format, settings, None).unwrap();
     volume.add_counters(CounterRange::new(1, 1, 1, 1 << 40).unwrap());
     Arc::clone(&volume.shared)
 }

@@ -1,9 +1,10 @@
 //! What a sealed file store has on its device, byte by byte (`docs/stores.md` §2). Everything is
-//! little endian; every structure is one page, with a keyed checksum of 8 bytes at its end.
+//! little endian; every structure is one page, with a tag of 8 bytes at its end.
 
 use std::io;
 
-use sealane_proto::aead::{MacKey, NONCE_BYTES, Secret};
+use sealane_proto::aead::{HmacKey, MacKey, NONCE_BYTES, Secret};
+use sealane_proto::digest::are_equal;
 
 use super::super::store::METADATA_BYTES;
 use super::pages::{PAGE_BYTES, Page};
@@ -11,7 +12,7 @@ use super::pages::{PAGE_BYTES, Page};
 /// First bytes of the superblock.
 const MAGIC: [u8; 8] = *b"SEALSTOR";
 /// Version of this layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of a page before its checksum.
 const BODY_BYTES: usize = PAGE_BYTES - CHECKSUM_BYTES;
 /// Bytes of a checksum.
@@ -100,10 +101,10 @@ impl Geometry {
     }
 }
 
-/// What a checksum is over; part of its nonce.
+/// What a tag is over; part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The superblock; its stamp is zero.
+    /// The superblock.
     Superblock = 0,
     /// A checkpoint.
     Checkpoint = 1,
@@ -111,45 +112,87 @@ pub enum Kind {
     Log = 2,
     /// A page of the table.
     Table = 3,
-    /// A block: 4096 bytes of data, then 64 of metadata.
-    Block = 4,
+    /// The sum over the table, in a checkpoint.
+    TableSum = 4,
 }
 
-/// The keyed checksum: GMAC, cut to 8 bytes, under the key in the superblock. It tells torn from
-/// whole, also when a tenant chose the bytes. It is no defence against whoever reads the device.
+/// Who can make the pages of a store.
 #[derive(Debug)]
-pub struct Checker(MacKey);
+pub enum Authority<'a> {
+    /// Whoever reads its superblock, where the key lies: tags tell whole from torn only.
+    Device,
+    /// Who has this secret: what others made, or changed, is refused.
+    Secret(&'a Secret),
+}
+
+/// Tags of a store's pages and checksums of its blocks, under two keys derived from the store's.
+///
+/// A page's tag is HMAC-SHA256: whoever answers for the device can have a stamp used twice, by
+/// putting an older state back. A block's checksum is GMAC with its stamp as nonce. It tells torn
+/// from whole, also for bytes that a tenant chose; that it is authentic, its seal says.
+#[derive(Debug)]
+pub struct Checker {
+    pages: HmacKey,
+    blocks: MacKey,
+}
 
 impl Checker {
-    /// A checker with the superblock's key.
+    /// The keys of one store.
     #[must_use]
-    pub fn new(key: &[u8; 32]) -> Self {
-        Self(MacKey::new(&Secret::take(&mut key.clone())))
+    pub fn new(superblock: &Superblock, authority: &Authority<'_>) -> Self {
+        let mut seed = superblock.seed;
+        let root = match authority {
+            Authority::Device => Secret::take(&mut seed),
+            // A fresh seed for each layout: no two have a key in common.
+            Authority::Secret(secret) => secret.derive("sealane store v2 root", &seed),
+        };
+        let pages = root.derive("sealane store v2 pages", &superblock.uuid);
+        let blocks = root.derive("sealane store v2 blocks", &superblock.uuid);
+        Self { pages: HmacKey::new(&pages), blocks: MacKey::new(&blocks) }
     }
 
-    /// Checksum of `bytes`. No stamp is ever used for two things of one kind.
+    /// Checksum of a block: data, then metadata.
     #[must_use]
-    pub fn checksum(&self, kind: Kind, stamp: u64, bytes: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    pub fn block(&self, stamp: u64, block: &[u8]) -> [u8; CHECKSUM_BYTES] {
         let mut nonce = [0; NONCE_BYTES];
         nonce[..8].copy_from_slice(&stamp.to_le_bytes());
-        nonce[8] = kind as u8;
-        let mut checksum = [0; CHECKSUM_BYTES];
-        checksum.copy_from_slice(&self.0.mac(nonce, bytes)[..CHECKSUM_BYTES]);
-        checksum
+        truncated(&self.blocks.mac(nonce, block))
     }
 
-    fn seal(&self, kind: Kind, stamp: u64, page: &mut Page) -> u64 {
+    /// The tag of a page's body, and a number that only who has the key knows: what the page adds
+    /// to the sum over the table.
+    fn page(&self, kind: Kind, body: &[u8]) -> ([u8; CHECKSUM_BYTES], u64) {
+        let mac = self.pages.mac(kind as u8, body);
+        let (shown, hidden) = mac.split_at(CHECKSUM_BYTES);
+        (truncated(shown), u64::from_le_bytes(truncated(hidden)))
+    }
+
+    fn seal(&self, kind: Kind, page: &mut Page) -> u64 {
         let (body, end) = page.0.split_at_mut(BODY_BYTES);
-        let checksum = self.checksum(kind, stamp, body);
-        end.copy_from_slice(&checksum);
-        u64::from_le_bytes(checksum)
+        let (tag, hidden) = self.page(kind, body);
+        end.copy_from_slice(&tag);
+        hidden
     }
 
-    fn check(&self, kind: Kind, stamp: u64, page: &Page) -> Option<u64> {
+    fn check(&self, kind: Kind, page: &Page) -> Option<u64> {
         let (body, end) = page.0.split_at(BODY_BYTES);
-        let checksum = self.checksum(kind, stamp, body);
-        (checksum == end).then_some(u64::from_le_bytes(checksum))
+        let (tag, hidden) = self.page(kind, body);
+        are_equal(&tag, end).then_some(hidden)
     }
+
+    /// What a checkpoint says of the sum over the table: whether it is this one, and nothing else.
+    #[must_use]
+    pub fn table_proof(&self, stamp: u64, sum: u64) -> [u8; CHECKSUM_BYTES] {
+        let mut body = [0; 16];
+        body[..8].copy_from_slice(&stamp.to_le_bytes());
+        body[8..].copy_from_slice(&sum.to_le_bytes());
+        self.page(Kind::TableSum, &body).0
+    }
+}
+
+/// The first bytes of a MAC.
+fn truncated(mac: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    *mac.first_chunk().expect("a MAC is longer than what is kept of it")
 }
 
 /// Reads or writes fields one behind the other.
@@ -188,8 +231,8 @@ fn get_u64(rest: &mut &[u8]) -> u64 {
 pub struct Superblock {
     /// Identifies the store.
     pub uuid: [u8; 16],
-    /// Key of its checksums.
-    pub key: [u8; 32],
+    /// The key of its tags, or what makes that of a secret this layout's own.
+    pub seed: [u8; 32],
     /// Its sizes.
     pub geometry: Geometry,
 }
@@ -197,23 +240,23 @@ pub struct Superblock {
 impl Superblock {
     /// The page.
     #[must_use]
-    pub fn encode(&self) -> Page {
+    pub fn encode(&self, checker: &Checker) -> Page {
         let mut page = Page::ZERO;
         let mut cursor = Cursor::new(&mut page);
         cursor.put(&MAGIC);
         cursor.put(&VERSION.to_le_bytes());
         cursor.put(&[0; 4]);
         cursor.put(&self.uuid);
-        cursor.put(&self.key);
+        cursor.put(&self.seed);
         cursor.put_u64(self.geometry.block_count);
         cursor.put_u64(self.geometry.slot_count);
         cursor.put_u64(self.geometry.log_pages);
-        Checker::new(&self.key).seal(Kind::Superblock, 0, &mut page);
+        checker.seal(Kind::Superblock, &mut page);
         page
     }
 
-    /// Parses and checks the page. The error says what it is instead.
-    pub fn decode(page: &Page) -> io::Result<Self> {
+    /// Parses the page without checking it: what it claims to be. The error says what it is instead.
+    pub fn claimed(page: &Page) -> io::Result<Self> {
         let refuse = |detail: &str| Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         let rest = &mut &page.0[..];
         if get(rest) != MAGIC {
@@ -223,14 +266,24 @@ impl Superblock {
             return refuse("a Sealane store of another version");
         }
         let _: [u8; 4] = get(rest);
-        let (uuid, key) = (get(rest), get(rest));
+        let (uuid, seed) = (get(rest), get(rest));
         let (block_count, slot_count) = (get_u64(rest), get_u64(rest));
         let geometry = Geometry { block_count, slot_count, log_pages: get_u64(rest) };
-        let checked = Checker::new(&key).check(Kind::Superblock, 0, page);
-        if checked.is_none() || !geometry.is_sound() {
-            return refuse("superblock of a Sealane store is damaged");
+        Ok(Self { uuid, seed, geometry })
+    }
+
+    /// Parses and checks the page; also the keys of the rest.
+    pub fn decode(page: &Page, authority: &Authority<'_>) -> io::Result<(Self, Checker)> {
+        let claimed = Self::claimed(page)?;
+        let checker = Checker::new(&claimed, authority);
+        if checker.check(Kind::Superblock, page).is_none() || !claimed.geometry.is_sound() {
+            let detail = match authority {
+                Authority::Device => "superblock of a Sealane store is damaged",
+                Authority::Secret(_) => "superblock of a Sealane store is damaged or forged",
+            };
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
-        Ok(Self { uuid, key, geometry })
+        Ok((claimed, checker))
     }
 }
 
@@ -241,12 +294,12 @@ pub struct Checkpoint {
     pub number: u64,
     /// Table pages with a later stamp belong to a checkpoint that was never completed.
     pub stamp: u64,
-    /// Counts openings of the store; log pages of another generation are stale.
+    /// Drawn at random at each opening: log pages of another one are stale.
     pub generation: u64,
     /// Number of the first log page with records that the table lacks.
     pub log_start: u64,
-    /// Sum of the checksums of the table's pages, so that none can be lost unnoticed.
-    pub table_sum: u64,
+    /// Of the sum over the table's pages, so that none can be lost or put back unnoticed.
+    pub table_proof: [u8; CHECKSUM_BYTES],
 }
 
 const CHECKPOINT_MAGIC: [u8; 8] = *b"SEALCHKP";
@@ -260,10 +313,11 @@ impl Checkpoint {
         let mut page = Page::ZERO;
         let mut cursor = Cursor::new(&mut page);
         cursor.put(&CHECKPOINT_MAGIC);
-        for field in [self.stamp, self.number, self.generation, self.log_start, self.table_sum] {
+        for field in [self.stamp, self.number, self.generation, self.log_start] {
             cursor.put_u64(field);
         }
-        checker.seal(Kind::Checkpoint, self.stamp, &mut page);
+        cursor.put(&self.table_proof);
+        checker.seal(Kind::Checkpoint, &mut page);
         page
     }
 
@@ -272,14 +326,15 @@ impl Checkpoint {
     pub fn decode(page: &Page, checker: &Checker) -> Option<Self> {
         let rest = &mut &page.0[..];
         let magic: [u8; 8] = get(rest);
-        let [stamp, number, generation, log_start, table_sum] = [(); 5].map(|()| get_u64(rest));
-        let is_whole = checker.check(Kind::Checkpoint, stamp, page).is_some();
+        let [stamp, number, generation, log_start] = [(); 4].map(|()| get_u64(rest));
+        let table_proof = get(rest);
+        let is_whole = checker.check(Kind::Checkpoint, page).is_some();
         (magic == CHECKPOINT_MAGIC && is_whole).then_some(Self {
             number,
             stamp,
             generation,
             log_start,
-            table_sum,
+            table_proof,
         })
     }
 }
@@ -335,7 +390,7 @@ pub struct Record {
 /// One page of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogPage {
-    /// Nonce of its checksum.
+    /// Orders it among the pages of its place.
     pub stamp: u64,
     /// Generation of the store that wrote it.
     pub generation: u64,
@@ -369,7 +424,7 @@ impl LogPage {
             cursor.put_u64(record.blocks);
             record.entry.put(&mut cursor);
         }
-        checker.seal(Kind::Log, self.stamp, &mut page);
+        checker.seal(Kind::Log, &mut page);
         page
     }
 
@@ -380,7 +435,7 @@ impl LogPage {
         let rest = &mut &page.0[..];
         let magic: [u8; 8] = get(rest);
         let [stamp, generation, number, durable] = [(); 4].map(|()| get_u64(rest));
-        let is_whole = checker.check(Kind::Log, stamp, page).is_some();
+        let is_whole = checker.check(Kind::Log, page).is_some();
         if magic != LOG_MAGIC || !is_whole || usize::from(count) > RECORDS_PER_PAGE {
             return None;
         }
@@ -396,7 +451,7 @@ impl LogPage {
 /// One page of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TablePage {
-    /// Nonce of its checksum.
+    /// Orders it among the pages of its place.
     pub stamp: u64,
     /// Its place in the table.
     pub index: u64,
@@ -417,7 +472,7 @@ impl TablePage {
         for entry in &self.entries {
             entry.put(&mut cursor);
         }
-        let sum = checker.seal(Kind::Table, self.stamp, &mut page);
+        let sum = checker.seal(Kind::Table, &mut page);
         (page, sum)
     }
 
@@ -430,7 +485,7 @@ impl TablePage {
         if magic != TABLE_MAGIC {
             return None;
         }
-        let sum = checker.check(Kind::Table, stamp, page)?;
+        let sum = checker.check(Kind::Table, page)?;
         let entries = [(); ENTRIES_PER_PAGE as usize].map(|()| Entry::get(rest));
         Some((Self { stamp, index, entries }, sum))
     }

@@ -22,6 +22,8 @@ pub mod slots;
 pub mod table;
 
 #[cfg(test)]
+mod authenticity_tests;
+#[cfg(test)]
 mod conformance;
 #[cfg(test)]
 mod power_cut_tests;

@@ -110,3 +110,9 @@ impl BlockFile for DeviceFile {
         self.file.sync_data()
     }
 }
+/// Bytes that nobody can guess.
+pub fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    let length = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    if length == BYTES { Ok(bytes) } else { Err(io::Error::other("too few random bytes")) }
+}

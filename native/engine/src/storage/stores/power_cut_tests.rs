@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
 use super::super::store::BLOCK_BYTES;
-use super::layout::{Entry, Geometry, Superblock};
+use super::layout::{Authority, Checker, Entry, Geometry, Superblock};
 use super::pages::{BlockFile, PAGE_BYTES, Page};
 use super::sealed_map::SealedMap;
 use super::served::Served;
@@ -17,11 +17,15 @@ use super::torn_disk::TornDisk;
 
 /// Three pages of table, few spare slots and a short log, so that all of them turn over.
 const GEOMETRY: Geometry = Geometry { block_count: 100, slot_count: 124, log_pages: 8 };
-const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], key: [2; 32], geometry: GEOMETRY };
+const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry: GEOMETRY };
 /// Largest write of the workload.
 const WRITE_BLOCKS_MAX: u64 = 8;
 /// Images made at one instant.
 const IMAGES: u64 = 6;
+
+fn open(file: Arc<dyn BlockFile>) -> std::io::Result<SealedMap> {
+    SealedMap::open(file, GEOMETRY, Checker::new(&SUPERBLOCK, &Authority::Device))
+}
 
 /// A block of which every 64 bytes name LBA and version; version 0 is zeros.
 fn block(lba: u64, version: u64) -> [u8; BLOCK_BYTES] {
@@ -73,7 +77,7 @@ impl Oracle {
     /// Checks an image; returns what it holds.
     fn check(&self, disk: &Arc<TornDisk>) -> BTreeMap<u64, u64> {
         let file = Arc::clone(disk) as Arc<dyn BlockFile>;
-        let map = SealedMap::open(file, &SUPERBLOCK).expect("an honest power cut");
+        let map = open(file).expect("an honest power cut");
         let versions = (0..GEOMETRY.block_count).map(|lba| {
             let version = version(&map, disk, lba).unwrap_or_else(|| panic!("block {lba} is torn"));
             let durable = self.durable.get(&lba).copied().unwrap_or(0);
@@ -116,9 +120,9 @@ impl Run {
         is_new: bool,
     ) -> Self {
         let map = if is_new {
-            SealedMap::create(Arc::clone(&file), &SUPERBLOCK)
+            SealedMap::create(Arc::clone(&file), &SUPERBLOCK, &Authority::Device)
         } else {
-            SealedMap::open(Arc::clone(&file), &SUPERBLOCK)
+            open(Arc::clone(&file))
         };
         Self { disk, file, map: map.expect("store"), oracle, in_flight: Vec::new(), version: 0 }
     }
@@ -255,7 +259,7 @@ fn watcher(
 /// Opens the image and tells what it holds.
 fn reopen(image: TornDisk) -> std::io::Result<(Arc<TornDisk>, SealedMap)> {
     let disk = Arc::new(image);
-    let map = SealedMap::open(Arc::clone(&disk) as Arc<dyn BlockFile>, &SUPERBLOCK)?;
+    let map = open(Arc::clone(&disk) as Arc<dyn BlockFile>)?;
     Ok((disk, map))
 }
 
@@ -490,10 +494,11 @@ fn a_store_that_lost_what_was_durable_is_refused() {
     refused(GEOMETRY.log(1), "log are missing");
     let image = run.disk.lost();
     image.damage(0);
-    let error = super::recovery::superblock(&image).expect_err("damaged").to_string();
+    let error =
+        super::recovery::superblock(&image, &Authority::Device).expect_err("damaged").to_string();
     assert!(error.contains("superblock"), "{error}");
-    let whole = super::recovery::superblock(&run.disk.lost()).expect("superblock");
-    assert_eq!(whole, SUPERBLOCK);
+    let whole = super::recovery::superblock(&run.disk.lost(), &Authority::Device);
+    assert_eq!(whole.expect("superblock").0, SUPERBLOCK);
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::super::store::{BLOCK_BYTES, DATA_BYTES};
 use super::layout::{
-    Checker, Checkpoint, Entry, Geometry, Kind, LogPage, Record, Superblock, TablePage,
+    Authority, Checker, Checkpoint, Entry, Geometry, LogPage, Record, Superblock, TablePage,
 };
-use super::pages::{BlockFile, Page};
+use super::pages::{BlockFile, Page, random};
 use super::sealed_map::{SealedMap, Writer};
 use super::slots::Slots;
 use super::table::Table;
@@ -22,17 +22,27 @@ fn damaged(detail: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("damaged store: {}", detail.into()))
 }
 
-/// Reads the superblock of a store.
-pub fn superblock(file: &dyn BlockFile) -> io::Result<Superblock> {
+/// Reads the superblock of a store, and the keys of the rest.
+pub fn superblock(
+    file: &dyn BlockFile,
+    authority: &Authority<'_>,
+) -> io::Result<(Superblock, Checker)> {
     let mut page = [Page::ZERO];
     file.read(0, &mut page)?;
-    Superblock::decode(&page[0])
+    Superblock::decode(&page[0], authority)
+}
+
+/// Reads what a store's superblock claims, which nothing vouches for.
+pub fn claimed(file: &dyn BlockFile) -> io::Result<Superblock> {
+    let mut page = [Page::ZERO];
+    file.read(0, &mut page)?;
+    Superblock::claimed(&page[0])
 }
 
 struct Recovery<'a> {
     file: &'a dyn BlockFile,
     geometry: &'a Geometry,
-    checker: Checker,
+    checker: &'a Checker,
     /// The latest stamp seen.
     stamp: u64,
 }
@@ -41,7 +51,7 @@ impl Recovery<'_> {
     fn checkpoint(&mut self) -> io::Result<Checkpoint> {
         let mut pages = [Page::ZERO; 2];
         self.file.read(self.geometry.checkpoint(0), &mut pages)?;
-        let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &self.checker));
+        let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, self.checker));
         let last = whole.max_by_key(|checkpoint| checkpoint.number);
         last.ok_or_else(|| damaged("no checkpoint is whole"))
     }
@@ -58,8 +68,8 @@ impl Recovery<'_> {
                 self.table_page(checkpoint, &mut table, index, copies);
             }
         }
-        if table.sum() != checkpoint.table_sum {
-            return Err(damaged("pages of its table are missing"));
+        if self.checker.table_proof(checkpoint.stamp, table.sum()) != checkpoint.table_proof {
+            return Err(damaged("pages of its table are missing or older"));
         }
         Ok(table)
     }
@@ -74,7 +84,7 @@ impl Recovery<'_> {
         let mut last: Option<(u8, TablePage, u64)> = None;
         let mut is_stale = false;
         for (copy, page) in (0..).zip(copies) {
-            let Some((page, sum)) = TablePage::decode(page, &self.checker) else { continue };
+            let Some((page, sum)) = TablePage::decode(page, self.checker) else { continue };
             if page.index != index {
                 continue;
             }
@@ -104,7 +114,7 @@ impl Recovery<'_> {
         let mut pages = [Page::ZERO];
         for number in checkpoint.log_start..checkpoint.log_start + self.geometry.log_pages {
             self.file.read(self.geometry.log(number), &mut pages)?;
-            let page = LogPage::decode(&pages[0], &self.checker);
+            let page = LogPage::decode(&pages[0], self.checker);
             let page = page
                 .filter(|page| (page.generation, page.number) == (checkpoint.generation, number));
             match page {
@@ -161,7 +171,7 @@ impl Recovery<'_> {
         let mut block = [0; BLOCK_BYTES];
         block[..DATA_BYTES].copy_from_slice(&pages[0].0);
         block[DATA_BYTES..].copy_from_slice(&entry.metadata);
-        Ok(self.checker.checksum(Kind::Block, entry.stamp, &block) == entry.checksum)
+        Ok(self.checker.block(entry.stamp, &block) == entry.checksum)
     }
 
     fn slots(&self, table: &Table) -> io::Result<Slots> {
@@ -177,9 +187,13 @@ impl Recovery<'_> {
 
 impl SealedMap {
     /// Opens a store as the last power cut, or the last orderly end, left it.
-    pub fn open(file: Arc<dyn BlockFile>, superblock: &Superblock) -> io::Result<Self> {
-        let (geometry, checker) = (&superblock.geometry, Checker::new(&superblock.key));
-        let mut recovery = Recovery { file: &*file, geometry, checker, stamp: 0 };
+    pub fn open(
+        file: Arc<dyn BlockFile>,
+        geometry: Geometry,
+        checker: Checker,
+    ) -> io::Result<Self> {
+        let mut recovery =
+            Recovery { file: &*file, geometry: &geometry, checker: &checker, stamp: 0 };
         let checkpoint = recovery.checkpoint()?;
         recovery.stamp = checkpoint.stamp;
         let mut table = recovery.table(&checkpoint)?;
@@ -190,13 +204,13 @@ impl SealedMap {
         let log_next = checkpoint.log_start + log.len() as u64;
         let writer = Writer {
             // Pages that overtook the end of the log must not continue the new one.
-            generation: checkpoint.generation + 1,
+            generation: u64::from_le_bytes(random()?),
             checkpoint: checkpoint.number,
             log_start: checkpoint.log_start,
             log_next,
             durable: log_next,
         };
-        let map = Self::assemble(file, superblock, stamp, table, slots, writer);
+        let map = Self::assemble(file, geometry, checker, stamp, (table, slots), writer);
         map.checkpoint()?;
         Ok(map)
     }

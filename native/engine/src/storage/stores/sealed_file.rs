@@ -12,14 +12,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use sealane_proto::aead::Secret;
+
 use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone,
     StoreRequest,
 };
 use super::device::{Device, IoQueue, Piece};
 use super::journal::{Journal, Mailbox, Requests};
-use super::layout::{Entry, Geometry, Superblock};
-use super::pages::{BlockFile, DeviceFile, Page};
+use super::layout::{Authority, Entry, Geometry, Superblock};
+use super::pages::{BlockFile, DeviceFile, Page, random};
 use super::recovery;
 use super::ring::{Ended, IO_PAGES_MAX, Io, copy_error, event, hush, tell};
 use super::sealed_map::SealedMap;
@@ -51,22 +53,25 @@ impl SealedFileStore {
         uuid[8] = uuid[8] & 0x3F | 0x80;
         let page_count = Geometry::new(block_count).page_count();
         let device = Arc::new(DeviceFile::create(path, page_count)?);
-        Self::lay_out(device, uuid, block_count)
+        Self::lay_out(device, uuid, &Authority::Device, block_count)
     }
 
     /// Opens a store and brings it to the state that its last flush, at least, left.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let superblock = recovery::superblock(&DeviceFile::open(path, 1)?)?;
+        let first = DeviceFile::open(path, 1)?;
+        let (superblock, checker) = recovery::superblock(&first, &Authority::Device)?;
         let device = Arc::new(DeviceFile::open(path, superblock.geometry.page_count())?);
-        let map = SealedMap::open(Arc::clone(&device) as Arc<dyn BlockFile>, &superblock)?;
+        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
+        let map = SealedMap::open(file, superblock.geometry, checker)?;
         Self::start(device, map)
     }
 
-    /// Lays out an empty store on a device, of which the first page must be zeros: anything else
-    /// may be somebody's data.
+    /// Lays out an empty store, authenticated under `key`, on a device of which the first page must
+    /// be zeros: anything else may be somebody's data.
     pub fn create_on(
         device: Arc<dyn Device>,
         uuid: [u8; 16],
+        key: &Secret,
         block_count: u64,
     ) -> io::Result<Self> {
         let mut first = [Page::ZERO];
@@ -75,24 +80,26 @@ impl SealedFileStore {
             let detail = "the device holds something: its first 4096 bytes are not zeros";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, detail));
         }
-        Self::lay_out(device, uuid, block_count)
+        Self::lay_out(device, uuid, &Authority::Secret(key), block_count)
     }
 
-    /// Opens the store of that name on a device.
-    pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16]) -> io::Result<Self> {
-        let superblock = recovery::superblock(&*device)?;
+    /// Opens the store of that name on a device, made by who had `key`.
+    pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16], key: &Secret) -> io::Result<Self> {
+        let (superblock, checker) = recovery::superblock(&*device, &Authority::Secret(key))?;
         if superblock.uuid != uuid {
             let detail = "the device holds another store";
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
         check_size(&*device, &superblock.geometry)?;
-        let map = SealedMap::open(Arc::clone(&device) as Arc<dyn BlockFile>, &superblock)?;
+        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
+        let map = SealedMap::open(file, superblock.geometry, checker)?;
         Self::start(device, map)
     }
 
-    /// Takes the store of that name off a device, so that another one can be laid out.
+    /// Takes the store of that name off a device, so that another one can be laid out; no key is
+    /// needed to.
     pub fn erase_on(device: &dyn Device, uuid: [u8; 16]) -> io::Result<()> {
-        if recovery::superblock(device)?.uuid != uuid {
+        if recovery::claimed(device)?.uuid != uuid {
             let detail = "the device holds another store";
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
@@ -100,10 +107,16 @@ impl SealedFileStore {
         device.sync()
     }
 
-    fn lay_out(device: Arc<dyn Device>, uuid: [u8; 16], block_count: u64) -> io::Result<Self> {
-        let superblock = Superblock { uuid, key: random()?, geometry: Geometry::new(block_count) };
+    fn lay_out(
+        device: Arc<dyn Device>,
+        uuid: [u8; 16],
+        authority: &Authority<'_>,
+        block_count: u64,
+    ) -> io::Result<Self> {
+        let superblock = Superblock { uuid, seed: random()?, geometry: Geometry::new(block_count) };
         check_size(&*device, &superblock.geometry)?;
-        let map = SealedMap::create(Arc::clone(&device) as Arc<dyn BlockFile>, &superblock)?;
+        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
+        let map = SealedMap::create(file, &superblock, authority)?;
         Self::start(device, map)
     }
 
@@ -123,12 +136,6 @@ fn check_size(device: &dyn Device, geometry: &Geometry) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
     }
     Ok(())
-}
-
-fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
-    let mut bytes = [0; BYTES];
-    let length = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
-    if length == BYTES { Ok(bytes) } else { Err(io::Error::other("too few random bytes")) }
 }
 
 impl BlockStore for SealedFileStore {

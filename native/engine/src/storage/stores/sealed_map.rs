@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::store::BLOCK_BYTES;
 use super::layout::{
-    Checker, Checkpoint, Entry, Geometry, Kind, LogPage, RECORDS_PER_PAGE, Record, Superblock,
+    Authority, Checker, Checkpoint, Entry, Geometry, LogPage, RECORDS_PER_PAGE, Record, Superblock,
     TablePage,
 };
-use super::pages::BlockFile;
+use super::pages::{BlockFile, random};
 use super::slots::Slots;
 use super::table::Table;
 
@@ -71,31 +71,37 @@ impl State {
 
 impl SealedMap {
     /// Lays out an empty store. Everything that the file held before is void.
-    pub fn create(file: Arc<dyn BlockFile>, superblock: &Superblock) -> io::Result<Self> {
-        let writer = Writer { generation: 1, checkpoint: 0, log_start: 0, log_next: 0, durable: 0 };
+    pub fn create(
+        file: Arc<dyn BlockFile>,
+        superblock: &Superblock,
+        authority: &Authority<'_>,
+    ) -> io::Result<Self> {
+        let checker = Checker::new(superblock, authority);
+        let generation = u64::from_le_bytes(random()?);
+        let writer = Writer { generation, checkpoint: 0, log_start: 0, log_next: 0, durable: 0 };
         let table = Table::new(superblock.geometry.table_pages());
         let slots = Slots::new(superblock.geometry.slot_count);
-        let map = Self::assemble(file, superblock, 0, table, slots, writer);
+        let map = Self::assemble(file, superblock.geometry, checker, 0, (table, slots), writer);
         map.checkpoint()?;
-        map.file.write(0, &[superblock.encode()])?;
+        map.file.write(0, &[superblock.encode(&map.checker)])?;
         map.file.sync()?;
         Ok(map)
     }
 
     pub(super) fn assemble(
         file: Arc<dyn BlockFile>,
-        superblock: &Superblock,
+        geometry: Geometry,
+        checker: Checker,
         stamp: u64,
-        table: Table,
-        slots: Slots,
+        (table, slots): (Table, Slots),
         writer: Writer,
     ) -> Self {
         let (pending, retired) = (Vec::new(), Vec::new());
         let state = State { table, slots, pending, retired, failure: None };
         Self {
             file,
-            geometry: superblock.geometry,
-            checker: Checker::new(&superblock.key),
+            geometry,
+            checker,
             stamp: AtomicU64::new(stamp),
             state: Mutex::new(state),
             writer: Mutex::new(writer),
@@ -145,7 +151,7 @@ impl SealedMap {
         let entries =
             slots.into_iter().zip(blocks.chunks_exact(BLOCK_BYTES)).map(|(slot, block)| {
                 let stamp = self.next_stamp();
-                let checksum = self.checker.checksum(Kind::Block, stamp, block);
+                let checksum = self.checker.block(stamp, block);
                 let metadata = *block.last_chunk().expect("a block is longer than its metadata");
                 Entry { slot: Some(slot), stamp, checksum, metadata }
             });
@@ -197,7 +203,7 @@ impl SealedMap {
     /// Whether a block is what was written with its entry.
     #[must_use]
     pub fn is_whole(&self, entry: &Entry, block: &[u8]) -> bool {
-        self.checker.checksum(Kind::Block, entry.stamp, block) == entry.checksum
+        self.checker.block(entry.stamp, block) == entry.checksum
     }
 
     /// Slots that a write may take now.
@@ -302,12 +308,13 @@ impl SealedMap {
                 self.state().table.written(&snapshot, sum);
             }
         }
+        let stamp = self.next_stamp();
         let checkpoint = Checkpoint {
             number: writer.checkpoint + 1,
-            stamp: self.next_stamp(),
+            stamp,
             generation: writer.generation,
             log_start: writer.log_next,
-            table_sum: self.state().table.sum(),
+            table_proof: self.checker.table_proof(stamp, self.state().table.sum()),
         };
         // The checkpoint's own page names table pages, and they data, without proof.
         self.file.sync()?;

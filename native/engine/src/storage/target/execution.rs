@@ -10,8 +10,9 @@ use std::ops::Range;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{BLOCK_BYTES, take_expected_iv};
+use sealane_proto::sector::{BLOCK_BYTES, block_iv, take_expected_iv};
 
+use super::freshness::Iv;
 use super::mailbox::Waiter;
 use super::namespace::{Namespace, add};
 use super::qos::Cost;
@@ -57,6 +58,19 @@ impl Task {
             | Operation::ReservationRelease { .. }
             | Operation::ReservationReport { .. } => None,
             _ => Some(Group::Write),
+        }
+    }
+
+    /// Whether its store operation is a read. A write-if that still has its sectors waits for
+    /// those that are current.
+    fn is_reading(&self) -> bool {
+        match &self.operation {
+            Operation::Read
+            | Operation::Compare(_)
+            | Operation::Verify
+            | Operation::CompareAndWrite { .. } => true,
+            Operation::WriteIf(data) => !data.is_empty(),
+            _ => false,
         }
     }
 
@@ -172,14 +186,17 @@ impl Worker {
                 StoreRequest::Write { lba, buffer, durable: task.is_forced }
             }
             Operation::WriteIf(data) => {
-                let mut buffer = std::mem::take(data);
-                let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
-                let expected: Vec<_> = blocks.iter_mut().map(take_expected_iv).collect();
-                if !namespace.table.as_ref().is_some_and(|table| table.matches(lba, &expected)) {
-                    task.status = Status::COMPARE_FAILURE.final_();
-                    return self.finish(slot, buffer);
+                if let Some(table) = &namespace.table {
+                    let mut buffer = std::mem::take(data);
+                    if !table.matches(lba, &take_expected(&mut buffer)) {
+                        task.status = Status::COMPARE_FAILURE.final_();
+                        return self.finish(slot, buffer);
+                    }
+                    StoreRequest::Write { lba, buffer, durable: task.is_forced }
+                } else {
+                    self.reading += bytes;
+                    StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
                 }
-                StoreRequest::Write { lba, buffer, durable: task.is_forced }
             }
             Operation::WriteZeroes { .. } => {
                 StoreRequest::Deallocate { lba, blocks: task.blocks.end - lba }
@@ -256,13 +273,7 @@ impl Worker {
             }
             return;
         }
-        let is_read = matches!(
-            task.operation,
-            Operation::Read
-                | Operation::Compare(_)
-                | Operation::Verify
-                | Operation::CompareAndWrite { .. }
-        );
+        let is_read = task.is_reading();
         if is_read {
             self.reading = self.reading.saturating_sub(done.buffer.len());
         }
@@ -281,9 +292,7 @@ impl Worker {
         let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
         let namespace = &attachment.namespace;
         let lba = task.blocks.start;
-        if let Some(table) = &namespace.table
-            && let Err((reason, lba)) = table.check(lba, &mut buffer)
-        {
+        if let Err((reason, lba)) = namespace.check(lba, &mut buffer) {
             task.status = Status::from(reason);
             let refusal = (reason, Some(lba), "stored sector".to_owned());
             report(namespace, self.controller.association, self.queue_id, refusal);
@@ -304,13 +313,13 @@ impl Worker {
                     task.status = Status::COMPARE_FAILURE.final_();
                 }
             }
-            Operation::CompareAndWrite { expected, data } => {
-                if *expected != buffer {
+            Operation::CompareAndWrite { .. } | Operation::WriteIf(_) => {
+                let (is_equal, data) = compared(&mut task.operation, &buffer);
+                if !is_equal {
                     task.status = Status::COMPARE_FAILURE.final_();
                 } else if self.is_ending {
                     task.status = Status::ABORTED;
                 } else {
-                    let data = std::mem::take(data);
                     // From here on it is a write; the range stays locked.
                     task.operation = Operation::Write(Vec::new());
                     task.stores += 1;
@@ -436,6 +445,25 @@ impl Worker {
                 self.forget(slot as u16);
             }
         }
+    }
+}
+
+/// Takes the IVs that must be the current ones out of the sectors of a write-if.
+fn take_expected(buffer: &mut [u8]) -> Vec<Iv> {
+    buffer.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().map(take_expected_iv).collect()
+}
+
+/// Whether what is stored is what a conditional write expects, and what it then writes.
+fn compared(operation: &mut Operation, stored: &[u8]) -> (bool, Vec<u8>) {
+    match operation {
+        Operation::CompareAndWrite { expected, data } => (expected == stored, std::mem::take(data)),
+        Operation::WriteIf(data) => {
+            let mut data = std::mem::take(data);
+            let expected = take_expected(&mut data);
+            let current = stored.as_chunks::<BLOCK_BYTES>().0.iter().map(block_iv);
+            (current.eq(expected), data)
+        }
+        _ => (false, Vec::new()),
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use sealane_proto::link::Nanos;
+use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, METADATA_BYTES, field};
+use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, METADATA_BYTES, check_written, field};
 
 use super::freshness::FlatTable;
 use super::mailbox::{Message, Waiter};
@@ -61,11 +62,16 @@ impl Assigned {
     /// What a queue must know of it.
     #[must_use]
     pub fn format(&self) -> NamespaceFormat {
-        let common = CommandSet::WRITE_ZEROES.with(CommandSet::DEALLOCATE).with(CommandSet::VERIFY);
-        let commands = if self.namespace.is_sealed() {
-            common.with(CommandSet::WRITE_IF)
-        } else {
-            common.with(CommandSet::COMPARE).with(CommandSet::FUSED).with(CommandSet::RESERVATIONS)
+        let verify = CommandSet::VERIFY;
+        let common = verify.with(CommandSet::WRITE_ZEROES).with(CommandSet::DEALLOCATE);
+        let commands = match (self.namespace.is_sealed(), &self.namespace.table) {
+            // Without a table nothing could tell a deallocated sector from a lost one.
+            (true, None) => verify.with(CommandSet::WRITE_IF),
+            (true, Some(_)) => common.with(CommandSet::WRITE_IF),
+            (false, _) => common
+                .with(CommandSet::COMPARE)
+                .with(CommandSet::FUSED)
+                .with(CommandSet::RESERVATIONS),
         };
         NamespaceFormat {
             nsid: self.nsid,
@@ -116,7 +122,7 @@ pub struct Namespace {
     store: RwLock<Option<Box<dyn BlockStore>>>,
     block_bytes: usize,
     block_count: u64,
-    /// Sealed namespaces only.
+    /// Sealed namespaces that keep freshness only.
     pub(super) table: Option<FlatTable>,
     locks: Mutex<RangeLocks<Waiter>>,
     qos: Mutex<Qos<Waiter>>,
@@ -137,11 +143,22 @@ impl Namespace {
     /// A namespace over a store; sealed if the store's blocks have metadata. What a sealed store
     /// holds already becomes current.
     pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
-        let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
-        let table = (block_bytes == BLOCK_BYTES).then(|| FlatTable::new(block_count));
+        let is_sealed = store.block_bytes() == BLOCK_BYTES;
+        let table = is_sealed.then(|| FlatTable::new(store.block_count()));
         if let Some(table) = &table {
             store.scan(&mut |lba, metadata| table.found(lba, iv_of(metadata)))?;
         }
+        Self::assemble(store, table)
+    }
+
+    /// A namespace that keeps no current IVs: any well-formed sector of its store passes, older
+    /// ones too, and an unwritten one is an error.
+    pub fn without_freshness(store: Box<dyn BlockStore>) -> io::Result<Self> {
+        Self::assemble(store, None)
+    }
+
+    fn assemble(store: Box<dyn BlockStore>, table: Option<FlatTable>) -> io::Result<Self> {
+        let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
         Ok(Self {
             store: RwLock::new(Some(store)),
             block_bytes,
@@ -202,7 +219,7 @@ impl Namespace {
     /// Whether its blocks are sealed sectors, served to secure queues only.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
-        self.table.is_some()
+        self.block_bytes == BLOCK_BYTES
     }
 
     /// Bytes of a block: 4096, or 4160 if sealed.
@@ -260,6 +277,17 @@ impl Namespace {
     }
 
     // For the queues' threads.
+
+    /// Checks sectors that came from the store: an error tells the first that can't be served.
+    pub(super) fn check(&self, lba: u64, blocks: &mut [u8]) -> Result<(), (Reason, u64)> {
+        match &self.table {
+            Some(table) => table.check(lba, blocks),
+            None if self.is_sealed() => (lba..)
+                .zip(blocks.as_chunks::<BLOCK_BYTES>().0)
+                .try_for_each(|(lba, block)| check_written(block).map_err(|reason| (reason, lba))),
+            None => Ok(()),
+        }
+    }
 
     pub(super) fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         match &*self.store.read().unwrap_or_else(PoisonError::into_inner) {

@@ -1,0 +1,34 @@
+"""Leased counters in and out of the engine's volume."""
+
+from collections.abc import Iterable, Sequence
+
+from sealane import _native
+from sealane.crypto.lease import CounterRange
+
+
+def add_counters(native: _native.GatewayVolume, granted: Iterable[CounterRange]) -> None:
+    """Give the volume more counters; used in this order, after those it has."""
+    for counters in granted:
+        native.add_counters(
+            broker_instance=counters.broker_instance,
+            start_epoch=counters.start_epoch,
+            start=counters.counter_start,
+            end=counters.counter_end,
+        )
+
+
+def replace_counters(
+    native: _native.GatewayVolume, granted: Sequence[CounterRange] = ()
+) -> list[CounterRange]:
+    """Put other counters in the place of those that no queue was given; returns these."""
+    new = [(*c.arena, c.counter_start, c.counter_end) for c in granted]
+    return [
+        CounterRange(
+            broker_instance=instance,
+            start_epoch=start_epoch,
+            counter_start=start,
+            counter_end=end,
+        )
+        for instance, start_epoch, start, end in native.replace_counters(new)
+        if start < end
+    ]

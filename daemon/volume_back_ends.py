@@ -1,0 +1,226 @@
+"""Where a gateway's volumes are stored: namespaces of a target of ours, or on third parties.
+
+Makes and removes them, and opens the back end of a volume that is to be attached or filled.
+"""
+
+import contextlib
+import secrets
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import grpc
+
+from sealane.crypto.exchange import Exchange, wipe
+from sealane.crypto.keys import derive_store_key
+from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.config import GatewayConfig
+from sealane.daemon.identity import Identity
+from sealane.daemon.ports import OpenQueue, QueueGrant, ThirdPartyPort, ThirdPartyVolumePort
+from sealane.daemon.storage_control import MODE_OFF
+from sealane.errors import ProtocolError, UsageError
+from sealane.protocol.nvme.nqn import gateway_nqn
+from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+
+CALL_SECONDS: Final = 10.0
+MODE_LOCAL: Final = "local"
+# Stores outlive rotations: their key is of the first epoch, which is released as long as it counts.
+_STORE_KEY_EPOCH: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Via:
+    """Data-path address to use instead of the one the target announces; empty: none."""
+
+    traddr: str = ""
+    trsvcid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeBackEnd:
+    """An opened back end: what the gateway asks for queues, and what it must close afterwards."""
+
+    open_queue: OpenQueue
+    epoch_floor: int = 0
+    third_party: ThirdPartyVolumePort | None = None
+
+    async def close(self) -> None:
+        """Leave the third party, if it is on one."""
+        if self.third_party is not None:
+            await self.third_party.close()
+
+
+class VolumeBackEnds:
+    """The target and the third parties of one gateway."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        identity: Identity,
+        broker: BrokerClient,
+        third_parties: ThirdPartyPort,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._broker = broker
+        self._third_parties = third_parties
+
+    async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
+        """Make a volume's namespace at the target, or lay it out; again is harmless."""
+        descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
+        if not descriptor.third_party:
+            async with self.target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).CreateNamespace(
+                    storage_pb2.CreateNamespaceRequest(descriptor=registered.volume),
+                    timeout=CALL_SECONDS,
+                )
+            return
+        store_key = await self._store_key(descriptor)
+        try:
+            await self._third_parties.create(
+                descriptor.third_party,
+                uuid.UUID(descriptor.volume_id),
+                sector_count=descriptor.sector_count,
+                store_key=store_key,
+            )
+        finally:
+            wipe(store_key)
+
+    async def delete(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        """Remove a volume's sectors, or what leads to them."""
+        if descriptor.third_party:
+            self._check_ours(descriptor)
+            await self._third_parties.delete(
+                descriptor.third_party, uuid.UUID(descriptor.volume_id)
+            )
+        else:
+            await self.delete_namespace(descriptor.volume_id)
+
+    async def delete_namespace(self, volume_id: str) -> None:
+        """Remove a namespace of the target, if it is there."""
+        request = storage_pb2.DeleteNamespaceRequest(volume_id=volume_id)
+        try:
+            async with self.target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
+                    request, timeout=CALL_SECONDS
+                )
+        except UsageError as error:
+            # The target may have lost it already; the broker's record goes in any case.
+            if error.reason != "namespace.not_found":
+                raise
+
+    async def open(self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via) -> VolumeBackEnd:
+        """Open a volume's back end; the caller closes it."""
+        if descriptor.third_party:
+            return await self._open_third_party(descriptor, via=via)
+        # A target that restarted has lost the volume: said here, not at the first read.
+        async with self.target_channel() as channel:
+            namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
+                timeout=CALL_SECONDS,
+            )
+        return VolumeBackEnd(
+            open_queue=partial(self._open_queue, descriptor=descriptor, via=via),
+            epoch_floor=namespace.association_epoch,
+        )
+
+    async def _open_third_party(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via
+    ) -> VolumeBackEnd:
+        self._check_ours(descriptor)
+        if via != Via():
+            raise UsageError(
+                "volume.via",
+                "allowed for volumes on a target of ours only; the operator names "
+                "the addresses of third parties",
+            )
+        store_key = await self._store_key(descriptor)
+        try:
+            third_party = await self._third_parties.attach(
+                descriptor.third_party,
+                uuid.UUID(descriptor.volume_id),
+                sector_count=descriptor.sector_count,
+                store_key=store_key,
+                freshness=descriptor.mode != MODE_OFF,
+            )
+        finally:
+            wipe(store_key)
+        return VolumeBackEnd(open_queue=third_party.open_queue, third_party=third_party)
+
+    def target_channel(self) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
+        """Call the target's control side."""
+        config = self._config
+        return self._identity.channel(config.target_address, config.target_node, "target")
+
+    async def _store_key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
+        """Derive the key that authenticates a store on a third party; the caller wipes it."""
+        key = await self._broker.key(descriptor, key_epoch=_STORE_KEY_EPOCH)
+        try:
+            return derive_store_key(key, volume_id=uuid.UUID(descriptor.volume_id))
+        finally:
+            wipe(key)
+
+    def _check_ours(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
+        """Refuse a volume that another gateway owns."""
+        if descriptor.target_node != self._identity.node:
+            raise UsageError(
+                "volume.owner",
+                f"volume {descriptor.volume_id} belongs to gateway {descriptor.target_node!r}: "
+                "only that one can use it",
+            )
+
+    async def _open_queue(
+        self,
+        queue_id: int,
+        association_epoch: int,
+        *,
+        descriptor: broker_pb2.VolumeDescriptor,
+        via: Via,
+    ) -> QueueGrant:
+        """Exchange keys with the target for one secure queue."""
+        own = Exchange()
+        host_nqn = gateway_nqn(self._identity.node)
+        request = storage_pb2.OpenQueueRequest(
+            volume_id=descriptor.volume_id,
+            host_nqn=host_nqn,
+            queue_id=queue_id,
+            public_key=own.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            association_epoch=association_epoch,
+        )
+        async with self.target_channel() as channel:
+            answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(
+                request, timeout=CALL_SECONDS
+            )
+        if len(answer.ticket) != TICKET_BYTES:
+            raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")
+        secret = derive_queue_secret(
+            own,
+            peer_key=answer.public_key,
+            transcript=QueueTranscript(
+                volume_id=uuid.UUID(descriptor.volume_id),
+                host_nqn=host_nqn,
+                target_node=descriptor.target_node,
+                gateway_node=self._identity.node,
+                queue_id=queue_id,
+                association_epoch=association_epoch,
+                target_incarnation=answer.target_incarnation,
+                gateway_nonce=request.nonce,
+                target_nonce=answer.nonce,
+                gateway_key=own.public_key,
+                target_key=answer.public_key,
+            ),
+        )
+        return QueueGrant(
+            ticket=answer.ticket,
+            secret=secret,
+            association_epoch=association_epoch,
+            target_incarnation=answer.target_incarnation,
+            traddr=via.traddr or answer.traddr,
+            trsvcid=via.trsvcid or answer.trsvcid,
+            subsystem_nqn=answer.subsystem_nqn,
+            host_nqn=host_nqn,
+        )
