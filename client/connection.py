@@ -28,6 +28,7 @@ from sealane.protocol.v1 import (
     sessions_pb2_grpc,
     storage_pb2,
     subsystems_pb2_grpc,
+    trust_pb2_grpc,
     volumes_pb2,
     volumes_pb2_grpc,
 )
@@ -230,7 +231,7 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases.
+    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -238,6 +239,7 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
+        self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
     def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:
