@@ -226,7 +226,7 @@ async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World
     await made.open_queue(1, 7)
     world.refused[world.identities["gateway"].subject.spiffe_id] = "node.revoked"
     await asyncio.wait_for(world.target.fencing.wait(), 5)
-    for refused in (made.open_queue(1, 8), world.volumes._delete_namespace(volume_id)):
+    for refused in (made.open_queue(1, 8), world.volumes._back_ends.delete_namespace(volume_id)):
         with pytest.raises(VerificationError) as caught:
             await refused
         assert caught.value.reason == "node.revoked"

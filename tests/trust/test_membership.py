@@ -162,6 +162,7 @@ async def test_revoked_node_loses_everything_at_once_at_every_broker(world: Worl
     await there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
     await here.revoke("g", "gateway", reason="stolen")
     assert world.covered, "a store that is put back would bring the node back"
+    assert world.lost == [GATEWAY.spiffe_id], "volumes whose key it has need another"
     assert await world.refusal(GATEWAY) == "node.revoked"
     assert (
         await _reason(VerificationError, there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf)))
