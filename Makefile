@@ -70,6 +70,12 @@ lab-short: build ## the part of the lab that CI runs (a minute)
 test-order: build ## fast tests in another order, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/pytest $(PARALLEL) -q -m "not slow" --randomly-seed=1
 
+KILLS ?= 48
+
+.PHONY: kill-test
+kill-test: build ## kill -9 of brokers, gateways and etcd members under load, KILLS (48) times
+	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s $(ARGS)
+
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
 	$(BIN)/python -m benchmarks.storage $(ARGS)

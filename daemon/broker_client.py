@@ -1,22 +1,22 @@
-"""The gateway's calls to the broker: descriptors, keys, leases; verifies all it gets."""
+"""The gateway's calls to its brokers: descriptors, keys, leases; verifies all it gets."""
 
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import REQUEST_ID_BYTES, Context, SignedSecret, open_signed
 from sealane.crypto.lease import LEASE_RANGES_MAX, CounterRange, Lease
+from sealane.daemon.brokers import Brokers
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.identity import Identity
 from sealane.daemon.storage_control import open_descriptor
 from sealane.errors import LeaseError, VerificationError
-from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc
+from sealane.protocol.v1 import broker_pb2
+from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
 
 _CALL_SECONDS: Final = 10.0
 _PAGE_SIZE: Final = 1000
@@ -26,7 +26,7 @@ class BrokerClient:
     """Calls the broker as this node's gateway."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
-        self._config = config
+        self._brokers = Brokers(config, identity)
         self._identity = identity
 
     async def register(
@@ -50,17 +50,17 @@ class BrokerClient:
             third_party=third_party,
             fully_sealed=fully_sealed,
         )
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            answer = await stub.RegisterVolume(request, timeout=_CALL_SECONDS)
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).RegisterVolume(request, timeout=_CALL_SECONDS)
+        )
         return open_descriptor(self._identity.anchor, answer.volume), answer
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return the verified descriptor of exactly `volume_id`."""
         request = broker_pb2.GetVolumeDescriptorRequest(volume_id=volume_id)
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            signed = await stub.GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).GetVolumeDescriptor(request, timeout=_CALL_SECONDS)
+        )
         descriptor = open_descriptor(self._identity.anchor, signed)
         if descriptor.volume_id != volume_id:
             raise VerificationError(
@@ -75,26 +75,28 @@ class BrokerClient:
         request = broker_pb2.ListVolumeDescriptorsRequest(
             page_size=page_size or _PAGE_SIZE, page_token=page_token
         )
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            page = await stub.ListVolumeDescriptors(request, timeout=_CALL_SECONDS)
+        page = await self._brokers.call(
+            lambda channel: BrokerStub(channel).ListVolumeDescriptors(
+                request, timeout=_CALL_SECONDS
+            )
+        )
         anchor = self._identity.anchor
         return [open_descriptor(anchor, v) for v in page.volumes], page.next_page_token
 
     async def finish_filling(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Tell the broker that every sector of a volume is sealed; returns its descriptor."""
         request = broker_pb2.FinishFillingRequest(volume_id=volume_id)
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            signed = await stub.FinishFilling(request, timeout=_CALL_SECONDS)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).FinishFilling(request, timeout=_CALL_SECONDS)
+        )
         return open_descriptor(self._identity.anchor, signed)
 
     async def unregister(self, volume_id: str) -> None:
         """Make the broker forget a volume."""
         request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            await stub.UnregisterVolume(request, timeout=_CALL_SECONDS)
+        await self._brokers.call(
+            lambda channel: BrokerStub(channel).UnregisterVolume(request, timeout=_CALL_SECONDS)
+        )
 
     async def key(self, descriptor: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
         """Fetch the volume key of one epoch; the caller wipes it."""
@@ -103,9 +105,9 @@ class BrokerClient:
             key_epoch=key_epoch,
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
         )
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            answer = await stub.GetVolumeKey(request, timeout=_CALL_SECONDS)
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).GetVolumeKey(request, timeout=_CALL_SECONDS)
+        )
         return await asyncio.to_thread(
             open_signed,
             SignedSecret(sealed=answer.sealed, signature=answer.signature),
@@ -121,9 +123,9 @@ class BrokerClient:
             key_epoch=descriptor.key_epoch,
             request_id=secrets.token_bytes(REQUEST_ID_BYTES),
         )
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            answer = await stub.GrantLease(request, timeout=_CALL_SECONDS)
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).GrantLease(request, timeout=_CALL_SECONDS)
+        )
         if answer.broker_instance > 0xFFFF or answer.start_epoch > 0xFF_FFFF:
             raise LeaseError("lease.malformed", "the lease names no possible arena")
         arena = (answer.broker_instance, answer.start_epoch)
@@ -169,14 +171,10 @@ class BrokerClient:
             lease_id=lease.lease_id,
             touched=touched,
         )
-        async with self._channel() as channel:
-            stub = broker_pb2_grpc.BrokerStub(channel)
-            answer = await stub.ReturnLease(request, timeout=_CALL_SECONDS)
+        answer = await self._brokers.call(
+            lambda channel: BrokerStub(channel).ReturnLease(request, timeout=_CALL_SECONDS)
+        )
         return answer.counters
-
-    def _channel(self) -> AbstractAsyncContextManager[grpc.aio.Channel]:
-        config = self._config
-        return self._identity.channel(config.broker_address, config.broker_node, "broker")
 
     def _context(
         self,

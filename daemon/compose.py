@@ -186,8 +186,6 @@ class Daemon:
                 tcti=self.config.tpm.tcti,
             )
         )
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
-        self._services.append("sealane.v1.Operator")
         self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
@@ -211,26 +209,24 @@ class Daemon:
         )
         await self._keep(identity)
         verifier = await open_verifier(
-            config,
-            self._stack,
-            state=state,
-            node=node,
-            authority=authority,
-            metrics=self.metrics,
+            config, broker, self._stack, state=state, node=node, metrics=self.metrics
         )
+        self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         self._is_development |= verifier.keeper.policy.software_allowed
         membership = Membership(
             registry,
             cover=instance.cover,
             check_policy=verifier.keeper.check_version,
-            audit=verifier.audit,
+            audit=broker.audit,
             metrics=self.metrics,
         )
         verifier.service.enter = membership.attested
         trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
         self._services.append("sealane.v1.Membership")
         authorizer = Authorizer(authority.certificate, admit=membership.admit, metrics=self.metrics)
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server

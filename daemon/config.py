@@ -91,6 +91,7 @@ class BrokerConfig(Section):
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    tpm_roots: AbsolutePath | None = None
     counters: Literal["file", "tpm2"] = "file"
     # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
     counter_index: Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)] = 0x0180_5EA0
@@ -138,12 +139,21 @@ class TsmEvidenceConfig(Section):
     reports: AbsolutePath = "/sys/kernel/config/tsm/report"
 
 
+class BrokerAddresses(Section):
+    """One broker, as the nodes reach it."""
+
+    node: NodeName
+    address: PeerAddress
+    attestation_address: PeerAddress
+
+
 class EnrolmentConfig(Section):
     """How this node gets its certificates."""
 
     broker_node: NodeName = "broker"
     broker_address: PeerAddress
     attestation_address: PeerAddress
+    other_brokers: Annotated[list[BrokerAddresses], Field(default_factory=list, max_length=16)]
     trust_anchor: AbsolutePath
     evidence: Literal["software", "tpm2", "tsm"]
     key_file: AbsolutePath | None = None
@@ -155,7 +165,19 @@ class EnrolmentConfig(Section):
     def _check(self) -> Self:
         if (self.key_file is not None) != (self.evidence == "software"):
             raise ValueError("a key_file with software evidence, none with other kinds")
+        if len({broker.node for broker in self.brokers}) != len(self.brokers):
+            raise ValueError("broker_node and the nodes of other_brokers, each once")
         return self
+
+    @property
+    def brokers(self) -> tuple[BrokerAddresses, ...]:
+        """All brokers, in the order they are tried."""
+        first = BrokerAddresses(
+            node=self.broker_node,
+            address=self.broker_address,
+            attestation_address=self.attestation_address,
+        )
+        return (first, *self.other_brokers)
 
 
 class TargetConfig(Section):

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 from typing import Final
 
 import grpc
@@ -21,7 +22,7 @@ from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
 from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.channels import open_channel
 from sealane.daemon.clock import monotonic_ns
-from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
 from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.files import read_file
 from sealane.daemon.identity import Issued, Keys
@@ -49,31 +50,33 @@ class Enrolment:
     async def obtain(self, keys: Keys) -> Issued:
         """Enrol once, trying again while the broker can't be reached, up to the time-out."""
         deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
+        brokers = itertools.cycle(self._config.brokers)
         while True:
+            broker = next(brokers)
             try:
-                return await self._attest(keys)
+                return await self._attest(keys, broker)
             except grpc.aio.AioRpcError as failed:
-                peer = f"broker {self._config.broker_node} at {self._config.attestation_address}"
+                peer = f"broker {broker.node} at {broker.attestation_address}"
                 error = error_of(failed, peer=peer)
                 if not isinstance(error, UnavailableError):
                     raise error from failed
                 if monotonic_ns() >= deadline:
                     raise UnavailableError(
                         error.reason,
-                        f"enrolment.attestation_address {self._config.attestation_address}: "
+                        f"enrolment.attestation_address {broker.attestation_address}: "
                         f"no answer from the broker within {self._config.timeout_seconds} s "
                         f"({error.args[0]})",
                     ) from error
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _attest(self, keys: Keys) -> Issued:
-        config, driver = self._config, self._driver
-        audience = spiffe_id(config.broker_node, "broker")
+    async def _attest(self, keys: Keys, broker: BrokerAddresses) -> Issued:
+        driver = self._driver
+        audience = spiffe_id(broker.node, "broker")
         credentials = grpc.ssl_channel_credentials(
             self.anchor.public_bytes(serialization.Encoding.PEM)
         )
         async with open_channel(
-            config.attestation_address, server_name(config.broker_node, "broker"), credentials
+            broker.attestation_address, server_name(broker.node, "broker"), credentials
         ) as channel:
             stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(

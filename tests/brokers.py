@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from sealane.crypto.audit import Detail, Outcome
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.anchors.counter import FileCounter, MonotonicCounter
 from sealane.daemon.broker.instance import Instance
@@ -29,6 +30,20 @@ class Count:
         return self.value
 
 
+class MemoryAudit:
+    """An audit log in memory."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, object]] = []
+
+    async def record(
+        self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
+    ) -> None:
+        self.records.append(
+            {"kind": kind, "subject": subject, "outcome": outcome, "reason": reason, **detail}
+        )
+
+
 async def start_broker(
     store: Store,
     *,
@@ -44,7 +59,8 @@ async def start_broker(
     claimed = await Instance.claim(
         registry, node=node, instance=instance, starts=starts, heads=heads
     )
-    return BrokerService(registry, claimed, metrics=metrics or Metrics()), claimed, registry
+    service = BrokerService(registry, claimed, audit=MemoryAudit(), metrics=metrics or Metrics())
+    return service, claimed, registry
 
 
 @contextlib.asynccontextmanager

@@ -110,11 +110,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def etcd_cluster(size: int = 1, *, options: tuple[str, ...] = ()) -> Iterator[Cluster]:
-    """Run a cluster until the end of the block."""
+def etcd_cluster(
+    size: int = 1, *, options: tuple[str, ...] = (), directory: Path | None = None
+) -> Iterator[Cluster]:
+    """Run a cluster until the end of the block; its data is in memory, or in `directory`."""
     require_etcd()
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="sl-etcd-", dir=memory) as name:
+    with tempfile.TemporaryDirectory(prefix="sl-etcd-", dir=directory or memory) as name:
         root = Path(name)
         addresses = _free_addresses(2 * size)
         peers = {f"m{i}": addresses[2 * i] for i in range(size)}

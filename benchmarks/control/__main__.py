@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.control import attach, verify
+from benchmarks.control import anchors, attach, leases, verify
 from benchmarks.control.result import Result
 from rich.console import Console
 
 BENCHMARKS: Final[Mapping[str, Callable[[argparse.Namespace], Result]]] = {
+    "anchors": anchors.run,
     "attach": attach.run,
+    "leases": leases.run,
     "verify": verify.run,
 }
 

@@ -5,6 +5,7 @@ AMD's RSA, which is half as long and therefore some 30 µs a signature cheaper.
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
@@ -22,6 +23,7 @@ from sealane.crypto.evidence.claims import Binding
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots
 from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.crypto.evidence.software import SoftwareKey, SoftwareVerifier
+from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -31,6 +33,7 @@ from vendors.authority import NOW
 from vendors.intel import intel
 from vendors.nvidia import evidence as nvidia_evidence
 from vendors.nvidia import nvidia as made_up_nvidia
+from vendors.tpm import Manufacturer, SyntheticTpm
 
 THREADS: Final = (1, 2)
 _BINDING: Final = Binding(
@@ -60,6 +63,7 @@ def cells() -> dict[str, Callable[[], object]]:
         "snp": lambda: snp.verify(report, endorsements=table, **common),
         "tdx": lambda: tdx.verify(quote, **common),
         "nvidia": lambda: nvidia.verify(measured, **common),
+        "tpm2": _tpm2(),
         "software": lambda: software.verify(
             signed,
             binding=_BINDING,
@@ -68,6 +72,24 @@ def cells() -> dict[str, Callable[[], object]]:
             now=NOW,
         ),
     }
+
+
+def _tpm2() -> Callable[[], object]:
+    """Return both halves of one attestation: the introduction of a certified TPM, its evidence."""
+    tpm, maker = SyntheticTpm(), Manufacturer(NOW)
+    verifier = Tpm2Verifier([maker.root])
+    introduction = tpm.introduction(maker.certify(tpm.ek.public_key())).encode()
+    binding = dataclasses.replace(_BINDING, kem_public_key=tpm.kem_point)
+    introduced = verifier.introduce(introduction, now=NOW)
+    evidence = tpm.evidence(binding, tpm.activate(introduced.activation)).encode()
+
+    def both() -> object:
+        verifier.introduce(introduction, now=NOW)
+        return verifier.verify(
+            evidence, binding=binding, introduced=introduced, endorsements=b"", now=NOW
+        )
+
+    return both
 
 
 def measure(

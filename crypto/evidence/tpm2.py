@@ -53,7 +53,9 @@ from sealane.errors import VerificationError
 TPM2: Final = "tpm2"
 MEDIA_TYPE: Final = "application/vnd.sealane.tpm2-evidence"
 # What a flag must be unless the policy says otherwise by its name.
-SAFE_FLAGS: Final[Mapping[str, bool]] = {"ek_uncertified": False, "clock_unsafe": False}
+# `clock_unsafe` has no safe value: after a power cut no clock is safe for an hour, and what is
+# compared of it (`HardwareClock.has_gone_back`) holds all the same.
+SAFE_FLAGS: Final[Mapping[str, bool]] = {"ek_uncertified": False}
 HARDWARE_SCHEME: Final = "ek-sha256"
 SECRET_BYTES: Final = 32
 
@@ -111,6 +113,15 @@ class Evidence:
             self.certification,
             self.certification_signature,
         )
+
+
+def hardware_id(endorsement_key: bytes) -> str:
+    """Return the name of the TPM with this EK (TPMT_PUBLIC) in a policy's allow-list."""
+    return _hardware_id(_subject_public_key_info(parse_public(endorsement_key).key))
+
+
+def _hardware_id(encoded_key: bytes) -> str:
+    return f"{HARDWARE_SCHEME}:{hashlib.sha256(encoded_key).hexdigest()}"
 
 
 def activation_proof(secret: bytes, qualifying_data: bytes) -> bytes:
@@ -174,7 +185,7 @@ class Tpm2Verifier:
             context=_Expected(
                 secret=secret,
                 attestation_key=attestation_key,
-                hardware_id=f"{HARDWARE_SCHEME}:{hashlib.sha256(encoded_key).hexdigest()}",
+                hardware_id=_hardware_id(encoded_key),
                 is_certified=bool(parts[2:]),
                 valid_until=valid_until,
             ),

@@ -1,20 +1,21 @@
-"""Puts the verifier together: audit log, policy in force, evidence verifiers, service."""
+"""Puts the verifier together: policy in force, evidence verifiers, service."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
+
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
 from sealane.crypto.attestation.verifier import Verifier
-from sealane.crypto.certificates import CertificateAuthority, spiffe_id
+from sealane.crypto.certificates import spiffe_id
 from sealane.crypto.evidence.collateral import Collateral
 from sealane.crypto.evidence.hardware import hardware_verifiers
 from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
-from sealane.daemon.broker.audit import AuditLog, FileHead
 from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.policy import (
     OwnerKey,
@@ -24,15 +25,16 @@ from sealane.daemon.broker.policy import (
     read_signature,
     verify_owner,
 )
-from sealane.daemon.broker.policy_keeper import FilePolicyStore, PolicyKeeper
-from sealane.daemon.broker.verifier import VerifierService
+from sealane.daemon.broker.policy_keeper import PolicyKeeper
+from sealane.daemon.broker.service import BrokerService
+from sealane.daemon.broker.verifier import Clocks, VerifierService
 from sealane.daemon.config import BrokerConfig
 from sealane.daemon.enrolment import key_digest
 from sealane.daemon.files import read_file
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
+from sealane.errors import UsageError
 
-AUDIT_NAME: Final = "audit.jsonl"
 MARKS_NAME: Final = "collateral-marks.json"
 
 
@@ -40,15 +42,29 @@ MARKS_NAME: Final = "collateral-marks.json"
 class VerifierParts:
     """What the broker role needs of its verifier."""
 
-    audit: AuditLog
     keeper: PolicyKeeper
     collateral: CollateralKeeper
     service: VerifierService
 
 
-def evidence_verifiers(collateral: Callable[[], Collateral]) -> list[EvidenceVerifier]:
+def evidence_verifiers(
+    collateral: Callable[[], Collateral], *, tpm_roots: Sequence[x509.Certificate] = ()
+) -> list[EvidenceVerifier]:
     """Return a verifier for every type of evidence; which of them count is the policy's to say."""
-    return [SoftwareVerifier(), Tpm2Verifier(), *hardware_verifiers(collateral)]
+    return [SoftwareVerifier(), Tpm2Verifier(tpm_roots), *hardware_verifiers(collateral)]
+
+
+def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
+    """Return the TPM makers' authorities that the configuration names."""
+    if config.tpm_roots is None:
+        return ()
+    content = read_file(config.tpm_roots, key="broker.tpm_roots")
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise UsageError(
+            "config.value", f"broker.tpm_roots {config.tpm_roots}: allowed: certificates in PEM"
+        ) from error
 
 
 def check_policy_file(config: BrokerConfig) -> Policy:
@@ -71,20 +87,15 @@ def owner_key(config: BrokerConfig) -> OwnerKey | None:
 
 async def open_verifier(
     config: BrokerConfig,
+    broker: BrokerService,
     stack: contextlib.AsyncExitStack,
     *,
     state: Path,
     node: str,
-    authority: CertificateAuthority,
     metrics: Metrics,
 ) -> VerifierParts:
     """Open everything in the order it is needed; `stack` closes it in reverse."""
-    audit = await AuditLog.open(
-        state / AUDIT_NAME,
-        keeper=FileHead(state / "audit.head"),
-        signing_key=authority.signing_key,
-    )
-    stack.push_async_callback(audit.close)
+    authority = broker.authority
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
         marks=state / MARKS_NAME,
@@ -92,7 +103,7 @@ async def open_verifier(
     await collateral.reload()
     verifier = Verifier(
         policy=NO_POLICY,
-        evidence_verifiers=evidence_verifiers(collateral.current),
+        evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),
         audience=spiffe_id(node, "broker"),
         verifier_key_sha256=key_digest(authority.certificate),
     )
@@ -114,13 +125,16 @@ async def open_verifier(
             message="policies need no signature of their owner: whoever can write the policy file "
             "decides who is trusted; for development only",
         )
-    keeper = PolicyKeeper(
-        FilePolicyStore(state / "policy"), owner=owner, audit=audit, changed=enact
-    )
+    keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
     path = Path(config.policy_file)
     await keeper.start(read_document(path), read_signature(path), source=str(path))
     service = VerifierService(
-        verifier, authority=authority, broker=node, audit=audit, metrics=metrics
+        verifier,
+        authority=authority,
+        broker=node,
+        audit=broker.audit,
+        clocks=Clocks(broker.registry),
+        metrics=metrics,
     )
     stack.callback(service.close)
-    return VerifierParts(audit=audit, keeper=keeper, collateral=collateral, service=service)
+    return VerifierParts(keeper=keeper, collateral=collateral, service=service)

@@ -17,16 +17,16 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Outcome, Record
+from sealane.daemon.broker.records import AuditHeadRecord, instance_name
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
-from sealane.daemon.runtime import replace_file
 from sealane.errors import UnavailableError, VerificationError
 
 # A checkpoint costs a signature (50 µs); what follows the last one is believed on the store's head.
 CHECKPOINT_RECORDS: Final = 256
 
 _BLOCK_BYTES: Final = 1 << 16
-_HEAD_BYTES: Final = 8 + 32
 
 
 class HeadKeeper(Protocol):
@@ -174,26 +174,24 @@ class AuditLog:
             ) from self._failure
 
 
-class FileHead:
-    """Keeps the head in a file: against accidents, not against who can write both files."""
+class RegistryHead:
+    """Keeps the head of one broker's log among the records of its store."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, registry: Registry, *, instance: int) -> None:
+        self._registry = registry
+        self._name = instance_name(instance)
 
     async def read(self) -> Head:
-        """Return the head; VerificationError `audit.head.malformed`."""
-        try:
-            content = await asyncio.to_thread(self._path.read_bytes)
-        except FileNotFoundError:
+        """Return the head."""
+        stored = await self._registry.audit_heads.get(self._name)
+        if stored is None:
             return GENESIS
-        if len(content) != _HEAD_BYTES:
-            raise VerificationError("audit.head.malformed", f"{self._path}: not a head")
-        return Head(sequence=int.from_bytes(content[:8], "big"), digest=content[8:])
+        return Head(sequence=stored.record.sequence, digest=stored.record.digest)
 
     async def keep(self, head: Head) -> None:
-        """Replace the file."""
-        content = head.sequence.to_bytes(8, "big") + head.digest
-        await asyncio.to_thread(replace_file, self._path, content)
+        """Replace the record: it has one writer."""
+        record = AuditHeadRecord(sequence=head.sequence, digest=head.digest)
+        await self._registry.commit((), self._registry.audit_heads.sealed(self._name, record))
 
 
 class _Recovery:

@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -50,8 +50,8 @@ class CollateralKeeper:
         """
         if self._directory is None:
             return
-        items = dict(self._read(self._directory))
-        before = self._read_marks()
+        items = read_items(self._directory)
+        before = read_marks(self._marks)
         loaded = load_collateral(items, roots=self._roots, high_water=before, now=now)
         if loaded.high_water != before:
             self._write_marks(loaded.high_water)
@@ -69,20 +69,6 @@ class CollateralKeeper:
             tcb_infos=len(loaded.collateral.tcb_infos),
         )
 
-    def _read(self, directory: Path) -> Iterator[tuple[str, bytes]]:
-        try:
-            paths = sorted(
-                path for path in directory.iterdir() if path.is_file() and path.name[0] != "."
-            )
-            if len(paths) > FILES_MAX:
-                raise UsageError(
-                    "collateral.count", f"{directory}: {len(paths)} files; allowed: {FILES_MAX}"
-                )
-            for path in paths:
-                yield path.name, read_bounded(path)
-        except OSError as error:
-            raise UsageError("collateral.unreadable", f"{directory}: {error.strerror}") from error
-
     def _write_marks(self, marks: Mapping[str, int]) -> None:
         try:
             write_durably(self._marks, json.dumps(dict(marks), sort_keys=True, indent=1).encode())
@@ -91,19 +77,41 @@ class CollateralKeeper:
                 "collateral.marks.unwritable", f"{self._marks}: {error.strerror}"
             ) from error
 
-    def _read_marks(self) -> dict[str, int]:
-        try:
-            encoded = read_bounded(self._marks)
-        except FileNotFoundError:
-            return {}
-        try:
-            marks = json.loads(encoded) if len(encoded) <= _MARKS_BYTES_MAX else None
-        except (ValueError, RecursionError):
-            marks = None
-        if not isinstance(marks, dict) or not all(type(each) is int for each in marks.values()):
-            raise VerificationError(
-                "collateral.marks.malformed",
-                f"{self._marks}: not what the broker wrote; without it older collateral can't be "
-                "told from newer",
+
+def read_items(directory: Path) -> dict[str, bytes]:
+    """Return the files of a directory by name; UsageError `collateral.unreadable` or `.count`."""
+    try:
+        paths = sorted(
+            path for path in directory.iterdir() if path.is_file() and path.name[0] != "."
+        )
+        if len(paths) > FILES_MAX:
+            raise UsageError(
+                "collateral.count", f"{directory}: {len(paths)} files; allowed: {FILES_MAX}"
             )
-        return marks
+        return {path.name: read_bounded(path) for path in paths}
+    except OSError as error:
+        raise UsageError("collateral.unreadable", f"{directory}: {error.strerror}") from error
+
+
+def read_marks(path: Path) -> dict[str, int]:
+    """Return the marks a broker wrote, none if there is no file.
+
+    VerificationError `collateral.marks.malformed`, UsageError `collateral.unreadable`.
+    """
+    try:
+        encoded = read_bounded(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError("collateral.unreadable", f"{path}: {error.strerror}") from error
+    try:
+        marks = json.loads(encoded) if len(encoded) <= _MARKS_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        marks = None
+    if not isinstance(marks, dict) or not all(type(each) is int for each in marks.values()):
+        raise VerificationError(
+            "collateral.marks.malformed",
+            f"{path}: not what the broker wrote; without it older collateral can't be told from "
+            "newer",
+        )
+    return marks

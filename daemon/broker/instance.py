@@ -100,13 +100,16 @@ class Instance:
     async def keep_anchored(self, *, seconds: float) -> None:
         """Anchor what was committed, and look for the last head, every so often; for ever.
 
-        Leaves by VerificationError only: the broker must then end.
+        Leaves by an error after which the broker must end: VerificationError, and UnavailableError
+        `broker.store.fenced`.
         """
         while True:
             await asyncio.sleep(seconds)
             try:
                 await self.inspect()
             except UnavailableError as error:
+                if error.reason == "broker.store.fenced":
+                    raise
                 get_logger().error("head_not_anchored", reason=error.reason, message=error.args[0])
 
     async def inspect(self) -> None:

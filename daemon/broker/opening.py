@@ -10,6 +10,7 @@ import grpc
 
 from sealane.crypto.keys import KeyWrapper
 from sealane.daemon.anchors.choose import open_counter, open_tpm
+from sealane.daemon.broker.audit import AuditLog, RegistryHead
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.kek import open_key
 from sealane.daemon.broker.records import instance_name
@@ -21,9 +22,12 @@ from sealane.daemon.broker.store.legacy import take_over
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.config import BrokerConfig, EtcdConfig
 from sealane.daemon.files import read_file, read_secret
+from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
+from sealane.errors import UnavailableError
 
 STORE_NAME: Final = "broker.sqlite"
+AUDIT_NAME: Final = "audit.jsonl"
 STARTS_NAME: Final = "starts.counter"
 HEADS_NAME: Final = "heads.counter"
 
@@ -34,7 +38,7 @@ async def opened_broker(
 ) -> AsyncIterator[tuple[BrokerService, Instance, Registry]]:
     """Start a broker that ends with the block; `tcti` is where its TPM is.
 
-    Errors as `Registry.open`, `Instance.claim` and `open_tpm`.
+    Errors as `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
     """
     wrapping = open_key(config)
     async with contextlib.AsyncExitStack() as stack:
@@ -52,9 +56,24 @@ async def opened_broker(
             starts=open_counter(tpm=tpm, index=config.counter_index, path=state / STARTS_NAME),
             heads=open_counter(tpm=tpm, index=config.counter_index + 1, path=state / HEADS_NAME),
         )
-        service = BrokerService(registry, instance, metrics=metrics)
+        stack.push_async_callback(_leave, instance)
+        audit = await AuditLog.open(
+            state / AUDIT_NAME,
+            keeper=RegistryHead(registry, instance=config.instance),
+            signing_key=registry.authority.signing_key,
+        )
+        stack.push_async_callback(audit.close)
+        service = BrokerService(registry, instance, audit=audit, metrics=metrics)
         stack.push_async_callback(service.close)
         yield service, instance, registry
+
+
+async def _leave(instance: Instance) -> None:
+    """Anchor what was committed since the last head: an orderly stop leaves nothing uncovered."""
+    try:
+        await instance.inspect()
+    except UnavailableError as error:
+        get_logger().error("head_not_anchored", reason=error.reason, message=error.args[0])
 
 
 async def _open_store(

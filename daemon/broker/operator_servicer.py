@@ -8,6 +8,7 @@ from typing import Final
 from google.protobuf import timestamp_pb2
 
 from sealane.daemon.broker.records import GrantRecord
+from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.calls import Context
 from sealane.errors import UsageError
@@ -26,7 +27,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         self, request: operator_pb2.RotateVolumeKeyRequest, context: Context
     ) -> operator_pb2.VolumeKeyEpochs:
         """Begin a volume's next key epoch."""
-        volume = await self._broker.rotate_key(_uuid(request.volume_id))
+        async with refusals_recorded(
+            self._broker.audit, "key.rotate", subject="operator", volume_id=request.volume_id
+        ):
+            volume = await self._broker.rotate_key(_uuid(request.volume_id))
         return operator_pb2.VolumeKeyEpochs(
             volume_id=str(volume.volume_id),
             oldest_key_epoch=volume.oldest_key_epoch,

@@ -6,71 +6,26 @@ again: results under older versions are refused after `REAPPRAISAL_SECONDS`.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
-from sealane.crypto.encoding import fields, parse_fields
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.policy import OwnerKey, parse_policy, verify_owner
+from sealane.daemon.broker.records import PolicyRecord, Stored
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import monotonic_ns
-from sealane.daemon.files import write_durably
 from sealane.daemon.logs import get_logger
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 
 # Nodes are told at once; this is for those that do not listen.
 REAPPRAISAL_SECONDS: Final = 30
 
 CHANGED: Final = "attestation.policy.changed"
 
-_STORED: Final = "sealane stored policy v1"
+# How late a broker hears of a policy that another one of its store applied.
+REFRESH_SECONDS: Final = 5
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPolicy:
-    """A document as its owner gave it."""
-
-    document: bytes
-    signature: bytes
-
-
-class PolicyStore(Protocol):
-    """Where the policy in force outlives the broker."""
-
-    async def read(self) -> StoredPolicy | None:
-        """Return what was stored last."""
-        ...
-
-    async def replace(self, policy: StoredPolicy, *, before: StoredPolicy | None) -> bool:
-        """Store `policy`, durably, if `before` is still what is stored; whether it was."""
-        ...
-
-
-class FilePolicyStore:
-    """Keeps the policy in a file, for the one broker whose it is."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def read(self) -> StoredPolicy | None:
-        """Return what the file holds; VerificationError `broker.store.malformed`."""
-        try:
-            content = await asyncio.to_thread(self._path.read_bytes)
-        except FileNotFoundError:
-            return None
-        parts = parse_fields(_STORED, content, count_max=2)
-        if parts is None or len(parts) != 2:
-            raise VerificationError("broker.store.malformed", f"{self._path}: not a stored policy")
-        return StoredPolicy(document=parts[0], signature=parts[1])
-
-    async def replace(self, policy: StoredPolicy, *, before: StoredPolicy | None) -> bool:
-        """Replace the file."""
-        if await self.read() != before:
-            return False
-        content = fields(_STORED, policy.document, policy.signature)
-        await asyncio.to_thread(write_durably, self._path, content)
-        return True
+_IN_FORCE: Final = "in-force"
 
 
 class PolicyKeeper:
@@ -78,18 +33,18 @@ class PolicyKeeper:
 
     def __init__(
         self,
-        store: PolicyStore,
+        registry: Registry,
         *,
         owner: OwnerKey | None,
         audit: Audit,
         changed: Callable[[Policy], None],
     ) -> None:
         """Without an `owner` documents need no signature: for development only."""
-        self._store = store
+        self._registry = registry
         self._owner = owner
         self._audit = audit
         self._changed = changed
-        self._stored: StoredPolicy | None = None
+        self._stored: Stored[PolicyRecord] | None = None
         self._changed_ns = 0
         self._changing = asyncio.Lock()
         self.policy = NO_POLICY
@@ -97,7 +52,7 @@ class PolicyKeeper:
     @property
     def document(self) -> bytes:
         """The document in force; empty before there is one."""
-        return b"" if self._stored is None else self._stored.document
+        return b"" if self._stored is None else self._stored.record.document
 
     async def start(self, document: bytes, signature: bytes, *, source: str) -> None:
         """Take what is stored, or the operator's file if that is newer.
@@ -114,11 +69,33 @@ class PolicyKeeper:
             await self.apply(document, signature, source=source, subject="configuration")
 
     async def refresh(self) -> None:
-        """Take over what the store holds by now: another broker's change, say."""
-        stored = await self._store.read()
-        if stored is not None and stored != self._stored:
-            policy = self._accept(stored.document, stored.signature, source="the stored policy")
-            self._enact(policy, stored)
+        """Take over what the store holds by now: another broker's change, say.
+
+        VerificationError `policy.rolled_back` if that is older than what was in force here.
+        """
+        stored = await self._registry.policies.get(_IN_FORCE)
+        if stored is None or stored == self._stored:
+            return
+        record = stored.record
+        policy = self._accept(record.document, record.signature, source="the stored policy")
+        if policy.version < self.policy.version:
+            raise VerificationError(
+                "policy.rolled_back",
+                f"the store holds policy version {policy.version}, version {self.policy.version} "
+                "was in force",
+            )
+        self._enact(policy, stored)
+
+    async def keep_refreshed(self) -> None:
+        """Look for other brokers' changes, for ever; leaves by VerificationError only."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self.refresh()
+            except UnavailableError as error:
+                get_logger().error(
+                    "policy_not_refreshed", reason=error.reason, message=error.args[0]
+                )
 
     async def apply(
         self, document: bytes, signature: bytes, *, source: str, subject: str
@@ -159,12 +136,16 @@ class PolicyKeeper:
             digest_before=before.digest,
             signed=self._owner is not None,
         )
-        stored = StoredPolicy(document=document, signature=signature)
-        if not await self._store.replace(stored, before=self._stored):
+        record = PolicyRecord(version=policy.version, document=document, signature=signature)
+        revision = await self._registry.commit(
+            [self._registry.policies.unchanged(_IN_FORCE, self._stored)],
+            self._registry.policies.sealed(_IN_FORCE, record),
+        )
+        if revision is None:
             raise UsageError(
                 "policy.version.used", f"{source}: another policy was applied meanwhile"
             )
-        self._enact(policy, stored)
+        self._enact(policy, Stored(record, revision, _IN_FORCE))
         return policy
 
     def check_version(self, version: int, *, now_ns: int) -> None:
@@ -185,7 +166,7 @@ class PolicyKeeper:
             verify_owner(document, signature, owner=self._owner)
         return parse_policy(document, source=source)
 
-    def _enact(self, policy: Policy, stored: StoredPolicy) -> None:
+    def _enact(self, policy: Policy, stored: Stored[PolicyRecord]) -> None:
         self.policy = policy
         self._stored = stored
         self._changed_ns = monotonic_ns()

@@ -214,6 +214,29 @@ class GrantRecord(Record):
         return sum(end - mark for (_, end), mark in zip(self.ranges, self.touched, strict=True))
 
 
+class PolicyRecord(Record):
+    """The policy in force, as its owner gave it; versions only grow."""
+
+    version: Annotated[int, Field(ge=1)]
+    document: bytes
+    signature: bytes
+
+
+class AuditHeadRecord(Record):
+    """Where one broker's audit log ended when a record of it was last acknowledged."""
+
+    sequence: Annotated[int, Field(ge=1)]
+    digest: bytes
+
+
+class ClockRecord(Record):
+    """What a machine's clock said when it last attested (TPMS_CLOCK_INFO)."""
+
+    reset_count: Annotated[int, Field(ge=0)]
+    restart_count: Annotated[int, Field(ge=0)]
+    millis: Annotated[int, Field(ge=0)]
+
+
 R = TypeVar("R", bound=Record)
 
 
@@ -303,6 +326,9 @@ class Tables:
         self.grants = Table(store, "grants", GrantRecord, record_key=record_key)
         self.instances = Table(store, "instances", InstanceRecord, record_key=record_key)
         self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
+        self.policies = Table(store, "policies", PolicyRecord, record_key=record_key)
+        self.audit_heads = Table(store, "audit", AuditHeadRecord, record_key=record_key)
+        self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
         self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
 
 

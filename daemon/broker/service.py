@@ -13,6 +13,7 @@ from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.crypto.keys import derive_volume_key
 from sealane.crypto.lease import Arena, Lease
+from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.records import GrantRecord, Stored, VolumeRecord
@@ -59,8 +60,11 @@ class _Grant:
 class BrokerService:
     """One start of the broker: what it knows, and the arena of this start."""
 
-    def __init__(self, registry: Registry, instance: Instance, *, metrics: Metrics) -> None:
+    def __init__(
+        self, registry: Registry, instance: Instance, *, audit: Audit, metrics: Metrics
+    ) -> None:
         self.registry = registry
+        self.audit = audit
         self._instance = instance
         self._metrics = metrics
         self.authority = registry.authority
@@ -181,6 +185,9 @@ class BrokerService:
         revision = await self.registry.unregister(record.volume_id)
         # A key that nobody may have any more must not come back with an older store.
         await self._instance.cover(revision)
+        await self.audit.record(
+            "volume.unregister", subject=caller.spiffe_id, outcome="done", volume_id=volume_id
+        )
 
     async def rotate_key(self, volume_id: uuid.UUID) -> VolumeRecord:
         """Begin a volume's next key epoch; UsageError `volume.not_found`, `volume.key_epoch.…`."""
@@ -194,6 +201,13 @@ class BrokerService:
 
     async def _cover_rotation(self, volumes: Sequence[VolumeRecord]) -> None:
         for volume in volumes:
+            await self.audit.record(
+                "key.rotate",
+                subject="broker",
+                outcome="done",
+                volume_id=str(volume.volume_id),
+                key_epoch=volume.key_epoch,
+            )
             get_logger().info(
                 "key_rotated", volume_id=str(volume.volume_id), key_epoch=volume.key_epoch
             )
@@ -223,6 +237,15 @@ class BrokerService:
         finally:
             wipe(tenant_key)
             wipe(volume_key)
+        await self.audit.record(
+            "key.release",
+            subject=caller.spiffe_id,
+            outcome="granted",
+            volume_id=volume_id,
+            key_epoch=key_epoch,
+            incarnation=caller.incarnation,
+            request_id=request_id,
+        )
         self._metrics.keys_released.inc()
         get_logger().info(
             "key_released",
@@ -304,6 +327,17 @@ class BrokerService:
             broker_instance=self.arena.broker_instance,
             start_epoch=self.arena.start_epoch,
         )
+        await self.audit.record(
+            "lease.grant",
+            subject=caller.spiffe_id,
+            outcome="granted",
+            volume_id=context.volume_id,
+            key_epoch=context.key_epoch,
+            start_epoch=self.arena.start_epoch,
+            lease_id=granted.lease_id,
+            ranges=[f"{r.counter_start}-{r.counter_end}" for r in granted.ranges],
+            incarnation=caller.incarnation,
+        )
         self._metrics.leases_granted.inc()
         get_logger().info(
             "lease_granted",
@@ -340,6 +374,15 @@ class BrokerService:
         if not await self.registry.record_return(arena, lease_id, touched):
             raise LeaseError("lease.return.unknown", f"no lease {lease_id} is out")
         counters = self.arena.give_back(lease_id, touched, incarnation=caller.incarnation)
+        await self.audit.record(
+            "lease.return",
+            subject=caller.spiffe_id,
+            outcome="done",
+            volume_id=volume_id,
+            start_epoch=self.arena.start_epoch,
+            lease_id=lease_id,
+            counters=counters,
+        )
         self._metrics.leases_returned.inc()
         get_logger().info(
             "lease_returned",

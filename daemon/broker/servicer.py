@@ -2,10 +2,15 @@
 
 # ruff: noqa: N802 - names and arguments are those of the generated base classes
 
+import contextlib
+
 from cryptography.hazmat.primitives import serialization
 from google.protobuf import empty_pb2, timestamp_pb2
 
+from sealane.crypto.audit import Detail
+from sealane.crypto.certificates import Subject
 from sealane.daemon.broker.peers import address_of
+from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.verifier import VerifierService
 from sealane.daemon.calls import Authorizer, Context
@@ -88,16 +93,20 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume."""
-        return await self._broker.register_volume(
-            self._caller(context),
-            request_id=request.request_id,
-            display_name=request.display_name,
-            size_bytes=request.size_bytes,
-            target_node=request.target_node,
-            mode=request.mode,
-            third_party=request.third_party,
-            fully_sealed=request.fully_sealed,
-        )
+        caller = self._caller(context)
+        async with self._recorded(
+            "volume.register", caller, target_node=request.target_node, mode=request.mode
+        ):
+            return await self._broker.register_volume(
+                caller,
+                request_id=request.request_id,
+                display_name=request.display_name,
+                size_bytes=request.size_bytes,
+                target_node=request.target_node,
+                mode=request.mode,
+                third_party=request.third_party,
+                fully_sealed=request.fully_sealed,
+            )
 
     async def GetVolumeDescriptor(
         self,
@@ -124,7 +133,9 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> empty_pb2.Empty:
         """Forget a volume."""
-        await self._broker.unregister_volume(self._caller(context), request.volume_id)
+        caller = self._caller(context)
+        async with self._recorded("volume.unregister", caller, volume_id=request.volume_id):
+            await self._broker.unregister_volume(caller, request.volume_id)
         return empty_pb2.Empty()
 
     async def FinishFilling(
@@ -141,12 +152,16 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.SealedVolumeKey:
         """Release one key epoch."""
-        secret = await self._broker.release_key(
-            self._caller(context),
-            volume_id=request.volume_id,
-            key_epoch=request.key_epoch,
-            request_id=request.request_id,
-        )
+        caller = self._caller(context)
+        async with self._recorded(
+            "key.release", caller, volume_id=request.volume_id, key_epoch=request.key_epoch
+        ):
+            secret = await self._broker.release_key(
+                caller,
+                volume_id=request.volume_id,
+                key_epoch=request.key_epoch,
+                request_id=request.request_id,
+            )
         return broker_pb2.SealedVolumeKey(sealed=secret.sealed, signature=secret.signature)
 
     async def ReturnLease(
@@ -155,13 +170,22 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.ReturnLeaseResponse:
         """Take counters back."""
-        counters = await self._broker.return_lease(
-            self._caller(context),
+        caller = self._caller(context)
+        async with self._recorded(
+            "lease.return",
+            caller,
             volume_id=request.volume_id,
-            arena=(request.broker_instance, request.start_epoch),
+            broker_instance=request.broker_instance,
+            start_epoch=request.start_epoch,
             lease_id=request.lease_id,
-            touched=[*request.touched],
-        )
+        ):
+            counters = await self._broker.return_lease(
+                caller,
+                volume_id=request.volume_id,
+                arena=(request.broker_instance, request.start_epoch),
+                lease_id=request.lease_id,
+                touched=[*request.touched],
+            )
         return broker_pb2.ReturnLeaseResponse(counters=counters)
 
     async def GrantLease(
@@ -170,15 +194,31 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.SealedLease:
         """Grant counters."""
-        lease = await self._broker.grant_lease(
-            self._caller(context),
-            volume_id=request.volume_id,
-            key_epoch=request.key_epoch,
-            request_id=request.request_id,
-        )
+        caller = self._caller(context)
+        async with self._recorded(
+            "lease.grant", caller, volume_id=request.volume_id, key_epoch=request.key_epoch
+        ):
+            lease = await self._broker.grant_lease(
+                caller,
+                volume_id=request.volume_id,
+                key_epoch=request.key_epoch,
+                request_id=request.request_id,
+            )
         return broker_pb2.SealedLease(
             sealed=lease.secret.sealed,
             signature=lease.secret.signature,
             broker_instance=lease.broker_instance,
             start_epoch=lease.start_epoch,
+        )
+
+    def _recorded(
+        self, kind: str, caller: Subject, **detail: Detail
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        return refusals_recorded(
+            self._broker.audit,
+            kind,
+            subject=caller.spiffe_id,
+            tenant=caller.tenant,
+            incarnation=caller.incarnation,
+            **detail,
         )

@@ -26,6 +26,8 @@ from sealane.crypto.evidence.cmw import EVIDENCE_BYTES_MAX, PRIMARY
 from sealane.crypto.evidence.software import SOFTWARE
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.peers import RateLimiter
+from sealane.daemon.broker.records import ClockRecord
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -69,6 +71,7 @@ class VerifierService:
         authority: CertificateAuthority,
         broker: str,
         audit: Audit,
+        clocks: "Clocks",
         metrics: Metrics,
     ) -> None:
         self.verifier = verifier
@@ -81,7 +84,7 @@ class VerifierService:
         self._waiting = 0
         self.enter: Enter | None = None
         """Enters what is issued in the books of nodes, which may refuse it."""
-        self._clocks: dict[str, HardwareClock] = {}
+        self._clocks = clocks
 
     def close(self) -> None:
         """Wait for what is being verified."""
@@ -155,7 +158,7 @@ class VerifierService:
                     spent, runtime_data=runtime_data, evidence=evidence, now=utc_now()
                 )
             )
-            self._check_clock(verified)
+            await self._check_clock(verified)
             issued = self._issue(verified, challenge, now=utc_now())
             if self.enter is not None:
                 # Not before the evidence has proved who asks: revocations are nobody else's.
@@ -187,18 +190,11 @@ class VerifierService:
         finally:
             self._waiting -= 1
 
-    def _check_clock(self, verified: Verified) -> None:
+    async def _check_clock(self, verified: Verified) -> None:
         """Refuse hardware whose clock has gone back: it, or its state, was put back."""
         claims = verified.appraisal.items[PRIMARY].claims
-        if claims.clock is None or not verified.appraisal.is_accepted:
-            return
-        last = self._clocks.get(claims.hardware_id)
-        if last is not None and claims.clock.has_gone_back(last):
-            raise VerificationError(
-                "attestation.clock.went_back",
-                f"the clock of {claims.hardware_id} says {claims.clock}, after {last}",
-            )
-        self._clocks[claims.hardware_id] = claims.clock
+        if claims.clock is not None and verified.appraisal.is_accepted:
+            await self._clocks.advance(claims.hardware_id, claims.clock)
 
     def _issue(self, verified: Verified, challenge: Challenge, *, now: dt.datetime) -> Issued:
         subject = verified.subject()
@@ -273,6 +269,38 @@ class VerifierService:
         raise VerificationError(
             REFUSED, "the verifier refused this node; the broker's audit log says why"
         ) from None
+
+
+class Clocks:
+    """What the clocks of machines said last, among the records of the broker's store."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def advance(self, hardware_id: str, clock: HardwareClock) -> None:
+        """Keep `clock`; VerificationError `attestation.clock.went_back`."""
+        table = self._registry.clocks
+        name = hashlib.sha256(hardware_id.encode()).hexdigest()
+
+        async def attempt() -> int | None:
+            stored = await table.get(name)
+            if stored is not None:
+                last = HardwareClock(**stored.record.model_dump())
+                if clock.has_gone_back(last):
+                    raise VerificationError(
+                        "attestation.clock.went_back",
+                        f"the clock of {hardware_id} says {clock}, after {last}",
+                    )
+            record = ClockRecord(
+                reset_count=clock.reset_count,
+                restart_count=clock.restart_count,
+                millis=clock.millis,
+            )
+            return await self._registry.commit(
+                [table.unchanged(name, stored)], table.sealed(name, record)
+            )
+
+        await self._registry.settle(attempt)
 
 
 def _named(node: str, role: str) -> str:

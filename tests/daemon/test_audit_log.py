@@ -8,17 +8,36 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.audit import Head, Record, verify_log
+from sealane.crypto.audit import GENESIS, Head, Record, verify_log
+from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import audit
-from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, FileHead
+from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, RegistryHead
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import UnavailableError, VerificationError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
+class Keeper:
+    """Keeps a head beside the log; what it says, an adversary of the log can't change."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def read(self) -> Head:
+        if not self._path.exists():
+            return GENESIS
+        content = self._path.read_bytes()
+        return Head(sequence=int.from_bytes(content[:8], "big"), digest=content[8:])
+
+    async def keep(self, head: Head) -> None:
+        self._path.write_bytes(head.sequence.to_bytes(8, "big") + head.digest)
+
+
 async def opened(directory: Path) -> AuditLog:
     return await AuditLog.open(
-        directory / "audit.jsonl", keeper=FileHead(directory / "head"), signing_key=KEY
+        directory / "audit.jsonl", keeper=Keeper(directory / "head"), signing_key=KEY
     )
 
 
@@ -112,7 +131,7 @@ async def test_torn_line_behind_the_head_is_removed_and_said(tmp_path: Path) -> 
 async def test_records_behind_the_head_stay_and_are_said(tmp_path: Path) -> None:
     path = await filled(tmp_path)
     before = verify_log(path.read_bytes().splitlines()[:2], signer=None).head
-    await FileHead(tmp_path / "head").keep(before)
+    await Keeper(tmp_path / "head").keep(before)
     await (await opened(tmp_path)).close()
     recovered = records(path)[6]
     assert recovered.detail == {"torn_bytes": 0, "unacknowledged_records": 4}
@@ -121,7 +140,7 @@ async def test_records_behind_the_head_stay_and_are_said(tmp_path: Path) -> None
 async def test_long_tail_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = await filled(tmp_path, 50)
     monkeypatch.setattr(audit, "_BLOCK_BYTES", 100)
-    await FileHead(tmp_path / "head").keep(Head(sequence=0, digest=bytes(32)))
+    await Keeper(tmp_path / "head").keep(Head(sequence=0, digest=bytes(32)))
     await (await opened(tmp_path)).close()
     assert records(path)[51].detail["unacknowledged_records"] == 51
 
@@ -147,5 +166,17 @@ async def test_log_that_cannot_be_written_refuses_everything(
 async def test_head_is_kept_before_a_record_is_acknowledged(tmp_path: Path) -> None:
     log = await opened(tmp_path)
     await log.record("k", subject="s", outcome="done")
-    assert (await FileHead(tmp_path / "head").read()).sequence == 1
+    assert (await Keeper(tmp_path / "head").read()).sequence == 1
     await log.close()
+
+
+async def test_store_keeps_the_head_of_each_broker(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "broker.sqlite")
+    registry = await Registry.open(store, WrappingKey(bytes(32)), node="b")
+    first, second = RegistryHead(registry, instance=1), RegistryHead(registry, instance=2)
+    assert await first.read() == GENESIS
+    for sequence in (1, 2):
+        await first.keep(Head(sequence=sequence, digest=bytes([sequence]) * 32))
+    assert await first.read() == Head(sequence=2, digest=bytes([2]) * 32)
+    assert await second.read() == GENESIS
+    await store.close()

@@ -22,7 +22,8 @@ MISTAKES = {
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
             "attestation_listen, collateral_dir, counter_index, counters, etcd, head_seconds, hsm, "
-            "instance, key_file, listen, policy_file, policy_owner_key, store [config.key.unknown]"
+            "instance, key_file, listen, policy_file, policy_owner_key, store, "
+            "tpm_roots [config.key.unknown]"
         ),
     ),
     "unknown section": (

@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Final
 
 import dcap_qvl
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.encoding import fields
+from sealane.crypto.encoding import fields, parse_fields
 from sealane.crypto.evidence import nvidia, snp, tdx_quote
 from sealane.crypto.evidence.chain import parse_certificates
 from sealane.crypto.evidence.claims import Binding
@@ -15,11 +16,24 @@ from sealane.crypto.evidence.cmw import decode_collection, encode_collection
 from sealane.crypto.evidence.collateral import Collateral, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.crypto.evidence.snp_report import REPORT_BYTES
+from sealane.crypto.evidence.tpm2 import Tpm2Verifier
+from sealane.crypto.evidence.tpm2_event_log import explain
+from sealane.crypto.evidence.tpm2_structures import (
+    parse_certification,
+    parse_public,
+    parse_quote,
+    verify_signature,
+)
 from sealane.errors import VerificationError
+from vendors.tpm import SyntheticTpm
 
 NOW: Final = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 _BINDING: Final = Binding(runtime_data=b"", nonce=b"", tls_public_key=b"", kem_public_key=b"")
 _KNOWN: Final = Collateral()
+TPM2_LABEL: Final = "sealane tpm2 evidence v1"
+TPM: Final = SyntheticTpm(*(ec.derive_private_key(number, ec.SECP256R1()) for number in (2, 3, 5)))
+TPM2_INTRODUCTION: Final = TPM.introduction().encode()
+_TPM2_KEY: Final = TPM.ak.public_key()
 
 
 def evidence_collection(data: bytes) -> None:
@@ -77,6 +91,40 @@ def nvidia_evidence(data: bytes) -> None:
             nvidia.verify(evidence, binding=_BINDING, collateral=_KNOWN, now=NOW)
             accepted = True
         assert not accepted
+
+
+def tpm2_introduction(data: bytes) -> None:
+    """An introduction is refused, or has a credential made for it."""
+    with contextlib.suppress(VerificationError):
+        assert Tpm2Verifier().introduce(data, now=NOW).activation
+
+
+def tpm2_evidence(data: bytes) -> None:
+    """Evidence for a challenge whose secret nobody has, and each structure in it by itself."""
+    introduced = Tpm2Verifier().introduce(TPM2_INTRODUCTION, now=NOW)
+    accepted = False
+    with contextlib.suppress(VerificationError):
+        Tpm2Verifier().verify(
+            data, binding=_BINDING, introduced=introduced, endorsements=b"", now=NOW
+        )
+        accepted = True
+    assert not accepted
+    for part in parse_fields(TPM2_LABEL, data, count_max=8) or [data]:
+        for parse in (parse_quote, parse_certification, parse_public):
+            with contextlib.suppress(VerificationError):
+                parse(part)
+        accepted = False
+        with contextlib.suppress(VerificationError):
+            verify_signature(_TPM2_KEY, part, b"")
+            accepted = True
+        assert not accepted
+
+
+def tpm2_event_log(data: bytes) -> None:
+    """Nothing leads to a value that no log leads to; what has events has a value."""
+    quoted = {index: bytes([index + 1]) * 32 for index in range(24)}
+    with contextlib.suppress(VerificationError):
+        assert not explain(data, quoted)
 
 
 def certificates(data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Writes the committed corpora: `python tests/fuzz/seeds.py`. A file per thing that can be done."""
 
+import dataclasses
 import json
 import struct
 import sys
@@ -11,9 +12,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fuzz.admin import ENABLE, property_set
+from fuzz.evidence import TPM, TPM2_INTRODUCTION
 from fuzz.listener import admin_bytes, connect_capsule
 from sealane import _native
 from sealane.crypto.encoding import fields
+from sealane.crypto.evidence.claims import Binding
 from sealane.crypto.evidence.cmw import Item, encode_collection
 from sealane.crypto.evidence.collateral import vendor_roots
 from sealane.crypto.evidence.nvidia import EVIDENCE_LABEL
@@ -27,6 +30,7 @@ from sealane.protocol.nvme.constants import (
     LogPage,
 )
 from vendors.amd import ReportFields, certificate_table
+from vendors.event_log import LOG
 from vendors.intel import Quote
 from vendors.nvidia import Report as NvidiaReport
 
@@ -130,6 +134,24 @@ def _streams() -> Iterator[tuple[str, str, bytes]]:
     yield "listener", "garbage", b"\0GET / HTTP/1.1\r\n\r\n"
 
 
+def _tpm2() -> Iterator[tuple[str, str, bytes]]:
+    yield "tpm2_introduction", "bare", TPM2_INTRODUCTION
+    certified = TPM.introduction([vendor_roots().nvidia]).encode()
+    yield "tpm2_introduction", "certified", certified
+    binding = Binding(runtime_data=b"", nonce=b"", tls_public_key=b"", kem_public_key=b"")
+    signature = b"\0\x18\0\x0b" + (b"\0\x20" + bytes(31) + b"\1") * 2
+    evidence = dataclasses.replace(
+        TPM.evidence(binding, bytes(32)),
+        event_log=LOG,
+        quote_signature=signature,
+        certification_signature=signature,
+    )
+    yield "tpm2_evidence", "evidence", evidence.encode()
+    for name in ("quote", "certification", "kem_public", "quote_signature"):
+        yield "tpm2_evidence", name, getattr(evidence, name)
+    yield "tpm2_event_log", "log", LOG
+
+
 def _evidence() -> Iterator[tuple[str, str, bytes]]:
     """Honest fields, and no signatures: keys would make other bytes at each run."""
     item = Item("application/vnd.sealane.snp-report", b"report")
@@ -155,6 +177,7 @@ def _evidence() -> Iterator[tuple[str, str, bytes]]:
     yield "nvidia_evidence", "report", report
     yield "nvidia_evidence", "zero", report + b"\0"
     yield "nvidia_evidence", "evidence", fields(EVIDENCE_LABEL, report, root)
+    yield from _tpm2()
     for name, certificate in (("intel", roots.intel), ("nvidia", roots.nvidia), *roots.amd.items()):
         for form, encoding in (("der", Encoding.DER), ("pem", Encoding.PEM)):
             encoded = certificate.public_bytes(encoding)

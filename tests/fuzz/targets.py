@@ -16,6 +16,9 @@ from fuzz.evidence import (
     nvidia_evidence,
     snp_evidence,
     tdx_evidence,
+    tpm2_event_log,
+    tpm2_evidence,
+    tpm2_introduction,
 )
 from fuzz.host import discovery_log, host_pages, initiator_stream, nqn
 from fuzz.listener import listener, pdu_stream
@@ -38,6 +41,9 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
         snp_evidence,
         tdx_evidence,
         nvidia_evidence,
+        tpm2_introduction,
+        tpm2_evidence,
+        tpm2_event_log,
         certificates,
         collateral_item,
     )

@@ -45,14 +45,20 @@ def public_area(
     scheme: bytes = NULL,
     name_algorithm: int = 0x000B,
     curve: int = 3,
+    policy: bytes = b"",
 ) -> bytes:
     """Return a TPMT_PUBLIC."""
-    common = name_algorithm.to_bytes(2, "big") + attributes.to_bytes(4, "big") + sized(b"")
+    common = name_algorithm.to_bytes(2, "big") + attributes.to_bytes(4, "big") + sized(policy)
     if isinstance(key, rsa.RSAPrivateKey):
         modulus = key.public_key().public_numbers().n
         size = key.key_size.to_bytes(2, "big") + bytes(4)
         return (
-            b"\x00\x01" + common + symmetric + scheme + size + sized(modulus.to_bytes(256, "big"))
+            b"\x00\x01"
+            + common
+            + symmetric
+            + scheme
+            + size
+            + sized(modulus.to_bytes(key.key_size // 8, "big"))
         )
     numbers = key.public_key().public_numbers()
     point = sized(numbers.x.to_bytes(32, "big")) + sized(numbers.y.to_bytes(32, "big"))

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -209,7 +208,7 @@ class EtcdStore:
         conditions: Sequence[rpc_pb2.Compare],
         changes: Sequence[rpc_pb2.RequestOp],
     ) -> int | None:
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = asyncio.get_running_loop().time() + CALL_SECONDS
         while True:
             if slot.revision is None:
                 await self._recover(slot, deadline)
@@ -263,7 +262,7 @@ class EtcdStore:
                     return None
             except (UnknownOutcomeError, UnavailableError) as error:
                 self._cluster.check()
-                if time.monotonic() >= deadline:
+                if asyncio.get_running_loop().time() >= deadline:
                     raise UnavailableError(
                         "broker.store.outcome_unknown",
                         f"a commit may have been executed, and etcd does not answer: {error}",
@@ -291,7 +290,7 @@ class EtcdStore:
 
     async def _take_slots(self) -> None:
         """Put our marks into all slots, whoever had them."""
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = asyncio.get_running_loop().time() + CALL_SECONDS
         while True:
             found = await self._cluster.range(
                 rpc_pb2.RangeRequest(
@@ -309,7 +308,7 @@ class EtcdStore:
                 if answer.succeeded:
                     break
             # Not answered: the next round finds the marks, or makes them fail and puts its own.
-            if time.monotonic() >= deadline:
+            if asyncio.get_running_loop().time() >= deadline:
                 raise UnavailableError(
                     "broker.store.timeout", f"etcd: no answer in {CALL_SECONDS:.0f} s"
                 )

@@ -6,7 +6,6 @@ when its call was sent comes from a cluster that was put back.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -106,12 +105,12 @@ class Cluster:
 
     async def range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """Read, at whichever member answers; UnavailableError `broker.store.timeout`."""
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = asyncio.get_running_loop().time() + CALL_SECONDS
         while True:
             try:
                 answer: rpc_pb2.RangeResponse = await self._once("range", request)
             except UnknownOutcomeError as error:
-                if time.monotonic() >= deadline:
+                if asyncio.get_running_loop().time() >= deadline:
                     raise _timed_out(error) from error
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:

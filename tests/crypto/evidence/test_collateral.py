@@ -125,6 +125,18 @@ def test_what_is_no_collateral_is_refused(encoded: bytes) -> None:
     assert (item, fault in {"malformed", "certificate"}) == ("a", True)
 
 
+def test_an_item_is_bounded(vendor: Intel) -> None:
+    encoded = vendor.collateral()
+    assert not load({"a": encoded.ljust(ITEM_BYTES_MAX)}).refused
+    assert refusals(load({"a": encoded.ljust(ITEM_BYTES_MAX + 1)})) == [("a", "malformed")]
+
+
+def test_a_signature_has_one_length(vendor: Intel) -> None:
+    bundle = json.loads(vendor.collateral())
+    bundle["tcb_info_signature"] += "00"
+    assert refusals(load({"a": json.dumps(bundle).encode()})) == [("a", "signature")]
+
+
 def test_one_bad_item_does_not_cost_the_others(vendor: Intel, genoa: Amd) -> None:
     loaded = load({"a": b"nonsense", "b": vendor.collateral(), "c": genoa.ask.der})
     assert refusals(loaded) == [("a", "certificate")]
@@ -177,6 +189,12 @@ def tcb_signers(vendor: Intel) -> Mapping[str, Authority]:
 def test_only_intels_tcb_signer_signs_documents(vendor: Intel, who: str) -> None:
     bundle = vendor.collateral(tcb_signer=tcb_signers(vendor)[who])
     assert ("a", "chain") in refusals(load({"a": bundle}))
+
+
+def test_a_documents_chain_is_signer_and_root(vendor: Intel) -> None:
+    bundle = json.loads(vendor.collateral())
+    bundle["tcb_info_issuer_chain"] = vendor.tcb_signer.pem.decode()
+    assert refusals(load({"a": json.dumps(bundle).encode()})) == [("a", "chain")]
 
 
 def test_a_revoked_tcb_signer_is_refused(vendor: Intel) -> None:

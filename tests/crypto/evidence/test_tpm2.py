@@ -1,6 +1,5 @@
 import dataclasses
 import datetime as dt
-import hashlib
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +10,7 @@ from sealane.crypto.evidence.claims import Binding, Claims, HardwareClock
 from sealane.crypto.evidence.tpm2 import Evidence, Introduction, Tpm2Verifier
 from sealane.crypto.evidence.verifier import NOT_INTRODUCED, Introduced
 from sealane.errors import VerificationError
+from vendors.event_log import FIRMWARE, LOADER, LOG, LOGGED, event, header
 from vendors.tpm import (
     AES_128_CFB,
     AK_ATTRIBUTES,
@@ -29,6 +29,7 @@ from vendors.tpm import (
 
 NOW = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
 RSA_KEY = rsa.generate_private_key(65537, 2048)
+SHORT_RSA_KEY = rsa.generate_private_key(65537, 1024)  # noqa: S505 - to be refused
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +186,9 @@ def test_keys_of_other_kinds_are_refused(tpm: SyntheticTpm) -> None:
         off_curve,
         b"\x00\x08" + good[2:],
         rsa_public[:exponent_at] + (3).to_bytes(4, "big") + rsa_public[exponent_at + 4 :],
-        rsa_public.replace(
-            (2048).to_bytes(2, "big") + bytes(4), (1024).to_bytes(2, "big") + bytes(4)
-        ),
+        rsa_public.replace((2048).to_bytes(2, "big"), (3072).to_bytes(2, "big"), 1),
+        public_area(SHORT_RSA_KEY, AK_ATTRIBUTES),
+        public_area(tpm.ak, AK_ATTRIBUTES, scheme=ECDSA_SHA256, policy=bytes(1024)),
     ]
     for public in cases:
         with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
@@ -372,44 +373,6 @@ def test_hardware_clock_knows_when_it_was_put_back() -> None:
 # Event log
 
 
-def event(index: int, kind: int, content: bytes, digest: bytes | None = None) -> bytes:
-    digest = hashlib.sha256(content).digest() if digest is None else digest
-    return (
-        index.to_bytes(4, "little")
-        + kind.to_bytes(4, "little")
-        + (1).to_bytes(4, "little")
-        + b"\x0b\x00"
-        + digest
-        + len(content).to_bytes(4, "little")
-        + content
-    )
-
-
-def header(algorithms: bytes = b"\x0b\x00\x20\x00", count: int = 1) -> bytes:
-    content = b"Spec ID Event03\0" + bytes(4) + b"\0\2\0\2" + count.to_bytes(4, "little")
-    content += algorithms + b"\0"
-    return bytes(4) + b"\3\0\0\0" + bytes(20) + len(content).to_bytes(4, "little") + content
-
-
-def extended(*digests: bytes, start: bytes = bytes(32)) -> bytes:
-    for digest in digests:
-        start = hashlib.sha256(start + digest).digest()
-    return start
-
-
-FIRMWARE, LOADER = (hashlib.sha256(c).digest() for c in (b"firmware", b"loader"))
-LOG = (
-    header()
-    + event(0, 3, b"StartupLocality\0\3", bytes(32))
-    + event(0, 8, b"firmware")
-    + event(0, 3, b"not extended", bytes(32))
-    + event(4, 0x80000003, b"firmware")
-    + event(4, 0x80000003, b"loader")
-    + event(12, 0xD, b"kernel")
-)
-LOGGED = {0: extended(FIRMWARE, start=bytes(31) + b"\3"), 4: extended(FIRMWARE, LOADER)}
-
-
 def test_event_log_that_leads_to_the_quote_names_what_was_measured() -> None:
     tpm = SyntheticTpm(pcrs={**LOGGED, 7: bytes(32), 12: b"\1" * 32}, event_log=LOG)
     claims = verify(*attested(tpm))
@@ -436,6 +399,9 @@ def test_event_log_that_leads_elsewhere_is_refused() -> None:
         header()[:-1],
         header().replace(b"Event03", b"Event02") + event(0, 8, b""),
         header(b"\x0b\x00\x14\x00"),
+        header(kind=8),
+        header(rest=b"\0"),
+        header() + event(0, 3, bytes(1 << 16), bytes(32)) * 2,
         header(b"\x04\x00\x14\x00"),
         header(b"", count=0),
         header(b"\x0b\x00\x20\x00" * 9, count=9),
@@ -447,7 +413,6 @@ def test_event_log_that_leads_elsewhere_is_refused() -> None:
         header() + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\0\0\0\0\x0b\0"),
         header() + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\2\0\0\0\x0b\0"),
         header() + event(0, 8, b"") * 4096,
-        bytes(129 << 10),
     ],
 )
 def test_malformed_event_log_is_refused(log: bytes) -> None:

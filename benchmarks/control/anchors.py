@@ -1,0 +1,157 @@
+"""Anchors a second, and what a TPM takes for each of the things that it is asked.
+
+The TPM is swtpm unless SEALANE_TCTI names one: then figures of a real TPM come out, and two NV
+indices of its owner are used and removed. swtpm answers in memory and saves its state to a file,
+so its figures are those of our code and of the disk, not of a chip: those take 5 to 100 ms for
+each of these commands.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from benchmarks.control.result import Result
+from rich import box
+from rich.table import Table
+
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.evidence.tpm2 import Tpm2Verifier
+from sealane.crypto.kem import seal, unseal
+from sealane.daemon.anchors.anchor import Anchor, Anchored
+from sealane.daemon.anchors.file_anchor import FileAnchor
+from sealane.daemon.anchors.tpm_anchor import TpmAnchor
+from sealane.daemon.anchors.tpm_counter import TpmCounter
+from sealane.daemon.evidence.tpm2 import Tpm2Driver
+from sealane.daemon.files import write_durably
+from sealane.daemon.tpm import Tpm
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from software_tpm import software_tpm
+from vendors.authority import NOW
+
+_DEVICE: Final = UUID(int=1)
+_ANCHOR_INDEX: Final = 0x0180_5EA8
+_COUNTER_INDEX: Final = 0x0180_5EA9
+_FIRST: Final = Anchored(epoch=1, commit_number=0, root=bytes(16), head=bytes(16))
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """Measure every operation, round by round."""
+    samples = []
+    with tempfile.TemporaryDirectory() as directory, _connected(Path(directory)) as tpm:
+        cells = _cells(tpm, Path(directory))
+        for operation in cells.values():
+            operation()
+        for number in range(arguments.rounds):
+            for name, operation in cells.items():
+                taken = _measure(operation, seconds=arguments.seconds)
+                samples.append(
+                    {
+                        "operation": name,
+                        "round": number,
+                        "per_second": len(taken) / sum(taken),
+                        "p50_ms": taken[len(taken) // 2] * 1e3,
+                        "p99_ms": taken[len(taken) * 99 // 100] * 1e3,
+                    }
+                )
+        for index in (_ANCHOR_INDEX, _COUNTER_INDEX):
+            tpm.call(lambda e, i=index: e.nv_undefine_space(e.tr_from_tpmpublic(i)))
+    table = Table(box=box.SIMPLE, title="anchors and TPM, medians of the rounds")
+    for heading in ("operation", "per second", "p50 ms", "p99 ms"):
+        table.add_column(heading, justify="left" if heading == "operation" else "right")
+    for name in cells:
+        mine = [sample for sample in samples if sample["operation"] == name]
+        per_second, p50, p99 = (
+            statistics.median(sample[key] for sample in mine)
+            for key in ("per_second", "p50_ms", "p99_ms")
+        )
+        table.add_row(name, f"{per_second:,.0f}", f"{p50:.2f}", f"{p99:.2f}")
+    return Result(table, samples)
+
+
+@contextlib.contextmanager
+def _connected(directory: Path) -> Iterator[Tpm]:
+    tcti = os.environ.get("SEALANE_TCTI")
+    with contextlib.ExitStack() as stack:
+        if tcti is None:
+            tcti = stack.enter_context(software_tpm(directory / "tpm")).tcti
+        tpm = Tpm(tcti)
+        stack.callback(tpm.close)
+        yield tpm
+
+
+def _cells(tpm: Tpm, directory: Path) -> dict[str, Callable[[], object]]:
+    anchors = directory / "anchors"
+    anchors.mkdir()
+    counter = TpmCounter(tpm, index=_COUNTER_INDEX)
+    tpm2 = TpmAnchor.initialise(
+        tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX, state=_FIRST
+    )
+    file = FileAnchor.initialise(anchors / "file", device_id=_DEVICE, state=_FIRST)
+
+    def reopen() -> None:
+        nonlocal tpm2
+        tpm2.close()
+        tpm2 = TpmAnchor.open(tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX)
+
+    return {
+        "a durable file": lambda: write_durably(anchors / "plain", bytes(200)),
+        "anchor file: advance": lambda: _advance(file),
+        "anchor tpm2: advance": lambda: _advance(tpm2),
+        "anchor tpm2: open": reopen,
+        "counter tpm2: increment": counter.increment,
+        **_evidence(tpm),
+    }
+
+
+def _evidence(tpm: Tpm) -> dict[str, Callable[[], object]]:
+    driver, verifier = Tpm2Driver(tpm, pcrs=range(8)), Tpm2Verifier()
+    key = asyncio.run(driver.create_kem_key())
+    introduction = asyncio.run(driver.introduction())
+    data = RuntimeData(
+        nonce=bytes(32),
+        audience="a",
+        node="n",
+        role="gateway",
+        incarnation=bytes(16),
+        tls_public_key=b"tls",
+        kem_public_key=key.public_key,
+        verifier_key_sha256=bytes(32),
+        evidence_type=driver.evidence_type,
+        kem_algorithm=key.algorithm,
+    )
+    introduced = verifier.introduce(introduction, now=NOW)
+    sealed = seal(bytes(32), algorithm=key.algorithm, public_key=key.public_key, info=b"")
+
+    def collect() -> bytes:
+        return asyncio.run(driver.collect(data, activation=introduced.activation))
+
+    return {
+        "evidence tpm2: activate, quote, certify": collect,
+        "secret: open with the TPM's KEM key": lambda: unseal(sealed, key=key, info=b""),
+    }
+
+
+def _advance(anchor: Anchor) -> None:
+    state = anchor.state
+    anchor.advance(replace(state, commit_number=state.commit_number + 1))
+
+
+def _measure(operation: Callable[[], object], *, seconds: float) -> list[float]:
+    taken = []
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        operation()
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)

@@ -1,0 +1,80 @@
+"""What the broker refuses is in its audit log before it is answered, and so is what it grants."""
+
+import uuid
+from typing import Any, cast
+
+import pytest
+
+from brokers import MemoryAudit
+from sealane.daemon.broker.operator_servicer import OperatorServicer
+from sealane.daemon.broker.refusals import TEXT_MAX, refusals_recorded
+from sealane.daemon.volumes import Via
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, operator_pb2
+from volume_control import HOST, World, create
+
+GATEWAY = "spiffe://sealane/gateway/g"
+
+
+def of_kind(world: World, kind: str) -> list[dict[str, Any]]:
+    records = cast("MemoryAudit", world.broker.audit).records
+    return [record for record in records if record["kind"] == kind]
+
+
+async def test_the_life_of_a_volume_is_recorded_without_a_secret(world: World) -> None:
+    volume_id = await create(world, str(uuid.uuid4()))
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    key = world.gateway.attached[0].keys[1]
+    await world.volumes.detach(volume_id)
+    await world.volumes.delete(volume_id)
+    for kind in ("lease.grant", "key.release", "volume.unregister"):
+        (record,) = of_kind(world, kind)
+        assert (record["subject"], record["volume_id"]) == (GATEWAY, volume_id)
+        assert record["outcome"] in {"granted", "done"}
+        assert key not in record.values()
+        assert key.hex() not in map(str, record.values())
+
+
+async def test_refusals_are_recorded_with_their_reason_and_bounded(world: World) -> None:
+    volume_id = await create(world, str(uuid.uuid4()))
+    for asked in (volume_id, "x" * 4000):
+        request = broker_pb2.GetVolumeKeyRequest(volume_id=asked, key_epoch=1, request_id=bytes(16))
+        with pytest.raises(UsageError):
+            async with world.identities["stranger"].channel(
+                world.addresses["broker"], "b", "broker"
+            ) as channel:
+                await broker_pb2_grpc.BrokerStub(channel).GetVolumeKey(request)
+    first, second = of_kind(world, "key.release")
+    assert (first["outcome"], first["reason"]) == ("refused", "volume.not_found")
+    assert (first["subject"], first["tenant"]) == ("spiffe://sealane/gateway/x", "other")
+    assert second["volume_id"] == "x" * TEXT_MAX
+
+
+async def test_a_rotation_and_its_refusal_are_recorded(world: World) -> None:
+    volume_id = await create(world, str(uuid.uuid4()))
+    operator = OperatorServicer(world.broker)
+
+    async def rotate(name: str) -> None:
+        request = operator_pb2.RotateVolumeKeyRequest(volume_id=name)
+        await operator.RotateVolumeKey(request, None)  # type: ignore[arg-type]
+
+    await rotate(f"volumes/{volume_id}")
+    with pytest.raises(UsageError):
+        await rotate(str(uuid.uuid4()))
+    done, refused = of_kind(world, "key.rotate")
+    assert (done["outcome"], done["key_epoch"]) == ("done", 2)
+    assert (refused["outcome"], refused["reason"]) == ("refused", "volume.not_found")
+
+
+class FullLog:
+    """A log on a device that is full."""
+
+    async def record(self, kind: str, **_: object) -> None:
+        raise UnavailableError("audit.unwritable", f"no space for {kind}")
+
+
+async def test_a_refusal_that_cannot_be_recorded_is_a_failure() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        async with refusals_recorded(FullLog(), "key.release", subject="s"):
+            raise VerificationError("volume.owner.refused", "not yours")
+    assert caught.value.reason == "audit.unwritable"

@@ -1,0 +1,172 @@
+"""Two brokers on three members of etcd, a target and two gateways, all processes to be killed."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from control_plane import Daemon, Site, daemon, short_directory
+from etcd_server import Cluster, etcd_cluster
+from sealane.client import connect
+from sealane.errors import Error
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.initiator import HostController, NvmeStatusError
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
+BLOCK = 4096
+VOLUME_BYTES = 4 << 20
+PROGRESS_SECONDS = 60.0
+BROKERS = ("b1", "b2")
+GATEWAYS = ("g1", "g2")
+
+
+@dataclass
+class World:
+    """Everything that may be killed, and the load on it."""
+
+    site: Site
+    etcd: Cluster
+    stack: contextlib.ExitStack
+    daemons: dict[str, Daemon] = field(default_factory=dict)
+    volumes: dict[str, str] = field(default_factory=dict)
+    rounds: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    another_round: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def start(self, name: str) -> None:
+        """Start a daemon, where it was before if it was there."""
+        config = self.site.root / f"{name}.toml"
+        # Whoever kills a daemon answers for it; the others must end in order.
+        context = daemon(config)
+        running = context.__enter__()
+        self.daemons[name] = running
+        text = config.read_text()
+        for address in ("broker", "attestation", "target", "target_control"):
+            if address in running.addresses:
+                text = text.replace('"127.0.0.1:0"', f'"{running.addresses[address]}"', 1)
+        config.write_text(text)
+
+        def leave() -> None:
+            if running.process.poll() is None:
+                context.__exit__(None, None, None)
+
+        self.stack.callback(leave)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL, and start it again."""
+        if name in self.daemons:
+            self.daemons[name].kill()
+            await asyncio.to_thread(self.start, name)
+            return
+        member = next(m for m in self.etcd.members if m.name == name)
+        member.kill()
+        await asyncio.sleep(0.5)
+        member.start()
+        await asyncio.to_thread(member.wait_listening)
+
+    async def load(self, name: str) -> None:
+        """Attach, write, flush and detach one gateway's volume, again and again."""
+        while True:
+            try:
+                await self._round(name)
+            except (Error, NvmeStatusError, OSError, grpc.aio.AioRpcError) as error:
+                self.failures[getattr(error, "reason", type(error).__name__)] += 1
+                await asyncio.sleep(0.1)
+            else:
+                async with self.another_round:
+                    self.rounds[name] += 1
+                    self.another_round.notify_all()
+
+    async def _round(self, name: str) -> None:
+        async with asyncio.timeout(PROGRESS_SECONDS), connect(self.daemons[name].socket) as client:
+            if name not in self.volumes:
+                made = await client.volumes.create(size_bytes=VOLUME_BYTES, display_name=name)
+                self.volumes[name] = made.name
+            volume = await client.volumes.get(self.volumes[name])
+            if volume.state == "attached":
+                await client.volumes.detach(volume.name)
+            volume = await client.volumes.attach(volume.name, host_nqn=HOST)
+            assert volume.attachment is not None
+            host = HostController(
+                traddr=volume.attachment.traddr,
+                trsvcid=volume.attachment.trsvcid,
+                subsystem_nqn=volume.attachment.subsystem_nqn,
+                host_nqn=HOST,
+                credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
+            )
+            async with host:
+                await host.request_queues(1)
+                queue = await host.open_queue(1)
+                for lba in range(0, VOLUME_BYTES // BLOCK, 64):
+                    await queue.write(lba, secrets.token_bytes(8 * BLOCK))
+                await queue.flush()
+                await queue.close()
+            await client.volumes.detach(volume.name)
+
+    async def progressed(self) -> None:
+        """Return once every gateway has been through a whole round from now on."""
+        before = self.rounds.copy()
+        async with asyncio.timeout(PROGRESS_SECONDS), self.another_round:
+            await self.another_round.wait_for(
+                lambda: all(self.rounds[g] > before[g] + 1 for g in GATEWAYS)
+            )
+
+
+@contextlib.asynccontextmanager
+async def world(ledgers: Path) -> AsyncIterator[World]:
+    """Start everything; at the end all of it is gone."""
+    with short_directory() as root, etcd_cluster(3) as etcd, contextlib.ExitStack() as stack:
+        site = Site(root)
+        made = World(site, etcd, stack)
+        site.write_policy({"s": ["target"], **{g: ["gateway"] for g in GATEWAYS}})
+        for instance, name in enumerate(BROKERS, start=1):
+            site.write_config(
+                name,
+                f'[broker]\nlisten = "127.0.0.1:0"\nattestation_listen = "127.0.0.1:0"\n'
+                f'policy_file = "{root / "policy.toml"}"\nkey_file = "{root / "kek"}"\n'
+                f'allow_unsigned_policy = true\ninstance = {instance}\nstore = "etcd"\n'
+                f"head_seconds = 1\n[broker.etcd]\nendpoints = {json.dumps(etcd.endpoints)}\n",
+            )
+            await asyncio.to_thread(made.start, name)
+        await _start_nodes(made)
+        yield made
+
+
+async def _start_nodes(made: World) -> None:
+    first, second = (made.daemons[name].addresses for name in BROKERS)
+    anchor = made.site.root / BROKERS[0] / "trust-anchor.pem"
+    assert anchor.read_bytes() == anchor.with_name("trust-anchor.pem").read_bytes()
+
+    def enrolment(name: str) -> str:
+        made.site.key(name)
+        return (
+            f'[enrolment]\nbroker_node = "{BROKERS[0]}"\nbroker_address = "{first["broker"]}"\n'
+            f'attestation_address = "{first["attestation"]}"\ntrust_anchor = "{anchor}"\n'
+            f'evidence = "software"\nkey_file = "{made.site.root / (name + ".pem")}"\n'
+            f'[[enrolment.other_brokers]]\nnode = "{BROKERS[1]}"\n'
+            f'address = "{second["broker"]}"\n'
+            f'attestation_address = "{second["attestation"]}"\n'
+        )
+
+    made.site.write_config(
+        "s",
+        enrolment("s")
+        + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "memory"\n',
+    )
+    await asyncio.to_thread(made.start, "s")
+    for name in GATEWAYS:
+        made.site.write_config(
+            name,
+            enrolment(name)
+            + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
+            + f'target_address = "{made.daemons["s"].addresses["target_control"]}"\n'
+            + "command_timeout_seconds = 5\n",
+        )
+        await asyncio.to_thread(made.start, name)

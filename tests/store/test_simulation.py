@@ -1,0 +1,176 @@
+"""More than a thousand kills, from seeds; and for every checker a mutant that it catches."""
+
+import os
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import structlog
+
+from sealane.crypto.lease import START_EPOCH_MAX, Arena
+from sealane.daemon.anchors.counter import MonotonicCounter
+from sealane.daemon.broker import instance as instances
+from sealane.daemon.broker.records import InstanceRecord, Stored, instance_name
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.errors import UnavailableError
+from sealane.protocol.etcd import rpc_pb2
+from store.simulation import Violation, run
+
+# Replays runs: SEALANE_SIMULATION_SEED=… pytest tests/store/test_simulation.py
+SEED = int(os.environ.get("SEALANE_SIMULATION_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with structlog.testing.capture_logs():
+        yield
+
+
+@pytest.mark.parametrize(("brokers", "put_backs"), [(1, 0), (2, 0), (3, 0), (1, 2), (2, 3), (3, 4)])
+def test_no_iv_twice_and_no_lease_lost_over_kills(brokers: int, put_backs: int) -> None:
+    print("SEALANE_SIMULATION_SEED =", SEED)
+    world = run(SEED + brokers, kills=200, put_backs=put_backs, brokers=brokers)
+    print(dict(world.kills), world.grants, "leases", len(world.ledger.starts), "starts")
+    assert world.kills["broker"] + world.kills["gateway"] == 200
+    assert world.kills["put back"] == put_backs
+    assert world.grants > 50
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    first, second = (run(7, kills=60, put_backs=1) for _ in range(2))
+    assert first.ledger.used == second.ledger.used
+    assert (first.grants, first.kills) == (second.grants, second.kills)
+
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def _epochs_from_the_store(patch: pytest.MonkeyPatch) -> None:
+    """As before there were anchors: the store's own number is incremented."""
+
+    async def next_start(
+        registry: Registry,
+        instance: int,
+        stored: Stored[InstanceRecord] | None,
+        *,
+        node: str,
+        counter: MonotonicCounter,
+    ) -> int:
+        epoch = 1 if stored is None else stored.record.start_epoch + 1
+        assert epoch <= START_EPOCH_MAX
+        name = instance_name(instance)
+        await registry.commit(
+            [registry.instances.unchanged(name, stored)],
+            registry.instances.sealed(name, InstanceRecord(node=node, start_epoch=epoch)),
+        )
+        return epoch
+
+    patch.setattr(instances, "_next_start", next_start)
+    _no_look_at_the_head(patch)
+
+
+def _no_look_at_the_head(patch: pytest.MonkeyPatch) -> None:
+    async def caught_up(counter: MonotonicCounter, *_: object) -> int:
+        return counter.read()
+
+    async def first_value(counter: MonotonicCounter, *_: object, at_most: int) -> int:
+        return counter.read()
+
+    patch.setattr(instances, "_caught_up", caught_up)
+    patch.setattr(instances, "_first_value", first_value)
+
+
+def _grants_not_entered(patch: pytest.MonkeyPatch) -> None:
+    async def record_grant(self: Registry, record: object, *, volume: object) -> bool:
+        return True
+
+    patch.setattr(Registry, "record_grant", record_grant)
+
+
+def _returns_whole_ranges(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: Arena, lease_id: int, touched: object, *, incarnation: bytes) -> int:
+        held = self._held.pop(lease_id)
+        for r in held.lease.ranges:
+            self._put(r.counter_start, r.counter_end)
+        return held.lease.count
+
+    patch.setattr(Arena, "give_back", give_back)
+
+
+def _returns_twice(patch: pytest.MonkeyPatch) -> None:
+    async def record_return(*_: object) -> bool:
+        return True
+
+    def give_back(self: Arena, lease_id: int, touched: Sequence[int], *, incarnation: bytes) -> int:
+        for mark, r in zip(touched, self._held[lease_id].lease.ranges, strict=True):
+            if mark < r.counter_end:
+                self._put(mark, r.counter_end)
+        return 0
+
+    patch.setattr(Registry, "record_return", record_return)
+    patch.setattr(Arena, "give_back", give_back)
+
+
+def _returns_not_entered(patch: pytest.MonkeyPatch) -> None:
+    async def record_return(*_: object) -> bool:
+        return True
+
+    patch.setattr(Registry, "record_return", record_return)
+
+
+def _lost_answers_taken_for_failures(patch: pytest.MonkeyPatch) -> None:
+    async def recover(self: EtcdStore, slot: Any, *_: object, **__: object) -> None:
+        found = await self._cluster.range(rpc_pb2.RangeRequest(key=slot.key))
+        slot.revision = found.kvs[0].mod_revision
+
+    patch.setattr(EtcdStore, "_recover", recover)
+
+
+def _crash_between_record_and_count_not_expected(patch: pytest.MonkeyPatch) -> None:
+    caught_up = instances._caught_up
+
+    async def strict(counter: MonotonicCounter, instance: int, what: str, number: int) -> int:
+        if counter.read() != number:
+            raise UnavailableError("mutant", "not what the counter says")
+        return await caught_up(counter, instance, what, number)
+
+    patch.setattr(instances, "_caught_up", strict)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "expects_refusal", "caught_by"),
+    [
+        (_epochs_from_the_store, False, "IV twice|served twice"),
+        (_no_look_at_the_head, True, "serves a store that was put back"),
+        (_grants_not_entered, True, "not in the books"),
+        (_returns_whole_ranges, True, "IV twice"),
+        (_returns_twice, True, "IV twice|don't close"),
+        (_returns_not_entered, True, "don't close"),
+        (_lost_answers_taken_for_failures, True, "granted twice|refuses for nothing"),
+        (_crash_between_record_and_count_not_expected, True, "no lease is granted any more"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_mutant_is_caught(
+    monkeypatch: pytest.MonkeyPatch, mutate: Mutate, expects_refusal: bool, caught_by: str
+) -> None:
+    mutate(monkeypatch)
+    put_backs = 0 if mutate is _crash_between_record_and_count_not_expected else 3
+    seen = []
+    for seed in range(1, 9):
+        try:
+            run(
+                seed,
+                kills=240,
+                put_backs=put_backs,
+                brokers=1 + seed % 2,
+                expects_refusal=expects_refusal,
+            )
+        except Violation as error:
+            seen.append(str(error))
+            if re.search(caught_by, seen[-1]):
+                return
+    pytest.fail(f"not caught, seen: {seen}")

@@ -1,0 +1,238 @@
+"""Virtual time, processes that die, and an etcd whose answers get lost: all from one seed.
+
+The brokers that run here are the product's own, down to `EtcdStore`; only the members of the
+cluster, the counters and the clock are imitations.
+"""
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from sealane.daemon.broker.store.etcd_cluster import UnknownOutcomeError
+from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.etcd import rpc_pb2
+
+# Until a lost message is missed; short beside the time between kills.
+LOSS_SECONDS = 0.1
+
+
+class _Selector(selectors.SelectSelector):
+    """Lets time pass instead of waiting for it."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("everything waits for something that never happens")
+        self.now += max(timeout, 0)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time is the next timer's, and whose threads are later moments of it."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+        self._draw = draw
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    def run_in_executor(self, _executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:  # noqa: BLE001 - as an executor does
+                future.set_exception(error)
+
+        self.call_later(self._draw.random() * 0.002, run)
+        return future
+
+
+@dataclass
+class Process:
+    """Tasks that end together; a dead process changes nothing and hears nothing any more."""
+
+    name: str
+    alive: bool = True
+    # In the order they were begun: a set's would differ from run to run.
+    tasks: dict["asyncio.Task[Any]", None] = field(default_factory=dict)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def kill(self) -> None:
+        self.alive = False
+        for task in [*self.tasks]:
+            task.cancel()
+
+    def check(self) -> None:
+        if not self.alive:
+            raise asyncio.CancelledError
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self.tasks.pop(task, None)
+        if not task.cancelled():
+            task.exception()
+
+
+@dataclass
+class DurableCount:
+    """A counter that survives the processes that use it."""
+
+    value: int = 0
+
+    def of(self, process: Process) -> "ProcessCount":
+        return ProcessCount(self, process)
+
+
+@dataclass
+class ProcessCount:
+    """One process's way to a counter."""
+
+    count: DurableCount
+    process: Process
+
+    def read(self) -> int:
+        self.process.check()
+        return self.count.value
+
+    def increment(self) -> int:
+        self.process.check()
+        self.count.value += 1
+        return self.count.value
+
+
+@dataclass
+class Faults:
+    """How often, of a thousand, a message is lost on its way there, back, or is only late."""
+
+    request_lost: int = 10
+    answer_lost: int = 15
+    late: int = 10
+
+
+class SimulatedEtcd:
+    """What all members agree on; can be saved and put back."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.faults = Faults()
+        self.revision = 1
+        self.entries: dict[bytes, rpc_pb2.KeyValue] = {}
+
+    def save(self) -> tuple[int, dict[bytes, rpc_pb2.KeyValue]]:
+        return self.revision, dict(self.entries)
+
+    def put_back(self, saved: tuple[int, dict[bytes, rpc_pb2.KeyValue]]) -> None:
+        self.revision, self.entries = saved[0], dict(saved[1])
+
+    def range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+        end = request.range_end or request.key + b"\0"
+        keys = sorted(k for k in self.entries if request.key <= k < end)
+        limit = request.limit or len(keys)
+        return rpc_pb2.RangeResponse(
+            header=self._header(),
+            kvs=[self.entries[k] for k in keys[:limit]],
+            more=len(keys) > limit,
+        )
+
+    def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+        succeeded = all(
+            compare.mod_revision
+            == (self.entries[compare.key].mod_revision if compare.key in self.entries else 0)
+            for compare in request.compare
+        )
+        operations = request.success if succeeded else request.failure
+        revision = self.revision + 1
+        responses = []
+        for operation in operations:
+            if operation.HasField("request_range"):
+                found = self.range(operation.request_range)
+                responses.append(rpc_pb2.ResponseOp(response_range=found))
+                continue
+            self.revision = revision
+            responses.append(rpc_pb2.ResponseOp())
+            if operation.HasField("request_put"):
+                put = operation.request_put
+                self.entries[put.key] = rpc_pb2.KeyValue(
+                    key=put.key, value=put.value, mod_revision=revision
+                )
+            else:
+                self.entries.pop(operation.request_delete_range.key, None)
+        return rpc_pb2.TxnResponse(header=self._header(), succeeded=succeeded, responses=responses)
+
+    def _header(self) -> rpc_pb2.ResponseHeader:
+        return rpc_pb2.ResponseHeader(cluster_id=1, revision=self.revision)
+
+
+class SimulatedCluster:
+    """One process's connection: stands for `etcd_cluster.Cluster`, revision check and all."""
+
+    def __init__(self, etcd: SimulatedEtcd, process: Process) -> None:
+        self._etcd = etcd
+        self._process = process
+        self._revision = 0
+        self._failure: Error | None = None
+
+    async def close(self) -> None:
+        pass
+
+    def fail(self, error: Error) -> Error:
+        self._failure = error
+        return error
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.reason, self._failure.args[0])
+
+    async def range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+        for _ in range(50):
+            try:
+                answer: rpc_pb2.RangeResponse = await self._call(self._etcd.range, request)
+            except UnknownOutcomeError:
+                continue
+            return answer
+        raise UnavailableError("broker.store.timeout", "no answer")
+
+    async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+        answer: rpc_pb2.TxnResponse = await self._call(self._etcd.txn, request)
+        return answer
+
+    async def _call(self, execute: Callable[[Any], Any], request: Any) -> Any:
+        self.check()
+        draw, faults, known = self._etcd.draw, self._etcd.faults, self._revision
+        await asyncio.sleep(draw.random() * 0.002)
+        self._process.check()
+        fate = draw.randrange(1000)
+        if fate < faults.request_lost:
+            await asyncio.sleep(LOSS_SECONDS)
+            raise UnknownOutcomeError("request lost")
+        fate -= faults.request_lost
+        if fate < faults.late:
+            # On its way for longer than anyone waits, or than its sender lives.
+            loop = asyncio.get_running_loop()
+            loop.call_later(draw.random() * 4 * LOSS_SECONDS, execute, request)
+            await asyncio.sleep(LOSS_SECONDS)
+            raise UnknownOutcomeError("late")
+        answer = execute(request)
+        if fate - faults.late < faults.answer_lost:
+            await asyncio.sleep(LOSS_SECONDS)
+            raise UnknownOutcomeError("answer lost")
+        await asyncio.sleep(draw.random() * 0.002)
+        self._process.check()
+        if answer.header.revision < known:
+            raise self.fail(VerificationError("broker.store.rolled_back", "revision went back"))
+        self._revision = max(self._revision, answer.header.revision)
+        return answer
