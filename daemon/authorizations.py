@@ -145,7 +145,8 @@ class Authorizations:
         while True:
             await asyncio.sleep(self._interval_seconds)
             peers = list(dict.fromkeys(self._uses()))
-            starts = range(0, len(peers), PEERS_PER_CALL_MAX)
+            # Also without peers: whether the broker answers is known before it matters.
+            starts = range(0, max(len(peers), 1), PEERS_PER_CALL_MAX)
             rounds = [self._ask_again(peers[at : at + PEERS_PER_CALL_MAX]) for at in starts]
             self.is_broker_away = not all(await asyncio.gather(*rounds))
 

@@ -7,13 +7,15 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from sealane.crypto.certificates import spiffe_id, verify_authorization, verify_leaf
+from sealane.daemon.brokers import Brokers
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.identity import Identity
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
-from sealane.protocol.v1 import trust_pb2, trust_pb2_grpc
+from sealane.protocol.v1 import trust_pb2
+from sealane.protocol.v1.trust_pb2_grpc import TrustStub
 
 # An answer that takes longer would count for little of its time.
 _CALL_SECONDS: Final = 5.0
@@ -24,7 +26,7 @@ class TrustClient:
     """Asks the broker in the name of one role of this node; verifies all it gets."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
-        self._config = config
+        self._brokers = Brokers(config, identity)
         self._identity = identity
 
     async def leaves(self, node: str, role: str) -> Sequence[x509.Certificate]:
@@ -33,12 +35,10 @@ class TrustClient:
         UnavailableError `peer.unattested` if it has none, or was revoked.
         """
         name = spiffe_id(node, role)
-        async with self._identity.channel(
-            self._config.broker_address, self._config.broker_node, "broker"
-        ) as channel:
-            answer = await trust_pb2_grpc.TrustStub(channel).GetPeer(
-                trust_pb2.GetPeerRequest(spiffe_id=name), timeout=_CALL_SECONDS
-            )
+        request = trust_pb2.GetPeerRequest(spiffe_id=name)
+        answer = await self._brokers.call(
+            lambda channel: TrustStub(channel).GetPeer(request, timeout=_CALL_SECONDS)
+        )
         leaves = [_parse(pem) for pem in answer.certificate_pem[:_LEAVES_MAX]]
         if not leaves:
             raise UnavailableError(UNATTESTED, f"the broker knows no certificate of {name}")
@@ -57,12 +57,10 @@ class TrustClient:
         the broker didn't give, or not to this question.
         """
         asked = [_message(peer) for peer in peers]
-        async with self._identity.channel(
-            self._config.broker_address, self._config.broker_node, "broker"
-        ) as channel:
-            signed = await trust_pb2_grpc.TrustStub(channel).AuthorizePeers(
-                trust_pb2.AuthorizePeersRequest(nonce=nonce, peers=asked), timeout=_CALL_SECONDS
-            )
+        request = trust_pb2.AuthorizePeersRequest(nonce=nonce, peers=asked)
+        signed = await self._brokers.call(
+            lambda channel: TrustStub(channel).AuthorizePeers(request, timeout=_CALL_SECONDS)
+        )
         verify_authorization(
             self._identity.anchor, authorization=signed.authorization, signature=signed.signature
         )

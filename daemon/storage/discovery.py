@@ -43,11 +43,6 @@ class DiscoverySubsystem(Exported):
         """What discovery controllers say of themselves."""
         return self._subsystem
 
-    @property
-    def is_discoverable(self) -> bool:
-        """Not as a subsystem: the log names the current discovery subsystem by itself."""
-        return False
-
     def allows(self, host_nqn: str) -> bool:  # noqa: ARG002 - whoever asks is shown its own
         """Any host may ask."""
         return True
@@ -77,7 +72,7 @@ class DiscoverySubsystem(Exported):
                     port_id=number,
                 )
                 for exported in self._exported()
-                if exported.is_discoverable and exported.allows(association.host_nqn)
+                if exported.allows(association.host_nqn)
             ]
         return encode_discovery_log(records, generation=self._generation)
 

@@ -102,11 +102,6 @@ class Exported(Protocol):
         """Time since the last byte on any I/O queue; None if unknown or there is none."""
         return None
 
-    @property
-    def is_discoverable(self) -> bool:
-        """Whether hosts that may connect find it in the discovery log."""
-        return True
-
 
 class Provider(Protocol):
     """Finds subsystems by name."""
@@ -115,5 +110,5 @@ class Provider(Protocol):
         """Find a subsystem; None if there is no such."""
 
     def exported(self) -> Iterable[Exported]:
-        """Return every subsystem, for discovery."""
+        """Return every subsystem that discovery shows to hosts that may use it."""
         return ()

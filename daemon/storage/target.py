@@ -141,11 +141,6 @@ class TargetSubsystem(Exported):
     served: dict[int, _Served] = field(default_factory=dict)
     past_refusals: int = 0
 
-    @property
-    def is_discoverable(self) -> bool:
-        """Not without a ticket of the control channel."""
-        return False
-
     def allows(self, host_nqn: str) -> bool:
         """Only gateways that the control channel admitted."""
         return host_nqn in self.fences
@@ -306,7 +301,7 @@ class TargetSubsystem(Exported):
 
 
 class Target(Provider):
-    """NVMe/TCP target of sealed volumes.
+    """NVMe/TCP target of sealed volumes. No discovery log shows them: hosts bring a ticket.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
     out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives;

@@ -7,6 +7,7 @@ import pytest
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.daemon.evidence.tsm import ReportTree, TsmDriver
 from sealane.errors import UnavailableError, UsageError
+from vendors.tsm import ImitationTree
 
 RUNTIME_DATA = RuntimeData(
     nonce=bytes(32),
@@ -19,41 +20,6 @@ RUNTIME_DATA = RuntimeData(
     verifier_key_sha256=bytes(32),
     evidence_type="snp",
 )
-
-
-class ImitationTree(ReportTree):
-    """Files that behave as configfs does: made, filled and emptied with the report."""
-
-    def __init__(self, root: Path, provider: str, *, header: bytes = b"") -> None:
-        super().__init__(root)
-        self.provider = provider
-        self.header = header
-        self.strangers = 0  # writes of somebody else to come
-        self.signed: list[bytes] = []
-
-    def create(self) -> Path:
-        directory = super().create()
-        (directory / "provider").write_text(f"{self.provider}\n")
-        (directory / "generation").write_text("7\n")
-        return directory
-
-    def remove(self, directory: Path) -> None:
-        for path in directory.iterdir():
-            path.unlink()
-        super().remove(directory)
-
-    def write(self, path: Path, content: bytes) -> None:
-        super().write(path, content)
-        assert path.name == "inblob"
-        assert len(content) == 64
-        self.signed.append(content)
-        writes = 1
-        if self.strangers:
-            self.strangers -= 1
-            content, writes = bytes(64), 2
-        (path.parent / "generation").write_text(f"{7 + writes}\n")
-        (path.parent / "outblob").write_bytes(self.header + b"signed:" + content)
-        (path.parent / "auxblob").write_bytes(b"certificates")
 
 
 def collect(driver: TsmDriver) -> bytes:
@@ -80,14 +46,15 @@ def test_snp_certificates_come_from_a_report_over_nothing_of_use(tmp_path: Path)
 @pytest.mark.parametrize("version", [4, 5])
 def test_tdx_quote_is_over_the_runtime_data(tmp_path: Path, version: int) -> None:
     header = version.to_bytes(2, "little")
-    driver = TsmDriver(ImitationTree(tmp_path, "tdx_guest", header=header))
+    tree = ImitationTree(tmp_path, "tdx_guest", sign=lambda data: header + b"signed:" + data)
+    driver = TsmDriver(tree)
     assert driver.evidence_type == "tdx"
     assert collect(driver) == header + b"signed:" + RUNTIME_DATA.binding().report_data
     assert asyncio.run(driver.endorsements()) == b""
 
 
 def test_tdx_quote_in_a_token_is_refused(tmp_path: Path) -> None:
-    driver = TsmDriver(ImitationTree(tmp_path, "tdx_guest", header=b"\xd2\x84"))
+    driver = TsmDriver(ImitationTree(tmp_path, "tdx_guest", sign=lambda data: b"\xd2\x84" + data))
     with pytest.raises(UnavailableError, match=r"evidence\.tsm\.quote"):
         collect(driver)
 

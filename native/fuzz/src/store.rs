@@ -6,14 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use sealane_engine::storage::store::BLOCK_BYTES;
 use sealane_engine::storage::stores::layout::{
-    CHECKSUM_BYTES, Checker, Checkpoint, Geometry, Kind, LogPage, Superblock, TablePage,
+    Authority, CHECKSUM_BYTES, Checker, Checkpoint, Geometry, Kind, LogPage, Superblock, TablePage,
 };
 use sealane_engine::storage::stores::pages::{BlockFile, PAGE_BYTES, Page};
 use sealane_engine::storage::stores::sealed_map::SealedMap;
 
 use crate::script::Script;
 
-const KEY: [u8; 32] = [7; 32];
 const GEOMETRY: Geometry = Geometry { block_count: 100, slot_count: 132, log_pages: 4 };
 const KINDS: [Kind; 3] = [Kind::Checkpoint, Kind::Log, Kind::Table];
 const BODY_BYTES: usize = PAGE_BYTES - CHECKSUM_BYTES;
@@ -43,22 +42,26 @@ impl BlockFile for Device {
 }
 
 fn superblock() -> Superblock {
-    Superblock { uuid: [1; 16], key: KEY, geometry: GEOMETRY }
+    Superblock { uuid: [1; 16], seed: [7; 32], geometry: GEOMETRY }
 }
 
-/// Gives a page the checksum it should have.
+fn checker() -> Checker {
+    Checker::new(&superblock(), &Authority::Device)
+}
+
+/// Gives a page the tag it should have.
 fn seal(kind: Kind, page: &mut Page) {
-    let stamp = match kind {
-        Kind::Superblock => 0,
-        _ => u64::from_le_bytes(*page.0[8..].first_chunk().expect("a page has 16 bytes")),
+    let checker = match kind {
+        // It carries what its own key is made of, behind magic, version and padding.
+        Kind::Superblock => {
+            let uuid = *page.0[16..].first_chunk().expect("a page has 32 bytes");
+            let seed = *page.0[32..].first_chunk().expect("a page has 64 bytes");
+            let claimed = Superblock { uuid, seed, geometry: GEOMETRY };
+            Checker::new(&claimed, &Authority::Device)
+        }
+        _ => checker(),
     };
-    // The superblock carries its own key, behind magic, version, padding and UUID.
-    let key = match kind {
-        Kind::Superblock => *page.0[32..].first_chunk().expect("a page has 64 bytes"),
-        _ => KEY,
-    };
-    let checksum = Checker::new(&key).checksum(kind, stamp, &page.0[..BODY_BYTES]);
-    page.0[BODY_BYTES..].copy_from_slice(&checksum);
+    checker.seal(kind, page);
 }
 
 /// A page that decodes is made of the fields that it decodes to.
@@ -72,11 +75,12 @@ pub fn store_page(data: &[u8]) {
     page.0[..length].copy_from_slice(&content[..length]);
     page.0[BODY_BYTES - 2..BODY_BYTES].copy_from_slice(&count.to_le_bytes());
     seal(kind, &mut page);
-    let checker = Checker::new(&KEY);
+    let checker = checker();
     match kind {
         Kind::Superblock => {
-            if let Ok(decoded) = Superblock::decode(&page) {
-                assert_eq!(Superblock::decode(&decoded.encode()).ok(), Some(decoded));
+            if let Ok((decoded, checker)) = Superblock::decode(&page, &Authority::Device) {
+                let again = Superblock::decode(&decoded.encode(&checker), &Authority::Device);
+                assert_eq!(again.ok().map(|(again, _)| again), Some(decoded));
             }
         }
         Kind::Checkpoint => {
@@ -105,7 +109,8 @@ pub fn store_recovery(data: &[u8]) {
     let mut script = Script::new(data);
     let pages = vec![Page::ZERO; GEOMETRY.page_count() as usize];
     let device = Arc::new(Device(Mutex::new(pages)));
-    let map = SealedMap::create(device.clone(), &superblock()).expect("an empty store");
+    let map = SealedMap::create(device.clone(), &superblock(), &Authority::Device)
+        .expect("an empty store");
     let mut is_changed = false;
     for _ in 0..script.byte() % 64 {
         turn(&mut script, &map, &device);
@@ -115,7 +120,7 @@ pub fn store_recovery(data: &[u8]) {
     while !script.is_empty() {
         is_changed |= change(&mut script, &device);
     }
-    match SealedMap::open(device.clone(), &superblock()) {
+    match SealedMap::open(device.clone(), GEOMETRY, checker()) {
         Ok(opened) => {
             let entries = opened.entries(0, GEOMETRY.block_count);
             assert!(is_changed || entries == before);
@@ -126,7 +131,7 @@ pub fn store_recovery(data: &[u8]) {
             assert_eq!(opened.free_slots() + slots.len() as u64, GEOMETRY.slot_count);
             drop(opened);
             // What was taken over is whole: it opens again.
-            let again = SealedMap::open(device, &superblock()).expect("it was just written");
+            let again = SealedMap::open(device, GEOMETRY, checker()).expect("it was just written");
             assert_eq!(again.entries(0, GEOMETRY.block_count), entries);
         }
         Err(error) => assert!(is_changed, "an unchanged store doesn't open: {error}"),
@@ -155,7 +160,7 @@ fn write(map: &SealedMap, device: &Device, lba: u64, blocks: &[u8]) -> io::Resul
     map.commit(lba, &entries)
 }
 
-/// Changes bytes of a page that isn't data, with the right checksum or without.
+/// Changes bytes of a page that isn't data, with the right tag or without.
 fn change(script: &mut Script<'_>, device: &Device) -> bool {
     let page_count = GEOMETRY.slot(0) as usize;
     let (number, how) = (usize::from(script.byte()) % (page_count - 1) + 1, script.byte());

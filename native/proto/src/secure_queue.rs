@@ -270,7 +270,9 @@ mod tests {
     #[test]
     fn every_part_of_the_context_separates_queues() {
         let mut entry = SubmissionEntry::default();
-        queue(&context()).seal_command(1, &mut entry, &[]);
+        let (mut block, own) = ([0; BLOCK_BYTES], queue(&context()));
+        own.seal_command(1, &mut entry, &[]);
+        own.stamp_sector(Direction::Write, 1, 0, 77, &mut block);
         let changes: [fn(&mut QueueContext); 5] = [
             |c| c.volume_id[0] ^= 1,
             |c| c.host_nqn.push('x'),
@@ -281,7 +283,10 @@ mod tests {
         for change in changes {
             let mut other = context();
             change(&mut other);
-            queue(&other).verify_command(1, &entry, &[]).unwrap_err();
+            let other = queue(&other);
+            other.verify_command(1, &entry, &[]).unwrap_err();
+            // Unlike a command's, nothing of the context is in a sector MAC but by its key.
+            other.verify_sector(Direction::Write, 1, 0, 77, &mut block.clone()).unwrap_err();
         }
     }
 

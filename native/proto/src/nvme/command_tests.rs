@@ -5,13 +5,14 @@ use proptest::prelude::*;
 
 use super::super::command::{
     COMPARE, DATASET_MANAGEMENT, FLUSH, FUSED_FIRST, FUSED_SECOND, RESERVATION_ACQUIRE,
-    RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT, VERIFY, WRITE, WRITE_ZEROES,
+    RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT, VERIFY, WRITE, WRITE_IF,
+    WRITE_ZEROES,
 };
 use super::super::operation::{
     Access, AcquireAction, Command, LbaRange, Operation, Persistence, RegisterAction,
     ReservationType,
 };
-use super::tests::{BLOCKS, World, everything, feed, sealed};
+use super::tests::{BLOCKS, World, everything, feed, sealed, secure};
 use super::*;
 use crate::nvme::controller_queue::ControllerEvent;
 use crate::sector::{BLOCK_BYTES, DATA_BYTES, field, metadata, set_expected_iv, take_expected_iv};
@@ -352,6 +353,35 @@ fn commands_outside_the_namespaces_set_are_unknown() {
 }
 
 #[test]
+fn a_plain_queue_knows_no_write_if_whatever_its_namespace_offers() {
+    let status = Raw::refused(entry(WRITE_IF, 1, 0, 0, DATA_BYTES), &block(0));
+    assert_eq!(status, Status::INVALID_OPCODE.final_());
+}
+
+#[test]
+fn data_that_were_not_asked_for_yet_end_the_queue() {
+    // The first of a pair is asked for with the second.
+    let mut raw = Raw::plain();
+    let first = entry(COMPARE, 1, 8, 0, DATA_BYTES);
+    let sgl = Sgl { kind: SGL_TRANSPORT, ..first.sgl };
+    raw.send(SubmissionEntry { flags: FLAGS_SGL | FUSED_FIRST, sgl, ..first }, &[]);
+    let header = DataHeader {
+        common: CommonHeader::new(kind::H2C_DATA, FLAG_LAST, DATA_BYTES, Digests::default()),
+        cid: 1.into(),
+        tag: 0.into(),
+        offset: 0.into(),
+        length: (DATA_BYTES as u32).into(),
+        reserved: [0; 4],
+    };
+    feed(&mut raw.world.controller, header.as_bytes());
+    let event = raw.world.controller.next_event();
+    assert!(
+        matches!(event, Some(ControllerEvent::Failed { reason: Reason::PduMalformed, .. })),
+        "{event:?}"
+    );
+}
+
+#[test]
 fn range_lists_are_checked_and_may_lie_in_a_longer_buffer() {
     let list = |ranges: &[(u64, u32)], bytes: usize| {
         let mut list: Vec<u8> = ranges
@@ -572,6 +602,15 @@ fn damaged_data_fail_their_command_alone_and_a_damaged_header_the_connection() {
         world.host.submit(2, HostCommand::Flush).unwrap();
         assert_eq!(handed_out(&mut world).len(), 1);
     }
+    let mut world = World::with_digests(Some(1), false, Digests { header: true, data: true });
+    world.controller.set_namespaces(everything(BLOCK_BYTES));
+    let ranges = vec![LbaRange { lba: 3, blocks: 4 }];
+    world.host.submit(1, HostCommand::Deallocate(ranges)).unwrap();
+    let mut bytes = world.host.transmit().take();
+    *bytes.last_mut().unwrap() ^= 1; // the digest of a list whose MAC is right
+    feed(&mut world.controller, &bytes);
+    assert_eq!(world.controller.next_event(), None);
+    assert_eq!(ended(&mut world), [(1, Status::TRANSIENT_TRANSPORT_ERROR)]);
     let mut world = with_digests();
     world.host.submit(1, HostCommand::Flush).unwrap();
     let mut bytes = world.host.transmit().take();
@@ -616,6 +655,17 @@ fn a_range_list_on_a_secure_queue_is_authenticated_with_its_command() {
     feed(&mut world.controller, &bytes);
     let event = world.controller.next_event();
     assert!(matches!(event, Some(ControllerEvent::Failed { reason: Reason::CommandMac, .. })));
+    // Whoever has the key may not have the list fetched either: its MAC would be verified too late.
+    let (mut world, _) = submit();
+    let mut entry = entry(DATASET_MANAGEMENT, 1, 1 << 34, 0, 0);
+    entry.sgl.length = 16.into();
+    secure(1).seal_command(1, &mut entry, &[]);
+    let common = CommonHeader::new(kind::CAPSULE_CMD, 0, 0, Digests::default());
+    feed(&mut world.controller, CapsuleCmd { common, entry }.as_bytes());
+    assert_eq!(world.controller.next_event(), None);
+    let response = world.controller.transmit().take();
+    let status = u16::from_le_bytes([response[22], response[23]]);
+    assert_eq!(Status::from_field(status), Status::SGL_TYPE_INVALID.final_());
     world.host.limits.in_capsule_max = 16;
     let list = HostCommand::Deallocate(vec![LbaRange { lba: 0, blocks: 1 }; 2]);
     assert_eq!(world.host.submit(2, list).unwrap_err().0, SubmitError::Length);

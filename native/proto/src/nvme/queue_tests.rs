@@ -17,7 +17,7 @@ use crate::secure_queue::QueueContext;
 
 pub(super) const BLOCKS: u64 = 64;
 
-fn secure(queue_id: u16) -> SecureQueue {
+pub(super) fn secure(queue_id: u16) -> SecureQueue {
     let context = QueueContext {
         volume_id: [1; 16],
         host_nqn: "nqn.2026-11.dev.sealane:host".into(),

@@ -360,6 +360,23 @@ fn a_lost_compare_and_write_is_not_executed_twice_nor_denied() {
 }
 
 #[test]
+fn a_lost_compare_and_write_that_nobody_can_tell_of_is_not_claimed() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 6, 1);
+    lane.write(&mut disk, 7, 1);
+    let (expected, data) = (vec![1; DATA_BYTES], vec![2; DATA_BYTES]);
+    let tag = lane.submit(HostCommand::CompareAndWrite { lba: 6, expected, data });
+    lane.step(&mut disk, None);
+    lane.step(&mut disk, Some((0, 0)));
+    // It may have been executed, and overwritten since.
+    let others = disk.current[&7].clone();
+    disk.current.insert(6, others);
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).unwrap().0, Status::INTERNAL_PATH_ERROR.final_());
+}
+
+#[test]
 fn a_compare_and_write_loses_against_what_is_there() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 6, 1);
@@ -484,24 +501,34 @@ fn a_journal_that_the_target_refuses_fails_the_volume() {
 
 #[test]
 fn reads_wait_until_changes_that_may_have_been_seen_are_there_again() {
-    let common = shared(settings());
-    let (mut writer, mut reader) = (Lane::new(&common, 1), Lane::new(&common, 2));
-    let mut disk = Disk { incarnation: 1, ..Disk::default() };
-    writer.connect(1, 1);
-    reader.connect(1, 1);
-    let data = vec![5; DATA_BYTES];
-    writer.submit(HostCommand::Write { lba: 9, data, is_forced: false });
-    writer.step(&mut disk, Some((usize::MAX, 0)));
-    disk.restart();
-    reader.target = None;
-    reader.connect(2, disk.incarnation);
-    let tag = reader.submit(HostCommand::Read { lba: 9, blocks: 1 });
-    reader.settle(&mut disk);
-    assert!(reader.ended.is_empty(), "the write isn't there again");
-    writer.connect(2, disk.incarnation);
-    writer.settle(&mut disk);
-    reader.settle(&mut disk);
-    assert_eq!(reader.ended[&tag].1, vec![5; DATA_BYTES]);
+    for was_on_its_way in [false, true] {
+        let common = shared(settings());
+        let (mut writer, mut reader) = (Lane::new(&common, 1), Lane::new(&common, 2));
+        let mut disk = Disk { incarnation: 1, ..Disk::default() };
+        writer.connect(1, 1);
+        reader.connect(1, 1);
+        let data = vec![5; DATA_BYTES];
+        writer.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+        let mut tag = None;
+        if was_on_its_way {
+            tag = Some(reader.submit(HostCommand::Read { lba: 9, blocks: 1 }));
+            let down = reader.host.transmit().take();
+            reader.gateway.front.receive(&down);
+            assert_eq!(reader.gateway.take_front_events(), None);
+            reader.gateway.submit(reader.now);
+        }
+        writer.step(&mut disk, Some((usize::MAX, 0)));
+        disk.restart();
+        reader.target = None;
+        reader.connect(2, disk.incarnation);
+        let tag = tag.unwrap_or_else(|| reader.submit(HostCommand::Read { lba: 9, blocks: 1 }));
+        reader.settle(&mut disk);
+        assert!(reader.ended.is_empty(), "the write isn't there again");
+        writer.connect(2, disk.incarnation);
+        writer.settle(&mut disk);
+        reader.settle(&mut disk);
+        assert_eq!(reader.ended[&tag].1, vec![5; DATA_BYTES]);
+    }
 }
 
 #[test]

@@ -167,7 +167,8 @@ impl Checker {
         (truncated(shown), u64::from_le_bytes(truncated(hidden)))
     }
 
-    fn seal(&self, kind: Kind, page: &mut Page) -> u64 {
+    /// Ends a page with the tag of its body; returns what the page adds to the sum over the table.
+    pub fn seal(&self, kind: Kind, page: &mut Page) -> u64 {
         let (body, end) = page.0.split_at_mut(BODY_BYTES);
         let (tag, hidden) = self.page(kind, body);
         end.copy_from_slice(&tag);

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
 use super::super::store::BLOCK_BYTES;
-use super::layout::{Authority, Checker, Entry, Geometry, Superblock};
+use super::layout::{Authority, Checker, Checkpoint, Entry, Geometry, Superblock};
 use super::pages::{BlockFile, PAGE_BYTES, Page};
 use super::sealed_map::SealedMap;
 use super::served::Served;
@@ -412,6 +412,47 @@ fn pages_of_an_uncompleted_checkpoint_are_never_taken_later() {
             assert_eq!(version(&map, &next, 5), first);
             disk = next;
         }
+    }
+}
+
+/// A store that holds block 5 by its log alone, with its checkpoint changed and sealed again.
+fn with_checkpoint(change: impl FnOnce(&mut Checkpoint)) -> TornDisk {
+    let mut run = Run::simple();
+    run.write(5, 1);
+    run.flush();
+    let disk = run.disk.whole();
+    let checker = Checker::new(&SUPERBLOCK, &Authority::Device);
+    let mut pages = [Page::ZERO; 2];
+    disk.read(GEOMETRY.checkpoint(0), &mut pages).expect("read");
+    let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &checker));
+    let mut last = whole.max_by_key(|checkpoint| checkpoint.number).expect("a checkpoint");
+    disk.write(GEOMETRY.checkpoint(0), &[Page::ZERO; 2]).expect("write");
+    change(&mut last);
+    let place = GEOMETRY.checkpoint(last.number);
+    disk.write(place, &[last.encode(&checker)]).expect("write");
+    disk.sync().expect("sync");
+    disk.whole()
+}
+
+#[test]
+fn a_log_that_another_checkpoint_does_not_know_stays_unknown() {
+    let (disk, map) = reopen(with_checkpoint(|last| last.generation ^= 1)).expect("store");
+    assert_eq!(version(&map, &disk, 5), Some(0));
+    drop(map);
+    let (disk, map) = reopen(disk.whole()).expect("store");
+    assert_eq!(version(&map, &disk, 5), Some(0));
+}
+
+#[test]
+fn numbers_that_no_store_reaches_are_damage() {
+    let changes: [fn(&mut Checkpoint); 3] = [
+        |last| last.number = u64::MAX,
+        |last| last.log_start = u64::MAX,
+        |last| last.stamp = u64::MAX,
+    ];
+    for change in changes {
+        let error = reopen(with_checkpoint(change)).err().expect("a refusal");
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
     }
 }
 

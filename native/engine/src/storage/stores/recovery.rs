@@ -17,6 +17,8 @@ const READ_PAGES: u64 = 256;
 /// How far stamps leap when a store is opened. More than ever were given out and not found
 /// again: those of what was in flight, or waited for the log.
 const STAMP_LEAP: u64 = 1 << 32;
+/// Stamps and positions beyond this are forged: no store lives that long.
+const NUMBER_MAX: u64 = 1 << 62;
 
 fn damaged(detail: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("damaged store: {}", detail.into()))
@@ -53,7 +55,11 @@ impl Recovery<'_> {
         self.file.read(self.geometry.checkpoint(0), &mut pages)?;
         let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, self.checker));
         let last = whole.max_by_key(|checkpoint| checkpoint.number);
-        last.ok_or_else(|| damaged("no checkpoint is whole"))
+        let last = last.ok_or_else(|| damaged("no checkpoint is whole"))?;
+        if last.number.max(last.log_start) > NUMBER_MAX {
+            return Err(damaged("its checkpoint has a number that no store reaches"));
+        }
+        Ok(last)
     }
 
     fn table(&mut self, checkpoint: &Checkpoint) -> io::Result<Table> {
@@ -200,6 +206,9 @@ impl SealedMap {
         let log = recovery.log(&checkpoint)?;
         recovery.replay(&mut table, &log)?;
         let slots = recovery.slots(&table)?;
+        if recovery.stamp > NUMBER_MAX {
+            return Err(damaged("it has a stamp that no store reaches"));
+        }
         let stamp = recovery.stamp + STAMP_LEAP;
         let log_next = checkpoint.log_start + log.len() as u64;
         let writer = Writer {

@@ -1,0 +1,304 @@
+"""Nodes in confidential machines, from driver to certificate's subject, over made-up hardware.
+
+The driver reads an imitated configfs-tsm whose reports a made-up AMD or Intel signs; verifiers,
+policy and appraisal are the broker's own.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealane.crypto.attestation.challenge import Challenge
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.attestation.verifier import Verified, Verifier
+from sealane.crypto.evidence.chain import key_sha256
+from sealane.crypto.evidence.cmw import (
+    COLLATERAL,
+    PRIMARY,
+    Item,
+    encode_collection,
+    secondary_digests,
+)
+from sealane.crypto.evidence.collateral import Collateral, VendorRoots
+from sealane.crypto.evidence.collateral_loader import load_collateral
+from sealane.crypto.evidence.hardware import hardware_verifiers
+from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE, SNP_CERTIFICATES
+from sealane.daemon.broker.policy import parse_policy
+from sealane.daemon.evidence.tsm import ReportTree, TsmDriver
+from sealane.errors import VerificationError
+from vendors.amd import amd
+from vendors.authority import NOW, p256
+from vendors.intel import intel
+from vendors.nvidia import evidence as nvidia_evidence
+from vendors.nvidia import nvidia
+
+AUDIENCE, KEY_SHA256 = "spiffe://sealane/broker/b", bytes(range(32))
+SECONDS = 10**9
+
+
+class Firmware(ReportTree):
+    """A configfs-tsm whose reports are `sign`ed as they are asked for."""
+
+    def __init__(
+        self, root: Path, provider: str, sign: Callable[[bytes], bytes], table: bytes
+    ) -> None:
+        super().__init__(root)
+        self.provider, self.sign, self.table = provider, sign, table
+
+    def create(self) -> Path:
+        directory = super().create()
+        (directory / "provider").write_text(self.provider)
+        (directory / "generation").write_text("0")
+        return directory
+
+    def remove(self, directory: Path) -> None:
+        for path in directory.iterdir():
+            path.unlink()
+        super().remove(directory)
+
+    def write(self, path: Path, content: bytes) -> None:
+        (path.parent / "outblob").write_bytes(self.sign(content))
+        (path.parent / "auxblob").write_bytes(self.table)
+        (path.parent / "generation").write_text("1")
+
+
+def policy(evidence_type: str) -> str:
+    genoa = amd("Genoa")
+    zeros48, zeros16 = "00" * 48, "00" * 16
+    snp = f"""
+[[hardware]]
+id = "chip-id:{genoa.chip_id.hex()}"
+nodes = ["n"]
+roles = ["gateway"]
+tenant = "t"
+devices = ["key-sha256:{_device_id()}"]
+[[reference]]
+name = "node"
+evidence = "snp"
+product = "Genoa"
+roles = ["gateway"]
+measurements.measurement = ["{"aa" * 48}"]
+measurements.host_data = ["{"bb" * 32}"]
+measurements.id_key_digest = ["{zeros48}"]
+measurements.author_key_digest = ["{zeros48}"]
+measurements.family_id = ["{zeros16}"]
+measurements.image_id = ["{zeros16}"]
+measurements.launch_mit_vector = "any"
+measurements.current_mit_vector = "any"
+tcb = {{ bootloader = 4, tee = 2, snp = 23, microcode = 200, guest_svn = 7 }}
+tcb_statuses = []
+properties = {{ report_version = [3, 4, 5], vmpl = [0] }}
+flags = {{ revocation_checked = false }}
+secondary = []
+"""
+    tdx = f"""
+[[hardware]]
+id = "ppid:{bytes(range(16)).hex()}"
+nodes = ["n"]
+roles = ["gateway"]
+tenant = "t"
+[[reference]]
+name = "node"
+evidence = "tdx"
+product = "TDX"
+roles = ["gateway"]
+measurements.mrtd = ["{"a1" * 48}"]
+measurements.rtmr0 = "any"
+measurements.rtmr1 = "any"
+measurements.rtmr2 = "any"
+measurements.rtmr3 = "any"
+measurements.mrseam = "any"
+measurements.mrsignerseam = "any"
+measurements.mrconfigid = "any"
+measurements.mrowner = "any"
+measurements.mrownerconfig = "any"
+measurements.xfam = "any"
+measurements.fmspc = "any"
+tcb = {{ tdx_module = 6, pce_svn = 13, qe_svn = 6, tcb_evaluation_data_number = 17 }}
+tcb_statuses = ["UpToDate"]
+properties = {{ quote_version = [4, 5] }}
+flags = {{}}
+secondary = []
+"""
+    device = """
+[[reference]]
+name = "gpu"
+evidence = "nvidia"
+product = "GH100"
+roles = ["gateway"]
+measurements.block_1 = "any"
+measurements.block_2 = "any"
+measurements.block_64 = "any"
+measurements.fwid = "any"
+measurements.driver_version = "any"
+measurements.vbios_version = "any"
+tcb = {}
+tcb_statuses = []
+properties = { feature_flag = [0] }
+flags = { revocation_checked = false }
+secondary = []
+"""
+    text = (snp if evidence_type == "snp" else tdx) + device
+    common = 'advisories = []\ncertified_keys = []\naccepted_tier = "affirming"\n'
+    return "version = 1\n" + text.replace("secondary = []\n", "secondary = []\n" + common)
+
+
+def _device_id() -> str:
+    return key_sha256(nvidia().device.certificate).hex()
+
+
+def known() -> Collateral:
+    roots = VendorRoots(
+        amd={"Genoa": amd("Genoa").ark.certificate},
+        intel=intel().root.certificate,
+        nvidia=nvidia().root.certificate,
+    )
+    bundle = {"bundle": intel().collateral()}
+    return load_collateral(bundle, roots=roots, high_water={}, now=NOW).collateral
+
+
+class Node:
+    """A node and its verifier."""
+
+    def __init__(self, root: Path, evidence_type: str) -> None:
+        root.mkdir(exist_ok=True)
+        self.type = evidence_type
+        vendor, provider, table = (
+            (amd("Genoa"), "sev_guest", amd("Genoa").table())
+            if evidence_type == "snp"
+            else (intel(), "tdx_guest", b"")
+        )
+        make = getattr(vendor, "report" if evidence_type == "snp" else "quote")
+        self.driver = TsmDriver(
+            Firmware(root, provider, lambda data: make(report_data=data), table)
+        )
+        collateral = known()
+        self.verifier = Verifier(
+            policy=parse_policy(policy(evidence_type).encode(), source="policy"),
+            evidence_verifiers=hardware_verifiers(lambda: collateral),
+            audience=AUDIENCE,
+            verifier_key_sha256=KEY_SHA256,
+        )
+        public = p256().public_key()
+        self.tls_key = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+    def challenge(self) -> Challenge:
+        asked = {"node": "n", "role": "gateway"}
+        introduced = self.verifier.prepare(
+            **asked, evidence_types=[self.type], introduction=b"", now=NOW
+        )
+        opened = self.verifier.open(
+            **asked, evidence_type=self.type, peer="a", introduced=introduced, now_ns=0
+        )
+        return self.verifier.take(opened.session_id, now_ns=SECONDS)
+
+    def answer(
+        self, challenge: Challenge, *, gpu: bool = False, **changes: object
+    ) -> tuple[RuntimeData, dict[str, Item]]:
+        """Return runtime data and evidence as the node's enrolment makes them."""
+        endorsements = asyncio.run(self.driver.endorsements())
+        items = {COLLATERAL: Item(SNP_CERTIFICATES, endorsements)} if endorsements else {}
+        data = RuntimeData(
+            **{
+                "nonce": challenge.nonce,
+                "audience": AUDIENCE,
+                "node": "n",
+                "role": "gateway",
+                "incarnation": bytes(16),
+                "tls_public_key": self.tls_key,
+                "kem_public_key": bytes(range(32)),
+                "verifier_key_sha256": KEY_SHA256,
+                "evidence_type": self.type,
+            }
+            | changes
+        )
+        if gpu:
+            report = nvidia().report(nonce=data.binding().device_nonce)
+            items["gpu0"] = Item(NVIDIA_EVIDENCE, nvidia_evidence(report, nvidia().chain()))
+        data = dataclasses.replace(data, secondary_evidence_sha256=secondary_digests(items))
+        evidence = asyncio.run(self.driver.collect(data, activation=b""))
+        return data, items | {PRIMARY: Item(self.driver.media_type, evidence)}
+
+    def verify(self, challenge: Challenge, data: RuntimeData, items: dict[str, Item]) -> Verified:
+        return self.verifier.verify(
+            challenge, runtime_data=data.encode(), evidence=encode_collection(items), now=NOW
+        )
+
+
+@pytest.fixture(params=["snp", "tdx"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    return Node(tmp_path / "report", request.param)
+
+
+@pytest.fixture
+def snp_node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "report", "snp")
+
+
+def refused(reason: str, node: Node, *arguments: object) -> None:
+    with pytest.raises(VerificationError) as caught:
+        node.verify(*arguments).subject()
+    assert caught.value.reason == reason
+
+
+def test_a_confidential_machine_becomes_a_node(node: Node) -> None:
+    challenge = node.challenge()
+    verified = node.verify(challenge, *node.answer(challenge))
+    assert verified.subject().tenant == "t"
+    assert verified.appraisal.items[PRIMARY].claims.evidence_type == node.type
+
+
+def test_evidence_of_one_session_is_none_in_another(node: Node) -> None:
+    data, items = node.answer(node.challenge())
+    other = node.challenge()
+    refused("attestation.nonce.mismatch", node, other, data, items)
+    mended = dataclasses.replace(data, nonce=other.nonce)
+    refused(f"attestation.{node.type}.report_data", node, other, mended, items)
+
+
+@pytest.mark.parametrize("name", ["tls_public_key", "kem_public_key", "incarnation"])
+def test_keys_that_were_not_attested_are_refused(node: Node, name: str) -> None:
+    challenge = node.challenge()
+    data, items = node.answer(challenge)
+    stranger = p256().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    value = stranger if name == "tls_public_key" else bytes([7]) * len(getattr(data, name))
+    swapped = dataclasses.replace(data, **{name: value})
+    refused(f"attestation.{node.type}.report_data", node, challenge, swapped, items)
+
+
+def test_another_table_than_was_named_is_refused(snp_node: Node) -> None:
+    challenge = snp_node.challenge()
+    data, items = snp_node.answer(challenge)
+    items[COLLATERAL] = Item(SNP_CERTIFICATES, items[COLLATERAL].value + b"\0")
+    refused("attestation.evidence.unbound", snp_node, challenge, data, items)
+
+
+def test_a_gpu_speaks_beside_its_node(snp_node: Node) -> None:
+    challenge = snp_node.challenge()
+    verified = snp_node.verify(challenge, *snp_node.answer(challenge, gpu=True))
+    assert verified.subject().node == "n"
+    assert verified.appraisal.items["gpu0"].claims.product == "GH100"
+
+
+def test_a_gpus_answer_to_somebody_else_is_refused(snp_node: Node) -> None:
+    """Another node's GPU signs any nonce its host asks for: ours names our keys."""
+    challenge = snp_node.challenge()
+    theirs, their_items = snp_node.answer(challenge, gpu=True, kem_public_key=bytes(32))
+    items = {"gpu0": their_items["gpu0"], COLLATERAL: their_items[COLLATERAL]}
+    data, ours = snp_node.answer(challenge)
+    data = dataclasses.replace(data, secondary_evidence_sha256=secondary_digests(items))
+    evidence = asyncio.run(snp_node.driver.collect(data, activation=b""))
+    items[PRIMARY] = Item(ours[PRIMARY].media_type, evidence)
+    refused("attestation.nvidia.nonce", snp_node, challenge, data, items)
+    assert theirs.kem_public_key != data.kem_public_key
+
+
+def test_a_gpu_is_no_node(snp_node: Node) -> None:
+    challenge = snp_node.challenge()
+    data, items = snp_node.answer(challenge, gpu=True)
+    items[PRIMARY] = items["gpu0"]
+    refused("attestation.evidence.type", snp_node, challenge, data, items)
