@@ -99,6 +99,7 @@ async def open_verifier(
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
         marks=state / MARKS_NAME,
+        metrics=metrics,
     )
     await collateral.reload()
     verifier = Verifier(
