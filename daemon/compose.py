@@ -535,6 +535,11 @@ class Daemon:
             config, tcti = self._enrolment, self.config.tpm.tcti
             self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)
             self._stack.callback(self._driver.close)
+            get_logger().info(
+                "evidence_opened",
+                evidence=self._driver.evidence_type,
+                hardware_id=self._driver.hardware_id,
+            )
         return self._driver
 
     async def _keep(self, identity: Identity) -> None:
