@@ -210,9 +210,7 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        verifier = await open_verifier(
-            config, broker, self._stack, state=state, node=node, metrics=self.metrics
-        )
+        verifier = await open_verifier(config, broker, self._stack, node=node, metrics=self.metrics)
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         policy_pb2_grpc.add_PoliciesServicer_to_server(
@@ -352,7 +350,7 @@ class Daemon:
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
                 if self._collateral is not None:
-                    await self._collateral.reload()
+                    await self._collateral.load()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue
