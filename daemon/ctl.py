@@ -30,6 +30,8 @@ from sealane.daemon.config import HsmConfig
 from sealane.daemon.ctl_attest import add_attest_noun
 from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_collateral import add_collateral_verbs
+from sealane.daemon.ctl_machine import add_machine_verb
+from sealane.daemon.ctl_nodes import add_node_verbs
 from sealane.daemon.ctl_trust import add_trust_nouns
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
@@ -511,6 +513,8 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, "list", _subsystem_list, "show every plain subsystem")
     _named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN")
 
+    add_node_verbs(_noun(nouns, "node", "nodes of a broker: who attested, who is revoked"), _verb)
+
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)
 
@@ -534,7 +538,7 @@ def _parser() -> argparse.ArgumentParser:
     made.set_defaults(run=_key_hsm, is_offline=True)
     leases = _noun(nouns, "lease", "counter leases of a broker")
     add_broker_verbs(verbs, leases, _verb)
-    add_attest_noun(nouns, _noun)
+    add_machine_verb(add_attest_noun(nouns, _noun))
     add_trust_nouns(nouns, _noun, _verb)
     collateral = _noun(nouns, "collateral", "what vendors publish of their hardware")
     add_collateral_verbs(collateral)

@@ -83,7 +83,7 @@ def _attest_show(options: argparse.Namespace, output: Output) -> None:
 def _attest_verify(options: argparse.Namespace, output: Output) -> None:
     """Verify evidence, print its claims, and with a policy every rule and the verdict."""
     now = options.now or utc_now()
-    verifiers = evidence_verifiers(lambda: _collateral(options.collateral, now))
+    verifiers = evidence_verifiers(lambda: collateral_of(options.collateral, now))
     claims = dict(_verified(options, verifiers, now))
     appraisal = None
     if options.policy is not None:
@@ -152,7 +152,8 @@ def _binding(options: argparse.Namespace) -> Binding:
     return Binding(runtime_data=read_document(options.runtime_data), **unknown)
 
 
-def _collateral(directory: Path | None, now: dt.datetime) -> Collateral:
+def collateral_of(directory: Path | None, now: dt.datetime) -> Collateral:
+    """Return what a directory has; what can't be taken is told on the standard error."""
     if directory is None:
         return Collateral()
     items = {path.name: read_document(path) for path in sorted(directory.iterdir())}
@@ -261,8 +262,8 @@ def _time(text: str) -> dt.datetime:
     return time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
 
 
-def add_attest_noun(nouns: Any, noun: Any) -> None:
-    """Add `attest` to sealanectl's parser."""
+def add_attest_noun(nouns: Any, noun: Any) -> Any:
+    """Add `attest` to sealanectl's parser; returns what takes further verbs."""
     verbs = noun(nouns, "attest", "evidence, without a daemon")
     offline(verbs, "show", _attest_show, "list the items of an evidence collection")
     made = offline(verbs, "verify", _attest_verify, "verify evidence and apply a policy to it")
@@ -278,6 +279,7 @@ def add_attest_noun(nouns: Any, noun: Any) -> None:
     made.add_argument("--node", default="", help="who it is to be")
     made.add_argument("--role", default="", help="and in which role")
     made.add_argument("--now", type=_time, metavar="TIME", help="ISO 8601, UTC; default: now")
+    return verbs
 
 
 def offline(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:

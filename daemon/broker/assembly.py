@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cryptography import x509
 
@@ -35,8 +34,6 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.errors import UsageError
 
-MARKS_NAME: Final = "collateral-marks.json"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierParts:
@@ -56,15 +53,16 @@ def evidence_verifiers(
 
 def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
     """Return the TPM makers' authorities that the configuration names."""
-    if config.tpm_roots is None:
-        return ()
-    content = read_file(config.tpm_roots, key="broker.tpm_roots")
+    return () if config.tpm_roots is None else tpm_roots_of(config.tpm_roots, "broker.tpm_roots")
+
+
+def tpm_roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
+    """Read certificates in PEM from the file that `key` names."""
+    content = read_file(path, key=key)
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise UsageError(
-            "config.value", f"broker.tpm_roots {config.tpm_roots}: allowed: certificates in PEM"
-        ) from error
+        raise UsageError("config.value", f"{key} {path}: allowed: certificates in PEM") from error
 
 
 def check_policy_file(config: BrokerConfig) -> Policy:
@@ -96,7 +94,6 @@ async def open_verifier(
     broker: BrokerService,
     stack: contextlib.AsyncExitStack,
     *,
-    state: Path,
     node: str,
     metrics: Metrics,
 ) -> VerifierParts:
@@ -104,10 +101,10 @@ async def open_verifier(
     authority = broker.authority
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
-        marks=state / MARKS_NAME,
+        registry=broker.registry,
         metrics=metrics,
     )
-    await collateral.reload()
+    await collateral.load()
     verifier = Verifier(
         policy=NO_POLICY,
         evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),
