@@ -86,7 +86,7 @@ async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
             ended = sealanectl(
                 "--socket", gateway.socket, "volume", "attach", big["name"], "--host-nqn", HOST
             )
-            assert ended.returncode == 1
+            assert ended.returncode == 2
             assert "being filled" in ended.stderr
         with daemon(config) as gateway:
             assert ctl(gateway, "get", big["name"])["state"] == "filling"
@@ -100,4 +100,5 @@ async def test_volume_of_mode_off_is_filled_shown_and_used(site: Site) -> None:
             ended = sealanectl("--socket", gateway.socket, "volume", "delete", big["name"])
             assert ended.returncode == 0, ended.stderr
             assert [v["name"] for v in ctl(gateway, "list")] == [made["name"]]
-    assert (site.root / "g.log").read_text().count("volume_without_freshness") == 3
+    # The log of the second process, which attached.
+    assert (site.root / "g.log").read_text().count("volume_without_freshness") == 1
