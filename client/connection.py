@@ -25,6 +25,7 @@ from sealane.protocol.v1 import (
     nodes_pb2,
     nodes_pb2_grpc,
     operator_pb2_grpc,
+    policy_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2,
     subsystems_pb2_grpc,
@@ -230,7 +231,8 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases.
+    plain subsystems, `operator` that of a broker's keys and leases, `policies` and `audit_log`
+    those of its verifier.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -238,6 +240,8 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
+        self.policies = policy_pb2_grpc.PoliciesStub(channel)
+        self.audit_log = policy_pb2_grpc.AuditLogStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
     def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:

@@ -461,6 +461,16 @@ class GatewayVolume:
         incarnation: int,
         secure: SecureQueueParameters,
     ) -> None: ...
+    # A load on a queue of the gateway's own, whose back end is `queue`; blocks: use a thread.
+    def run_load(
+        self,
+        queue: HostQueueDescription,
+        settings: LoadSettings,
+        *,
+        association_epoch: int,
+        incarnation: int,
+        secure: SecureQueueParameters,
+    ) -> LoadResult: ...
     # The newest association can't be used; does nothing if that is known.
     def lose_association(self, detail: str) -> None: ...
     # Ends the volume: every command ends with an error from now on.
@@ -551,8 +561,19 @@ def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[t
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
 
+class LoadSettings(TypedDict):
+    """What a load does: `depth` commands of `io_bytes` outstanding on each queue for `seconds`."""
+
+    is_write: bool
+    is_random: bool
+    io_bytes: int
+    depth: int
+    span_bytes: int
+    seconds: float
+    seed: int
+
 class LoadResult(TypedDict):
-    """What `run_load` measured; `cpu_seconds` is of the load's own threads."""
+    """What a load measured; `cpu_seconds` is of the load's own threads."""
 
     commands: int
     bytes: int
@@ -562,14 +583,4 @@ class LoadResult(TypedDict):
     latency_p99_us: float
     latency_p999_us: float
 
-def run_load(
-    queues: Sequence[HostQueueDescription],
-    *,
-    is_write: bool,
-    is_random: bool,
-    io_bytes: int,
-    depth: int,
-    span_bytes: int,
-    seconds: float,
-    seed: int,
-) -> LoadResult: ...
+def run_load(queues: Sequence[HostQueueDescription], settings: LoadSettings) -> LoadResult: ...

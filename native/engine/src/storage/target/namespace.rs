@@ -206,6 +206,7 @@ impl Namespace {
         use crate::storage::connection::wait;
         use crate::storage::store::StoreRequest;
         use rustix::event::PollFlags;
+        use std::time::Duration;
 
         let mut channel = self.open()?;
         channel.submit(0, StoreRequest::Flush);
@@ -217,6 +218,9 @@ impl Namespace {
             }
             if let Some(fd) = channel.as_fd() {
                 wait([(fd, PollFlags::IN)], None)?;
+            } else if let Some(due) = channel.due() {
+                let left = due.saturating_sub(clock::now());
+                wait([], Some(Duration::from_nanos(left)))?;
             }
         }
     }
