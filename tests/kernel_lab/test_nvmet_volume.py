@@ -70,9 +70,8 @@ class Volume:
     async def create(self, guest: Guest) -> None:
         stores = self.stores(guest)
         async with stores.running():
-            await stores.create(
-                "kernel", self.volume_id, sector_count=SECTORS, store_key=bytearray(self.store_key)
-            )
+            store_key = bytearray(self.store_key)
+            await stores.create("kernel", self.volume_id, sector_count=SECTORS, store_key=store_key)
 
     @contextlib.asynccontextmanager
     async def attached(self, guest: Guest) -> AsyncIterator[VolumeQueue]:
@@ -81,8 +80,9 @@ class Volume:
         self.attachments += 1
         async with stores.running():
             await gateway.start()
+            store_key = bytearray(self.store_key)
             back = await stores.attach(
-                "kernel", self.volume_id, sector_count=SECTORS, store_key=bytearray(self.store_key)
+                "kernel", self.volume_id, sector_count=SECTORS, store_key=store_key
             )
             try:
                 port = await gateway.attach(
