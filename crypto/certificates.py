@@ -31,11 +31,13 @@ ROLES: Final = ("broker", "target", "gateway", "fabric")
 # Who signs attestation results; nobody enrols as one, and no server takes one for a caller.
 VERIFIER_ROLE: Final = "verifier"
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_SPIFFE_ID: Final = re.compile(r"spiffe://sealane/([a-z]+)/([a-z0-9-]+)")
 
 # Under the arc that ITU-T X.667 gives to UUIDs, which needs no registration.
 CLAIMS_OID: Final = x509.ObjectIdentifier("2.25.167129814220873194053215914867334155049")
 _CLAIMS_BYTES_MAX: Final = 1024
 _DESCRIPTOR_DOMAIN: Final = b"sealane volume descriptor v1\0"
+_AUTHORIZATION_DOMAIN: Final = b"sealane peer authorization v1\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,14 @@ class Subject:
 def spiffe_id(node: str, role: str) -> str:
     """Return the SPIFFE id of one role of one node."""
     return f"spiffe://sealane/{role}/{node}"
+
+
+def parse_spiffe_id(name: str) -> tuple[str, str]:
+    """Return node and role of a SPIFFE id; VerificationError `certificate.profile`."""
+    match = _SPIFFE_ID.fullmatch(name)
+    if match is None or match[1] not in ROLES or NAME_PATTERN.fullmatch(match[2]) is None:
+        raise VerificationError("certificate.profile", f"{name[:120]!r} names no role of a node")
+    return match[2], match[1]
 
 
 def server_name(node: str, role: str) -> str:
@@ -203,6 +213,10 @@ class CertificateAuthority:
         """Sign a serialized VolumeDescriptor."""
         return self._key.sign(_DESCRIPTOR_DOMAIN + descriptor, ec.ECDSA(hashes.SHA256()))
 
+    def sign_authorization(self, authorization: bytes) -> bytes:
+        """Sign a serialized Authorization."""
+        return self._key.sign(_AUTHORIZATION_DOMAIN + authorization, ec.ECDSA(hashes.SHA256()))
+
 
 def parse_anchor(pem: bytes, *, source: str) -> x509.Certificate:
     """Read a trust anchor; VerificationError names `source` if it is none."""
@@ -238,6 +252,20 @@ def verify_descriptor(anchor: x509.Certificate, *, descriptor: bytes, signature:
     except InvalidSignature as error:
         raise VerificationError(
             "volume.descriptor.signature", "the volume descriptor is not signed by the broker"
+        ) from error
+
+
+def verify_authorization(
+    anchor: x509.Certificate, *, authorization: bytes, signature: bytes
+) -> None:
+    """Raise VerificationError unless the broker signed `authorization`."""
+    try:
+        anchor_key(anchor).verify(
+            signature, _AUTHORIZATION_DOMAIN + authorization, ec.ECDSA(hashes.SHA256())
+        )
+    except InvalidSignature as error:
+        raise VerificationError(
+            "authorization.signature", "the authorization is not signed by the broker"
         ) from error
 
 

@@ -1,21 +1,25 @@
 """What every gRPC call passes: authorization, correlation id, error mapping, metrics.
 
 Authorization is per call, because gRPC checks certificates only at the handshake: TLS 1.3, a leaf
-of this broker that has not expired, and a role that the method's row in `ALLOWED_ROLES` names.
+of this broker that has not expired, a role that the method's row in `ALLOWED_ROLES` names, and the
+server's own admission, which knows who was revoked. A stream is checked again while it lasts.
 """
 
+import asyncio
 import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import grpc
 import structlog
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealane.crypto.certificates import Subject, verify_leaf
+from sealane.crypto.attestation.ear import AttestationResult, verify_result
+from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.metrics import Metrics
@@ -41,15 +45,24 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Storage/GetNamespace": _GATEWAY,
     "/sealane.v1.Storage/WatchEvents": _GATEWAY,
     "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
+    "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
+    "/sealane.v1.Trust/AuthorizePeers": frozenset({"target", "fabric"}),
 }
+RESULT_KEY: Final = "sealane-token"
+VERIFIER_KEY: Final = "sealane-verifier-bin"
+"""Metadata of every call: the attestation result, and the certificate of the key that signed it."""
+STREAM_CHECK_SECONDS: Final = 5.0
+"""A stream outlives its caller's authorization by no more than this."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[None]]
+"""Raises unless this caller, by this leaf and result, may act now: the server's own knowledge."""
 
 
 class TlsOnly:
     """Checks callers of the attestation listener, who have no certificate yet."""
 
-    def authorize(self, method: str, context: Context) -> None:  # noqa: ARG002
+    async def authorize(self, method: str, context: Context) -> None:  # noqa: ARG002
         """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
         _check_tls(context.auth_context())
 
@@ -57,11 +70,13 @@ class TlsOnly:
 class Authorizer:
     """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
 
-    def __init__(self, anchor: x509.Certificate) -> None:
+    def __init__(self, anchor: x509.Certificate, *, admit: Admit, metrics: Metrics) -> None:
         self._anchor = anchor
+        self._admit = admit
+        self._metrics = metrics
 
-    def authorize(self, method: str, context: Context) -> Subject:
-        """Return the caller; VerificationError if it may not call `method`."""
+    async def authorize(self, method: str, context: Context) -> None:
+        """Raise VerificationError if the caller may not call `method`."""
         caller = self.caller(context)
         allowed = ALLOWED_ROLES.get(method, frozenset())
         if caller.role not in allowed:
@@ -69,23 +84,34 @@ class Authorizer:
                 "call.role.refused",
                 f"a {caller.role} may not call {method}; allowed: {', '.join(sorted(allowed))}",
             )
-        return caller
+        leaf = _leaf_of(context)
+        await self._admit(caller, leaf, self._result(caller, leaf, context))
+
+    def _result(
+        self, caller: Subject, leaf: x509.Certificate, context: Context
+    ) -> AttestationResult:
+        """Return the attestation result that goes with `leaf`; VerificationError `token.…`."""
+        now = utc_now()
+        try:
+            token, verifier = _token_of(context)
+            certificate = _parse_der(verifier)
+            verify_verifier(certificate, anchor=self._anchor, now=now)
+            result = _verified(token, verifier)
+            result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
+        except VerificationError as error:
+            self._metrics.token_refusals.labels(error.reason).inc()
+            raise
+        return result
 
     def caller(self, context: Context) -> Subject:
         """Return who calls; VerificationError `call.…unauthenticated` or `certificate.…`."""
-        properties = context.auth_context()
-        _check_tls(properties)
-        pem = _property(properties, "x509_pem_cert")
-        if not pem:
-            raise VerificationError(
-                "call.certificate.unauthenticated", "the caller showed no certificate"
-            )
-        return verify_leaf(_parse(pem), anchor=self._anchor, now=utc_now())
+        _check_tls(context.auth_context())
+        return verify_leaf(_leaf_of(context), anchor=self._anchor, now=utc_now())
 
     @staticmethod
     def certificate_digest(context: Context) -> bytes:
         """Return SHA-256 (DER) of the leaf that the caller showed."""
-        return _parse(_property(context.auth_context(), "x509_pem_cert")).fingerprint(SHA256())
+        return _leaf_of(context).fingerprint(SHA256())
 
 
 def _check_tls(properties: Mapping[str, Any]) -> None:
@@ -94,6 +120,15 @@ def _check_tls(properties: Mapping[str, Any]) -> None:
         raise VerificationError(
             "call.tls.unauthenticated", f"TLS version {version!r}; allowed: TLSv1.3"
         )
+
+
+def _leaf_of(context: Context) -> x509.Certificate:
+    pem = _property(context.auth_context(), "x509_pem_cert")
+    if not pem:
+        raise VerificationError(
+            "call.certificate.unauthenticated", "the caller showed no certificate"
+        )
+    return _parse(pem)
 
 
 def _property(properties: Mapping[str, Any], name: str) -> bytes:
@@ -110,6 +145,35 @@ def _parse(pem: bytes) -> x509.Certificate:
         raise VerificationError(
             "certificate.profile", "the caller's certificate can't be parsed"
         ) from error
+
+
+def _token_of(context: Context) -> tuple[str, bytes]:
+    metadata = dict(context.invocation_metadata() or ())
+    token, verifier = metadata.get(RESULT_KEY), metadata.get(VERIFIER_KEY)
+    if not isinstance(token, str) or not isinstance(verifier, bytes):
+        raise VerificationError(
+            "token.missing.unauthenticated", "the call came without an attestation result"
+        )
+    return token, verifier
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_der(der: bytes) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(der)
+    except ValueError as error:
+        raise VerificationError(
+            "certificate.profile", "the verifier's certificate can't be parsed"
+        ) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _verified(token: str, verifier: bytes) -> AttestationResult:
+    # The signature is checked once; whose and when the result is, at every call.
+    key = _parse_der(verifier).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise VerificationError("certificate.profile", "the verifier's key is not on P-384")
+    return verify_result(token, verifier_key=key)
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -157,7 +221,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             with structlog.contextvars.bound_contextvars(correlation_id=correlation, method=method):
                 try:
                     if self._authorizer is not None:
-                        self._authorizer.authorize(method, context)
+                        await self._authorizer.authorize(method, context)
                     response = await behavior(request, context)
                 except grpc.aio.AbortError:
                     self._count(method, "ABORTED")
@@ -179,9 +243,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
             log = get_logger().bind(correlation_id=correlation, method=method)
             try:
-                if self._authorizer is not None:
-                    self._authorizer.authorize(method, context)
-                async for response in behavior(request, context):
+                async for response in self._checked(method, context, behavior(request, context)):
                     yield response
             except grpc.aio.AbortError:
                 self._count(method, "ABORTED")
@@ -195,6 +257,39 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._count(method, "OK")
 
         return answer
+
+    async def _checked(
+        self, method: str, context: Context, responses: AsyncIterator[Any]
+    ) -> AsyncIterator[Any]:
+        """Yield `responses` while the caller may have them."""
+        if self._authorizer is None:
+            async for response in responses:
+                yield response
+            return
+        await self._authorizer.authorize(method, context)
+        checked = time.monotonic()
+        waiting: asyncio.Future[Any] | None = None
+        try:
+            while True:
+                waiting = waiting or asyncio.ensure_future(anext(responses))
+                left = checked + STREAM_CHECK_SECONDS - time.monotonic()
+                await asyncio.wait({waiting}, timeout=max(left, 0))
+                if time.monotonic() >= checked + STREAM_CHECK_SECONDS:
+                    await self._authorizer.authorize(method, context)
+                    checked = time.monotonic()
+                if waiting.done():
+                    done, waiting = waiting, None
+                    try:
+                        response = done.result()
+                    except StopAsyncIteration:
+                        return
+                    yield response
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
 
     async def _refuse(self, method: str, error: Error, context: Context) -> None:
         code = status_of(error)
@@ -219,18 +314,3 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 def _is_correlation_id(text: str) -> bool:
     return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
-
-
-class CorrelationInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Hands the correlation id of the call being served to the daemons it calls."""
-
-    async def intercept_unary_unary(
-        self, continuation: Any, client_call_details: Any, request: Any
-    ) -> Any:
-        """Add the id to the call's metadata."""
-        correlation = structlog.contextvars.get_contextvars().get("correlation_id")
-        if isinstance(correlation, str):
-            metadata = grpc.aio.Metadata(*(client_call_details.metadata or ()))
-            metadata.add(CORRELATION_KEY, correlation)
-            client_call_details = client_call_details._replace(metadata=metadata)
-        return await continuation(client_call_details, request)

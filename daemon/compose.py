@@ -6,22 +6,29 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealane.crypto.certificates import Subject
+from sealane.crypto.certificates import Subject, verify_leaf
+from sealane.daemon.authorizations import (
+    AUTHORIZATION_SECONDS,
+    Authorizations,
+    Lost,
+    peer_of,
+)
 from sealane.daemon.broker.assembly import open_verifier
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
+from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer, TlsOnly
 from sealane.daemon.clock import utc_now
@@ -39,13 +46,19 @@ from sealane.daemon.events import EventLog
 from sealane.daemon.evidence.choose import open_driver
 from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.fabric.service import FabricService, Peer
-from sealane.daemon.fabric.servicer import SessionPeerServicer, SessionsServicer, establish_over
+from sealane.daemon.fabric.servicer import (
+    PeerChannel,
+    SessionPeerServicer,
+    SessionsServicer,
+    establish_over,
+)
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
+from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
 from sealane.daemon.servers import (
     bind_tcp,
@@ -64,6 +77,7 @@ from sealane.daemon.storage.target import FILE_STORES, Target
 from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
+from sealane.daemon.trust_client import TrustClient
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -77,6 +91,7 @@ from sealane.protocol.v1 import (
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
+    trust_pb2_grpc,
     volumes_pb2_grpc,
 )
 from sealane.transport.nvme.authenticate import Credentials
@@ -177,7 +192,7 @@ class Daemon:
         authority = broker.authority
         replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
 
-        async def issue(keys: Keys) -> Any:
+        async def issue(keys: Keys) -> Issued:
             subject = Subject(
                 node=node,
                 role="broker",
@@ -185,7 +200,7 @@ class Daemon:
                 incarnation=keys.incarnation,
                 kem_public_key=keys.kem_public,
             )
-            return authority.issue(subject, keys.tls.public_key(), now=utc_now())
+            return Issued(leaf=authority.issue(subject, keys.tls.public_key(), now=utc_now()))
 
         identity = Identity(
             node=node,
@@ -195,9 +210,7 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        verifier = await open_verifier(
-            config, broker, self._stack, state=state, node=node, metrics=self.metrics
-        )
+        verifier = await open_verifier(config, broker, self._stack, node=node, metrics=self.metrics)
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         policy_pb2_grpc.add_PoliciesServicer_to_server(
@@ -210,6 +223,18 @@ class Daemon:
         self._is_development |= verifier.keeper.policy.software_allowed
         operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
         self._services.append("sealane.v1.Operator")
+        membership = Membership(
+            broker.registry,
+            cover=instance.cover,
+            check_policy=verifier.keeper.check_version,
+            lost=broker.rotate_keys_of,
+            audit=broker.audit,
+            metrics=self.metrics,
+        )
+        verifier.service.enter = membership.attested
+        trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
+        self._services.append("sealane.v1.Membership")
+        authorizer = Authorizer(authority.certificate, admit=membership.admit, metrics=self.metrics)
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
@@ -220,8 +245,10 @@ class Daemon:
             identity.server_credentials(mutual=False),
             key="broker.attestation_listen",
         )
-        authorizer = Authorizer(authority.certificate)
         server = new_server(self.metrics, authorizer)
+        trust_pb2_grpc.add_TrustServicer_to_server(
+            TrustServicer(membership, authority, authorizer), server
+        )
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
         self.addresses["broker"] = bind_tcp(
             server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
@@ -230,7 +257,7 @@ class Daemon:
         await self._stack.enter_async_context(running(open_server))
 
     async def _start_target(self, config: TargetConfig) -> None:
-        identity = await self._enrol("target")
+        identity, trust = await self._enrol("target")
         traddr, trsvcid = split_address(config.listen)
         keeps_files = config.store in FILE_STORES
         directory = Path(self.config.target_directory) if keeps_files else None
@@ -246,18 +273,26 @@ class Daemon:
         self._stack.push_async_callback(target.stop)
         self.addresses["target"] = join_address(*target.address)
         await self._start_plain(config, target)
+        authorizations = self._authorizations(
+            identity,
+            trust,
+            uses=target.gateways,
+            lost=target.fence_gateway,
+            fresh_seconds=config.authorization_seconds,
+        )
         service = StorageService(
             target,
             node=self.config.node.name,
             store=config.store,
             anchor=identity.anchor,
+            authorizations=authorizations,
             catalogue=Catalogue(directory) if directory is not None else None,
         )
         self._event_logs.append(service.events)
         await service.restore()
         self.spawn("target-events", service.poll_events())
         self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
-        authorizer = Authorizer(identity.anchor)
+        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
         self.addresses["target_control"] = bind_tcp(
@@ -315,14 +350,14 @@ class Daemon:
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
                 if self._collateral is not None:
-                    await self._collateral.reload()
+                    await self._collateral.load()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue
             get_logger().info("reloaded")
 
     async def _start_gateway(self, config: GatewayConfig) -> None:
-        identity = await self._enrol("gateway")
+        identity, _ = await self._enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
         ledger = os.environ.get(_LEDGER_VARIABLE)
         if ledger:
@@ -356,22 +391,27 @@ class Daemon:
             third_parties=third_parties,
         )
         await self._stack.enter_async_context(service.running())
+        identity.on_barred.append(service.bar)
         self._event_logs.append(service.events)
         self.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
         self._services.append("sealane.v1.Volumes")
 
     async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
-        identity = await self._enrol("fabric")
+        identity, trust = await self._enrol("fabric")
 
         @contextlib.asynccontextmanager
-        async def connect_peer(
-            address: str, node: str
-        ) -> AsyncIterator[tuple[grpc.aio.Channel, bytes]]:
-            # Nothing awaits in between: this is the leaf that the channel shows.
-            digest = identity.certificate.fingerprint(SHA256())
-            async with identity.channel(address, node, "fabric") as channel:
-                yield channel, digest
+        async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
+            async with identity.connection(address, node, "fabric") as connection:
+                peer = peer_of(
+                    verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
+                )
+                await authorizations.require(peer)
+                yield PeerChannel(
+                    channel=connection.channel,
+                    certificate_digest=connection.own.leaf.fingerprint(SHA256()),
+                    peer=peer,
+                )
 
         service = FabricService(
             FabricSettings(
@@ -386,15 +426,25 @@ class Daemon:
             establish_with=establish_over(connect_peer),
         )
         await self._stack.enter_async_context(service.running())
+        authorizations = self._authorizations(
+            identity,
+            trust,
+            uses=service.peers,
+            lost=service.end_peer,
+            keep_seconds=config.trust_grace_seconds,
+        )
+        identity.on_barred.append(service.bar)
         self.spawn("session-statistics", service.keep_snapshot())
         self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
-        authorizer = Authorizer(identity.anchor)
+        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 
         def identify(context: Any) -> Peer:
+            caller = authorizer.caller(context)
             return Peer(
-                node=authorizer.caller(context).node,
+                node=caller.node,
                 certificate_digest=authorizer.certificate_digest(context),
+                incarnation=peer_of(caller),
             )
 
         server = new_server(self.metrics, authorizer)
@@ -417,7 +467,41 @@ class Daemon:
             raise UsageError("config.missing", "enrolment: missing")
         return self.config.enrolment
 
-    async def _enrol(self, role: str) -> Identity:
+    def _authorizations(
+        self,
+        identity: Identity,
+        trust: TrustClient,
+        *,
+        uses: Callable[[], Iterable[PeerIncarnation]],
+        lost: Lost,
+        fresh_seconds: float = AUTHORIZATION_SECONDS,
+        keep_seconds: float | None = None,
+    ) -> Authorizations:
+        """Keep asking the broker about the peers of a role that is about to serve."""
+        role = identity.role
+
+        async def count_and_end(peer: PeerIncarnation, reason: str) -> None:
+            self.metrics.authorizations_lost.labels(role, reason).inc()
+            await lost(peer, reason)
+
+        authorizations = Authorizations(
+            ask=trust.authorize,
+            uses=uses,
+            lost=count_and_end,
+            fresh_seconds=fresh_seconds,
+            keep_seconds=keep_seconds,
+        )
+        identity.on_barred.append(authorizations.lose_all)
+        self.metrics.broker_away.labels(role).set_function(
+            lambda: int(authorizations.is_broker_away)
+        )
+        self.metrics.add_statistics(
+            f"{role}_authorization", ("peer",), lambda: by_owner(authorizations.ages())
+        )
+        self.spawn(f"{role}-authorizations", authorizations.run())
+        return authorizations
+
+    async def _enrol(self, role: str) -> tuple[Identity, TrustClient]:
         driver = await self._evidence_driver()
         enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role, driver=driver)
         if driver.is_development:
@@ -437,7 +521,11 @@ class Daemon:
             kem=await driver.create_kem_key(),
         )
         await self._keep(identity)
-        return identity
+        trust = TrustClient(self._enrolment, identity)
+        identity.find_peer = trust.leaves
+        self._stack.push_async_callback(identity.channels.close)
+        self.metrics.channels.labels(role).set_function(lambda: identity.channels.count)
+        return identity, trust
 
     async def _evidence_driver(self) -> Driver:
         """Open the driver at the first role; the others share it."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.daemon.config_types import (
     AbsolutePath,
     BindAddress,
@@ -188,6 +189,9 @@ class TargetConfig(Section):
     drive: str | None = None
     directory: AbsolutePath | None = None
     discovery_listen: BindAddress | None = None
+    authorization_seconds: Annotated[int, Field(ge=3, le=int(AUTHORIZATION_SECONDS))] = int(
+        AUTHORIZATION_SECONDS
+    )
     allow_plain_network: bool = False
     subsystems: Subsystems
 
@@ -253,6 +257,7 @@ class FabricConfig(Section):
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
 
 
 class MetricsConfig(Section):

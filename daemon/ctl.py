@@ -31,6 +31,7 @@ from sealane.daemon.ctl_attest import add_attest_noun
 from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_collateral import add_collateral_verbs
 from sealane.daemon.ctl_machine import add_machine_verb
+from sealane.daemon.ctl_nodes import add_node_verbs
 from sealane.daemon.ctl_trust import add_trust_nouns
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
@@ -511,6 +512,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = _noun(nouns, "subsystem", "plain subsystems of a target")
     _verb(verbs, "list", _subsystem_list, "show every plain subsystem")
     _named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN")
+
+    add_node_verbs(_noun(nouns, "node", "nodes of a broker: who attested, who is revoked"), _verb)
 
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)

@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.certificates import anchor_key, parse_anchor, spiffe_id
+from sealane.crypto.certificates import anchor_key, parse_anchor, server_name, spiffe_id
 from sealane.crypto.evidence.cmw import (
     COLLATERAL,
     PRIMARY,
@@ -19,12 +19,15 @@ from sealane.crypto.evidence.cmw import (
     secondary_digests,
 )
 from sealane.crypto.evidence.media_types import SNP_CERTIFICATES
+from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.channels import open_channel
 from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
 from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.files import read_file
-from sealane.daemon.identity import Keys, open_channel
+from sealane.daemon.identity import Issued, Keys
 from sealane.errors import UnavailableError, VerificationError
+from sealane.protocol.status import error_of
 from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
 
 _CALL_SECONDS: Final = 10.0
@@ -44,7 +47,7 @@ class Enrolment:
         )
         self._driver = driver
 
-    async def obtain(self, keys: Keys) -> x509.Certificate:
+    async def obtain(self, keys: Keys) -> Issued:
         """Enrol once, trying again while the broker can't be reached, up to the time-out."""
         deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
         brokers = itertools.cycle(self._config.brokers)
@@ -52,7 +55,11 @@ class Enrolment:
             broker = next(brokers)
             try:
                 return await self._attest(keys, broker)
-            except UnavailableError as error:
+            except grpc.aio.AioRpcError as failed:
+                peer = f"broker {broker.node} at {broker.attestation_address}"
+                error = error_of(failed, peer=peer)
+                if not isinstance(error, UnavailableError):
+                    raise error from failed
                 if monotonic_ns() >= deadline:
                     raise UnavailableError(
                         error.reason,
@@ -62,14 +69,14 @@ class Enrolment:
                     ) from error
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _attest(self, keys: Keys, broker: BrokerAddresses) -> x509.Certificate:
+    async def _attest(self, keys: Keys, broker: BrokerAddresses) -> Issued:
         driver = self._driver
         audience = spiffe_id(broker.node, "broker")
         credentials = grpc.ssl_channel_credentials(
             self.anchor.public_bytes(serialization.Encoding.PEM)
         )
         async with open_channel(
-            broker.attestation_address, broker.node, "broker", credentials
+            broker.attestation_address, server_name(broker.node, "broker"), credentials
         ) as channel:
             stub = attestation_pb2_grpc.AttestationStub(channel)
             challenge = await stub.GetChallenge(
@@ -114,11 +121,13 @@ class Enrolment:
                 timeout=_CALL_SECONDS,
             )
         try:
-            return x509.load_pem_x509_certificate(result.certificate_pem.encode())
+            leaf = x509.load_pem_x509_certificate(result.certificate_pem.encode())
         except ValueError as error:
             raise VerificationError(
                 "certificate.profile", "the broker's answer holds no certificate"
             ) from error
+        metadata = ((RESULT_KEY, result.token), (VERIFIER_KEY, result.verifier_certificate))
+        return Issued(leaf=leaf, metadata=metadata)
 
 
 def key_digest(anchor: x509.Certificate) -> bytes:

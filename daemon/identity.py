@@ -1,14 +1,17 @@
 """One role of this node towards the others: keys, certificate, renewal, mutual-TLS channels.
 
 The TLS and KEM keys are made in memory at start and never stored. The certificate lives ten
-minutes and is renewed at half of that by a fresh attestation; servers pick the new one up at the
-next handshake, channels are opened per use with the current one.
+minutes and is renewed at half of that by a fresh attestation, or at once when a peer says that it
+no longer counts; servers pick the new one up at the next handshake, channels are replaced. A role
+whose re-attestation is refused is barred: it has no certificate and no channel until it attests
+again, and what lives on it is ended. One whose certificate ends because the broker is away only
+can't call or be called: what it has lives as long as its peers' authorizations.
 """
 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,24 +20,25 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, server_name, verify_leaf
+from sealane.crypto.certificates import LIFETIME, Subject, anchor_key, verify_leaf
 from sealane.crypto.kem import KemKey, X25519KemKey
-from sealane.daemon.calls import CorrelationInterceptor
+from sealane.daemon.channels import Channels, Connection, FindPeer, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.server_certificates import CertificateFeed
 from sealane.errors import Error, UnavailableError, VerificationError
-from sealane.protocol.status import error_of
 
-CONNECT_SECONDS: Final = 5.0
-_RENEW_AFTER_SECONDS: Final = LIFETIME.total_seconds() / 2
-_RETRY_SECONDS: Final = 5.0
+RENEW_SECONDS: Final = LIFETIME.total_seconds() / 2
+RETRY_SECONDS: Final = 5.0
+_SPACING_SECONDS: Final = 1.0
 
-CHANNEL_OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 1 << 20),
-)
+REVOKED: Final = "node.revoked"
+POLICY_CHANGED: Final = "attestation.policy.changed"
+# Peers that answer so have newer facts than our certificate: only a fresh attestation can tell.
+_OUTDATED: Final = {REVOKED, POLICY_CHANGED, "certificate.expired", "token.expired"}
+# Not about us: the challenge ran out on its way.
+_STALE: Final = "attestation.nonce.stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,15 @@ class Keys:
         return self.kem.public_key
 
 
-Obtain = Callable[[Keys], Awaitable[x509.Certificate]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """What an attestation yields: a leaf for the attested key, and what goes with every call."""
+
+    leaf: x509.Certificate
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+Obtain = Callable[[Keys], Awaitable[Issued]]
 
 
 class Identity:
@@ -87,9 +99,15 @@ class Identity:
         self.role = role
         self.anchor = anchor
         self.keys = Keys.create(kem=kem)
+        self.find_peer: FindPeer = _no_peers
+        """How leaves of peers are found; whoever has a broker to ask sets it."""
+        self.on_barred: list[Callable[[str], None]] = []
+        """Told the reason each time the verifier refuses this role."""
+        self.channels = Channels(self._current, anchor=anchor, find_peer=self._find_peer)
         self._obtain = obtain
         self._metrics = metrics
-        self._leaf: x509.Certificate | None = None
+        self._own: Own | None = None
+        self._outdated = asyncio.Event()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
         self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
         self._key_pem = self.keys.tls.private_bytes(
@@ -105,12 +123,8 @@ class Identity:
 
     @property
     def certificate(self) -> x509.Certificate:
-        """The current leaf; UnavailableError before the first enrolment."""
-        if self._leaf is None:
-            raise UnavailableError(
-                "certificate.missing", f"{self.role} {self.node} has no certificate yet"
-            )
-        return self._leaf
+        """The current leaf; UnavailableError before the first enrolment and while barred."""
+        return self._current().leaf
 
     @property
     def subject(self) -> Subject:
@@ -119,39 +133,72 @@ class Identity:
 
     async def renew(self) -> None:
         """Get a certificate and check that it is for our keys, node and role."""
+        self._outdated.clear()
         try:
-            leaf = await self._obtain(self.keys)
-            self._check(leaf)
+            issued = await self._obtain(self.keys)
+            self._check(issued.leaf)
         except Error:
             self._metrics.enrolments.labels("failed").inc()
             raise
-        chain = leaf.public_bytes(serialization.Encoding.PEM)
+        chain = issued.leaf.public_bytes(serialization.Encoding.PEM)
         self._server_configuration = grpc.ssl_server_certificate_configuration(
             [(self._key_pem, chain)], root_certificates=self._anchor_pem
         )
-        self._leaf = leaf
+        self._own = Own(
+            leaf=issued.leaf,
+            certificate_pem=chain,
+            key_pem=self._key_pem,
+            metadata=issued.metadata,
+        )
         self._metrics.enrolments.labels("succeeded").inc()
-        self._metrics.certificate_expiry.labels(self.role).set(leaf.not_valid_after_utc.timestamp())
+        expires = issued.leaf.not_valid_after_utc
+        self._metrics.certificate_expiry.labels(self.role).set(expires.timestamp())
 
     async def keep_renewed(self) -> None:
-        """Renew at half the lifetime; on failure try again until the broker is back."""
-        delay = _RENEW_AFTER_SECONDS
+        """Renew at half the lifetime or when outdated; try again until the broker is back."""
+        delay = RENEW_SECONDS
         while True:
-            await asyncio.sleep(delay)
+            # However often peers refuse us, the verifier isn't asked more often than this.
+            await asyncio.sleep(_SPACING_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay - _SPACING_SECONDS):
+                    await self._outdated.wait()
             try:
                 await self.renew()
             except Error as error:
-                delay = _RETRY_SECONDS
                 get_logger().error(
                     "certificate_renewal_failed",
                     role=self.role,
                     reason=error.reason,
                     message=str(error),
-                    expires=self.certificate.not_valid_after_utc.isoformat(),
                 )
+                if _is_refusal(error):
+                    await self.bar(error.reason)
+                elif self._has_expired():
+                    await self._drop()
+                delay = RETRY_SECONDS
             else:
-                delay = _RENEW_AFTER_SECONDS
                 get_logger().info("certificate_renewed", role=self.role)
+                delay = RENEW_SECONDS
+
+    async def bar(self, reason: str) -> None:
+        """Give up certificate and channels, and have all that lives on them ended."""
+        if self._own is None:
+            return
+        self._metrics.barred.labels(self.role, reason).inc()
+        get_logger().error("role_barred", role=self.role, reason=reason)
+        for tell in self.on_barred:
+            tell(reason)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        self._own = None
+        await self.channels.close()
+
+    def note(self, error: Error) -> None:
+        """Attest again soon if a peer's refusal says that our certificate no longer counts."""
+        if error.reason in _OUTDATED:
+            self._outdated.set()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
         """Credentials that follow renewals; `mutual` demands a client certificate."""
@@ -159,17 +206,36 @@ class Identity:
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
-        """Open a mutual-TLS channel to `role` of `node` at `address` (host:port).
+        """Use the mutual-TLS channel to `role` of `node` at `address` (host:port).
 
         A failed call inside the block leaves it as the Sealane error it stands for.
         """
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=self._anchor_pem,
-            private_key=self._key_pem,
-            certificate_chain=self.certificate.public_bytes(serialization.Encoding.PEM),
-        )
-        async with open_channel(address, node, role, credentials) as channel:
-            yield channel
+        async with self.connection(address, node, role) as connection:
+            yield connection.channel
+
+    @contextlib.asynccontextmanager
+    async def connection(self, address: str, node: str, role: str) -> AsyncIterator[Connection]:
+        """Use the same channel, knowing the leaves at its ends."""
+        try:
+            async with self.channels.use(address, node, role) as connection:
+                yield connection
+        except Error as error:
+            self.note(error)
+            raise
+
+    def _current(self) -> Own:
+        if self._own is None:
+            raise UnavailableError(
+                "certificate.missing", f"{self.role} {self.node} has no certificate"
+            )
+        return self._own
+
+    async def _find_peer(self, node: str, role: str) -> Sequence[x509.Certificate]:
+        # Every certificate of the broker's role is the broker's own.
+        return () if role == "broker" else await self.find_peer(node, role)
+
+    def _has_expired(self) -> bool:
+        return self._own is not None and self._own.leaf.not_valid_after_utc <= utc_now()
 
     def _current_configuration(self) -> grpc.ServerCertificateConfiguration:
         # Called from gRPC's threads; one attribute read.
@@ -198,20 +264,14 @@ class Identity:
             )
 
 
-@contextlib.asynccontextmanager
-async def open_channel(
-    address: str, node: str, role: str, credentials: grpc.ChannelCredentials
-) -> AsyncIterator[grpc.aio.Channel]:
-    """Open a TLS channel whose server must be certified as `role` of `node`."""
-    options = [
-        *CHANNEL_OPTIONS,
-        ("grpc.ssl_target_name_override", server_name(node, role)),
-        ("grpc.default_authority", server_name(node, role)),
-    ]
-    async with grpc.aio.secure_channel(
-        address, credentials, options=options, interceptors=[CorrelationInterceptor()]
-    ) as channel:
-        try:
-            yield channel
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, peer=f"{role} {node} at {address}") from error
+async def _no_peers(node: str, role: str) -> Sequence[x509.Certificate]:
+    raise UnavailableError("peer.unattested", f"nobody can say what {role} {node} shows")
+
+
+def _is_refusal(error: Error) -> bool:
+    """Whether the verifier refused us, as opposed to not having been reached as it should."""
+    return (
+        isinstance(error, VerificationError)
+        and error.reason.startswith(("attestation.", "node."))
+        and error.reason != _STALE
+    )

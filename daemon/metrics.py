@@ -82,6 +82,45 @@ class Metrics:
         self.enrolments = Counter(
             "sealane_enrolments", "Enrolments of this node, by result.", ["result"], registry=r
         )
+        self.token_refusals = Counter(
+            "sealane_token_refusals",
+            "Calls refused for their attestation result, by reason id.",
+            ["reason"],
+            registry=r,
+        )
+        self.barred = Counter(
+            "sealane_role_barred",
+            "Times a role gave up its certificate, by reason id.",
+            ["role", "reason"],
+            registry=r,
+        )
+        self.authorizations_refused = Counter(
+            "sealane_broker_authorizations_refused",
+            "Peers that were not authorized, by reason id.",
+            ["reason"],
+            registry=r,
+        )
+        self.authorizations_lost = Counter(
+            "sealane_authorizations_lost",
+            "Peers whose queues or sessions were ended here, by reason id.",
+            ["role", "reason"],
+            registry=r,
+        )
+        self.channels = Gauge(
+            "sealane_channels", "Channels to peers that are open.", ["role"], registry=r
+        )
+        self.broker_away = Gauge(
+            "sealane_broker_away",
+            "1 while the broker doesn't say whether this role's peers may act.",
+            ["role"],
+            registry=r,
+        )
+        self.revocations = Counter(
+            "sealane_broker_revocations",
+            "Roles of nodes revoked and restored by operators.",
+            ["change"],
+            registry=r,
+        )
         self.attestations = Counter(
             "sealane_broker_attestations",
             "Attestations appraised, by outcome and reason id.",

@@ -30,6 +30,14 @@ class NativeEvent(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIncarnation:
+    """One start of a peer's process: SPIFFE id and incarnation of the leaf it showed."""
+
+    spiffe_id: str
+    incarnation: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeKey:
     """What a gateway needs to seal and open a volume's sectors: keys by key epoch, all of them."""
 
@@ -96,6 +104,9 @@ class AttachedPort(Protocol):
 
     def take_events(self) -> Sequence[NativeEvent]:
         """Events since the last call."""
+
+    def fail(self, detail: str) -> None:
+        """End every command that is or will be under way with an error."""
 
     async def detach(self) -> None:
         """Stop the export and its queues."""
@@ -226,8 +237,18 @@ class TargetPort(Protocol):
         secret: bytearray,
         association_epoch: int,
         incarnation: int,
+        gateway: PeerIncarnation | None,
     ) -> None:
-        """Admit one Connect with `ticket` within 30 s; wipes the secret."""
+        """Admit one Connect with `ticket` within 30 s; wipes the secret.
+
+        `gateway` is whose queue it is: None if nobody's authorization can end it.
+        """
+
+    def gateways(self) -> Iterable[PeerIncarnation]:
+        """Gateways that have a queue or a ticket here."""
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        """End a gateway's tickets and queues; return when nothing of them is in flight."""
 
     def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
         """Newest association epoch of a gateway; 0 if it has none."""

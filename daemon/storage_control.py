@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from sealane.crypto.certificates import Subject, verify_descriptor
 from sealane.crypto.exchange import Exchange
 from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.daemon.authorizations import Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.logs import get_logger
@@ -47,10 +48,12 @@ class StorageService:
         node: str,
         store: str,
         anchor: x509.Certificate,
+        authorizations: Authorizations,
         catalogue: Catalogue | None = None,
     ) -> None:
         """Serve `target`; `catalogue` remembers its volumes over a restart."""
         self._target = target
+        self._authorizations = authorizations
         self._catalogue = catalogue
         self._node = node
         self._store = store
@@ -196,6 +199,7 @@ class StorageService:
         volume_id = uuid.UUID(descriptor.volume_id)
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
+        gateway = peer_of(caller)
         host_nqn = gateway_nqn(caller.node)
         if request.host_nqn != host_nqn:
             # Epochs and fences are kept by this name: nobody has a say in another's.
@@ -230,6 +234,9 @@ class StorageService:
         # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
         # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
         await self._target.close_older_queues(volume_id, host_nqn, request.association_epoch)
+        # Waiting for that may have taken longer than the authorization lasts. From here on nothing
+        # waits until the ticket is known, which losing the authorization voids.
+        await self._authorizations.require(gateway)
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._target.admit_queue(
             ticket,
@@ -239,6 +246,7 @@ class StorageService:
             secret=secret,
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
+            gateway=gateway,
         )
         traddr, trsvcid = self._target.address
         return storage_pb2.OpenQueueResponse(

@@ -93,6 +93,21 @@ class VolumeService:
                     task.cancel()
                 self._tasks = None
 
+    def bar(self, reason: str) -> None:
+        """Fail and leave every volume at once: this gateway may not act any more.
+
+        Commands under way end with an error. Counters are given back as far as the broker still
+        takes them, and burned otherwise.
+        """
+        for attached in self._attached.values():
+            attached.port.fail(f"the gateway has no certificate any more: {reason}")
+        if self._tasks is not None:
+            self._tasks.create_task(self._abandon(), name="volumes-abandon")
+
+    async def _abandon(self) -> None:
+        await asyncio.gather(*map(self._leave, [*self._attached]))
+        await self._leases.close()
+
     async def create(
         self,
         *,

@@ -17,15 +17,23 @@ from cryptography import x509
 from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
+from sealane.daemon.authorizations import Authorizations
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
-from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import Export, NativeEvent, OpenQueue, QueueGrant, VolumeKey
+from sealane.daemon.ports import (
+    Export,
+    NativeEvent,
+    OpenQueue,
+    PeerIncarnation,
+    QueueGrant,
+    VolumeKey,
+)
 from sealane.daemon.servers import (
     bind_tcp,
     new_server,
@@ -40,6 +48,8 @@ from sealane.protocol.v1 import (
     storage_pb2,
     storage_pb2_grpc,
 )
+from trust.results import issued
+from trust.world import everybody, running_authorizations
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0"
 
@@ -60,6 +70,8 @@ class RecordingTarget:
     closed: list[tuple[str, int]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
     events: list[NativeEvent] = field(default_factory=list)
+    fenced: dict[PeerIncarnation, str] = field(default_factory=dict)
+    fencing: asyncio.Event = field(default_factory=asyncio.Event)
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
     async def create_volume(
@@ -94,6 +106,15 @@ class RecordingTarget:
         self.closed.append((host_nqn, association_epoch))
         self.epochs[host_nqn] = association_epoch
 
+    def gateways(self) -> set[PeerIncarnation]:
+        owners = (values["gateway"] for values in self.admitted.values())
+        known = {owner for owner in owners if isinstance(owner, PeerIncarnation)}
+        return known - self.fenced.keys()
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        self.fenced[gateway] = reason
+        self.fencing.set()
+
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         return {"reads": 1}
 
@@ -111,7 +132,8 @@ class RecordedAttachment:
     unused: list[CounterRange] = field(default_factory=list)
     secret: HostSecret = field(default_factory=lambda: HostSecret(bytes(32)))
     epoch_floor: int = 0
-    detached: bool = False
+    detached: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: str = ""
     export: Export = field(
         default_factory=lambda: Export(
             traddr="127.0.0.1", trsvcid=1, subsystem_nqn="nqn.x", namespace_id=1
@@ -140,8 +162,11 @@ class RecordedAttachment:
     def take_events(self) -> Sequence[NativeEvent]:
         return []
 
+    def fail(self, detail: str) -> None:
+        self.failed = detail
+
     async def detach(self) -> None:
-        self.detached = True
+        self.detached.set()
 
 
 @dataclass
@@ -290,6 +315,8 @@ class World:
     identities: dict[str, Identity]
     addresses: dict[str, str]
     third_parties: "RecordingThirdParties"
+    refused: dict[str, str]
+    """Why the broker authorizes a peer no more, by SPIFFE id."""
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -303,7 +330,7 @@ class World:
 async def identity(
     broker: BrokerService, role: str, node: str, tenant: str = "t", metrics: Metrics | None = None
 ) -> Identity:
-    async def issue(keys: Keys) -> x509.Certificate:
+    async def issue(keys: Keys) -> Issued:
         subject = Subject(
             node=node,
             role=role,
@@ -311,7 +338,9 @@ async def identity(
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
         )
-        return broker.authority.issue(subject, keys.tls.public_key(), now=utc_now())
+        now = utc_now()
+        leaf = broker.authority.issue(subject, keys.tls.public_key(), now=now)
+        return issued(broker.authority, subject, leaf, now=now)
 
     identity = Identity(
         node=node,
@@ -334,16 +363,40 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         nodes = {"broker": "b", "target": "s", "gateway": "g", "fabric": "f"}
         identities = {role: await identity(broker, role, node) for role, node in nodes.items()}
         identities["stranger"] = await identity(broker, "gateway", "x", tenant="other")
-        authorizer = Authorizer(broker.authority.certificate)
+
+        async def find(node: str, role: str) -> list[x509.Certificate]:
+            found = (i for i in identities.values() if (i.node, i.role) == (node, role))
+            return [each.certificate for each in found]
+
+        for each in identities.values():
+            each.find_peer = find
+            stack.push_async_callback(each.channels.close)
+        refused: dict[str, str] = {}
+
+        async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> list[str]:
+            return [refused.get(peer.spiffe_id, "") for peer in peers]
+
         target = RecordingTarget()
+        authorizations = Authorizations(
+            ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
+        )
+        await stack.enter_async_context(running_authorizations(authorizations))
+        authorizer = Authorizer(broker.authority.certificate, admit=everybody, metrics=metrics)
         storage = StorageService(
-            target, node="s", store="memory", anchor=broker.authority.certificate
+            target,
+            node="s",
+            store="memory",
+            anchor=broker.authority.certificate,
+            authorizations=authorizations,
         )
         broker_server = new_server(metrics, authorizer)
         broker_pb2_grpc.add_BrokerServicer_to_server(
             BrokerServicer(broker, authorizer), broker_server
         )
-        storage_server = new_server(metrics, authorizer)
+        storage_server = new_server(
+            metrics,
+            Authorizer(broker.authority.certificate, admit=authorizations.admit, metrics=metrics),
+        )
         storage_pb2_grpc.add_StorageServicer_to_server(
             StorageServicer(storage, authorizer), storage_server
         )
@@ -381,6 +434,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             identities,
             addresses,
             third_parties,
+            refused,
         )
 
 

@@ -139,6 +139,33 @@ class InstanceRecord(Record):
     is_anchored: bool = True
 
 
+class Revocation(Record):
+    """That an operator revoked a node, and the operator's words."""
+
+    reason: str
+    revoked_at: dt.datetime
+
+
+class NodeRecord(Record):
+    """One role of a node: the leaf it was issued last (DER) and whether it is revoked.
+
+    `previous_leaf` is of the same incarnation, `superseded` are those before it, newest first.
+    Nothing issued until `restored_at` counts.
+    """
+
+    node: str
+    role: str
+    tenant: str = ""
+    incarnation: bytes = b""
+    leaf: bytes = b""
+    previous_leaf: bytes = b""
+    policy_version: int = 0
+    superseded: tuple[bytes, ...] = ()
+    attested_at: dt.datetime | None = None
+    revocation: Revocation | None = None
+    restored_at: dt.datetime | None = None
+
+
 class HeadRecord(Record):
     """The last head of one broker: its number is what that broker's anchor counts."""
 
@@ -200,6 +227,12 @@ class AuditHeadRecord(Record):
 
     sequence: Annotated[int, Field(ge=1)]
     digest: bytes
+
+
+class CollateralRecord(Record):
+    """The high-water marks of hardware vendors' collateral: values only grow."""
+
+    marks: dict[str, int]
 
 
 class ClockRecord(Record):
@@ -301,7 +334,9 @@ class Tables:
         self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
         self.policies = Table(store, "policies", PolicyRecord, record_key=record_key)
         self.audit_heads = Table(store, "audit", AuditHeadRecord, record_key=record_key)
+        self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
+        self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
 
 
 def instance_name(instance: int) -> str:

@@ -8,7 +8,7 @@ class; the stranger hears one text, after a time that does not tell which rule i
 import asyncio
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
@@ -20,7 +20,7 @@ from sealane.crypto.attestation.challenge import Challenge
 from sealane.crypto.attestation.ear import ResultSigner
 from sealane.crypto.attestation.verifier import Verified, Verifier
 from sealane.crypto.audit import Detail
-from sealane.crypto.certificates import CertificateAuthority, spiffe_id
+from sealane.crypto.certificates import CertificateAuthority, Subject, spiffe_id
 from sealane.crypto.evidence.claims import HardwareClock
 from sealane.crypto.evidence.cmw import EVIDENCE_BYTES_MAX, PRIMARY
 from sealane.crypto.evidence.software import SOFTWARE
@@ -47,6 +47,8 @@ STALE: Final = "attestation.nonce.stale"
 _REFUSAL_STEP_SECONDS: Final = 0.1
 
 _Result = TypeVar("_Result")
+Enter = Callable[[Subject, x509.Certificate, int], Awaitable[None]]
+"""(subject, leaf, policy version); VerificationError if the node must not have the leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class VerifierService:
         self._threads = ThreadPoolExecutor(VERIFICATIONS_AT_ONCE, thread_name_prefix="verifier")
         self._waiting = 0
         self._clocks = clocks
+        self.enter: Enter | None = None
+        """Enters what is issued in the books of nodes, which may refuse it."""
 
     def close(self) -> None:
         """Wait for what is being verified."""
@@ -156,6 +160,11 @@ class VerifierService:
             )
             await self._check_clock(verified)
             issued = self._issue(verified, challenge, now=utc_now())
+            if self.enter is not None:
+                # Not before the evidence has proved who asks: revocations are nobody else's.
+                await self.enter(
+                    verified.subject(), issued.certificate, verified.appraisal.policy.version
+                )
         except VerificationError as error:
             subject = "unknown" if challenge is None else spiffe_id(challenge.node, challenge.role)
             await self._refuse(

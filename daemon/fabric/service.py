@@ -9,7 +9,7 @@ import contextlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -18,6 +18,7 @@ from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.logs import get_logger
+from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.establish import (
     CONNECTION_ID_BYTES,
@@ -40,6 +41,7 @@ QUIET_REASONS = frozenset(
     }
 )
 """Ends of a session that are no fault; others are logged as warnings."""
+_PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 REGION_BYTES_MIN = 4096
 SNAPSHOT_SECONDS = 1.0
 DISPLAY_NAME_MAX = 200
@@ -86,11 +88,22 @@ class Peer:
     node: str
     certificate_digest: bytes
     """SHA-256 (DER) of the leaf it showed."""
+    incarnation: PeerIncarnation
 
 
-EstablishWith = Callable[[str, str, Offer], Awaitable[tuple[Answer, bytes]]]
-"""(address, node, offer) → answer, over an authenticated channel to exactly that node, and the
-SHA-256 of the leaf that was shown there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Established:
+    """A peer's answer, and the ends of the channel that it came over."""
+
+    answer: Answer
+    certificate_digest: bytes
+    """SHA-256 (DER) of the leaf that we showed there."""
+    peer: PeerIncarnation
+
+
+EstablishWith = Callable[[str, str, Offer], Awaitable[Established]]
+"""(address, node, offer) → what came of it, over an authenticated channel to exactly that node.
+Raises unless the peer may act."""
 
 
 class FabricService:
@@ -223,7 +236,9 @@ class FabricService:
             data_address=session.data_address,
             confirmation=b"",
         )
-        transcript = _transcript(offer, unconfirmed, initiator=peer, responder=self._node)
+        transcript = _transcript(
+            offer, unconfirmed, initiator=(peer.node, peer.certificate_digest), responder=self._node
+        )
         established = derive(exchange, transcript, is_initiator=False)
         start = Start(
             keys=established.keys,
@@ -233,7 +248,8 @@ class FabricService:
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=False,
         )
-        session.begin(_agreed(session, peer.node, offer.rate_bits_per_second), start)
+        agreed = _agreed(session, peer.node, peer.incarnation, offer.rate_bits_per_second)
+        session.begin(agreed, start)
         return replace(unconfirmed, confirmation=established.confirmation)
 
     def get(self, name: str) -> Session:
@@ -252,6 +268,22 @@ class FabricService:
     def close(self, name: str) -> None:
         """Close a session; closing a closed one is harmless."""
         self.get(name).close("session.closed.requested")
+
+    def peers(self) -> Iterable[PeerIncarnation]:
+        """Whom sessions are with."""
+        peers = (session.identity.peer for session in self._sessions.values())
+        return {peer for peer in peers if peer is not None}
+
+    async def end_peer(self, peer: PeerIncarnation, reason: str) -> None:
+        """Close every session with a peer that may not act any more."""
+        for session in [*self._sessions.values()]:
+            if session.identity.peer == peer:
+                session.close(_PEER_ENDS.get(reason, "session.peer.refused"))
+
+    def bar(self, reason: str) -> None:  # noqa: ARG002 - the identity has logged it
+        """Close every session: this fabric may not act any more."""
+        for session in [*self._sessions.values()]:
+            session.close("session.closed.barred")
 
     async def _initiate(
         self,
@@ -274,10 +306,15 @@ class FabricService:
             rate_bits_per_second=rate_bits_per_second,
             data_address=session.data_address,
         )
-        answer, digest = await self._establish_with(peer_address, peer_node, offer)
+        established = await self._establish_with(peer_address, peer_node, offer)
+        answer = established.answer
         _check_address(answer.data_address, "session.establish.malformed")
-        we = Peer(node=self._node, certificate_digest=digest)
-        transcript = _transcript(offer, answer, initiator=we, responder=peer_node)
+        transcript = _transcript(
+            offer,
+            answer,
+            initiator=(self._node, established.certificate_digest),
+            responder=peer_node,
+        )
         keys = confirm(derive(exchange, transcript, is_initiator=True), answer.confirmation)
         start = Start(
             keys=keys,
@@ -287,7 +324,7 @@ class FabricService:
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=True,
         )
-        session.begin(_agreed(session, peer_node, rate_bits_per_second), start)
+        session.begin(_agreed(session, peer_node, established.peer, rate_bits_per_second), start)
 
     async def _settle(self, session: Session) -> None:
         try:
@@ -426,17 +463,27 @@ def _check_address(address: str, reason: str) -> None:
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
-def _agreed(session: Session, peer_node: str, rate_bits_per_second: int) -> Identity:
-    return replace(session.identity, peer_node=peer_node, rate_bits_per_second=rate_bits_per_second)
+def _agreed(
+    session: Session, peer_node: str, peer: PeerIncarnation, rate_bits_per_second: int
+) -> Identity:
+    return replace(
+        session.identity,
+        peer_node=peer_node,
+        peer=peer,
+        rate_bits_per_second=rate_bits_per_second,
+    )
 
 
-def _transcript(offer: Offer, answer: Answer, *, initiator: Peer, responder: str) -> Transcript:
+def _transcript(
+    offer: Offer, answer: Answer, *, initiator: tuple[str, bytes], responder: str
+) -> Transcript:
+    """Return what both ends sign; `initiator`: its node, SHA-256 (DER) of the leaf it showed."""
     return Transcript(
         version=offer.version,
         display_name=offer.display_name,
-        initiator_node=initiator.node,
+        initiator_node=initiator[0],
         responder_node=responder,
-        initiator_certificate=initiator.certificate_digest,
+        initiator_certificate=initiator[1],
         initiator_connection_id=offer.connection_id,
         responder_connection_id=answer.connection_id,
         initiator_public_key=offer.public_key,

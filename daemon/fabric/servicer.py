@@ -4,6 +4,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from google.protobuf import empty_pb2
 
 from sealane.daemon.fabric.service import (
     Answer,
+    Established,
     EstablishWith,
     FabricService,
     Grant,
@@ -18,13 +20,24 @@ from sealane.daemon.fabric.service import (
     Peer,
 )
 from sealane.daemon.fabric.session import Session, State
+from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
 
-ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[tuple[grpc.aio.Channel, bytes]]]
-"""(address, node) → a channel on which the peer has proved to be that node's fabric, and the
-SHA-256 (DER) of the leaf that we show there."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerChannel:
+    """A channel on which the peer has proved to be that node's fabric, and which may act."""
+
+    channel: grpc.aio.Channel
+    certificate_digest: bytes
+    """SHA-256 (DER) of the leaf that we show there."""
+    peer: PeerIncarnation
+
+
+ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[PeerChannel]]
+"""(address, node) → a channel to that fabric."""
 IdentifyPeer = Callable[[Any], Peer]
 """The sender of a call, by its verified certificate."""
 
@@ -43,7 +56,7 @@ _STATES = {
 def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
     """Return how the service reaches a peer: one `Establish` call on a channel of its own."""
 
-    async def establish(address: str, node: str, offer: Offer) -> tuple[Answer, bytes]:
+    async def establish(address: str, node: str, offer: Offer) -> Established:
         request = sessions_pb2.EstablishRequest(
             version=offer.version,
             display_name=offer.display_name,
@@ -54,8 +67,8 @@ def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
             rate_bits_per_second=offer.rate_bits_per_second,
             data_address=offer.data_address,
         )
-        async with connect_peer(address, node) as (channel, certificate_digest):
-            stub = sessions_pb2_grpc.SessionPeerStub(channel)
+        async with connect_peer(address, node) as connected:
+            stub = sessions_pb2_grpc.SessionPeerStub(connected.channel)
             try:
                 response = await stub.Establish(request, timeout=ESTABLISH_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
@@ -67,7 +80,9 @@ def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
             data_address=response.data_address,
             confirmation=response.confirmation,
         )
-        return answer, certificate_digest
+        return Established(
+            answer=answer, certificate_digest=connected.certificate_digest, peer=connected.peer
+        )
 
     return establish
 

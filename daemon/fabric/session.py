@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sealane._native import SessionEndpoint
+from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
 
@@ -30,6 +31,8 @@ class Identity:
     unit_bytes: int
     peer_node: str = ""
     """Empty while listening; then from the peer's certificate."""
+    peer: PeerIncarnation | None = None
+    """Which start of that node it is with; None while listening."""
     rate_bits_per_second: int = 0
     """Wire bits of either end; 0 while listening."""
 

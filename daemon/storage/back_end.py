@@ -193,8 +193,9 @@ class BackEnd:
         if event.kind == "association_lost":
             if event.reason in _VERIFICATION_REASONS and self._forgeries.is_exceeded():
                 self._native.fail(
+                    "verification.limit",
                     f"more than {VERIFICATION_LOSSES_MAX} associations ended by {event.reason} "
-                    f"within {LOSS_WINDOW_SECONDS:g} s"
+                    f"within {LOSS_WINDOW_SECONDS:g} s",
                 )
             else:
                 self.lose(event.detail)

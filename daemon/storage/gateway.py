@@ -166,6 +166,10 @@ class AttachedVolume(Exported):
         """Events since the last call."""
         return self._feed.take()
 
+    def fail(self, detail: str) -> None:
+        """End every command that is or will be under way: this gateway may not act any more."""
+        self.native.fail("gateway.barred", detail)
+
     async def detach(self) -> None:
         """Stop the export and its queues and flush; the key goes with them.
 

@@ -9,7 +9,7 @@ import hmac
 import ipaddress
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -17,6 +17,7 @@ from typing import Final, Literal
 from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.logs import get_logger
+from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.storage.catalogue import STORE_SUFFIX
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
@@ -60,14 +61,16 @@ class _Fence:
     newest_epoch: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Ticket:
     secret: bytearray
     fence: _Fence
     queue_id: int
     association_epoch: int
     incarnation: int
+    gateway: PeerIncarnation | None
     expires: float
+    is_void: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +83,8 @@ class _Admitted:
     ticket: _Ticket
 
     def start(self, descriptor: int) -> None:
+        if self.ticket.is_void:
+            raise UnavailableError("authorization.lost", "the gateway may not act any more")
         if self.ticket.association_epoch < self.ticket.fence.newest_epoch:
             # The fence came between the ticket's check and now: this queue must never run.
             raise UnavailableError("queue.epoch", "a newer association was opened meanwhile")
@@ -103,8 +108,11 @@ class _Admitted:
             data_digest=self.connect.data_digest,
             secure=secure,
         )
+        # From here on the association stands for it.
+        self.volume.starting.remove(self.ticket)
 
     def close(self) -> None:
+        self.volume.starting.remove(self.ticket)
         wipe(self.ticket.secret)
 
 
@@ -115,6 +123,7 @@ class _Served:
     controller: _native.Controller
     fence: _Fence
     epoch: int
+    gateway: PeerIncarnation | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -128,6 +137,7 @@ class TargetSubsystem(Exported):
     path: Path | None
     tickets: dict[bytes, _Ticket] = field(default_factory=dict)
     fences: dict[str, _Fence] = field(default_factory=dict)
+    starting: list[_Ticket] = field(default_factory=list)
     served: dict[int, _Served] = field(default_factory=dict)
     past_refusals: int = 0
 
@@ -148,6 +158,7 @@ class TargetSubsystem(Exported):
         if not fits:
             wipe(ticket.secret)
             raise _bad_ticket("made for another host, queue or association")
+        self.starting.append(ticket)
         return _Admitted(volume=self, association=association, connect=connect, ticket=ticket)
 
     def _spend(self, presented: bytes) -> _Ticket | None:
@@ -206,12 +217,38 @@ class TargetSubsystem(Exported):
             )
             controller.set_namespaces([(_NAMESPACE_ID, self.native, "optimized")])
             served = _Served(
-                controller=controller, fence=ticket.fence, epoch=ticket.association_epoch
+                controller=controller,
+                fence=ticket.fence,
+                epoch=ticket.association_epoch,
+                gateway=ticket.gateway,
             )
             self.served[association.association_id] = served
             self.feed.add(controller)
         served.epoch = ticket.association_epoch
         return served.controller
+
+    def gateways(self) -> Iterator[PeerIncarnation]:
+        """Yield whose queues run or may start."""
+        owners = [ticket.gateway for ticket in (*self.tickets.values(), *self.starting)]
+        owners += [served.gateway for served in self.served.values()]
+        yield from (owner for owner in owners if owner is not None)
+
+    async def fence_gateway(
+        self, gateway: PeerIncarnation, reason: str, listener: Listener
+    ) -> None:
+        """Void a gateway's tickets and end its associations; return when they are drained."""
+        for known in [known for known, old in self.tickets.items() if old.gateway == gateway]:
+            wipe(self.tickets.pop(known).secret)
+        for ticket in self.starting:
+            ticket.is_void |= ticket.gateway == gateway
+        ending = [number for number, served in self.served.items() if served.gateway == gateway]
+        await asyncio.gather(*map(self.drain, ending))
+        for association_id in ending:
+            listener.end_association(association_id)
+        if ending:
+            self.feed.publish(
+                StorageEvent(kind="gateway_fenced", reason=reason, detail=gateway.spiffe_id)
+            )
 
     async def drain(self, association_id: int) -> None:
         """Stop an association's queues; who comes second waits as long as who came first."""
@@ -417,8 +454,12 @@ class Target(Provider):
         secret: bytearray,
         association_epoch: int,
         incarnation: int,
+        gateway: PeerIncarnation | None,
     ) -> None:
-        """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later."""
+        """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
+
+        `gateway` is whose queue it is: `fence_gateway` ends it.
+        """
         volume = self._volume(volume_id)
         check_nqn(host_nqn)
         if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
@@ -443,8 +484,18 @@ class Target(Provider):
             queue_id=queue_id,
             association_epoch=association_epoch,
             incarnation=incarnation,
+            gateway=gateway,
             expires=now + TICKET_SECONDS,
         )
+
+    def gateways(self) -> Iterable[PeerIncarnation]:
+        """Gateways that have a queue or a ticket here."""
+        return {gateway for volume in self._volumes.values() for gateway in volume.gateways()}
+
+    async def fence_gateway(self, gateway: PeerIncarnation, reason: str) -> None:
+        """End a gateway's tickets and queues; return when nothing of them is in flight."""
+        fences = [v.fence_gateway(gateway, reason, self._listener) for v in self._volumes.values()]
+        await asyncio.gather(*fences)
 
     def newest_epoch(self, volume_id: uuid.UUID, host_nqn: str) -> int:
         """Newest association epoch of a gateway; 0 if it has none."""

@@ -213,6 +213,7 @@ class ThirdPartyVolume:
                 secret=bytearray(secret),
                 association_epoch=association_epoch,
                 incarnation=self._incarnation,
+                gateway=None,
             )
             traddr, trsvcid = target.address
             return QueueGrant(

@@ -70,6 +70,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                 secret=bytearray(secret),
                 association_epoch=epoch,
                 incarnation=7,
+                gateway=None,
             )
             traddr, trsvcid = proxy.address
             return QueueGrant(

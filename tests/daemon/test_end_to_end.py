@@ -34,7 +34,7 @@ class Cluster:
 def _cluster(*, store: str) -> Iterator[Cluster]:
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
-        site.write_policy({"s": ["target"], "g": ["gateway"]})
+        site.write_policy({"s": ["target"], "g": ["gateway"], "h": ["gateway"]})
         broker = stack.enter_context(daemon(site.broker_config()))
         target = stack.enter_context(
             daemon(
@@ -205,12 +205,11 @@ async def test_gateway_that_starts_again_attaches_again(cluster: Cluster) -> Non
     data = secrets.token_bytes(4096)
     with short_directory():
         config = cluster.site.write_config(
-            "g2",
-            cluster.site.enrolment("g", cluster.broker)
+            "h",
+            cluster.site.enrolment("h", cluster.broker)
             + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
             + f'target_address = "{cluster.target.addresses["target_control"]}"\n',
         )
-        config.write_text(config.read_text().replace('name = "g2"', 'name = "g"'))
         names: list[str] = []
         for turn in range(2):
             with daemon(config) as gateway:

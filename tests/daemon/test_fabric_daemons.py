@@ -87,7 +87,7 @@ async def test_peer_of_another_name_is_not_reached(fabrics: tuple[Daemon, Daemon
                 rate_bits_per_second=1_000_000,
             ):
                 pass
-        assert caught.value.reason == "peer.certificate"
+        assert caught.value.reason == "peer.unattested"
 
 
 async def test_rate_above_the_operators_is_refused(fabrics: tuple[Daemon, Daemon]) -> None:

@@ -11,8 +11,9 @@ from cryptography import x509
 
 from sealane.crypto.certificates import Subject
 from sealane.daemon.clock import utc_now
-from sealane.daemon.identity import Identity, Keys
+from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
+from sealane.daemon.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
@@ -21,10 +22,7 @@ from sealane.protocol.v1 import (
     storage_pb2,
     storage_pb2_grpc,
 )
-from volume_control import (
-    World,
-    create,
-)
+from volume_control import HOST, World, create
 
 
 @pytest.mark.parametrize("role", ["target", "fabric", "broker"])
@@ -135,8 +133,8 @@ async def test_caller_without_a_certificate_is_not_served(world: World) -> None:
 
 
 async def test_identity_refuses_a_certificate_for_another_key(world: World) -> None:
-    async def issue(keys: Keys) -> x509.Certificate:
-        return world.identities["gateway"].certificate
+    async def issue(keys: Keys) -> Issued:
+        return Issued(leaf=world.identities["gateway"].certificate)
 
     identity = Identity(
         node="g",
@@ -154,7 +152,7 @@ async def test_identity_refuses_a_certificate_for_another_key(world: World) -> N
 async def test_identity_refuses_a_certificate_for_another_subject(
     world: World, change: dict[str, object]
 ) -> None:
-    async def issue(keys: Keys) -> x509.Certificate:
+    async def issue(keys: Keys) -> Issued:
         subject = Subject(
             node="g",
             role="gateway",
@@ -162,11 +160,12 @@ async def test_identity_refuses_a_certificate_for_another_subject(
             incarnation=keys.incarnation,
             kem_public_key=keys.kem_public,
         )
-        return world.broker.authority.issue(
+        leaf = world.broker.authority.issue(
             replace(subject, **change),  # type: ignore[arg-type]
             keys.tls.public_key(),
             now=utc_now(),
         )
+        return Issued(leaf=leaf)
 
     identity = Identity(
         node="g",
@@ -194,21 +193,21 @@ async def test_renewed_certificate_is_shown_at_the_next_handshake(world: World) 
 async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.identity._RENEW_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("sealane.daemon.identity._RETRY_SECONDS", 0.0)
+    for name in ("RENEW_SECONDS", "RETRY_SECONDS", "_SPACING_SECONDS"):
+        monkeypatch.setattr(f"sealane.daemon.identity.{name}", 0.0)
     gateway = world.identities["gateway"]
     first = gateway.certificate
     failures = 3
     renewed = asyncio.Event()
 
-    async def issue(keys: Keys) -> x509.Certificate:
+    async def issue(keys: Keys) -> Issued:
         nonlocal failures
         if failures:
             failures -= 1
             raise UnavailableError("peer.unreachable", "no broker")
         leaf = world.broker.authority.issue(gateway.subject, keys.tls.public_key(), now=utc_now())
         renewed.set()
-        return leaf
+        return Issued(leaf=leaf)
 
     monkeypatch.setattr(gateway, "_obtain", issue)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
@@ -218,6 +217,33 @@ async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
         renewing.cancel()
     assert failures == 0
     assert gateway.certificate.serial_number != first.serial_number
+
+
+async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    await made.open_queue(1, 7)
+    world.refused[world.identities["gateway"].subject.spiffe_id] = "node.revoked"
+    await asyncio.wait_for(world.target.fencing.wait(), 5)
+    for refused in (made.open_queue(1, 8), world.volumes._back_ends.delete_namespace(volume_id)):
+        with pytest.raises(VerificationError) as caught:
+            await refused
+        assert caught.value.reason == "node.revoked"
+    assert world.target.volumes
+
+
+async def test_gateway_that_loses_its_authorization_is_fenced(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    await made.open_queue(1, 7)
+    subject = world.identities["gateway"].subject
+    (owner,) = world.target.gateways()
+    assert (owner.spiffe_id, owner.incarnation) == (subject.spiffe_id, subject.incarnation)
+    world.refused[subject.spiffe_id] = "node.revoked"
+    await asyncio.wait_for(world.target.fencing.wait(), 5)
+    assert world.target.fenced == {owner: "node.revoked"}
 
 
 async def _shown(address: str) -> x509.Certificate:

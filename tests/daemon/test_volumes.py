@@ -65,7 +65,7 @@ async def test_attach_again_gives_the_same_key_and_other_counters(world: World) 
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
         await world.volumes.detach(volume_id)
     first, second = world.gateway.attached
-    assert first.detached
+    assert first.detached.is_set()
     assert first.keys == second.keys
     assert not first.ranges[0].overlaps(second.ranges[0])
 
@@ -338,3 +338,13 @@ async def _report(world: World) -> None:
     while True:
         world.target.events.append(RecordedEvent("refused", "sector.mac", 7, ""))
         await asyncio.sleep(0.05)
+
+
+async def test_barred_gateway_fails_and_leaves_its_volumes(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    (made,) = world.gateway.attached
+    world.volumes.bar("attestation.measurement.unknown")
+    assert "attestation.measurement.unknown" in made.failed
+    await asyncio.wait_for(made.detached.wait(), 5)
+    assert world.volumes.attached(volume_id) is None

@@ -11,14 +11,23 @@ import grpc
 import pytest
 
 from sealane.daemon.calls import CallInterceptor
-from sealane.daemon.fabric.service import Answer, EstablishWith, FabricService, Offer, Peer
+from sealane.daemon.fabric.service import (
+    Answer,
+    Established,
+    EstablishWith,
+    FabricService,
+    Offer,
+    Peer,
+)
 from sealane.daemon.fabric.servicer import (
+    PeerChannel,
     SessionPeerServicer,
     SessionsServicer,
     establish_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import PeerIncarnation
 from sealane.protocol.v1.sessions_pb2_grpc import (
     SessionsStub,
     add_SessionPeerServicer_to_server,
@@ -56,9 +65,11 @@ def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManage
             return await continuation(details._replace(metadata=metadata), request)
 
     @contextlib.asynccontextmanager
-    async def connect(address: str, node: str) -> AsyncIterator[tuple[grpc.aio.Channel, bytes]]:
+    async def connect(address: str, node: str) -> AsyncIterator[PeerChannel]:
         async with grpc.aio.insecure_channel(address, interceptors=[Name()]) as channel:
-            yield channel, certificate_digest(name)
+            yield PeerChannel(
+                channel=channel, certificate_digest=certificate_digest(name), peer=incarnation(node)
+            )
 
     return connect
 
@@ -67,9 +78,15 @@ def certificate_digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
+def incarnation(node: str) -> PeerIncarnation:
+    return PeerIncarnation(spiffe_id=f"spiffe://sealane/fabric/{node}", incarnation=bytes(16))
+
+
 def identify(context: Any) -> Peer:
     node = str(dict(context.invocation_metadata())["node"])
-    return Peer(node=node, certificate_digest=certificate_digest(node))
+    return Peer(
+        node=node, certificate_digest=certificate_digest(node), incarnation=incarnation(node)
+    )
 
 
 Change = Callable[[Offer], Offer]
@@ -88,9 +105,13 @@ async def fabric(
     """Run one fabric; its exchange may be tampered with on the way out or back."""
     honest: EstablishWith = establish_over(named_peer(name))
 
-    async def establish(address: str, node: str, offer: Offer) -> tuple[Answer, bytes]:
-        answer, digest = await honest(address, node, change_offer(offer))
-        return change_answer(answer), change_digest(digest)
+    async def establish(address: str, node: str, offer: Offer) -> Established:
+        established = await honest(address, node, change_offer(offer))
+        return replace(
+            established,
+            answer=change_answer(established.answer),
+            certificate_digest=change_digest(established.certificate_digest),
+        )
 
     service = FabricService(config, node=name, establish_with=establish)
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])

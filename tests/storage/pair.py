@@ -60,6 +60,7 @@ class World:
             secret=bytearray(secret),
             association_epoch=epoch,
             incarnation=7,
+            gateway=None,
         )
         traddr, trsvcid = self.via or self.target.address
         grant = QueueGrant(

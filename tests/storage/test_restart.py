@@ -15,6 +15,7 @@ from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import broker_pb2
+from trust.world import all_authorized
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 CALLER = Subject(
@@ -50,6 +51,7 @@ class Site:
             node="s",
             store="file",
             anchor=self.authority.certificate,
+            authorizations=all_authorized(target),
             catalogue=Catalogue(self.directory),
         )
         service.events.publish = self.events.append  # type: ignore[method-assign]

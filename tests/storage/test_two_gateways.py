@@ -25,6 +25,7 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
+from trust.world import all_authorized
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000002"
 SECTORS = 64
@@ -125,7 +126,13 @@ async def rack() -> AsyncIterator[Rack]:
     authority = CertificateAuthority.create(
         broker="b", now=dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
     )
-    service = StorageService(target, node="s", store="memory", anchor=authority.certificate)
+    service = StorageService(
+        target,
+        node="s",
+        store="memory",
+        anchor=authority.certificate,
+        authorizations=all_authorized(target),
+    )
     volume_id = uuid.uuid4()
     descriptor = broker_pb2.VolumeDescriptor(
         volume_id=str(volume_id), target_node="s", tenant="acme", sector_count=SECTORS

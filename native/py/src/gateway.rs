@@ -37,6 +37,9 @@ create_exception!(
     "The front-end queue that a back end is for is closed."
 );
 
+/// Why control may fail a volume.
+const FAILURES: [&str; 2] = ["verification.limit", "gateway.barred"];
+
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<GatewayVolume>()?;
@@ -212,8 +215,11 @@ impl GatewayVolume {
         self.volume.lose_association(detail);
     }
 
-    fn fail(&self, detail: &str) {
-        self.volume.fail(detail);
+    fn fail(&self, reason: &str, detail: &str) -> PyResult<()> {
+        let known = FAILURES.iter().find(|known| **known == reason);
+        let reason = known.ok_or_else(|| invalid("not a reason to fail a volume"))?;
+        self.volume.fail(reason, detail);
+        Ok(())
     }
 
     fn idle_ms(&self, association: u64) -> Option<u64> {

@@ -404,9 +404,9 @@ impl GatewayVolume {
     }
 
     /// Ends the volume for good: every command ends with an error.
-    pub fn fail(&self, detail: &str) {
+    pub fn fail(&self, reason: &'static str, detail: &str) {
         let name = QueueName { association: 0, queue_id: 0 };
-        self.shared.fail(name, "verification.limit", detail.to_owned());
+        self.shared.fail(name, reason, detail.to_owned());
     }
 
     /// Nanoseconds since anything was received on any front-end queue of an association; `None` if

@@ -1,0 +1,304 @@
+"""Which nodes have attested, what they show, and which were revoked (DESIGN §6).
+
+One record for each role of a node has all of it, so that an attestation and a revocation at the
+same time can't miss each other. Every answer reads the store: a broker that can't reach it, or that
+another broker has overtaken, authorizes nobody.
+"""
+
+import asyncio
+import datetime as dt
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealane.crypto.attestation.ear import AttestationResult
+from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
+from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.channels import UNATTESTED
+from sealane.daemon.clock import monotonic_ns, utc_now
+from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import PeerIncarnation
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.v1 import trust_pb2
+
+REVOKED: Final = "node.revoked"
+SUPERSEDED: Final = "node.superseded"
+EXPIRED: Final = "node.expired"
+UNKNOWN: Final = "node.unknown"
+ROLES: Final = ("target", "gateway", "fabric")
+# Whose peers a role may ask about: those that reach it over the network.
+PEER_ROLES: Final = {"gateway": "target", "target": "gateway", "fabric": "fabric"}
+PEERS_PER_CALL_MAX: Final = 1024
+NONCE_BYTES: Final = 32
+PAGE_SIZE_MAX: Final = 1000
+REASON_CHARACTERS_MAX: Final = 200
+# A process that its successor was taken for must not come back; more of them don't run at a time.
+_SUPERSEDED_MAX: Final = 16
+
+
+class CheckPolicy(Protocol):
+    """Raises VerificationError `attestation.policy.changed` for a version that is too old."""
+
+    def __call__(self, version: int, *, now_ns: int) -> None:
+        """Check it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One role of one node, and how it stands now."""
+
+    record: NodeRecord
+    state: str  # "active", "expired", "revoked"
+
+
+class Membership:
+    """The nodes of one authority, for one of its brokers.
+
+    `cover` returns once the commit of a revision can't be rolled back unnoticed; `check_policy`
+    knows which versions of the policy still count; `lost` is told the SPIFFE id of every role that
+    is revoked.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        cover: Callable[[int], Awaitable[None]],
+        check_policy: CheckPolicy,
+        lost: Callable[[str], Awaitable[None]],
+        audit: Audit,
+        metrics: Metrics,
+        now: Callable[[], dt.datetime] = utc_now,
+    ) -> None:
+        self._registry = registry
+        self._cover = cover
+        self._check_policy = check_policy
+        self._lost = lost
+        self._audit = audit
+        self._metrics = metrics
+        self._now = now
+
+    async def admit(
+        self, caller: Subject, leaf: x509.Certificate, result: AttestationResult
+    ) -> None:
+        """Raise VerificationError unless the caller may act: it attested, and under this policy.
+
+        `node.revoked` since `leaf`, `attestation.policy.changed`.
+        """
+        self._check_policy(result.policy_version, now_ns=monotonic_ns())
+        stored = await self._stored(caller.node, caller.role)
+        _check_not_revoked(
+            stored.record if stored else None, issued=leaf.not_valid_before_utc + SKEW
+        )
+
+    async def attested(self, subject: Subject, leaf: x509.Certificate, policy_version: int) -> None:
+        """Enter the leaf that a node was issued, from when on only this incarnation is authorized.
+
+        VerificationError if it must not have the leaf: `node.revoked`, or `node.superseded` by an
+        incarnation that attested later.
+        """
+        der = leaf.public_bytes(Encoding.DER)
+        name = _name(subject.node, subject.role)
+
+        async def attempt() -> int | None:
+            stored = await self._stored(subject.node, subject.role)
+            before = stored.record if stored else NodeRecord(node=subject.node, role=subject.role)
+            _check_not_revoked(before, issued=leaf.not_valid_before_utc + SKEW)
+            if subject.incarnation in before.superseded:
+                raise VerificationError(
+                    SUPERSEDED,
+                    f"another process has attested as {subject.spiffe_id} since: one node, one "
+                    "process of a role",
+                )
+            is_renewal = before.incarnation == subject.incarnation
+            superseded = (before.incarnation, *before.superseded) if before.incarnation else ()
+            update: dict[str, object] = {
+                "tenant": subject.tenant,
+                "incarnation": subject.incarnation,
+                "leaf": der,
+                "policy_version": policy_version,
+                # A server may show it until it has this answer; another process never will.
+                "previous_leaf": before.leaf if is_renewal else b"",
+                "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
+                "attested_at": self._now(),
+            }
+            record = before.model_copy(update=update)
+            nodes = self._registry.nodes
+            return await self._registry.commit(
+                [nodes.unchanged(name, stored)], nodes.sealed(name, record)
+            )
+
+        await self._registry.settle(attempt)
+
+    async def leaves(self, name: str, *, caller: Subject) -> list[x509.Certificate]:
+        """Return the leaves that the peer of SPIFFE id `name` may show, newest first.
+
+        UnavailableError `peer.unattested`, whether it is unknown, expired, revoked or not for the
+        caller to know.
+        """
+        node, role = parse_spiffe_id(name)
+        stored = await self._stored(node, role)
+        if (
+            role != PEER_ROLES.get(caller.role)
+            or stored is None
+            or _state(stored.record, self._now()) != "active"
+        ):
+            raise UnavailableError(UNATTESTED, f"no attested peer {name} is known")
+        kept = (stored.record.leaf, stored.record.previous_leaf)
+        leaves = [x509.load_der_x509_certificate(der) for der in kept if der]
+        return [leaf for leaf in leaves if leaf.not_valid_after_utc > self._now()]
+
+    async def authorize(
+        self, caller: Subject, *, nonce: bytes, peers: Sequence[PeerIncarnation]
+    ) -> bytes:
+        """Return the serialized Authorization for these peers of the caller."""
+        if len(nonce) != NONCE_BYTES or len(peers) > PEERS_PER_CALL_MAX:
+            raise UsageError(
+                "authorization.request",
+                f"a nonce of {len(nonce)} bytes for {len(peers)} peers; allowed: {NONCE_BYTES} "
+                f"bytes, at most {PEERS_PER_CALL_MAX} peers",
+            )
+        refusals = await asyncio.gather(*(self._refusal(caller, peer) for peer in peers))
+        for reason in filter(None, refusals):
+            self._metrics.authorizations_refused.labels(reason).inc()
+        return trust_pb2.Authorization(
+            subject=trust_pb2.PeerIncarnation(
+                spiffe_id=caller.spiffe_id, incarnation=caller.incarnation
+            ),
+            nonce=nonce,
+            verdicts=[
+                trust_pb2.Verdict(
+                    peer=trust_pb2.PeerIncarnation(
+                        spiffe_id=peer.spiffe_id, incarnation=peer.incarnation
+                    ),
+                    refusal=reason,
+                )
+                for peer, reason in zip(peers, refusals, strict=True)
+            ],
+        ).SerializeToString(deterministic=True)
+
+    async def revoke(self, node: str, role: str, *, reason: str) -> None:
+        """Revoke one role of a node, or all (""), also one that never attested."""
+        if len(reason) > REASON_CHARACTERS_MAX or not reason.isprintable():
+            raise UsageError(
+                "node.revocation.reason",
+                f"a reason of {len(reason)} characters; allowed: at most {REASON_CHARACTERS_MAX} "
+                "printable ones",
+            )
+        revocation = Revocation(reason=reason, revoked_at=self._now())
+        for each in _roles(node, role):
+            await self._change(node, each, {"revocation": revocation, "restored_at": None})
+            await self._audit.record(
+                "node.revoked",
+                subject="operator",
+                outcome="done",
+                node=node,
+                role=each,
+                text=reason,
+            )
+            self._metrics.revocations.labels("revoked").inc()
+            await self._lost(spiffe_id(node, each))
+            get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
+
+    async def restore(self, node: str, role: str) -> None:
+        """Let a node attest again; what it was issued until now stays refused."""
+        for each in _roles(node, role):
+            stored = await self._stored(node, each)
+            if stored is None or stored.record.revocation is None:
+                if role:
+                    raise UsageError("node.not_found", f"{each} {node[:80]} is not revoked")
+                continue
+            await self._change(node, each, {"revocation": None, "restored_at": self._now()})
+            await self._audit.record(
+                "node.restored", subject="operator", outcome="done", node=node, role=each
+            )
+            self._metrics.revocations.labels("restored").inc()
+            get_logger().warning("node_restored", node_restored=node, role=each)
+
+    async def members(self, *, page_size: int, page_token: str) -> tuple[list[Member], str]:
+        """Return a page of nodes by role and name, and the next page's token (empty: no more)."""
+        limit = min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX
+        page, has_more = await self._registry.nodes.page(after=page_token, limit=limit)
+        now = self._now()
+        members = [Member(record=each.record, state=_state(each.record, now)) for each in page]
+        return members, page[-1].name if page and has_more else ""
+
+    async def _refusal(self, caller: Subject, peer: PeerIncarnation) -> str:
+        """Return why `peer` may not act at `caller`; empty: it may."""
+        try:
+            node, role = parse_spiffe_id(peer.spiffe_id)
+            stored = await self._stored(node, role)
+            if stored is None or PEER_ROLES.get(role) != caller.role:
+                return UNKNOWN
+            return self._standing(stored.record, peer.incarnation)
+        except VerificationError as error:
+            return UNKNOWN if error.reason == "certificate.profile" else error.reason
+
+    def _standing(self, record: NodeRecord, incarnation: bytes) -> str:
+        """Return why this incarnation may not act; VerificationError: its policy is too old."""
+        if record.revocation is not None:
+            return REVOKED
+        if record.incarnation != incarnation:
+            return SUPERSEDED
+        if _state(record, self._now()) != "active":
+            return EXPIRED
+        self._check_policy(record.policy_version, now_ns=monotonic_ns())
+        return ""
+
+    async def _stored(self, node: str, role: str) -> Stored[NodeRecord] | None:
+        return await self._registry.nodes.get(_name(node, role))
+
+    async def _change(self, node: str, role: str, update: dict[str, object]) -> None:
+        name = _name(node, role)
+        nodes = self._registry.nodes
+
+        async def attempt() -> int | None:
+            stored = await nodes.get(name)
+            before = stored.record if stored else NodeRecord(node=node, role=role)
+            changed = nodes.sealed(name, before.model_copy(update=update))
+            return await self._registry.commit([nodes.unchanged(name, stored)], changed)
+
+        # A store that is put back must not bring a revoked node back with it.
+        await self._cover(await self._registry.settle(attempt))
+
+
+def _name(node: str, role: str) -> str:
+    return f"{role}/{node}"
+
+
+def _roles(node: str, role: str) -> Sequence[str]:
+    if NAME_PATTERN.fullmatch(node) is None or role not in {"", *ROLES}:
+        raise UsageError(
+            "node.malformed",
+            f"role {role[:80]!r} of node {node[:80]!r}; allowed: the name of a node and "
+            f"{', '.join(ROLES)}, or no role for all",
+        )
+    return (role,) if role else ROLES
+
+
+def _check_not_revoked(record: NodeRecord | None, *, issued: dt.datetime) -> None:
+    if record is None:
+        return
+    is_old = record.restored_at is not None and issued <= record.restored_at
+    if record.revocation is not None or is_old:
+        raise VerificationError(
+            REVOKED, f"{spiffe_id(record.node, record.role)} was revoked by an operator"
+        )
+
+
+def _state(record: NodeRecord, now: dt.datetime) -> str:
+    if record.revocation is not None:
+        return "revoked"
+    if not record.leaf:
+        return "expired"
+    leaf = x509.load_der_x509_certificate(record.leaf)
+    is_old = record.restored_at is not None and (
+        leaf.not_valid_before_utc + SKEW <= record.restored_at
+    )
+    return "expired" if is_old or leaf.not_valid_after_utc <= now else "active"

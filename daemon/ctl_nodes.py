@@ -1,0 +1,83 @@
+"""`sealanectl node VERB`: who has attested at this broker, and who may act no more."""
+
+import argparse
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from google.protobuf import timestamp_pb2
+
+from sealane.client import Client, translated
+from sealane.protocol.v1 import trust_pb2
+
+_CALL_SECONDS: Final = 60.0
+_ROLES: Final = ("target", "gateway", "fabric")
+
+
+class Rows(Protocol):
+    """What prints records."""
+
+    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print records."""
+
+
+async def node_list(client: Client, options: argparse.Namespace, output: Rows) -> None:  # noqa: ARG001
+    """Print every node that attested or was revoked."""
+    rows: list[Mapping[str, Any]] = []
+    token = ""
+    with translated():
+        while True:
+            request = trust_pb2.ListNodesRequest(page_token=token)
+            page = await client.membership.ListNodes(request, timeout=_CALL_SECONDS)
+            rows += [_row(member) for member in page.nodes]
+            token = page.next_page_token
+            if not token:
+                break
+    output.show(rows)
+
+
+async def node_revoke(client: Client, options: argparse.Namespace, output: Rows) -> None:  # noqa: ARG001
+    """Revoke a node."""
+    request = trust_pb2.RevokeNodeRequest(
+        node=options.node, role=options.role, reason=options.reason
+    )
+    with translated():
+        await client.membership.RevokeNode(request, timeout=_CALL_SECONDS)
+
+
+async def node_restore(client: Client, options: argparse.Namespace, output: Rows) -> None:  # noqa: ARG001
+    """Take a revocation back."""
+    request = trust_pb2.RestoreNodeRequest(node=options.node, role=options.role)
+    with translated():
+        await client.membership.RestoreNode(request, timeout=_CALL_SECONDS)
+
+
+def add_node_verbs(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the verbs of the noun `node`."""
+    add_verb(verbs, "list", node_list, "show every node that attested or was revoked")
+    revoke = add_verb(
+        verbs, "revoke", node_revoke, "refuse a node from now on; its I/O ends within 30 s"
+    )
+    restore = add_verb(verbs, "restore", node_restore, "let a revoked node attest again")
+    revoke.add_argument("--reason", default="", metavar="TEXT", help="for the records")
+    for parser in (revoke, restore):
+        parser.add_argument("node", metavar="NODE")
+        parser.add_argument("--role", choices=_ROLES, default="", help="default: every role")
+
+
+def _row(member: trust_pb2.Member) -> Mapping[str, Any]:
+    return {
+        "node": member.node,
+        "role": member.role,
+        "tenant": member.tenant,
+        "state": member.state,
+        "attested": _time(member, "attest_time"),
+        "expires": _time(member, "expire_time"),
+        "revoked": _time(member, "revoke_time"),
+        "reason": member.reason,
+    }
+
+
+def _time(member: trust_pb2.Member, name: str) -> dt.datetime | str:
+    moment: timestamp_pb2.Timestamp = getattr(member, name)
+    return moment.ToDatetime(tzinfo=dt.UTC) if member.HasField(name) else ""  # type: ignore[arg-type]

@@ -1,0 +1,206 @@
+"""Authorizations of peers: how long they last, what ends them, what an attacker can't stretch."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from sealane.daemon.authorizations import STALE, Authorizations
+from sealane.daemon.ports import PeerIncarnation
+from sealane.errors import UnavailableError, VerificationError
+from trust.world import running_authorizations
+
+FRESH = 0.6
+
+
+def _peer(name: str = "g") -> PeerIncarnation:
+    return PeerIncarnation(spiffe_id=f"spiffe://sealane/gateway/{name}", incarnation=bytes(16))
+
+
+@dataclass
+class World:
+    """A broker that answers as it is told, and a target that uses what is authorized."""
+
+    refusals: dict[PeerIncarnation, str] = field(default_factory=dict)
+    is_away: bool = False
+    failure: str = ""
+    held: asyncio.Event | None = None
+    asked: list[bytes] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    used: set[PeerIncarnation] = field(default_factory=set)
+    lost: asyncio.Queue[tuple[PeerIncarnation, str, float]] = field(default_factory=asyncio.Queue)
+
+    async def ask(self, nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
+        self.asked.append(nonce)
+        self.heard.set()
+        answers = [self.refusals.get(peer, "") for peer in peers]
+        if self.held is not None:
+            await self.held.wait()
+        if self.failure:
+            raise VerificationError(self.failure, "refused")
+        if self.is_away:
+            raise UnavailableError("peer.unreachable", "the broker can't be reached")
+        return answers
+
+    async def end(self, peer: PeerIncarnation, reason: str) -> None:
+        self.used.discard(peer)
+        self.lost.put_nowait((peer, reason, asyncio.get_running_loop().time()))
+
+    def authorizations(self, *, keep: float | None = None) -> Authorizations:
+        return Authorizations(
+            ask=self.ask,
+            uses=lambda: self.used,
+            lost=self.end,
+            fresh_seconds=FRESH,
+            keep_seconds=keep,
+        )
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def running(world: World) -> AsyncIterator[Authorizations]:
+    made = world.authorizations()
+    async with running_authorizations(made):
+        yield made
+
+
+async def test_used_peer_stays_while_the_broker_says_so(
+    world: World, running: Authorizations
+) -> None:
+    await running.require(_peer())
+    world.used.add(_peer())
+    for _ in range(8):
+        world.heard.clear()
+        await asyncio.wait_for(world.heard.wait(), 5)
+        assert running.is_fresh(_peer())
+    assert world.lost.empty()
+    assert len({*world.asked}) == len(world.asked), "a nonce was used twice"
+
+
+async def test_silence_ends_it_when_the_time_since_the_question_is_over(
+    world: World, running: Authorizations
+) -> None:
+    began = asyncio.get_running_loop().time()
+    await running.require(_peer())
+    world.used.add(_peer())
+    world.is_away = True
+    peer, reason, ended = await asyncio.wait_for(world.lost.get(), 5)
+    assert (peer, reason) == (_peer(), STALE)
+    assert FRESH <= ended - began < FRESH + 0.5
+    assert running.is_broker_away
+    with pytest.raises(UnavailableError):
+        await running.require(_peer())
+
+
+async def test_refusal_ends_it_at_the_next_question(world: World, running: Authorizations) -> None:
+    await running.require(_peer())
+    await running.require(_peer("h"))
+    world.used |= {_peer(), _peer("h")}
+    world.refusals[_peer()] = "node.revoked"
+    peer, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    assert (peer, reason) == (_peer(), "node.revoked")
+    assert not running.is_fresh(_peer())
+    assert running.is_fresh(_peer("h"))
+
+
+async def test_refused_peer_begins_nothing_and_may_come_back(world: World) -> None:
+    made = world.authorizations()
+    world.refusals[_peer()] = "node.revoked"
+    for _ in range(10):
+        with pytest.raises(VerificationError) as caught:
+            await made.require(_peer())
+        assert caught.value.reason == "node.revoked"
+    assert len(world.asked) == 1, "a refused peer that insists must not load the broker"
+    world.refusals.clear()
+    async with asyncio.timeout(5):
+        while not made.is_fresh(_peer()):
+            try:
+                await made.require(_peer())
+            except VerificationError:
+                await asyncio.sleep(0.05)
+
+
+async def test_delayed_answer_gains_no_time(world: World) -> None:
+    made = world.authorizations()
+    world.held = asyncio.Event()
+    asking = asyncio.ensure_future(made.require(_peer()))
+    await asyncio.sleep(FRESH + 0.05)
+    world.held.set()
+    with pytest.raises(VerificationError) as caught:
+        await asking
+    assert caught.value.reason == STALE
+    assert not made.is_fresh(_peer())
+
+
+async def test_old_yes_does_not_undo_a_later_no(world: World) -> None:
+    made = world.authorizations()
+    slow = world.held = asyncio.Event()
+    earlier = asyncio.ensure_future(made.require(_peer()))
+    await asyncio.sleep(0.01)
+    world.held = None
+    made.lose_all("nothing is used yet")
+    world.used.add(_peer())
+    made.lose_all("node.revoked")
+    slow.set()
+    with pytest.raises(VerificationError) as caught:
+        await earlier
+    assert caught.value.reason == "node.revoked"
+
+
+async def test_revoked_asker_ends_everything(world: World, running: Authorizations) -> None:
+    await running.require(_peer())
+    world.used.add(_peer())
+    world.failure = "node.revoked"
+    peer, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    assert (peer, reason) == (_peer(), "node.revoked")
+
+
+async def test_forged_answers_count_as_silence(world: World, running: Authorizations) -> None:
+    await running.require(_peer())
+    world.used.add(_peer())
+    world.failure = "authorization.signature"
+    _, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    assert reason == STALE
+
+
+async def test_used_peer_that_was_never_authorized_is_ended(
+    world: World, running: Authorizations
+) -> None:
+    world.is_away = True
+    world.used.add(_peer())
+    _, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    assert reason == STALE
+    assert not running.is_fresh(_peer())
+
+
+async def test_kept_peer_lives_longer_but_begins_nothing(world: World) -> None:
+    made = world.authorizations(keep=3 * FRESH)
+    began = asyncio.get_running_loop().time()
+    async with running_authorizations(made):
+        await made.require(_peer())
+        world.used.add(_peer())
+        world.is_away = True
+        await asyncio.sleep(FRESH + 0.1)
+        assert world.lost.empty()
+        with pytest.raises(UnavailableError):
+            await made.require(_peer())
+        _, reason, ended = await asyncio.wait_for(world.lost.get(), 5)
+    assert reason == STALE
+    assert ended - began >= 3 * FRESH
+
+
+async def test_many_who_wait_ask_once(world: World) -> None:
+    made = world.authorizations()
+    world.held = asyncio.Event()
+    tasks = [asyncio.ensure_future(made.require(_peer())) for _ in range(50)]
+    await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    world.held.set()
+    await asyncio.wait(tasks)
+    assert len(world.asked) == 1
+    assert all(task.exception() is None for task in tasks[1:])

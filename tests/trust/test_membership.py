@@ -1,0 +1,304 @@
+"""The broker's books of nodes: who is authorized, what a revocation ends, what comes back."""
+
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from brokers import Count, start_broker
+from sealane.crypto.attestation.ear import AttestationResult, verify_result
+from sealane.crypto.audit import Detail, Outcome
+from sealane.crypto.certificates import (
+    CertificateAuthority,
+    Subject,
+    verify_authorization,
+    verify_verifier,
+)
+from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.clock import utc_now
+from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import PeerIncarnation
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.v1 import trust_pb2
+from trust.results import result_for
+
+NONCE = bytes(range(32))
+TARGET = Subject(
+    node="s", role="target", tenant="t", incarnation=b"T" * 16, kem_public_key=bytes(32)
+)
+GATEWAY = replace(TARGET, node="g", role="gateway", incarnation=b"G" * 16)
+
+
+@dataclass
+class Recorder:
+    """An audit log in memory."""
+
+    records: list[tuple[str, str, dict[str, Detail]]] = field(default_factory=list)
+
+    async def record(
+        self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
+    ) -> None:
+        assert (subject, outcome, reason) == ("operator", "done", "")
+        self.records.append((kind, str(detail["role"]), detail))
+
+
+@dataclass
+class World:
+    """One registry, the membership of two brokers on it, and a clock."""
+
+    registry: Registry
+    audit: Recorder
+    now: dt.datetime
+    covered: list[int] = field(default_factory=list)
+    policy_version: int = 1
+    lost: list[str] = field(default_factory=list)
+
+    async def _lost(self, spiffe_id: str) -> None:
+        self.lost.append(spiffe_id)
+
+    def membership(self) -> Membership:
+        return Membership(
+            self.registry,
+            cover=self._cover,
+            check_policy=self._check_policy,
+            lost=self._lost,
+            audit=self.audit,
+            metrics=Metrics(),
+            now=lambda: self.now,
+        )
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        return self.registry.authority
+
+    def leaf(self, subject: Subject) -> x509.Certificate:
+        key = ec.generate_private_key(ec.SECP256R1()).public_key()
+        return self.authority.issue(subject, key, now=self.now)
+
+    async def attest(self, subject: Subject) -> x509.Certificate:
+        leaf = self.leaf(subject)
+        await self.membership().attested(subject, leaf, self.policy_version)
+        return leaf
+
+    def result(self, subject: Subject, leaf: x509.Certificate) -> AttestationResult:
+        """Return the result under the present policy."""
+        metadata = result_for(
+            self.authority, subject, leaf, now=self.now, policy_version=self.policy_version
+        )
+        verifier = x509.load_der_x509_certificate(bytes(metadata[VERIFIER_KEY]))  # type: ignore[arg-type]
+        key = verify_verifier(verifier, anchor=self.authority.certificate, now=self.now)
+        return verify_result(str(metadata[RESULT_KEY]), verifier_key=key)
+
+    async def refusal(self, subject: Subject, *, asker: Subject = TARGET) -> str:
+        peer = PeerIncarnation(spiffe_id=subject.spiffe_id, incarnation=subject.incarnation)
+        content = await self.membership().authorize(asker, nonce=NONCE, peers=[peer])
+        return trust_pb2.Authorization.FromString(content).verdicts[0].refusal
+
+    def wait(self, seconds: float) -> None:
+        self.now += dt.timedelta(seconds=seconds)
+
+    def _check_policy(self, version: int, *, now_ns: int) -> None:
+        assert now_ns
+        if version < self.policy_version:
+            raise VerificationError("attestation.policy.changed", "attest again")
+
+    async def _cover(self, revision: int) -> None:
+        self.covered.append(revision)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with contextlib.AsyncExitStack() as stack:
+        store = SqliteStore(tmp_path / "b.sqlite")
+        stack.push_async_callback(store.close)
+        service, _, registry = await start_broker(store, starts=Count(), heads=Count())
+        stack.push_async_callback(service.close)
+        yield World(registry, Recorder(), utc_now().replace(microsecond=0))
+
+
+async def _reason(error: type[Error], call: object) -> str:
+    with pytest.raises(error) as caught:
+        await call  # type: ignore[misc]
+    return caught.value.reason
+
+
+async def test_only_the_attested_incarnation_is_authorized(world: World) -> None:
+    assert await world.refusal(GATEWAY) == "node.unknown"
+    await world.attest(GATEWAY)
+    assert await world.refusal(GATEWAY) == ""
+    assert await world.refusal(replace(GATEWAY, incarnation=b"X" * 16)) == "node.superseded"
+    assert await world.refusal(replace(GATEWAY, node="h")) == "node.unknown"
+    world.wait(600)
+    assert await world.refusal(GATEWAY) == "node.expired"
+
+
+async def test_each_role_is_told_about_its_own_peers_only(world: World) -> None:
+    fabric = replace(GATEWAY, role="fabric")
+    for subject in (GATEWAY, TARGET, fabric):
+        await world.attest(subject)
+    assert await world.refusal(fabric) == "node.unknown"
+    assert await world.refusal(TARGET) == "node.unknown"
+    assert await world.refusal(fabric, asker=fabric) == ""
+    leaves = world.membership().leaves
+    assert await leaves(TARGET.spiffe_id, caller=GATEWAY)
+    for asked, caller in ((fabric, GATEWAY), (fabric, TARGET), (TARGET, fabric)):
+        assert (
+            await _reason(UnavailableError, leaves(asked.spiffe_id, caller=caller))
+            == "peer.unattested"
+        )
+
+
+async def test_revoked_node_loses_everything_at_once_at_every_broker(world: World) -> None:
+    leaf = await world.attest(GATEWAY)
+    here, there = world.membership(), world.membership()
+    await there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
+    await here.revoke("g", "gateway", reason="stolen")
+    assert world.covered, "a store that is put back would bring the node back"
+    assert world.lost == [GATEWAY.spiffe_id], "volumes whose key it has need another"
+    assert await world.refusal(GATEWAY) == "node.revoked"
+    assert (
+        await _reason(VerificationError, there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf)))
+        == "node.revoked"
+    )
+    assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
+    again = replace(GATEWAY, incarnation=b"N" * 16)
+    assert await _reason(VerificationError, world.attest(again)) == "node.revoked"
+    assert [kind for kind, _, _ in world.audit.records] == ["node.revoked"]
+    assert world.audit.records[0][2]["text"] == "stolen"
+
+
+async def test_revoked_target_is_nobodys_peer(world: World) -> None:
+    await world.attest(TARGET)
+    leaves = world.membership().leaves
+    assert await leaves(TARGET.spiffe_id, caller=GATEWAY)
+    await world.membership().revoke("s", "", reason="")
+    answers = [
+        await _reason(UnavailableError, leaves(name, caller=GATEWAY))
+        for name in (TARGET.spiffe_id, replace(TARGET, node="unknown").spiffe_id)
+    ]
+    assert answers == ["peer.unattested"] * 2
+    assert sorted(role for _, role, _ in world.audit.records) == ["fabric", "gateway", "target"]
+
+
+async def test_restored_node_must_attest_anew(world: World) -> None:
+    old = await world.attest(GATEWAY)
+    world.wait(1)
+    await world.membership().revoke("g", "", reason="")
+    world.wait(1)
+    await world.membership().restore("g", "")
+    admit = world.membership().admit
+    assert (
+        await _reason(VerificationError, admit(GATEWAY, old, world.result(GATEWAY, old)))
+        == "node.revoked"
+    )
+    assert await world.refusal(GATEWAY) == "node.expired"
+    world.wait(1)
+    new = await world.attest(GATEWAY)
+    await admit(GATEWAY, new, world.result(GATEWAY, new))
+    assert await world.refusal(GATEWAY) == ""
+    assert [kind for kind, _, _ in world.audit.records].count("node.restored") == 3
+    assert await _reason(UsageError, world.membership().restore("g", "gateway")) == "node.not_found"
+
+
+async def test_node_that_never_attested_can_be_revoked(world: World) -> None:
+    await world.membership().revoke("g", "gateway", reason="")
+    assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
+    await world.attest(replace(GATEWAY, node="h"))
+
+
+async def test_changed_policy_asks_everybody_to_attest_again(world: World) -> None:
+    leaf = await world.attest(GATEWAY)
+    old = world.result(GATEWAY, leaf)
+    world.policy_version += 1
+    assert await world.refusal(GATEWAY) == "attestation.policy.changed"
+    admit = world.membership().admit
+    assert (
+        await _reason(VerificationError, admit(GATEWAY, leaf, old)) == "attestation.policy.changed"
+    )
+    leaf = await world.attest(GATEWAY)
+    await admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
+    assert await world.refusal(GATEWAY) == ""
+
+
+async def test_process_that_was_superseded_does_not_come_back(world: World) -> None:
+    await world.attest(GATEWAY)
+    successor = replace(GATEWAY, incarnation=b"N" * 16)
+    await world.attest(successor)
+    await world.attest(successor)
+    assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.superseded"
+    assert await world.refusal(successor) == ""
+
+
+async def test_both_leaves_of_a_renewal_are_named_and_none_of_a_predecessor(world: World) -> None:
+    first = await world.attest(TARGET)
+    world.wait(300)
+    second = await world.attest(TARGET)
+    leaves = world.membership().leaves
+    assert await leaves(TARGET.spiffe_id, caller=GATEWAY) == [second, first]
+    world.wait(300)
+    assert await leaves(TARGET.spiffe_id, caller=GATEWAY) == [second]
+    third = await world.attest(replace(TARGET, incarnation=b"N" * 16))
+    assert await leaves(TARGET.spiffe_id, caller=GATEWAY) == [third]
+
+
+async def test_list_has_every_node_with_its_state(world: World) -> None:
+    await world.attest(GATEWAY)
+    await world.attest(TARGET)
+    await world.membership().revoke("x", "fabric", reason="lost")
+    members, token = await world.membership().members(page_size=2, page_token="")
+    more, end = await world.membership().members(page_size=2, page_token=token)
+    states = {(m.record.node, m.record.role): m.state for m in [*members, *more]}
+    assert states == {
+        ("g", "gateway"): "active",
+        ("s", "target"): "active",
+        ("x", "fabric"): "revoked",
+    }
+    assert end == ""
+
+
+@pytest.mark.parametrize(("nonce", "count"), [(b"", 1), (bytes(31), 1), (NONCE, 1025)])
+async def test_questions_are_bounded(world: World, nonce: bytes, count: int) -> None:
+    assert count <= 1 or count == PEERS_PER_CALL_MAX + 1
+    peer = PeerIncarnation(spiffe_id=GATEWAY.spiffe_id, incarnation=b"")
+    asked = world.membership().authorize(TARGET, nonce=nonce, peers=[peer] * count)
+    assert await _reason(UsageError, asked) == "authorization.request"
+
+
+@pytest.mark.parametrize("name", ["", "spiffe://sealane/gateway/", "spiffe://other/gateway/g"])
+async def test_malformed_names_are_unknown(world: World, name: str) -> None:
+    peer = PeerIncarnation(spiffe_id=name, incarnation=bytes(16))
+    content = await world.membership().authorize(TARGET, nonce=NONCE, peers=[peer])
+    answer = trust_pb2.Authorization.FromString(content)
+    assert answer.verdicts[0].refusal == "node.unknown"
+    assert answer.subject.spiffe_id == TARGET.spiffe_id
+    assert answer.nonce == NONCE
+
+
+@pytest.mark.parametrize(("node", "role"), [("G", ""), ("g", "broker"), ("", "")])
+async def test_what_cannot_be_a_node_is_not_revoked(world: World, node: str, role: str) -> None:
+    asked = world.membership().revoke(node, role, reason="")
+    assert await _reason(UsageError, asked) == "node.malformed"
+
+
+async def test_signature_covers_the_authorization(world: World) -> None:
+    content = await world.membership().authorize(TARGET, nonce=NONCE, peers=[])
+    signature = world.authority.sign_authorization(content)
+    anchor = world.authority.certificate
+    verify_authorization(anchor, authorization=content, signature=signature)
+    stranger = CertificateAuthority.create(broker="b", now=utc_now())
+    for bad in (
+        (anchor, content + b"\0", signature),
+        (anchor, content, world.authority.sign_descriptor(content)),
+        (stranger.certificate, content, signature),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            verify_authorization(bad[0], authorization=bad[1], signature=bad[2])
+        assert caught.value.reason == "authorization.signature"
