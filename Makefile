@@ -78,7 +78,11 @@ kill-test: build ## kill -9 of brokers, gateways and etcd members under load, KI
 
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
-	$(BIN)/python -m benchmarks.storage $(ARGS)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)
+
+.PHONY: bench-storage-path
+bench-storage-path: build ## what the secure path costs beside the plain one: ratios, CPU per I/O by role
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
 
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/

@@ -25,6 +25,7 @@ from sealane.protocol.v1 import (
     nodes_pb2,
     nodes_pb2_grpc,
     operator_pb2_grpc,
+    policy_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2,
     subsystems_pb2_grpc,
@@ -231,7 +232,8 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes.
+    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes,
+    `policies` and `audit_log` those of its verifier.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -239,6 +241,8 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
+        self.policies = policy_pb2_grpc.PoliciesStub(channel)
+        self.audit_log = policy_pb2_grpc.AuditLogStub(channel)
         self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 

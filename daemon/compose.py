@@ -24,8 +24,9 @@ from sealane.daemon.authorizations import (
 from sealane.daemon.broker.assembly import open_verifier
 from sealane.daemon.broker.collateral import CollateralKeeper
 from sealane.daemon.broker.membership import Membership
-from sealane.daemon.broker.opening import opened_broker
+from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
+from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -86,6 +87,7 @@ from sealane.protocol.v1 import (
     broker_pb2_grpc,
     nodes_pb2_grpc,
     operator_pb2_grpc,
+    policy_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
@@ -213,6 +215,13 @@ class Daemon:
         )
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
+        policy_pb2_grpc.add_PoliciesServicer_to_server(
+            PoliciesServicer(verifier.keeper), self._local
+        )
+        policy_pb2_grpc.add_AuditLogServicer_to_server(
+            AuditLogServicer(state / AUDIT_NAME, lambda: broker.audit.head), self._local
+        )
+        self._services += ["sealane.v1.Policies", "sealane.v1.AuditLog"]
         self._is_development |= verifier.keeper.policy.software_allowed
         membership = Membership(
             registry,
@@ -525,6 +534,11 @@ class Daemon:
             config, tcti = self._enrolment, self.config.tpm.tcti
             self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)
             self._stack.callback(self._driver.close)
+            get_logger().info(
+                "evidence_opened",
+                evidence=self._driver.evidence_type,
+                hardware_id=self._driver.hardware_id,
+            )
         return self._driver
 
     async def _keep(self, identity: Identity) -> None:

@@ -27,9 +27,12 @@ from sealane.crypto.keys import KEY_BYTES
 from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.broker.kek import make_hsm_key
 from sealane.daemon.config import HsmConfig
+from sealane.daemon.ctl_attest import add_attest_noun
 from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_collateral import add_collateral_verbs
+from sealane.daemon.ctl_machine import add_machine_verb
 from sealane.daemon.ctl_nodes import add_node_verbs
+from sealane.daemon.ctl_trust import add_trust_nouns
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
 from sealane.errors import Error, UsageError
@@ -535,6 +538,8 @@ def _parser() -> argparse.ArgumentParser:
     made.set_defaults(run=_key_hsm, is_offline=True)
     leases = _noun(nouns, "lease", "counter leases of a broker")
     add_broker_verbs(verbs, leases, _verb)
+    add_machine_verb(add_attest_noun(nouns, _noun))
+    add_trust_nouns(nouns, _noun, _verb)
     collateral = _noun(nouns, "collateral", "what vendors publish of their hardware")
     add_collateral_verbs(collateral)
     return parser

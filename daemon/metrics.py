@@ -127,6 +127,16 @@ class Metrics:
             ["outcome", "reason"],
             registry=r,
         )
+        self.collateral_refusals = Gauge(
+            "sealane_broker_collateral_refusals",
+            "What was refused of the collateral at its last load.",
+            registry=r,
+        )
+        self.collateral_next_update = Gauge(
+            "sealane_broker_collateral_next_update_timestamp_seconds",
+            "When the first list or document of the collateral ends, Unix time; 0 without any.",
+            registry=r,
+        )
         self.policy_version = Gauge(
             "sealane_broker_policy_version", "Version of the policy in force.", registry=r
         )

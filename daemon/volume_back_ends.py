@@ -4,24 +4,22 @@ Makes and removes them, and opens the back end of a volume that is to be attache
 """
 
 import contextlib
-import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import grpc
 
-from sealane.crypto.exchange import Exchange, wipe
+from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
-from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.identity import Identity
 from sealane.daemon.ports import OpenQueue, QueueGrant, ThirdPartyPort, ThirdPartyVolumePort
+from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage_control import MODE_OFF
-from sealane.errors import ProtocolError, UsageError
-from sealane.protocol.nvme.nqn import gateway_nqn
+from sealane.errors import UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
@@ -67,6 +65,12 @@ class VolumeBackEnds:
         self._identity = identity
         self._broker = broker
         self._third_parties = third_parties
+
+    async def is_fully_sealed(self, *, mode: str, third_party: str) -> bool:
+        """Whether a volume there can have no unwritten sectors, and so is filled first."""
+        if mode == MODE_OFF or not third_party:
+            return mode == MODE_OFF
+        return await self._third_parties.has_metadata(third_party)
 
     async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
         """Make a volume's namespace at the target, or lay it out; again is harmless."""
@@ -181,46 +185,18 @@ class VolumeBackEnds:
         via: Via,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue."""
-        own = Exchange()
-        host_nqn = gateway_nqn(self._identity.node)
-        request = storage_pb2.OpenQueueRequest(
-            volume_id=descriptor.volume_id,
-            host_nqn=host_nqn,
+        opening = QueueOpening(
+            volume_id=uuid.UUID(descriptor.volume_id),
+            target_node=descriptor.target_node,
+            gateway_node=self._identity.node,
             queue_id=queue_id,
-            public_key=own.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
             association_epoch=association_epoch,
         )
         async with self.target_channel() as channel:
             answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(
-                request, timeout=CALL_SECONDS
+                opening.request, timeout=CALL_SECONDS
             )
-        if len(answer.ticket) != TICKET_BYTES:
-            raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")
-        secret = derive_queue_secret(
-            own,
-            peer_key=answer.public_key,
-            transcript=QueueTranscript(
-                volume_id=uuid.UUID(descriptor.volume_id),
-                host_nqn=host_nqn,
-                target_node=descriptor.target_node,
-                gateway_node=self._identity.node,
-                queue_id=queue_id,
-                association_epoch=association_epoch,
-                target_incarnation=answer.target_incarnation,
-                gateway_nonce=request.nonce,
-                target_nonce=answer.nonce,
-                gateway_key=own.public_key,
-                target_key=answer.public_key,
-            ),
-        )
-        return QueueGrant(
-            ticket=answer.ticket,
-            secret=secret,
-            association_epoch=association_epoch,
-            target_incarnation=answer.target_incarnation,
-            traddr=via.traddr or answer.traddr,
-            trsvcid=via.trsvcid or answer.trsvcid,
-            subsystem_nqn=answer.subsystem_nqn,
-            host_nqn=host_nqn,
+        grant = opening.grant(answer)
+        return replace(
+            grant, traddr=via.traddr or grant.traddr, trsvcid=via.trsvcid or grant.trsvcid
         )

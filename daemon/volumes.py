@@ -142,6 +142,7 @@ class VolumeService:
             target_node=own,
             mode=mode if mode == MODE_OFF else MODE_LOCAL if third_party else "",
             third_party=third_party,
+            fully_sealed=await self._back_ends.is_fully_sealed(mode=mode, third_party=third_party),
         )
         try:
             await self._back_ends.create(registered)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sealane.crypto.audit import Detail, Outcome
+from sealane.crypto.audit import GENESIS, Detail, Outcome
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.anchors.counter import FileCounter, MonotonicCounter
 from sealane.daemon.broker.instance import Instance
@@ -35,6 +35,7 @@ class MemoryAudit:
 
     def __init__(self) -> None:
         self.records: list[dict[str, object]] = []
+        self.head = GENESIS
 
     async def record(
         self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail

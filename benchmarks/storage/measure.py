@@ -96,14 +96,14 @@ async def load(
     seed: int,
 ) -> "_native.LoadResult":
     """Run the engine's load on its own threads."""
-    return await asyncio.to_thread(
-        _native.run_load,
-        [queue.describe(block_bytes=namespace.block_bytes) for queue in queues],
-        is_write=cell.operation == "write",
-        is_random=cell.pattern == "random",
-        io_bytes=cell.io_bytes,
-        depth=cell.depth,
-        span_bytes=span,
-        seconds=seconds,
-        seed=seed,
-    )
+    settings: _native.LoadSettings = {
+        "is_write": cell.operation == "write",
+        "is_random": cell.pattern == "random",
+        "io_bytes": cell.io_bytes,
+        "depth": cell.depth,
+        "span_bytes": span,
+        "seconds": seconds,
+        "seed": seed,
+    }
+    described_queues = [queue.describe(block_bytes=namespace.block_bytes) for queue in queues]
+    return await asyncio.to_thread(_native.run_load, described_queues, settings)

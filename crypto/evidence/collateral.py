@@ -81,3 +81,11 @@ class Collateral:
     amd_vceks: Mapping[bytes, x509.Certificate] = field(default_factory=dict)
     tcb_infos: Mapping[bytes, TcbInfo] = field(default_factory=dict)
     qe_identity: SignedDocument | None = None
+
+    @property
+    def next_update(self) -> dt.datetime | None:
+        """When the first list or document ends and must have been replaced; None without any."""
+        ends = [each.next_update_utc for each in self.revocation_lists.values()]
+        ends += [each.next_update for each in self.tcb_infos.values()]
+        ends += [self.qe_identity.next_update] if self.qe_identity is not None else []
+        return min((end for end in ends if end is not None), default=None)

@@ -8,7 +8,8 @@ chain with a reason of its own, that both parsers read the same quote, and the b
 import datetime as dt
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import dcap_qvl
@@ -113,10 +114,11 @@ def _documents(
 ) -> tuple[SignedDocument, SignedDocument]:
     """Return TCB information of the platform and the QE identity, both current."""
     try:
-        platform = dcap_qvl.parse_pck_extension_from_pem(pck.public_bytes(Encoding.PEM))
-        fmspc, pce_id = bytes(platform.fmspc), bytes(platform.pce_id)
+        with _engine_answers():
+            platform = dcap_qvl.parse_pck_extension_from_pem(pck.public_bytes(Encoding.PEM))
     except ValueError as error:
         raise _fault("certificate", f"the PCK certificate has no SGX extension: {error}") from error
+    fmspc, pce_id = bytes(platform.fmspc), bytes(platform.pce_id)
     tcb_info, qe_identity = collateral.tcb_infos.get(fmspc), collateral.qe_identity
     if tcb_info is None or qe_identity is None:
         raise _fault("collateral_missing", f"no TCB information of FMSPC {fmspc.hex()}")
@@ -132,6 +134,17 @@ def _documents(
     return tcb_info, qe_identity
 
 
+@contextmanager
+def _engine_answers() -> Iterator[None]:
+    """Turn a panic of the engine, which comes as no Exception, into a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the engine panicked: {error}") from error
+
+
 def _run_engine(
     quote: Quote,
     chain: list[x509.Certificate],
@@ -143,28 +156,24 @@ def _run_engine(
     lists = collateral.revocation_lists
     tcb_info, qe_identity = documents
     seconds = int(now.timestamp())
+    issuers = b"".join(each.public_bytes(Encoding.PEM) for each in chain[1:])
+    known = dcap_qvl.QuoteCollateralV3(
+        pck_crl_issuer_chain=issuers.decode(),
+        root_ca_crl=lists[key_sha256(chain[2])].public_bytes(Encoding.DER),
+        pck_crl=lists[key_sha256(chain[1])].public_bytes(Encoding.DER),
+        tcb_info_issuer_chain=tcb_info.issuer_chain,
+        tcb_info=tcb_info.text,
+        tcb_info_signature=tcb_info.signature,
+        qe_identity_issuer_chain=qe_identity.issuer_chain,
+        qe_identity=qe_identity.text,
+        qe_identity_signature=qe_identity.signature,
+    )
+    verifier = dcap_qvl.QuoteVerifier(collateral.roots.intel.public_bytes(Encoding.DER))
+    # What a level is worth is for our own policy to say.
+    everything = dcap_qvl.QuotePolicy.claims_only(seconds)
     try:
-        claims = dcap_qvl.QuoteVerifier(
-            collateral.roots.intel.public_bytes(Encoding.DER)
-        ).verify_with_policy(
-            quote.unpadded,
-            dcap_qvl.QuoteCollateralV3(
-                pck_crl_issuer_chain=b"".join(
-                    each.public_bytes(Encoding.PEM) for each in chain[1:]
-                ).decode(),
-                root_ca_crl=lists[key_sha256(chain[2])].public_bytes(Encoding.DER),
-                pck_crl=lists[key_sha256(chain[1])].public_bytes(Encoding.DER),
-                tcb_info_issuer_chain=tcb_info.issuer_chain,
-                tcb_info=tcb_info.text,
-                tcb_info_signature=tcb_info.signature,
-                qe_identity_issuer_chain=qe_identity.issuer_chain,
-                qe_identity=qe_identity.text,
-                qe_identity_signature=qe_identity.signature,
-            ),
-            seconds,
-            # What a level is worth is for our own policy to say.
-            dcap_qvl.QuotePolicy.claims_only(seconds),
-        )
+        with _engine_answers():
+            claims = verifier.verify_with_policy(quote.unpadded, known, seconds, everything)
     except ValueError as error:
         text = str(error).removeprefix("Verification failed: ")
         fault = next((fault for start, fault in _FAULTS if text.startswith(start)), "refused")

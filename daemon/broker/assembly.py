@@ -56,15 +56,16 @@ def evidence_verifiers(
 
 def tpm_roots(config: BrokerConfig) -> Sequence[x509.Certificate]:
     """Return the TPM makers' authorities that the configuration names."""
-    if config.tpm_roots is None:
-        return ()
-    content = read_file(config.tpm_roots, key="broker.tpm_roots")
+    return () if config.tpm_roots is None else tpm_roots_of(config.tpm_roots, "broker.tpm_roots")
+
+
+def tpm_roots_of(path: str, key: str) -> Sequence[x509.Certificate]:
+    """Read certificates in PEM from the file that `key` names."""
+    content = read_file(path, key=key)
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise UsageError(
-            "config.value", f"broker.tpm_roots {config.tpm_roots}: allowed: certificates in PEM"
-        ) from error
+        raise UsageError("config.value", f"{key} {path}: allowed: certificates in PEM") from error
 
 
 def check_policy_file(config: BrokerConfig) -> Policy:
@@ -99,6 +100,7 @@ async def open_verifier(
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
         marks=state / MARKS_NAME,
+        metrics=metrics,
     )
     await collateral.reload()
     verifier = Verifier(

@@ -42,6 +42,10 @@ class HeadKeeper(Protocol):
 class Audit(Protocol):
     """Where grants, refusals, key releases, policy changes, revocations and moves are recorded."""
 
+    @property
+    def head(self) -> Head:
+        """The last record that was acknowledged."""
+
     async def record(
         self, kind: str, *, subject: str, outcome: Outcome, reason: str = "", **detail: Detail
     ) -> None:

@@ -12,6 +12,7 @@ from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.daemon.clock import utc_now
 from sealane.daemon.files import read_bounded, write_durably
 from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
 # A certificate for each of ten thousand machines, and the rest.
@@ -26,10 +27,16 @@ class CollateralKeeper:
     """
 
     def __init__(
-        self, directory: Path | None, *, marks: Path, roots: VendorRoots | None = None
+        self,
+        directory: Path | None,
+        *,
+        marks: Path,
+        metrics: Metrics,
+        roots: VendorRoots | None = None,
     ) -> None:
         self._directory = directory
         self._marks = marks
+        self._metrics = metrics
         self._roots = roots or vendor_roots()
         self._current = Collateral(roots=self._roots)
 
@@ -56,6 +63,9 @@ class CollateralKeeper:
         if loaded.high_water != before:
             self._write_marks(loaded.high_water)
         self._current = loaded.collateral
+        end = loaded.collateral.next_update
+        self._metrics.collateral_refusals.set(len(loaded.refused))
+        self._metrics.collateral_next_update.set(0 if end is None else end.timestamp())
         for item, error in loaded.refused:
             get_logger().warning(
                 "collateral_refused", file=item, reason=error.reason, message=error.args[0]

@@ -65,6 +65,12 @@ def _digest(value: str) -> str:
     return value
 
 
+def _number(value: int) -> int:
+    if not 0 <= value < 1 << 64:
+        raise ValueError("0…18446744073709551615")
+    return value
+
+
 def _name(value: str) -> str:
     if not 1 <= len(value) <= 128 or not value.isascii() or not value.isprintable():
         raise ValueError("1…128 printable ASCII characters")
@@ -76,7 +82,7 @@ HardwareId = Annotated[str, AfterValidator(_hardware_id)]
 Name = Annotated[str, AfterValidator(_name)]
 Roles = Annotated[list[Role], Field(min_length=1)]
 Nodes = Annotated[list[NodeName], Field(min_length=1)]
-Number = Annotated[int, Field(ge=0, le=(1 << 64) - 1)]
+Number = Annotated[int, AfterValidator(_number)]
 
 
 class _Key(Section):

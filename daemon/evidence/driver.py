@@ -18,6 +18,10 @@ class Driver(Protocol):
         """The media type of the primary item of the collection."""
 
     @property
+    def hardware_id(self) -> str:
+        """What a policy's allow-list calls this machine; empty if only its evidence tells."""
+
+    @property
     def is_development(self) -> bool:
         """Whether the evidence proves nothing about the machine."""
 

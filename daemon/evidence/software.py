@@ -1,7 +1,12 @@
 """The `software` driver: an Ed25519 key from a file. Development only."""
 
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.evidence.software import MEDIA_TYPE, SOFTWARE, SoftwareKey
+from sealane.crypto.evidence.software import (
+    HARDWARE_SCHEME,
+    MEDIA_TYPE,
+    SOFTWARE,
+    SoftwareKey,
+)
 from sealane.crypto.kem import KemKey, X25519KemKey
 
 
@@ -14,6 +19,7 @@ class SoftwareDriver:
 
     def __init__(self, key: SoftwareKey) -> None:
         self._key = key
+        self.hardware_id = f"{HARDWARE_SCHEME}:{key.fingerprint.removeprefix('sha256:')}"
 
     async def create_kem_key(self) -> KemKey:
         """Make a key in memory."""

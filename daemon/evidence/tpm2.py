@@ -18,7 +18,6 @@ from sealane.crypto.evidence.tpm2 import (
 from sealane.crypto.evidence.tpm2_event_log import LOG_BYTES_MAX
 from sealane.crypto.kem import KemKey
 from sealane.daemon.evidence.tpm2_keys import TpmKemKey, TpmKeys
-from sealane.daemon.logs import get_logger
 from sealane.daemon.tpm import Tpm
 from sealane.errors import UnavailableError, UsageError
 
@@ -50,7 +49,7 @@ class Tpm2Driver:
         self._pcrs = tuple(sorted(set(pcrs)))
         self._event_log = event_log
         self._keys = TpmKeys(tpm, ek_kind=ek_kind)
-        get_logger().info("tpm_opened", hardware_id=hardware_id(self._keys.endorsement_key))
+        self.hardware_id = hardware_id(self._keys.endorsement_key)
         self._kem_keys: dict[bytes, TpmKemKey] = {}
         own = [self._keys.ek_certificate] if self._keys.ek_certificate else []
         self._introduction = Introduction(

@@ -81,7 +81,7 @@ class TpmKeys:
 
     def _open(self, esapi: ESAPI, ek_template: str) -> None:
         certificate, template = create_ek_template(ek_template, NVReadEK(esapi))
-        self.ek_certificate = bytes(certificate) if certificate is not None else b""
+        self.ek_certificate = _unpadded(bytes(certificate)) if certificate is not None else b""
         self._ek, self.endorsement_key = _primary(esapi, ESYS_TR.ENDORSEMENT, template)
         ak = TPM2B_PUBLIC.parse("ecc256:ecdsa-sha256:null", objectAttributes=_AK_ATTRIBUTES)
         self._ak, self.attestation_key = _primary(esapi, ESYS_TR.ENDORSEMENT, ak)
@@ -185,6 +185,16 @@ def _saved(esapi: ESAPI, handle: Any) -> Any:
         return esapi.context_save(handle)
     finally:
         esapi.flush_context(handle)
+
+
+def _unpadded(certificate: bytes) -> bytes:
+    """Cut what a TPM's maker left behind the certificate in its NV index.
+
+    A certificate is a DER sequence with its length in two bytes (30 82 …), or it isn't touched.
+    """
+    if certificate[:2] != b"\x30\x82":
+        return certificate
+    return certificate[: 4 + int.from_bytes(certificate[2:4], "big")]
 
 
 def _pcr_values(esapi: ESAPI, indices: tuple[int, ...]) -> bytes:

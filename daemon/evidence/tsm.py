@@ -73,6 +73,7 @@ class ReportTree:
 class TsmDriver:
     """Speaks for the confidential machine that this process runs in."""
 
+    hardware_id = ""
     is_development = False
 
     def __init__(self, tree: ReportTree) -> None:

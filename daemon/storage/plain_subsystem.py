@@ -75,6 +75,7 @@ class OpenNamespace:
             exist="open" if is_there else "create",
             drive=config.drive,
             in_place=config.in_place,
+            metadata=config.metadata_bytes > 0,
         )
         opened = cls(config=config, native=native, opened=time.monotonic())
         opened.configure(config)
@@ -266,6 +267,7 @@ class PlainSubsystem(Exported):
                     nsid=config.nsid,
                     namespace_uuid=config.name(self._config.nqn),
                     block_count=config.block_count,
+                    metadata_bytes=config.metadata_bytes,
                     eui64=bytes.fromhex(config.eui64 or ""),
                     ana_state=_ANA_STATES[config.ana_state],
                 )

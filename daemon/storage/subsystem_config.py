@@ -86,11 +86,12 @@ class NamespaceConfig(Section):
     """A namespace: its store, its names, who sees it and how."""
 
     nsid: Annotated[int, Field(ge=1, le=NAMESPACES_MAX)]
-    store: Literal["memory", "file", "nvme", "emulated"]
+    store: Literal["memory", "file", "inline", "nvme", "emulated"]
     size_bytes: Annotated[int, Field(ge=BLOCK_BYTES, le=1 << 50), AfterValidator(_blocks)]
     path: AbsolutePath | None = None
     drive: str | None = None
     in_place: bool = False
+    metadata_bytes: Literal[0, 64] = 0
     uuid: Annotated[str, AfterValidator(_uuid)] | None = None
     eui64: Annotated[str, AfterValidator(_eui64)] | None = None
     hosts: Annotated[list[Nqn], Field(min_length=1, max_length=_HOSTS_MAX)] | None = None
@@ -99,8 +100,12 @@ class NamespaceConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.path is not None) != (self.store in {"file", "nvme"}):
-            raise ValueError("a path with the stores file and nvme, none with the others")
+        if (self.path is not None) != (self.store in {"file", "inline", "nvme"}):
+            raise ValueError("a path with the stores file, inline and nvme, none with the others")
+        if self.metadata_bytes == 0 and self.store == "inline":
+            raise ValueError("metadata_bytes 64 with the store inline")
+        if self.metadata_bytes != 0 and (self.store == "file" or self.in_place):
+            raise ValueError("no metadata_bytes with the store file or in_place")
         if (self.drive is not None) != (self.store == "emulated"):
             raise ValueError("a drive with the store emulated, none with the others")
         return self

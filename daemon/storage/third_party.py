@@ -24,6 +24,7 @@ from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.target import Target
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
+from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import (
@@ -36,6 +37,8 @@ from sealane.transport.nvme.initiator import (
 KEEP_ALIVE_MS: Final = 5000
 _SECRET_BYTES: Final = 32
 _QUEUE_ID: Final = 1
+_DATA_BYTES: Final = 4096
+_METADATA_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class _Association:
     def __init__(self, party: ThirdParty, *, host_nqn: str, keep_alive_ms: int) -> None:
         self._party = party
         self._queue: ConnectedQueue | None = None
+        self.has_metadata = False
         self._host = HostController(
             traddr=party.traddr,
             trsvcid=party.trsvcid,
@@ -80,17 +84,15 @@ class _Association:
         await self._host.connect()
         await self._host.request_queues(1)
         namespace = await self._host.identify_namespace(party.namespace_id)
-        if namespace.metadata_bytes:
-            raise UsageError(
-                "third_party.format",
-                f"namespace {party.namespace_id} of {party.name!r} has "
-                f"{namespace.metadata_bytes} bytes of metadata per block; allowed: 0",
-            )
+        self.has_metadata = takes_sectors(party, namespace)
         queue = await self._host.connect_queue(_QUEUE_ID)
         self._queue = queue
         try:
             return _native.RemoteDevice(
-                queue.describe(block_bytes=namespace.block_bytes, nsid=party.namespace_id),
+                queue.describe(
+                    block_bytes=namespace.block_bytes + namespace.metadata_bytes,
+                    nsid=party.namespace_id,
+                ),
                 block_count=namespace.block_count,
                 timeout_seconds=party.command_timeout_seconds,
             )
@@ -332,6 +334,13 @@ class ThirdPartyStores:
                 raise occupied from error
             await asyncio.to_thread(native.close)
 
+    async def has_metadata(self, name: str) -> bool:
+        """Whether a namespace takes sectors with their metadata; UsageError if it takes none."""
+        async with self._using(name) as association:
+            device = await association.open()
+            await asyncio.to_thread(device.close)
+            return association.has_metadata
+
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace: its sectors stay, but nothing leads to them."""
         async with self._using(name) as association:
@@ -423,6 +432,21 @@ class ThirdPartyStores:
             raise UsageError(
                 "third_party.unknown", f"third party {name[:80]!r}; allowed: {known}"
             ) from None
+
+
+def takes_sectors(party: ThirdParty, namespace: NamespaceIdentity) -> bool:
+    """Whether sectors lie there with their metadata; UsageError if no volume can."""
+    found = (namespace.block_bytes, namespace.metadata_bytes)
+    is_format = namespace.is_extended and namespace.protection_type == 0
+    if namespace.metadata_bytes and not (found == (_DATA_BYTES, _METADATA_BYTES) and is_format):
+        raise UsageError(
+            "third_party.format",
+            f"namespace {party.namespace_id} of {party.name!r} has {namespace.metadata_bytes} "
+            f"bytes of metadata per block of {namespace.block_bytes}, extended "
+            f"{namespace.is_extended}, protection type {namespace.protection_type}; allowed: "
+            f"{_METADATA_BYTES} per {_DATA_BYTES}, extended, none; or no metadata",
+        )
+    return namespace.metadata_bytes > 0
 
 
 def _store_error(name: str, error: OSError) -> Error:

@@ -84,6 +84,8 @@ class NamespaceIdentity:
     block_count: int
     block_bytes: int
     metadata_bytes: int
+    is_extended: bool = False  # metadata behind each block's data, in one extended LBA
+    protection_type: int = 0  # end-to-end protection information: 0 is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +208,8 @@ def decode_namespace(data: bytes) -> NamespaceIdentity:
         block_count=struct.unpack_from("<Q", data, 0)[0],
         block_bytes=1 << exponent,
         metadata_bytes=metadata_bytes,
+        is_extended=bool(data[26] & _EXTENDED_LBA),
+        protection_type=data[29] & 0x07,
     )
 
 

@@ -233,8 +233,9 @@ class Namespace:
 
     `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
     what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
-    "inline" is a file laid out as a drive with 64-byte metadata has it, sealed only. `exist`
-    "create": the file must not exist.
+    `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
+    file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
+    exist.
     OSError if the store can't be had; ValueError for options that don't go together.
     """
 
@@ -249,6 +250,7 @@ class Namespace:
         drive: str | None = None,
         in_place: bool = False,
         freshness: bool = True,
+        metadata: bool = False,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
@@ -309,7 +311,8 @@ class HostQueueDescription(TypedDict):
 class RemoteDevice:
     """A plain namespace of somebody else's target behind an I/O queue, for one store.
 
-    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048 and 4096.
+    `timeout_seconds` is for one command. ValueError for block sizes but 512, 1024, 2048, 4096, and
+    4160: there sectors lie with their metadata.
     """
 
     def __new__(
@@ -458,6 +461,16 @@ class GatewayVolume:
         incarnation: int,
         secure: SecureQueueParameters,
     ) -> None: ...
+    # A load on a queue of the gateway's own, whose back end is `queue`; blocks: use a thread.
+    def run_load(
+        self,
+        queue: HostQueueDescription,
+        settings: LoadSettings,
+        *,
+        association_epoch: int,
+        incarnation: int,
+        secure: SecureQueueParameters,
+    ) -> LoadResult: ...
     # The newest association can't be used; does nothing if that is known.
     def lose_association(self, detail: str) -> None: ...
     # Ends the volume: every command ends with an error from now on.
@@ -550,8 +563,19 @@ def find_pieces(path: str | os.PathLike[str], pieces: Sequence[bytes]) -> list[t
 def status_name(code: int) -> str | None: ...
 def sector_layout() -> dict[str, tuple[int, int]]: ...
 
+class LoadSettings(TypedDict):
+    """What a load does: `depth` commands of `io_bytes` outstanding on each queue for `seconds`."""
+
+    is_write: bool
+    is_random: bool
+    io_bytes: int
+    depth: int
+    span_bytes: int
+    seconds: float
+    seed: int
+
 class LoadResult(TypedDict):
-    """What `run_load` measured; `cpu_seconds` is of the load's own threads."""
+    """What a load measured; `cpu_seconds` is of the load's own threads."""
 
     commands: int
     bytes: int
@@ -561,14 +585,4 @@ class LoadResult(TypedDict):
     latency_p99_us: float
     latency_p999_us: float
 
-def run_load(
-    queues: Sequence[HostQueueDescription],
-    *,
-    is_write: bool,
-    is_random: bool,
-    io_bytes: int,
-    depth: int,
-    span_bytes: int,
-    seconds: float,
-    seed: int,
-) -> LoadResult: ...
+def run_load(queues: Sequence[HostQueueDescription], settings: LoadSettings) -> LoadResult: ...

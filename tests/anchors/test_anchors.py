@@ -1,6 +1,7 @@
 """Anchors: what is accepted after crashes, and what is refused after somebody helped."""
 
 import contextlib
+import hmac
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,17 @@ def test_truncated_or_changed_record_is_refused(host: Host) -> None:
         host.path.write_bytes(case)
         with pytest.raises(VerificationError, match=r"anchor\.record"):
             host.open()
+
+
+def test_forged_file_is_no_record_of_any_other_shape(tmp_path: Path) -> None:
+    """Whoever writes the file of a development anchor can compute its check, too."""
+    path = tmp_path / "anchor"
+    FileAnchor.initialise(path, device_id=DEVICE, state=FIRST).close()
+    good = path.read_bytes()[:-32]
+    for content in (b"", good[:-1], good + bytes(4), good[:-20]):
+        path.write_bytes(content + hmac.digest(b"sealane file anchor", content, "sha256"))
+        with pytest.raises(VerificationError, match=r"anchor\.record"):
+            FileAnchor.open(path, device_id=DEVICE)
 
 
 def test_anchor_has_one_owner(host: Host) -> None:

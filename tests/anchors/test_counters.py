@@ -76,6 +76,15 @@ def test_file_that_is_no_counter_is_refused(tmp_path: Path, content: bytes) -> N
     assert path.read_bytes() == content
 
 
+def test_counter_that_is_used_up_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "counter"
+    path.write_bytes(b"18446744073709551615\n")
+    counter = FileCounter(path)
+    with pytest.raises(UnavailableError, match=r"counter\.exhausted"):
+        counter.increment()
+    assert counter.read() == (1 << 64) - 1
+
+
 def test_tpm_counter_survives_a_power_cut(machine: SoftwareTpm) -> None:
     tpm, counter = connect(machine)
     last = counter.increment()

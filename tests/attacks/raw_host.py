@@ -51,6 +51,18 @@ class QueueLost(Exception):  # noqa: N818 - what happened, not an error of ours
     """The connection ended under a command."""
 
 
+async def say(address: tuple[str, int], content: bytes, *, ends: bool = False) -> bytes:
+    """Send bytes on a connection of one's own and return what comes until it is closed."""
+    reader, writer = await asyncio.open_connection(*address)
+    with contextlib.closing(writer):
+        writer.write(content)
+        if ends:
+            writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+    return b""
+
+
 class RawQueue:
     """One plain I/O queue. Read answers are collected by command id, as a host does."""
 

@@ -21,6 +21,12 @@ def is_command(*opcodes: int) -> Match:
     )
 
 
+def is_io_connect(pdu: Pdu) -> bool:
+    """Match the Connect of an I/O queue, which brings a ticket."""
+    is_connect = pdu.kind == Kind.COMMAND and pdu.opcode == FABRICS and len(pdu.data) >= 1024
+    return bool(is_connect and int.from_bytes(pdu.header[50:52], "little"))
+
+
 def is_response(*opcodes: int) -> Match:
     """Match completions of commands with one of `opcodes`."""
     return lambda pdu: bool(

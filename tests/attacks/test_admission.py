@@ -6,20 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from attacks.pdus import FABRICS, Kind, Pdu
+from attacks.pdus import Pdu
 from attacks.proxy import Proxy
-from attacks.rules import Gather, Rewrite
+from attacks.raw_host import say
+from attacks.rules import Gather, Rewrite, is_io_connect
 from attacks.world import HOST, Attacked, Cluster, attacked, attempt, pattern
 from sealane.client import connect
 from sealane.errors import Error, UsageError
 
 LBA = 4
 SUBSYSTEM, HOST_NAME, TICKET = slice(256, 512), slice(512, 768), slice(768, 784)
-
-
-def is_io_connect(pdu: Pdu) -> bool:
-    is_connect = pdu.kind == Kind.COMMAND and pdu.opcode == FABRICS and len(pdu.data) >= 1024
-    return bool(is_connect and int.from_bytes(pdu.header[50:52], "little"))
 
 
 async def denied_or_right(world: Attacked, version: int) -> None:
@@ -143,14 +139,7 @@ async def test_flood_of_silent_connections_leaves_running_queues_alone(world: At
 @pytest.mark.parametrize("prefix", [b"", b"\x00", b"\x00\x00\x80\x00\x80\x00\x00", b"\xff" * 200])
 async def test_truncated_and_senseless_handshakes_end_alone(world: Attacked, prefix: bytes) -> None:
     async with world.queue() as queue:
-        reader, writer = await asyncio.open_connection(*world.proxy.target)
-        writer.write(prefix)
-        writer.write_eof()
-        with contextlib.suppress(ConnectionError):
-            await reader.read()
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        await say(world.proxy.target, prefix, ends=True)
         await queue.write(LBA, pattern(LBA, 1))
         assert await queue.read(LBA) == pattern(LBA, 1)
 

@@ -5,8 +5,9 @@ import contextlib
 
 import pytest
 
-from attacks.pdus import READ, WRITE, Kind, Pdu, Way
+from attacks.pdus import READ, WRITE, Pdu, Way
 from attacks.proxy import Link, Proxy
+from attacks.raw_host import say
 from attacks.rules import (
     Drop,
     Gather,
@@ -17,6 +18,7 @@ from attacks.rules import (
     Rewrite,
     goes,
     is_command,
+    is_io_connect,
     is_read_data,
     is_response,
 )
@@ -89,12 +91,7 @@ async def test_22_replayed_connect_with_its_spent_ticket_is_refused(world: Attac
         await queue.write(LBA, pattern(LBA, 1))
         (old,) = world.proxy.io_links()
         sent = [pdu for pdu in old.history if pdu.way is Way.TO_TARGET]
-        reader, writer = await asyncio.open_connection(*world.proxy.target)
-        with contextlib.closing(writer):
-            for pdu in sent:
-                writer.write(pdu.encode())
-            with contextlib.suppress(ConnectionError):
-                await reader.read()
+        await say(world.proxy.target, b"".join(pdu.encode() for pdu in sent))
         refused = await world.refusal("queue.ticket", "connect.parameter", origin="s")
         assert refused.lba == 0
         await queue.write(LBA, pattern(LBA, 2))
@@ -104,9 +101,6 @@ async def test_22_replayed_connect_with_its_spent_ticket_is_refused(world: Attac
 async def test_stolen_ticket_that_is_used_first_opens_nothing(world: Attacked) -> None:
     """Who takes the ticket off the wire has a connection, and no key to say anything on it."""
     admitted: list[bytes] = []
-
-    def is_io_connect(pdu: Pdu) -> bool:
-        return bool(pdu.kind == Kind.COMMAND and pdu.opcode == 0x7F and pdu.data and pdu.header[50])
 
     hold = Hold(match=is_io_connect)
     async with world.queue() as queue:
@@ -119,12 +113,9 @@ async def test_stolen_ticket_that_is_used_first_opens_nothing(world: Attacked) -
         await world.proxy.until(lambda: hold.held)
         (connect,) = hold.held
         thief = [world.proxy.links[connect.link].history[0], connect, *writes]
-        reader, writer = await asyncio.open_connection(*world.proxy.target)
-        with contextlib.closing(writer):
-            for pdu in thief:
-                writer.write(pdu.encode())
-            with contextlib.suppress(ConnectionError):
-                admitted.append(await reader.read())
+        said = b"".join(pdu.encode() for pdu in thief)
+        if heard := await say(world.proxy.target, said):
+            admitted.append(heard)
         await release(world.proxy, hold.take())
 
     async def use() -> bool:

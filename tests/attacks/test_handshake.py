@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from attacks.pdus import BLOCK, DATA, FABRICS, IDENTIFY, READ, WRITE, Kind, Pdu, Way, r2t, response
-from attacks.rules import Record, Replace, Rewrite, is_command, is_write_data
+from attacks.rules import Record, Replace, Rewrite, is_command, is_io_connect, is_write_data
 from attacks.world import VOLUME_BYTES, Attacked, attempt, pattern
 from sealane.errors import Error
 
@@ -187,26 +187,8 @@ async def test_adversary_that_answers_connect_itself_learns_and_fakes_nothing(
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
 
-    def is_io_connect(pdu: Pdu) -> bool:
-        is_connect = pdu.kind == Kind.COMMAND and pdu.opcode == FABRICS and len(pdu.data) >= 1024
-        return bool(is_connect and pdu.header[50])
-
-    def answer(pdu: Pdu) -> list[Pdu]:
-        header = bytearray(24)
-        header[0], header[2], header[4] = Kind.RESPONSE, 24, 24
-        made = Pdu(pdu.link, Way.TO_GATEWAY, header)
-        made.answered_id, made.result = pdu.cid, 1
-        return [made]
-
-    def acknowledge(pdu: Pdu) -> list[Pdu]:
-        header = bytearray(24)
-        header[0], header[2], header[4] = Kind.RESPONSE, 24, 24
-        made = Pdu(pdu.link, Way.TO_GATEWAY, header)
-        made.answered_id = pdu.cid
-        return [made]
-
-    impostor = Replace(match=is_io_connect, make=answer)
-    yes_man = Replace(match=is_command(WRITE, READ), make=acknowledge)
+    impostor = Replace(match=is_io_connect, make=lambda p: [response(p.link, p.cid, result=1)])
+    yes_man = Replace(match=is_command(WRITE, READ), make=lambda p: [response(p.link, p.cid)])
     world.proxy.rules += [impostor, yes_man]
     async with world.queue() as queue:
         outcome = await attempt(queue.write(LBA, pattern(LBA, 2)))

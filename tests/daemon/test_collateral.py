@@ -1,5 +1,7 @@
 """The directory of collateral: loaded, reloaded, and never older than what was in use."""
 
+import dataclasses
+import datetime as dt
 import signal
 from pathlib import Path
 
@@ -9,9 +11,10 @@ from control_plane import Site, daemon, short_directory, wait_for_log
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.daemon.broker import collateral
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from vendors.authority import NOW
-from vendors.intel import FMSPC, Intel, intel
+from vendors.intel import FMSPC, NEXT_UPDATE, Intel, intel
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,8 @@ def keeper(vendor: Intel, path: Path) -> CollateralKeeper:
     others = vendor_roots()
     roots = VendorRoots(amd=others.amd, intel=vendor.root.certificate, nvidia=others.nvidia)
     (path / "files").mkdir(exist_ok=True)
-    return CollateralKeeper(path / "files", marks=path / "marks.json", roots=roots)
+    metrics = Metrics()
+    return CollateralKeeper(path / "files", marks=path / "marks.json", metrics=metrics, roots=roots)
 
 
 def test_what_lies_in_the_directory_is_used(vendor: Intel, tmp_path: Path) -> None:
@@ -35,6 +39,27 @@ def test_what_lies_in_the_directory_is_used(vendor: Intel, tmp_path: Path) -> No
     (tmp_path / "files" / "folder").mkdir()
     kept.load(now=NOW)
     assert set(kept.current().tcb_infos) == {FMSPC}
+
+
+def test_metrics_tell_what_ends_first(vendor: Intel, tmp_path: Path) -> None:
+    metrics = Metrics()
+    roots = dataclasses.replace(vendor_roots(), intel=vendor.root.certificate)
+    kept = CollateralKeeper(tmp_path, marks=tmp_path / ".marks", metrics=metrics, roots=roots)
+
+    def values() -> list[float | None]:
+        names = ("refusals", "next_update_timestamp_seconds")
+        return [metrics.registry.get_sample_value(f"sealane_broker_collateral_{n}") for n in names]
+
+    kept.load(now=NOW)
+    assert values() == [0, 0]
+    (tmp_path / "bundle.json").write_bytes(vendor.collateral())
+    (tmp_path / "nonsense").write_bytes(b"x")
+    kept.load(now=NOW)
+    assert values() == [1, NEXT_UPDATE.timestamp()]
+    soon = NOW + dt.timedelta(hours=1)
+    (tmp_path / "bundle.json").write_bytes(vendor.collateral(list_end=soon))
+    kept.load(now=NOW)
+    assert values() == [1, soon.timestamp()]
 
 
 def test_marks_outlive_the_broker(vendor: Intel, tmp_path: Path) -> None:
@@ -96,7 +121,7 @@ def test_files_are_counted(vendor: Intel, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_without_a_directory_only_the_roots_are_known(tmp_path: Path) -> None:
-    kept = CollateralKeeper(None, marks=tmp_path / "marks.json")
+    kept = CollateralKeeper(None, marks=tmp_path / "marks.json", metrics=Metrics())
     kept.load(now=NOW)
     assert kept.current().roots == vendor_roots()
     assert not (tmp_path / "marks.json").exists()

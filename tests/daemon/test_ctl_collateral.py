@@ -8,6 +8,7 @@ import pytest
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.daemon import ctl, ctl_collateral
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.metrics import Metrics
 from vendors.amd import amd
 from vendors.authority import NOW
 from vendors.intel import intel
@@ -83,7 +84,7 @@ def test_what_a_broker_has_used_refuses_what_is_older(
     roots: VendorRoots, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     marks = tmp_path / "marks.json"
-    kept = CollateralKeeper(files, marks=marks, roots=roots)
+    kept = CollateralKeeper(files, marks=marks, metrics=Metrics(), roots=roots)
     kept.load(now=NOW)
     before = marks.read_bytes()
     command = ["--output", "json", "collateral", "list", str(files), "--at", AT]

@@ -9,6 +9,7 @@ from sealane.daemon.volumes import Via
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import (
+    broker_pb2,
     volumes_pb2,
 )
 from volume_control import HOST, World
@@ -80,6 +81,31 @@ async def test_another_gateway_of_the_tenant_gets_neither_key_nor_lease_of_a_loc
         with pytest.raises(VerificationError) as caught:
             await call(other, volume_id=volume_id, key_epoch=1, request_id=b"r" * 16)
         assert caught.value.reason == "volume.owner.refused"
+
+
+async def test_local_volume_of_another_gateway_is_not_attached(world: World) -> None:
+    other = Subject(
+        node="g2",
+        role="gateway",
+        tenant="t",
+        incarnation=b"i" * 16,
+        kem_public_key=world.identities["gateway"].keys.kem_public,
+    )
+    registered = await world.broker.register_volume(
+        other,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="g2",
+        mode="local",
+        third_party="disks",
+    )
+    descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
+    world.third_parties.volumes["disks"] = uuid.UUID(descriptor.volume_id)
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.attach(descriptor.volume_id, host_nqn=HOST, via=Via())
+    assert caught.value.reason == "volume.owner"
+    assert world.third_parties.attached == []
 
 
 @pytest.mark.parametrize(

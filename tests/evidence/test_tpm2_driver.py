@@ -145,6 +145,36 @@ def test_certificate_of_the_endorsement_key_is_used(machine: SoftwareTpm) -> Non
     driver.close()
 
 
+def write_nv(esapi: Any, index: int, content: bytes) -> None:
+    from tpm2_pytss import TPM2B_NV_PUBLIC, TPMS_NV_PUBLIC
+    from tpm2_pytss.constants import TPM2_ALG, TPMA_NV
+
+    public = TPMS_NV_PUBLIC(
+        nvIndex=index,
+        nameAlg=TPM2_ALG.SHA256,
+        attributes=TPMA_NV.AUTHREAD | TPMA_NV.AUTHWRITE | TPMA_NV.NO_DA,
+        dataSize=len(content),
+    )
+    handle = esapi.nv_define_space(None, TPM2B_NV_PUBLIC(public))
+    for start in range(0, len(content), 512):
+        esapi.nv_write(handle, content[start : start + 512], start)
+
+
+@pytest.mark.parametrize("padding", [b"", bytes(100), b"\xff" * 100])
+def test_certificate_in_the_tpms_memory_is_found(machine: SoftwareTpm, padding: bytes) -> None:
+    manufacturer = Manufacturer(NOW)
+    driver = open_driver(machine)
+    key: Any = parse_public(driver._keys.endorsement_key).key
+    certificate = manufacturer.certify(key)[0].public_bytes(serialization.Encoding.DER)
+    # Where the TCG's EK credential profile has the certificate of the P-256 key.
+    driver._tpm.call(lambda e: write_nv(e, 0x01C0000A, certificate + padding))
+    driver.close()
+    driver = open_driver(machine)
+    claims = attest(driver, Tpm2Verifier([manufacturer.issuer]))
+    driver.close()
+    assert not claims.flags["ek_uncertified"]
+
+
 def test_other_tpm_can_not_answer_in_its_place(
     machine: SoftwareTpm, other_machine: SoftwareTpm
 ) -> None:

@@ -1,6 +1,7 @@
 """Writes the committed corpora: `python tests/fuzz/seeds.py`. A file per thing that can be done."""
 
 import dataclasses
+import datetime as dt
 import json
 import struct
 import sys
@@ -15,6 +16,8 @@ from fuzz.admin import ENABLE, property_set
 from fuzz.evidence import TPM, TPM2_INTRODUCTION
 from fuzz.listener import admin_bytes, connect_capsule
 from sealane import _native
+from sealane.crypto.attestation.runtime_data import KEM_KEY_BYTES, RuntimeData
+from sealane.crypto.audit import Chain
 from sealane.crypto.encoding import fields
 from sealane.crypto.evidence.claims import Binding
 from sealane.crypto.evidence.cmw import Item, encode_collection
@@ -51,6 +54,7 @@ def main() -> None:
 def seeds() -> Iterator[tuple[str, str, bytes]]:
     """Target, name and bytes."""
     yield "connect", "connect", connect_capsule()[8:]
+    yield from _attestation()
     yield from (("admin_controller", *each) for each in _admin())
     for shape in (0, 4, 12, 13, 14):
         for groups in range(3):
@@ -75,6 +79,80 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     yield "discovery_log", "patched", bytes([0]) + patch + bytes(6)
     yield from _streams()
     yield from _evidence()
+
+
+def _attestation() -> Iterator[tuple[str, str, bytes]]:
+    for name, digests, algorithm in (
+        ("plain", (), "x25519"),
+        ("with-devices", (bytes(32), bytes(range(32))), "p256"),
+    ):
+        data = RuntimeData(
+            nonce=bytes(32),
+            audience="spiffe://sealane/broker/b",
+            node="g",
+            role="gateway",
+            incarnation=bytes(16),
+            tls_public_key=bytes(91),
+            kem_public_key=bytes(KEM_KEY_BYTES[algorithm]),
+            verifier_key_sha256=bytes(32),
+            evidence_type="software",
+            kem_algorithm=algorithm,
+            secondary_evidence_sha256=digests,
+        )
+        yield "runtime_data", name, data.encode()
+    yield (
+        "attestation_result",
+        "unsigned",
+        b"eyJhbGciOiJFUzM4NCIsInR5cCI6IkpXVCJ9.e30." + b"A" * 128,
+    )
+    yield (
+        "policy_document",
+        "software",
+        b"""version = 1
+[software]
+allowed = true
+[[software.key]]
+fingerprint = "sha256:"""
+        + b"0" * 64
+        + b""""
+nodes = ["g"]
+roles = ["gateway"]
+tenant = "t"
+""",
+    )
+    yield (
+        "policy_document",
+        "hardware",
+        b"""version = 2
+[[hardware]]
+id = "chip-id:00"
+nodes = ["g"]
+roles = ["gateway"]
+tenant = "t"
+devices = ["key-sha256:00"]
+[[reference]]
+name = "n"
+evidence = "snp"
+product = "Milan"
+roles = ["gateway"]
+measurements = { measurement = ["00"], host_data = "any", pcr4 = "events" }
+events = { pcr4 = ["00"] }
+tcb = { snp = 8 }
+tcb_statuses = ["UpToDate"]
+advisories = ["a"]
+properties = { vmpl = [0] }
+flags = { debug = true }
+certified_keys = ["kem"]
+secondary = ["nvidia"]
+accepted_tier = "warning"
+""",
+    )
+    chain = Chain()
+    now = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
+    line = chain.append(
+        "lease.grant", subject="s", outcome="granted", reason="", detail={"ranges": ["1"]}, now=now
+    )
+    yield "audit_record", "grant", line.removesuffix(b"\n")
 
 
 def _admin() -> Iterator[tuple[str, bytes]]:

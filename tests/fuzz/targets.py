@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fuzz.admin import admin_controller, connect
+from fuzz.attestation import attestation_result, audit_record, policy_document, runtime_data
 from fuzz.authentication import authentication_controller, authentication_host, secret
 from fuzz.evidence import (
     certificates,
@@ -37,6 +38,10 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
         initiator_stream,
         pdu_stream,
         listener,
+        runtime_data,
+        attestation_result,
+        policy_document,
+        audit_record,
         evidence_collection,
         snp_evidence,
         tdx_evidence,

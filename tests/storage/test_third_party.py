@@ -1,196 +1,32 @@
 """Volumes on a target that isn't ours: for the gateway, an ordinary namespace in a file."""
 
 import asyncio
-import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from sealane.daemon.storage.exported import Exported, Provider
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway
-from sealane.daemon.storage.listener import Listener
-from sealane.daemon.storage.subsystem_config import SubsystemConfig
-from sealane.daemon.storage.subsystems import PlainSubsystems
-from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores, ThirdPartyVolume
 from sealane.errors import UnavailableError, UsageError
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.errors import NvmeStatusError
-from sealane.transport.nvme.handshake import Digests
-from sealane.transport.nvme.initiator import HostController, VolumeQueue
-
-NQN = "nqn.2026-11.dev.sealane:disks"
-GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"
-HOST = "nqn.2026-11.dev.sealane:host"
-SECTORS = 256
-PAGE = 4096
-INVALID_OPCODE = 0x001
-LOG_START, LOG_PAGES = 3, 4096
-TABLE_START = LOG_START + LOG_PAGES
-SLOTS_START = TABLE_START + 2 * -(-SECTORS // 46)
-SLOTS = SECTORS + 1024
-PAGES = SLOTS_START + SLOTS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeKey:
-    volume_id: uuid.UUID
-    keys: dict[int, bytearray]
-    generation: int = 1
-    sector_count: int = SECTORS
-    fully_sealed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    broker_instance: int = 1
-    start_epoch: int
-    counter_start: int = 1
-    counter_end: int = 1 << 36
-
-
-class Nothing(Provider):
-    """A provider without subsystems of its own."""
-
-    def find(self, subsystem_nqn: str) -> Exported | None:
-        assert subsystem_nqn
-        return None
-
-
-@dataclass
-class Attached:
-    port: AttachedVolume
-    back: ThirdPartyVolume
-
-
-@dataclass
-class World:
-    plain: PlainSubsystems
-    gateway: Gateway
-    stores: ThirdPartyStores
-    image: Path
-    fences: list[float] = field(default_factory=list)
-    volume_id: uuid.UUID = field(default_factory=uuid.uuid4)
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    store_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    is_off: bool = False
-    attachments: int = 0
-
-    def config(self, pages: int = PAGES) -> SubsystemConfig:
-        namespace = {
-            "nsid": 1,
-            "store": "file",
-            "path": str(self.image),
-            "size_bytes": pages * PAGE,
-        }
-        return SubsystemConfig.model_validate(
-            {"nqn": NQN, "hosts": [{"nqn": GATEWAY}], "namespaces": [namespace]}
-        )
-
-    async def create(self) -> None:
-        await self.stores.create(
-            "disks", self.volume_id, sector_count=SECTORS, store_key=bytearray(self.store_key)
-        )
-
-    async def open(self) -> ThirdPartyVolume:
-        return await self.stores.attach(
-            "disks",
-            self.volume_id,
-            sector_count=SECTORS,
-            store_key=bytearray(self.store_key),
-            freshness=not self.is_off,
-        )
-
-    @contextlib.asynccontextmanager
-    async def attached(self) -> AsyncIterator[VolumeQueue]:
-        """Attach the volume and connect a host."""
-        back = await self.open()
-        self.attachments += 1
-        port = await self.gateway.attach(
-            VolumeKey(
-                volume_id=self.volume_id,
-                keys={1: bytearray(self.key)},
-                fully_sealed=self.is_off,
-            ),
-            counters=[Counters(start_epoch=self.attachments)],
-            host_nqn=HOST,
-            open_queue=back.open_queue,
-        )
-        try:
-            export = port.export
-            async with HostController(
-                traddr=export.traddr,
-                trsvcid=export.trsvcid,
-                subsystem_nqn=export.subsystem_nqn,
-                host_nqn=HOST,
-                credentials=Credentials(secret=port.secret),
-            ) as host:
-                queue = await host.open_queue(1)
-                try:
-                    yield queue
-                finally:
-                    await queue.close()
-        finally:
-            await port.detach()
-            await back.close()
-
-    def pages(self, first: int, count: int) -> bytes:
-        with self.image.open("rb") as file:
-            file.seek(first * PAGE)
-            return file.read(count * PAGE)
-
-    def put(self, first: int, content: bytes) -> None:
-        with self.image.open("r+b") as file:
-            file.seek(first * PAGE)
-            file.write(content)
-
-    def used_slots(self) -> list[int]:
-        content = self.pages(SLOTS_START, SLOTS)
-        return [n for n in range(SLOTS) if any(content[n * PAGE : (n + 1) * PAGE])]
+from storage.third_party import (
+    INVALID_OPCODE,
+    PAGE,
+    PAGES,
+    SECTORS,
+    SLOTS_START,
+    TABLE_START,
+    World,
+    read,
+    third_party_world,
+)
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    listener = Listener(Nothing(), traddr="127.0.0.1", trsvcid=0, offers_digests=True)
-    await listener.start()
-    plain = PlainSubsystems(listener)
-    traddr, trsvcid = listener.address
-    fences: list[float] = []
-
-    async def wait(seconds: float) -> None:
-        fences.append(seconds)
-
-    party = ThirdParty(
-        name="disks",
-        traddr=traddr,
-        trsvcid=trsvcid,
-        subsystem_nqn=NQN,
-        namespace_id=1,
-        digests=Digests(header=True, data=True),
-    )
-    stores = ThirdPartyStores(
-        [party], host_nqn=GATEWAY, directory=tmp_path / "third-party", sleep=wait
-    )
-    gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
-    await gateway.start()
-    try:
-        async with stores.running():
-            made = World(plain, gateway, stores, tmp_path / "image", fences)
-            await plain.apply([made.config()])
-            yield made
-    finally:
-        await gateway.stop()
-        await plain.close()
-        await listener.stop()
-
-
-async def read(queue: VolumeQueue, lba: int, sectors: int) -> bytes:
-    into = bytearray(sectors * PAGE)
-    await queue.read(lba, into)
-    return bytes(into)
+    async with third_party_world(tmp_path) as made:
+        yield made
 
 
 async def test_what_is_written_comes_back_after_detach_and_is_not_in_the_clear(

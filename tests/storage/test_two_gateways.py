@@ -12,18 +12,17 @@ import pytest
 
 from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
-from sealane.crypto.exchange import Exchange
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
-from sealane.crypto.queue import NONCE_BYTES, QueueTranscript, derive_queue_secret
 from sealane.daemon.ports import QueueGrant, VolumeKey
+from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage import target as target_module
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
-from sealane.protocol.v1 import broker_pb2, storage_pb2
+from sealane.protocol.v1 import broker_pb2
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
 from trust.world import all_authorized
@@ -52,50 +51,19 @@ class Rack:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     attached: dict[str, AttachedVolume] = field(default_factory=dict)
 
-    def request(
-        self, own: Exchange, node: str, queue_id: int, epoch: int
-    ) -> storage_pb2.OpenQueueRequest:
-        return storage_pb2.OpenQueueRequest(
-            volume_id=str(self.volume_id),
-            host_nqn=gateway_nqn(node),
+    def opening(self, node: str, queue_id: int, epoch: int) -> QueueOpening:
+        return QueueOpening(
+            volume_id=self.volume_id,
+            target_node="s",
+            gateway_node=node,
             queue_id=queue_id,
-            public_key=own.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
             association_epoch=epoch,
         )
 
     async def open_queue(self, node: str, queue_id: int, epoch: int) -> QueueGrant:
         """What the control channel does, without the network."""
-        own = Exchange()
-        request = self.request(own, node, queue_id, epoch)
-        answer = await self.service.open_queue(subject(node), request)
-        secret = derive_queue_secret(
-            own,
-            peer_key=answer.public_key,
-            transcript=QueueTranscript(
-                volume_id=self.volume_id,
-                host_nqn=request.host_nqn,
-                target_node="s",
-                gateway_node=node,
-                queue_id=queue_id,
-                association_epoch=epoch,
-                target_incarnation=answer.target_incarnation,
-                gateway_nonce=request.nonce,
-                target_nonce=answer.nonce,
-                gateway_key=own.public_key,
-                target_key=answer.public_key,
-            ),
-        )
-        return QueueGrant(
-            ticket=answer.ticket,
-            secret=secret,
-            association_epoch=epoch,
-            target_incarnation=answer.target_incarnation,
-            traddr=answer.traddr,
-            trsvcid=answer.trsvcid,
-            subsystem_nqn=answer.subsystem_nqn,
-            host_nqn=request.host_nqn,
-        )
+        opening = self.opening(node, queue_id, epoch)
+        return opening.grant(await self.service.open_queue(subject(node), opening.request))
 
     def key_of(self, key_epoch: int) -> bytearray:
         return bytearray(b ^ key_epoch for b in self.key)
@@ -224,7 +192,7 @@ async def test_newer_association_of_one_keeps_the_others_epoch(rack: Rack) -> No
 
 async def test_a_gateway_cannot_fence_in_anothers_name(rack: Rack) -> None:
     async with rack.queue("g1") as queue:
-        request = rack.request(Exchange(), "g1", 1, (1 << 63) + 1)
+        request = rack.opening("g1", 1, (1 << 63) + 1).request
         with pytest.raises(VerificationError) as caught:
             await rack.service.open_queue(subject("g2"), request)
         assert caught.value.reason == "queue.host_nqn"

@@ -293,6 +293,40 @@ async def test_put_back_cluster_is_refused_by_who_was_connected() -> None:
             await store.close()
 
 
+async def test_another_cluster_in_place_of_ours_is_refused(etcd: Cluster) -> None:
+    with etcd_cluster() as other:
+        store = await opened(other)
+        foreign = await opened(etcd)
+        while await foreign.revision() <= await store.revision():
+            await foreign.commit(puts={"a": b""})
+        store._cluster._members[:] = foreign._cluster._members
+        with pytest.raises(VerificationError) as caught:
+            await store.get("a")
+        assert caught.value.reason == "broker.store.rolled_back"
+        await foreign.close()
+
+
+async def test_broker_whose_place_was_taken_ends(etcd: Cluster) -> None:
+    starts, heads = Count(), Count()
+    stores = [await opened(etcd, prefix=(prefix := f"/{uuid.uuid4()}/"))]
+    _, older, _ = await start_broker(stores[0], starts=starts, heads=heads)
+    stores.append(await opened(etcd, prefix=prefix))
+    await start_broker(stores[1], starts=starts, heads=heads)
+    async with asyncio.timeout(10):
+        with pytest.raises((UnavailableError, VerificationError)) as caught:
+            await older.keep_anchored(seconds=0)
+    assert caught.value.reason in {"broker.store.fenced", "broker.store.rolled_back"}
+    with pytest.raises(UnavailableError) as fenced:
+        await stores[0].commit(puts={"a": b""})
+    assert fenced.value.reason == "broker.store.fenced"
+    async with asyncio.timeout(10):
+        with pytest.raises(UnavailableError) as caught_again:
+            await older.keep_anchored(seconds=0)
+    assert caught_again.value.reason == "broker.store.fenced"
+    for store in stores:
+        await store.close()
+
+
 async def test_put_back_cluster_that_others_drove_on_is_refused_at_the_next_commit() -> None:
     with etcd_cluster() as cluster:
         ours = await opened(cluster, writer="1")

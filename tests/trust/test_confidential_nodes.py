@@ -6,7 +6,6 @@ policy and appraisal are the broker's own.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,42 +27,17 @@ from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.crypto.evidence.hardware import hardware_verifiers
 from sealane.crypto.evidence.media_types import NVIDIA_EVIDENCE, SNP_CERTIFICATES
 from sealane.daemon.broker.policy import parse_policy
-from sealane.daemon.evidence.tsm import ReportTree, TsmDriver
+from sealane.daemon.evidence.tsm import TsmDriver
 from sealane.errors import VerificationError
 from vendors.amd import amd
 from vendors.authority import NOW, p256
 from vendors.intel import intel
 from vendors.nvidia import evidence as nvidia_evidence
 from vendors.nvidia import nvidia
+from vendors.tsm import ImitationTree
 
 AUDIENCE, KEY_SHA256 = "spiffe://sealane/broker/b", bytes(range(32))
 SECONDS = 10**9
-
-
-class Firmware(ReportTree):
-    """A configfs-tsm whose reports are `sign`ed as they are asked for."""
-
-    def __init__(
-        self, root: Path, provider: str, sign: Callable[[bytes], bytes], table: bytes
-    ) -> None:
-        super().__init__(root)
-        self.provider, self.sign, self.table = provider, sign, table
-
-    def create(self) -> Path:
-        directory = super().create()
-        (directory / "provider").write_text(self.provider)
-        (directory / "generation").write_text("0")
-        return directory
-
-    def remove(self, directory: Path) -> None:
-        for path in directory.iterdir():
-            path.unlink()
-        super().remove(directory)
-
-    def write(self, path: Path, content: bytes) -> None:
-        (path.parent / "outblob").write_bytes(self.sign(content))
-        (path.parent / "auxblob").write_bytes(self.table)
-        (path.parent / "generation").write_text("1")
 
 
 def policy(evidence_type: str) -> str:
@@ -174,7 +148,7 @@ class Node:
         )
         make = getattr(vendor, "report" if evidence_type == "snp" else "quote")
         self.driver = TsmDriver(
-            Firmware(root, provider, lambda data: make(report_data=data), table)
+            ImitationTree(root, provider, sign=lambda data: make(report_data=data), table=table)
         )
         collateral = known()
         self.verifier = Verifier(

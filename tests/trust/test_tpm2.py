@@ -13,11 +13,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from control_plane import Daemon, Site, daemon, sealaned, short_directory
+from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory
 from sealane.client import connect
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.certificates import Subject, verify_leaf
-from sealane.crypto.evidence.tpm2 import Evidence, activation_proof, hardware_id
+from sealane.crypto.evidence.tpm2 import Evidence, activation_proof
 from sealane.crypto.evidence.tpm2_structures import parse_public
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.clock import utc_now
@@ -94,7 +94,9 @@ class Trust:
 
 
 @contextlib.contextmanager
-def trusting(*nodes: tuple[str, str, str], maker: Manufacturer | None = None) -> Iterator[Trust]:
+def trusting(
+    *nodes: tuple[str, str, str], maker: Manufacturer | None = None, policy: str | None = None
+) -> Iterator[Trust]:
     """Run a broker that lists hardware, node and role, and wants the maker's certificate."""
     with short_directory() as root:
         trust = Trust(Site(root))
@@ -108,6 +110,8 @@ def trusting(*nodes: tuple[str, str, str], maker: Manufacturer | None = None) ->
         for node in nodes:
             trust.allow(*node)
         trust.write_policy()
+        if policy is not None:
+            (root / "policy.toml").write_text(policy)
         with daemon(config) as trust.broker:
             yield trust
 
@@ -126,7 +130,7 @@ def open_driver(machine: SoftwareTpm, **options: Any) -> Any:
 
 
 def identifier_of(driver: Any) -> str:
-    return hardware_id(driver._keys.endorsement_key)
+    return str(driver.hardware_id)
 
 
 def enrol(
@@ -337,6 +341,24 @@ def test_tpm_whose_state_was_put_back_is_refused(machine: SoftwareTpm) -> None:
         driver.close()
 
 
+def test_machine_says_what_a_policy_needs_of_it(machine: SoftwareTpm) -> None:
+    with trusting() as trust:
+        role = "[target]\n"
+        config = node_config(trust, "s", machine, role)
+        arguments = ("--node", "s", "--role", "target", "--tenant", "t")
+        said = sealanectl("attest", "machine", config, *arguments)
+        assert said.returncode == 0, said.stderr
+        entries = said.stdout
+    driver = open_driver(machine)
+    assert f'id = "{identifier_of(driver)}"' in entries
+    assert "flags = { ek_uncertified = true }" in entries
+    with trusting(policy="version = 1\n" + entries) as trust:
+        enrol(trust, driver, node="s", role="target")
+        driver._tpm.call(lambda esapi: extend(esapi, 0))
+        assert refused(trust, driver, node="s", role="target") == "attestation.measurement.unknown"
+    driver.close()
+
+
 @contextlib.contextmanager
 def two_machines(directory: Path) -> Iterator[tuple[SoftwareTpm, SoftwareTpm]]:
     with software_tpm(directory / "s") as target, software_tpm(directory / "g") as gateway:
@@ -371,7 +393,7 @@ def test_volume_lives_on_nodes_with_tpms_until_one_is_changed(tmp_path: Path) ->
             config = node_config(trust, "g", compute, role)
             with daemon(config) as gateway:
                 asyncio.run(write_and_read(gateway))
-                assert any(line["event"] == "tpm_opened" for line in gateway.log_lines())
+                assert any(line["event"] == "evidence_opened" for line in gateway.log_lines())
             driver = open_driver(compute)
             driver._tpm.call(lambda esapi: extend(esapi, 16))
             driver.close()

@@ -89,8 +89,6 @@ class SqliteStore:
                 "broker.store.version",
                 f"{self.path}: schema version {version}, allowed is {SCHEMA_VERSION}",
             )
-        # Takes the lock also where nothing is to be written.
-        self._db.executescript("BEGIN EXCLUSIVE; COMMIT;")
         return version
 
     async def get(self, key: str) -> Entry | None:

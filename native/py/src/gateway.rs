@@ -15,10 +15,13 @@ use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
-use sealane_proto::sector::{BLOCK_BYTES, CounterRange, VolumeIdentity};
+use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, VolumeIdentity};
 
+use crate::host_queue::HostQueueDescription;
+use crate::load::{LoadSettings, measured};
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
+    transfer_error,
 };
 
 create_exception!(
@@ -187,6 +190,25 @@ impl GatewayVolume {
             BackError::Stale(_) => StaleAssociationError::new_err(error.to_string()),
             BackError::Closed => QueueClosedError::new_err(error.to_string()),
         })
+    }
+
+    #[pyo3(signature = (queue, settings, *, association_epoch, incarnation, secure))]
+    fn run_load<'py>(
+        &self,
+        py: Python<'py>,
+        queue: HostQueueDescription,
+        settings: LoadSettings,
+        association_epoch: u64,
+        incarnation: u64,
+        mut secure: PyRefMut<'_, SecureQueueParameters>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let limits = HostLimits { block_bytes: BLOCK_BYTES, ..queue.limits() };
+        let plan = settings.plan(DATA_BYTES, &[limits])?;
+        let fd = queue.socket()?;
+        let back =
+            BackQueue { limits, secure: secure.take()?, epoch: association_epoch, incarnation };
+        let result = py.detach(|| self.volume.run_load(fd, back, &plan)).map_err(transfer_error)?;
+        measured(py, &result)
     }
 
     fn lose_association(&self, detail: &str) {

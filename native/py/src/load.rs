@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_engine::storage::load::{LoadPlan, run_load as run};
+use sealane_engine::storage::load::{LoadPlan, LoadResult, run_load as run};
 use sealane_proto::nvme::host_queue::HostLimits;
 
 use crate::host_queue::HostQueueDescription;
@@ -13,13 +13,10 @@ use crate::storage::{invalid, transfer_error};
 /// How long nothing may be heard.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Keeps `depth` commands outstanding on each queue for `seconds`.
-#[pyfunction]
-#[pyo3(signature = (queues, *, is_write, is_random, io_bytes, depth, span_bytes, seconds, seed))]
-#[allow(clippy::too_many_arguments)] // all by keyword
-fn run_load(
-    py: Python<'_>,
-    queues: Vec<HostQueueDescription>,
+/// What a load does, without what it does it to.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct LoadSettings {
     is_write: bool,
     is_random: bool,
     io_bytes: usize,
@@ -27,31 +24,56 @@ fn run_load(
     span_bytes: u64,
     seconds: f64,
     seed: u64,
+}
+
+impl LoadSettings {
+    /// The plan for queues of these limits; `ValueError` if they can't take it.
+    pub(crate) fn plan(&self, block_bytes: usize, limits: &[HostLimits]) -> PyResult<LoadPlan> {
+        if self.io_bytes == 0 || !self.io_bytes.is_multiple_of(block_bytes) {
+            return Err(invalid("a load moves whole blocks of one size"));
+        }
+        let fits = |limits: &HostLimits| {
+            self.io_bytes <= limits.transfer_max
+                && (1..usize::from(limits.queue_depth)).contains(&self.depth)
+        };
+        if !limits.iter().all(fits) {
+            return Err(invalid("a load's size or depth is beyond what the queues take"));
+        }
+        Ok(LoadPlan {
+            is_write: self.is_write,
+            is_random: self.is_random,
+            io_blocks: (self.io_bytes / block_bytes) as u32,
+            depth: self.depth,
+            span: 0..self.span_bytes / block_bytes as u64,
+            duration: Duration::try_from_secs_f64(self.seconds).map_err(invalid)?,
+            timeout: TIMEOUT,
+            seed: self.seed,
+        })
+    }
+}
+
+/// Keeps `depth` commands outstanding on each queue for `seconds`.
+#[pyfunction]
+fn run_load(
+    py: Python<'_>,
+    queues: Vec<HostQueueDescription>,
+    settings: LoadSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
     let queues = queues.iter().map(|queue| Ok((queue.socket()?, queue.limits())));
     let queues = queues.collect::<PyResult<Vec<_>>>()?;
-    let block_bytes = queues.first().map_or(0, |(_, limits)| limits.block_bytes);
-    let same = queues.iter().all(|(_, limits)| limits.block_bytes == block_bytes);
-    if block_bytes == 0 || !same || io_bytes == 0 || !io_bytes.is_multiple_of(block_bytes) {
+    let limits: Vec<HostLimits> = queues.iter().map(|(_, limits)| *limits).collect();
+    let block_bytes = limits.first().map_or(0, |limits| limits.block_bytes);
+    let is_same = limits.iter().all(|limits| limits.block_bytes == block_bytes);
+    if block_bytes == 0 || !is_same {
         return Err(invalid("a load moves whole blocks of one size"));
     }
-    let fits = |limits: &HostLimits| {
-        io_bytes <= limits.transfer_max && (1..usize::from(limits.queue_depth)).contains(&depth)
-    };
-    if !queues.iter().all(|(_, limits)| fits(limits)) {
-        return Err(invalid("a load's size or depth is beyond what the queues take"));
-    }
-    let plan = LoadPlan {
-        is_write,
-        is_random,
-        io_blocks: (io_bytes / block_bytes) as u32,
-        depth,
-        span: 0..span_bytes / block_bytes as u64,
-        duration: Duration::try_from_secs_f64(seconds).map_err(invalid)?,
-        timeout: TIMEOUT,
-        seed,
-    };
+    let plan = settings.plan(block_bytes, &limits)?;
     let result = py.detach(|| run(queues, &plan)).map_err(transfer_error)?;
+    measured(py, &result)
+}
+
+/// What was measured, as Python sees it.
+pub(crate) fn measured<'py>(py: Python<'py>, result: &LoadResult) -> PyResult<Bound<'py, PyDict>> {
     let found = PyDict::new(py);
     let microseconds = |quantile| result.latency.value_at_quantile(quantile) as f64 / 1e3;
     found.set_item("commands", result.commands)?;

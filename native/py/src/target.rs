@@ -11,6 +11,7 @@ use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
 use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
+use sealane_engine::storage::stores::remote_sectors::{RemoteBlocks, RemoteSectorStore};
 use sealane_engine::storage::stores::sealed_file::SealedFileStore;
 use sealane_engine::storage::stores::selection::{self, StoreOptions};
 use sealane_engine::storage::target::{
@@ -18,6 +19,7 @@ use sealane_engine::storage::target::{
 };
 use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::pdu::Digests;
+use sealane_proto::sector::BLOCK_BYTES;
 
 use crate::host_queue::HostQueueDescription;
 use crate::storage::{
@@ -33,10 +35,18 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// A plain namespace of somebody else's target, for one store.
 #[pyclass(frozen, module = "sealane._native")]
-struct RemoteDevice(Mutex<Option<Arc<EngineDevice>>>);
+struct RemoteDevice(Mutex<Option<Remote>>);
+
+/// What its blocks are good for.
+enum Remote {
+    /// Pages of a store with a map.
+    Pages(Arc<EngineDevice>),
+    /// Sectors with their metadata.
+    Sectors(RemoteBlocks),
+}
 
 impl RemoteDevice {
-    fn take(&self) -> PyResult<Arc<EngineDevice>> {
+    fn take(&self) -> PyResult<Remote> {
         let device = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         device.ok_or_else(|| invalid("the device is used or closed already"))
     }
@@ -48,17 +58,26 @@ impl RemoteDevice {
     #[pyo3(signature = (queue, *, block_count, timeout_seconds))]
     fn new(queue: HostQueueDescription, block_count: u64, timeout_seconds: f64) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
-        let device = EngineDevice::start(queue.socket()?, queue.limits(), block_count, timeout);
+        let (socket, limits) = (queue.socket()?, queue.limits());
+        let device = if limits.block_bytes == BLOCK_BYTES {
+            RemoteBlocks::start(socket, limits, block_count, timeout).map(Remote::Sectors)
+        } else {
+            let device = EngineDevice::start(socket, limits, block_count, timeout);
+            device.map(|device| Remote::Pages(Arc::new(device)))
+        };
         let device = device.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => invalid(error),
             _ => error.into(),
         })?;
-        Ok(Self(Mutex::new(Some(Arc::new(device)))))
+        Ok(Self(Mutex::new(Some(device))))
     }
 
     fn erase(&self, py: Python<'_>, volume_id: &[u8]) -> PyResult<()> {
         let (device, volume_id) = (self.take()?, array("volume_id", volume_id)?);
-        Ok(py.detach(|| SealedFileStore::erase_on(&*device, volume_id))?)
+        Ok(py.detach(|| match device {
+            Remote::Pages(device) => SealedFileStore::erase_on(&*device, volume_id),
+            Remote::Sectors(blocks) => blocks.erase(volume_id),
+        })?)
     }
 
     fn close(&self, py: Python<'_>) {
@@ -76,8 +95,8 @@ struct Namespace {
 impl Namespace {
     #[new]
     #[pyo3(signature = (*, store, block_count, sealed, path=None, exist="create".to_owned(),
-        drive=None, in_place=false, freshness=true))]
-    #[allow(clippy::too_many_arguments)] // all by keyword
+        drive=None, in_place=false, freshness=true, metadata=false))]
+    #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // all by keyword
     fn new(
         py: Python<'_>,
         store: String,
@@ -88,6 +107,7 @@ impl Namespace {
         drive: Option<String>,
         in_place: bool,
         freshness: bool,
+        metadata: bool,
     ) -> PyResult<Self> {
         if block_count == 0 {
             return Err(invalid("a namespace has at least 1 block"));
@@ -97,13 +117,14 @@ impl Namespace {
             let options = StoreOptions {
                 kind: &store,
                 block_count,
-                is_sealed: sealed,
+                is_sealed: sealed || metadata,
                 path: path.as_deref(),
                 creates,
                 drive: drive.as_deref(),
                 in_place,
             };
-            namespace_over(selection::open(&options)?, freshness)
+            let store = selection::open(&options)?;
+            if sealed { namespace_over(store, freshness) } else { EngineNamespace::plain(store) }
         });
         let namespace = namespace.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => invalid(error),
@@ -127,15 +148,25 @@ impl Namespace {
         let creates = creates(exist)?;
         let volume_id = array("volume_id", volume_id)?;
         let key = take_secret("store_key", store_key)?;
-        let device: Arc<dyn Device> = device.take()?;
+        let device = device.take()?;
         let namespace = py.detach(|| -> io::Result<EngineNamespace> {
-            let store = if creates {
-                SealedFileStore::create_on(device, volume_id, &key, block_count)
-            } else {
-                SealedFileStore::open_on(device, volume_id, &key)
-            }?;
-            selection::check_size(&store, block_count)?;
-            namespace_over(Box::new(store), freshness)
+            let store: Box<dyn BlockStore> = match device {
+                Remote::Pages(device) => {
+                    let device: Arc<dyn Device> = device;
+                    Box::new(if creates {
+                        SealedFileStore::create_on(device, volume_id, &key, block_count)?
+                    } else {
+                        SealedFileStore::open_on(device, volume_id, &key)?
+                    })
+                }
+                Remote::Sectors(blocks) => Box::new(if creates {
+                    RemoteSectorStore::create(blocks, volume_id, &key, block_count)?
+                } else {
+                    RemoteSectorStore::open(blocks, volume_id, &key)?
+                }),
+            };
+            selection::check_size(&*store, block_count)?;
+            namespace_over(store, freshness)
         });
         Ok(Self { namespace: Arc::new(namespace?) })
     }

@@ -217,6 +217,39 @@ def test_parsers_that_disagree_are_refused(vendor: Intel, monkeypatch: pytest.Mo
             refused("ambiguous", vendor)
 
 
+class PanicException(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [("parse_pck_extension_from_pem", "certificate"), ("QuoteVerifier", "refused")],
+)
+def test_a_panic_of_the_engine_is_a_refusal(
+    vendor: Intel, function: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Verifier:
+        def verify_with_policy(self, *_: object) -> None:
+            raise PanicException("index out of bounds")
+
+    def panic(*arguments: object) -> Verifier:
+        if function == "QuoteVerifier":
+            return Verifier()
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(dcap_qvl, function, panic)
+    refused(fault, vendor)
+
+
+def test_an_interrupt_is_none(vendor: Intel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dcap_qvl, "parse_pck_extension_from_pem", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        verify(vendor)
+
+
 def test_the_other_ecdsa_signature_of_a_quote_is_the_same_quote(vendor: Intel) -> None:
     good = quote(vendor)
     start = len(Quote().signed()) + 4 + 32

@@ -221,9 +221,10 @@ def test_other_tpm_can_not_answer(tpm: SyntheticTpm) -> None:
 def test_quote_of_another_attestation_key_is_refused(tpm: SyntheticTpm) -> None:
     _, introduced, binding = attested(tpm)
     secret = tpm.activate(introduced.activation)
+    evidence = tpm.evidence(binding, secret)
     other = SyntheticTpm(ek=tpm.ek, kem=tpm.kem)
     with pytest.raises(VerificationError, match=r"tpm2\.signature"):
-        verify(other.evidence(binding, secret), introduced, binding)
+        verify(other.requote(evidence, evidence.quote), introduced, binding)
 
 
 def test_evidence_for_other_runtime_data_is_refused(tpm: SyntheticTpm) -> None:

@@ -1,8 +1,9 @@
-//! A closed-loop load on plain I/O queues: as many commands outstanding as asked for, all the time,
-//! each one's latency counted. For measuring any NVMe/TCP controller from the host's side.
+//! A closed-loop load: as many commands outstanding as asked for, all the time, each one's latency
+//! counted. On plain I/O queues it measures any NVMe/TCP controller from the host's side; a gateway
+//! runs it on a queue of its own ([`super::gateway::GatewayVolume::run_load`]).
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,27 @@ pub struct LoadResult {
     pub latency: Histogram<u64>,
 }
 
+/// Where a load's commands go.
+pub(super) trait Port {
+    /// Submits a read or write; `tag` comes back with its end.
+    fn submit(&mut self, tag: u64, command: HostCommand) -> Result<(), TransferError>;
+    /// A buffer for a write, reused if there is one.
+    fn buffer(&mut self, bytes: usize) -> Vec<u8>;
+    /// Sends what was submitted and waits until something comes, not for ever.
+    fn exchange(&mut self) -> Result<(), TransferError>;
+    /// The tag of the next command that ended, or how the load fails.
+    fn next_end(&mut self) -> Result<Option<u64>, TransferError>;
+    /// Commands without an end.
+    fn outstanding(&self) -> usize;
+}
+
+/// An I/O queue of a controller.
+struct QueuePort {
+    queue: HostQueue,
+    connection: Connection,
+    timeout: Duration,
+}
+
 /// Runs the load on all queues at once, one thread each, until its time is over.
 pub fn run_load(
     queues: Vec<(OwnedFd, HostLimits)>,
@@ -70,11 +92,14 @@ pub fn run_load(
             .zip(queues)
             .map(|(index, (fd, limits))| {
                 let first = plan.span.start + index * share;
-                let mut load = Load::new(limits, plan, first..first + share, index);
+                let (queue, connection) = (HostQueue::new(limits, None), Connection::new(fd));
+                let port = QueuePort { queue, connection, timeout: plan.timeout };
+                let span = first..first + share;
+                let mut load = Load::new(port, limits.block_bytes, plan, span, index);
                 let start = &start;
                 scope.spawn(move || {
                     start.wait();
-                    load.run(&mut Connection::new(fd))
+                    load.run()
                 })
             })
             .collect();
@@ -109,8 +134,8 @@ fn thread_cpu() -> Duration {
 }
 
 /// One queue's share of the load.
-struct Load<'a> {
-    queue: HostQueue,
+pub(super) struct Load<'a, P> {
+    port: P,
     plan: &'a LoadPlan,
     span: Range<u64>,
     io_bytes: usize,
@@ -123,11 +148,17 @@ struct Load<'a> {
     pattern: Vec<u8>,
 }
 
-impl<'a> Load<'a> {
-    fn new(limits: HostLimits, plan: &'a LoadPlan, span: Range<u64>, index: u64) -> Self {
-        let io_bytes = plan.io_blocks as usize * limits.block_bytes;
+impl<'a, P: Port> Load<'a, P> {
+    pub(super) fn new(
+        port: P,
+        block_bytes: usize,
+        plan: &'a LoadPlan,
+        span: Range<u64>,
+        index: u64,
+    ) -> Self {
+        let io_bytes = plan.io_blocks as usize * block_bytes;
         let mut load = Self {
-            queue: HostQueue::new(limits, None),
+            port,
             plan,
             next_lba: span.start,
             span,
@@ -155,7 +186,7 @@ impl<'a> Load<'a> {
         mixed ^ (mixed >> 31)
     }
 
-    fn run(&mut self, connection: &mut Connection) -> Result<LoadResult, TransferError> {
+    pub(super) fn run(&mut self) -> Result<LoadResult, TransferError> {
         let (started, cpu_before) = (Instant::now(), thread_cpu());
         let mut commands = 0;
         let mut latency = new_histogram()?;
@@ -164,38 +195,21 @@ impl<'a> Load<'a> {
             while !is_over && let Some(tag) = self.free.pop() {
                 self.submit(tag)?;
             }
-            if self.queue.outstanding() == 0 {
+            if self.port.outstanding() == 0 {
                 let elapsed = started.elapsed();
                 let cpu = thread_cpu().saturating_sub(cpu_before);
                 let bytes = commands * self.io_bytes as u64;
                 return Ok(LoadResult { commands, bytes, elapsed, cpu, latency });
             }
-            self.exchange(connection)?;
+            self.port.exchange()?;
             let now = Instant::now();
-            while let Some(event) = self.queue.next_event() {
-                let tag = self.ended(event)?;
+            while let Some(tag) = self.port.next_end()? {
                 commands += 1;
                 let since = self.submitted.get(tag as usize).copied().unwrap_or(now);
                 latency.saturating_record((now - since).as_nanos() as u64);
                 self.free.push(tag);
             }
         }
-    }
-
-    fn exchange(&mut self, connection: &mut Connection) -> Result<(), TransferError> {
-        let gone = |Gone(detail)| closed(detail);
-        connection.send(self.queue.transmit()).map_err(gone)?;
-        let interest = Connection::interest(true, self.queue.transmit().pending_bytes());
-        let descriptors = [(std::os::fd::AsFd::as_fd(connection), interest)];
-        let [ready] = wait(descriptors, Some(self.plan.timeout))
-            .map_err(|error| closed(error.to_string()))?;
-        if ready.is_empty() {
-            return Err(TransferError::TimedOut(self.plan.timeout));
-        }
-        if ready != PollFlags::OUT {
-            connection.receive(&mut self.queue).map_err(gone)?;
-        }
-        Ok(())
     }
 
     fn submit(&mut self, tag: u64) -> Result<(), TransferError> {
@@ -210,7 +224,7 @@ impl<'a> Load<'a> {
             lba
         };
         let command = if self.plan.is_write {
-            let mut data = self.queue.buffer(self.io_bytes);
+            let mut data = self.port.buffer(self.io_bytes);
             let from = lba as usize % PATTERN_BUFFERS * self.io_bytes;
             data.copy_from_slice(self.pattern.get(from..from + self.io_bytes).unwrap_or_default());
             HostCommand::Write { lba, data, is_forced: false }
@@ -220,22 +234,52 @@ impl<'a> Load<'a> {
         if let Some(place) = self.submitted.get_mut(tag as usize) {
             *place = Instant::now();
         }
+        self.port.submit(tag, command)
+    }
+}
+
+impl Port for QueuePort {
+    fn submit(&mut self, tag: u64, command: HostCommand) -> Result<(), TransferError> {
         self.queue.submit(tag, command).map_err(|(error, _)| closed(error.to_string()))
     }
 
-    fn ended(&mut self, event: HostEvent) -> Result<u64, TransferError> {
-        match event {
-            HostEvent::Completed { tag, status, data } => {
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        self.queue.buffer(bytes)
+    }
+
+    fn exchange(&mut self) -> Result<(), TransferError> {
+        let gone = |Gone(detail)| closed(detail);
+        self.connection.send(self.queue.transmit()).map_err(gone)?;
+        let interest = Connection::interest(true, self.queue.transmit().pending_bytes());
+        let [ready] = wait([(self.connection.as_fd(), interest)], Some(self.timeout))
+            .map_err(|error| closed(error.to_string()))?;
+        if ready.is_empty() {
+            return Err(TransferError::TimedOut(self.timeout));
+        }
+        if ready != PollFlags::OUT {
+            self.connection.receive(&mut self.queue).map_err(gone)?;
+        }
+        Ok(())
+    }
+
+    fn next_end(&mut self) -> Result<Option<u64>, TransferError> {
+        match self.queue.next_event() {
+            None => Ok(None),
+            Some(HostEvent::Completed { tag, status, data }) => {
                 self.queue.recycle(data);
                 if status.is_success() {
-                    Ok(tag)
+                    Ok(Some(tag))
                 } else {
                     Err(TransferError::Status { status, lba: 0 })
                 }
             }
-            HostEvent::Failed { reason, detail, .. } => {
+            Some(HostEvent::Failed { reason, detail, .. }) => {
                 Err(TransferError::Ended { reason, detail })
             }
         }
+    }
+
+    fn outstanding(&self) -> usize {
+        self.queue.outstanding()
     }
 }

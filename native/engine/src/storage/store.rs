@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
@@ -38,8 +39,13 @@ pub trait StoreChannel: Send {
     fn poll(&mut self, done: &mut Vec<StoreDone>);
     /// Operations submitted whose end `poll` has not told yet.
     fn in_flight(&self) -> usize;
-    /// Readable when `poll` would find something; None when every operation ends inside `submit`.
+    /// Readable when `poll` would find something; None if `due` says when it would, or if every
+    /// operation ends inside `submit`.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// When the next operation ends, on the engine's clock, if that is known and nothing else tells.
+    fn due(&self) -> Option<Nanos> {
+        None
+    }
 }
 
 /// One operation on a store. Buffers are whole blocks; they come back with the operation's end.

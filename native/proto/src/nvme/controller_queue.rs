@@ -18,6 +18,7 @@ use super::pdu::{
     kind, termination,
 };
 use super::reader::{PduReader, Piece, StreamSink};
+use super::slots::Slots;
 use super::status::Status;
 use super::transmit::{Data, TransmitQueue};
 use crate::sector::{BLOCK_BYTES, Block};
@@ -145,7 +146,9 @@ pub struct ControllerQueue {
     secure: Option<SecureQueue>,
     counter: CommandCounter,
     reader: PduReader,
-    slots: Vec<Option<Slot>>,
+    slots: Slots<Slot>,
+    /// Command ids of the slots, close together: every new one is compared with all of them.
+    cids: Vec<Option<u16>>,
     /// Commands whose data aren't asked for yet.
     unasked: VecDeque<u16>,
     /// Bytes of the commands whose data were asked for and that aren't completed.
@@ -168,7 +171,7 @@ impl ControllerQueue {
         namespaces: Vec<NamespaceFormat>,
         secure: Option<SecureQueue>,
     ) -> Self {
-        let outstanding = usize::from(limits.queue_depth.max(2)) - 1;
+        let outstanding = limits.queue_depth.max(2) - 1;
         Self {
             limits,
             namespaces,
@@ -179,7 +182,8 @@ impl ControllerQueue {
                 data_max: limits.h2c_data_max,
                 digests: limits.digests,
             }),
-            slots: (0..outstanding).map(|_| None).collect(),
+            slots: Slots::new(outstanding),
+            cids: vec![None; usize::from(outstanding)],
             unasked: VecDeque::new(),
             window_used: 0,
             pair: Pair::None,
@@ -255,12 +259,9 @@ impl ControllerQueue {
     /// Aborts a command that isn't handed out yet; says whether there was one. It is answered with
     /// Command Abort Requested, at once or when the data that are on their way have arrived.
     pub fn abort(&mut self, cid: u16) -> bool {
-        let found = self.slots.iter().position(|slot| {
-            let slot = slot.as_ref();
-            slot.is_some_and(|slot| slot.entry.cid.get() == cid && slot.stage != Stage::Executing)
-        });
-        let Some(index) = found else { return false };
-        self.doom(index as u16, Status::ABORTED);
+        let waits = |slot: &Slot| slot.entry.cid.get() == cid && slot.stage != Stage::Executing;
+        let Some(index) = self.slots.find(waits) else { return false };
+        self.doom(index, Status::ABORTED);
         true
     }
 
@@ -292,7 +293,7 @@ impl ControllerQueue {
     /// Commands that are received in part or being executed.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.slots.iter().flatten().count()
+        self.slots.count()
     }
 
     /// Whether the queue is over.
@@ -310,12 +311,15 @@ impl ControllerQueue {
     }
 
     fn slot_mut(&mut self, index: u16) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::from(index)).and_then(Option::as_mut)
+        self.slots.get_mut(index)
     }
 
     /// Frees a slot.
     fn take(&mut self, index: u16) -> Option<Slot> {
-        let slot = self.slots.get_mut(usize::from(index)).and_then(Option::take)?;
+        let slot = self.slots.take(index)?;
+        if let Some(cid) = self.cids.get_mut(usize::from(index)) {
+            *cid = None;
+        }
         let was_asked = slot.wanted > 0
             && slot.entry.sgl.kind != SGL_IN_CAPSULE
             && slot.stage != Stage::Unasked;
@@ -332,7 +336,7 @@ impl ControllerQueue {
     }
 
     fn take_executing(&mut self, index: u16) -> Option<Slot> {
-        let slot = self.slots.get(usize::from(index)).and_then(Option::as_ref);
+        let slot = self.slots.get(index);
         slot.filter(|slot| slot.stage == Stage::Executing)?;
         self.take(index)
     }
@@ -402,7 +406,7 @@ impl StreamSink for ControllerQueue {
 
     fn placed(&mut self, bytes: usize) {
         let Sink::Slot(index) = self.sink else { return };
-        let slot = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut);
+        let slot = self.slots.get_mut(index);
         if bytes > 0
             && let Some(slot) = slot
             && let Some(data) = slot.buffer.get(slot.received..slot.received + bytes)

@@ -20,6 +20,7 @@ use super::pdu::{
     PduLimits, R2t, kind, termination,
 };
 use super::reader::{PduReader, Piece, StreamSink};
+use super::slots::Slots;
 use super::status::Status;
 use super::transmit::{Data, TransmitQueue};
 use crate::secure_queue::{CommandCounter, Direction, SecureQueue};
@@ -110,7 +111,7 @@ pub struct HostQueue {
     counter: CommandCounter,
     reader: PduReader,
     /// By command id.
-    slots: Vec<Option<Slot>>,
+    slots: Slots<Slot>,
     /// Read that the current data PDU belongs to, and its flags.
     sink: Option<(u16, u8)>,
     transmit: TransmitQueue,
@@ -122,7 +123,6 @@ impl HostQueue {
     /// A queue whose Connect command succeeded.
     #[must_use]
     pub fn new(limits: HostLimits, secure: Option<SecureQueue>) -> Self {
-        let outstanding = usize::from(limits.queue_depth.max(2)) - 1;
         Self {
             limits,
             secure,
@@ -132,7 +132,7 @@ impl HostQueue {
                 data_max: limits.transfer_max,
                 digests: limits.digests,
             }),
-            slots: (0..outstanding).map(|_| None).collect(),
+            slots: Slots::new(limits.queue_depth.max(2) - 1),
             sink: None,
             transmit: TransmitQueue::default(),
             events: VecDeque::new(),
@@ -192,13 +192,13 @@ impl HostQueue {
     /// Commands without an end.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.slots.iter().flatten().count()
+        self.slots.count()
     }
 
     /// Whether one more command can be submitted.
     #[must_use]
     pub fn can_submit(&self) -> bool {
-        !self.is_failed && self.slots.iter().any(Option::is_none)
+        !self.is_failed && self.slots.free() > 0
     }
 
     fn admit(&self, command: &HostCommand) -> Result<(), SubmitError> {
@@ -215,13 +215,12 @@ impl HostQueue {
         {
             return Err(SubmitError::Length);
         }
-        let free = self.slots.len() - self.outstanding();
-        if free < command.entries() { Err(SubmitError::Full) } else { Ok(()) }
+        if self.slots.free() < command.entries() { Err(SubmitError::Full) } else { Ok(()) }
     }
 
     /// Puts an entry into a free slot and its capsule on the wire; returns the command id.
     fn put(&mut self, tag: u64, request: Entry) -> u16 {
-        let cid = self.slots.iter().position(Option::is_none).unwrap_or_default() as u16;
+        let cid = self.slots.next_free().unwrap_or_default();
         let number = self.counter.take();
         let Entry { opcode, fused, cdw10_11, cdw12, bytes, data: mut buffer } = request;
         let in_capsule = !buffer.is_empty() && bytes <= self.limits.in_capsule_max;
@@ -257,15 +256,13 @@ impl HostQueue {
         } else {
             self.transmit.put_pdu(capsule.as_bytes(), Data::None);
         }
-        if let Some(place) = self.slots.get_mut(usize::from(cid)) {
-            *place =
-                Some(Slot { entry, number, tag, buffer, moved: 0, is_damaged: false, fused: None });
-        }
+        let slot = Slot { entry, number, tag, buffer, moved: 0, is_damaged: false, fused: None };
+        self.slots.insert(slot);
         cid
     }
 
     fn slot(&mut self, cid: u16) -> Result<&mut Slot, PduError> {
-        let slot = self.slots.get_mut(usize::from(cid)).and_then(Option::as_mut);
+        let slot = self.slots.get_mut(cid);
         slot.ok_or(PduError::field(8, "no such command is outstanding"))
     }
 
@@ -403,9 +400,7 @@ impl HostQueue {
     }
 
     fn finish(&mut self, cid: u16, mut status: Status) {
-        let Some(mut slot) = self.slots.get_mut(usize::from(cid)).and_then(Option::take) else {
-            return;
-        };
+        let Some(mut slot) = self.slots.take(cid) else { return };
         let lba = slot.entry.start_lba.get();
         let number = slot.number;
         if slot.is_damaged && status.is_success() {
@@ -464,7 +459,7 @@ impl StreamSink for HostQueue {
     fn place(&mut self) -> &mut [u8] {
         let left = self.reader.data_left();
         let Some((cid, _)) = self.sink.filter(|_| !self.is_failed) else { return &mut [] };
-        let slot = self.slots.get_mut(usize::from(cid)).and_then(Option::as_mut);
+        let slot = self.slots.get_mut(cid);
         let place =
             slot.and_then(|slot| slot.buffer.get_mut(slot.moved..slot.moved.saturating_add(left)));
         place.unwrap_or_default()
@@ -472,7 +467,7 @@ impl StreamSink for HostQueue {
 
     fn placed(&mut self, bytes: usize) {
         let Some((cid, _)) = self.sink.filter(|_| bytes > 0) else { return };
-        let slot = self.slots.get(usize::from(cid)).and_then(Option::as_ref);
+        let slot = self.slots.get(cid);
         if let Some(data) = slot.and_then(|slot| slot.buffer.get(slot.moved..slot.moved + bytes)) {
             self.reader.skip(data);
             self.received(bytes);

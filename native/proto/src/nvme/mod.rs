@@ -10,6 +10,7 @@ pub mod host_queue;
 pub mod operation;
 pub mod pdu;
 pub mod reader;
+pub mod slots;
 pub mod status;
 pub mod transmit;
 

@@ -3,18 +3,18 @@
 //! In the order of their acknowledgement. Overlapping changes never run at the same time (see
 //! [`super::ranges`]), so that order is the order in which the target made them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use sealane_proto::sector::BLOCK_BYTES;
 
+use super::ranges::BlockRanges;
+
 /// What one entry costs besides its sectors.
 const ENTRY_BYTES: usize = 128;
 /// Least bound: less wouldn't hold the longest command of a queue or two.
 pub const JOURNAL_BYTES_MIN: usize = 1024 * 1024;
-/// Buffers kept for the next writes.
-const SPARE_BUFFERS: usize = 64;
 
 /// A change as it was sent and can be sent again.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub(super) enum Change {
         blocks: Arc<Vec<u8>>,
     },
     /// Blocks that are no longer written.
-    Deallocate(Arc<[Range<u64>]>),
+    Deallocate(BlockRanges),
 }
 
 impl Change {
@@ -37,13 +37,12 @@ impl Change {
     }
 
     /// The blocks it changes.
-    pub(super) fn ranges(&self) -> Arc<[Range<u64>]> {
+    pub(super) fn ranges(&self) -> BlockRanges {
         match self {
             Self::Write { lba, blocks } => {
-                let range = *lba..*lba + (blocks.len() / BLOCK_BYTES) as u64;
-                Arc::new([range])
+                BlockRanges::one(*lba, (blocks.len() / BLOCK_BYTES) as u64)
             }
-            Self::Deallocate(ranges) => Arc::clone(ranges),
+            Self::Deallocate(ranges) => ranges.clone(),
         }
     }
 
@@ -70,7 +69,41 @@ pub(super) struct Journal {
     /// Room promised to changes that are on their way.
     reserved: usize,
     bytes_max: usize,
-    spare: Vec<Vec<u8>>,
+    spares: Spares,
+}
+
+/// Buffers of flushed changes, kept for the next ones: asking the allocator for the whole journal
+/// anew after each flush costs more than what is written to them. By length, so that no buffer
+/// holds more memory than its change counts.
+#[derive(Debug, Default)]
+struct Spares {
+    by_length: BTreeMap<usize, Vec<Vec<u8>>>,
+    bytes: usize,
+}
+
+impl Spares {
+    fn take(&mut self, length: usize) -> Option<Vec<u8>> {
+        let buffer = self.by_length.get_mut(&length)?.pop()?;
+        self.bytes -= length;
+        Some(buffer)
+    }
+
+    fn keep(&mut self, buffer: Vec<u8>) {
+        self.bytes += buffer.len();
+        self.by_length.entry(buffer.len()).or_default().push(buffer);
+    }
+
+    /// Lets buffers go until those kept have at most `bytes_max`.
+    fn shrink(&mut self, bytes_max: usize) {
+        while self.bytes > bytes_max
+            && let Some(mut entry) = self.by_length.first_entry()
+        {
+            match entry.get_mut().pop() {
+                Some(buffer) => self.bytes -= buffer.len(),
+                None => drop(entry.remove()),
+            }
+        }
+    }
 }
 
 impl Journal {
@@ -82,7 +115,7 @@ impl Journal {
             bytes: 0,
             reserved: 0,
             bytes_max: bytes_max.max(JOURNAL_BYTES_MIN),
-            spare: Vec::new(),
+            spares: Spares::default(),
         }
     }
 
@@ -106,6 +139,12 @@ impl Journal {
         self.reserved -= cost;
         self.bytes += cost;
         self.entries.push_back(change);
+        self.trim();
+    }
+
+    /// Lets spare buffers go that there is no room for.
+    fn trim(&mut self) {
+        self.spares.shrink(self.bytes_max.saturating_sub(self.bytes + self.reserved));
     }
 
     /// Where the journal ends now: a flush that is submitted from here on covers what is before.
@@ -121,19 +160,20 @@ impl Journal {
             self.first += 1;
             self.bytes -= change.cost();
             if let Change::Write { blocks, .. } = change
-                && self.spare.len() < SPARE_BUFFERS
                 && let Ok(buffer) = Arc::try_unwrap(blocks)
             {
-                self.spare.push(buffer);
+                self.spares.keep(buffer);
             }
         }
     }
 
-    /// A buffer of `bytes` for a change, reused if there is one; contents unspecified.
+    /// A buffer of `bytes` for a change whose room is reserved, reused if there is one; contents
+    /// unspecified. What is held, promised and spare is within the bound together.
     pub(super) fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.resize(bytes, 0);
-        buffer
+        self.spares.take(bytes).unwrap_or_else(|| {
+            self.trim();
+            vec![0; bytes]
+        })
     }
 
     /// The entries from position `from` on, oldest first.
@@ -209,6 +249,27 @@ mod tests {
         assert!(!journal.reserve(1));
         journal.flushed(journal.mark());
         assert!(journal.reserve(JOURNAL_BYTES_MIN));
+    }
+
+    #[test]
+    fn flushed_buffers_are_used_again_and_count_against_the_bound() {
+        let mut journal = Journal::new(0);
+        let bytes = JOURNAL_BYTES_MIN / 4;
+        let mut kept = Vec::new();
+        for lba in 0..3 {
+            assert!(journal.reserve(Change::write_cost(bytes)));
+            let blocks = journal.buffer(bytes);
+            kept.push(blocks.as_ptr());
+            journal.push(Change::Write { lba, blocks: Arc::new(blocks) });
+        }
+        journal.flushed(journal.mark());
+        assert_eq!(journal.spares.bytes, 3 * bytes);
+        let reused = journal.buffer(bytes);
+        assert!(kept.contains(&reused.as_ptr()));
+        // Another length finds none, and may only have what the spare ones leave it.
+        assert!(journal.reserve(Change::write_cost(3 * bytes)));
+        assert_eq!(journal.buffer(3 * bytes).len(), 3 * bytes);
+        assert!(journal.spares.bytes + journal.reserved <= JOURNAL_BYTES_MIN);
     }
 
     proptest! {

@@ -5,11 +5,12 @@ use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::status::Status;
 
 use super::add;
+use super::front::Front;
 use super::link::Link;
 use super::queue::GatewayQueue;
 use super::request::{Owner, Part};
 
-impl GatewayQueue {
+impl<F: Front> GatewayQueue<F> {
     /// A back-end queue failed: its association is over.
     pub(super) fn lose_back(&mut self, reason: Reason, lba: Option<u64>, detail: &str, now: Nanos) {
         let Some(epoch) = self.backs.last().map(|back| back.epoch) else { return };

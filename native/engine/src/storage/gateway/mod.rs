@@ -6,9 +6,11 @@
 //! fresh keys in this one).
 
 mod back;
+mod front;
 mod journal;
 mod ledger;
 mod link;
+mod load;
 mod loss;
 mod opening;
 mod queue;
@@ -33,7 +35,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::aead::Secret;
 use sealane_proto::key_ring::{BadEpoch, KeyRing};
 use sealane_proto::link::Nanos;
-use sealane_proto::nvme::controller_queue::ControllerLimits;
+use sealane_proto::nvme::controller_queue::{ControllerLimits, ControllerQueue};
 use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::sector::{COUNTERS_PER_SECTOR, CounterRange, DATA_BYTES, Exhausted, Iv};
@@ -359,7 +361,9 @@ impl GatewayVolume {
             name.association,
             move |stop| {
                 shared.event(name, "queue_opened", "", String::new());
-                let queue = GatewayQueue::new(Arc::clone(&shared), name, limits, namespace);
+                let front = ControllerQueue::new(limits, vec![namespace], None);
+                let depth = limits.queue_depth;
+                let queue = GatewayQueue::new(Arc::clone(&shared), name, front, depth);
                 let (reason, detail) = worker::run(queue, Connection::new(fd), &mailbox, &stop);
                 let mut mailboxes = shared.mailboxes();
                 // Control may have started a queue of the same name meanwhile.

@@ -10,6 +10,7 @@ use sealane_proto::nvme::host_queue::HostEvent;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, is_unwritten};
 
+use super::front::Front;
 use super::journal::Change;
 use super::link::Link;
 use super::queue::GatewayQueue;
@@ -19,7 +20,7 @@ use super::{Shared, add};
 /// Attempts of one compare-and-write that may meet another gateway's write in between.
 const SWAPS_MAX: u32 = 16;
 
-impl GatewayQueue {
+impl<F: Front> GatewayQueue<F> {
     /// Takes the target's answers from all back-end queues.
     pub(super) fn take_back_events(&mut self, now: Nanos) {
         let mut index = 0;
@@ -220,7 +221,6 @@ impl GatewayQueue {
         let request = self.requests.get_mut(usize::from(slot)).and_then(Option::as_mut);
         let Some(request) = request else { return Status::ABORTED };
         let blocks = data.as_chunks::<BLOCK_BYTES>().0;
-        let mut scratch = [0; DATA_BYTES];
         let outcome = match &request.operation {
             Operation::Read => {
                 if request.answer.is_empty() {
@@ -236,6 +236,7 @@ impl GatewayQueue {
             Operation::Compare(expected) | Operation::CompareAndWrite { expected, .. } => {
                 let expected = expected.get(part.plain_range()).unwrap_or_default();
                 let sectors = expected.as_chunks::<DATA_BYTES>().0;
+                let mut scratch = [0; DATA_BYTES];
                 let mut is_equal = true;
                 let opened =
                     (part.lba..).zip(blocks).zip(sectors).try_for_each(|((lba, block), sector)| {
@@ -248,9 +249,12 @@ impl GatewayQueue {
                 }
                 opened
             }
-            _ => (part.lba..)
-                .zip(blocks)
-                .try_for_each(|(lba, block)| open_sector(&shared, lba, block, &mut scratch)),
+            _ => {
+                let mut scratch = [0; DATA_BYTES];
+                (part.lba..)
+                    .zip(blocks)
+                    .try_for_each(|(lba, block)| open_sector(&shared, lba, block, &mut scratch))
+            }
         };
         match outcome {
             Ok(()) => Status::SUCCESS,

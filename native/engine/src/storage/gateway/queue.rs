@@ -10,14 +10,12 @@ use std::sync::Arc;
 
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
-use sealane_proto::nvme::controller_queue::{
-    Command, ControllerEvent, ControllerLimits, ControllerQueue, Operation,
-};
-use sealane_proto::nvme::operation::NamespaceFormat;
+use sealane_proto::nvme::controller_queue::{Command, ControllerEvent, Operation};
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::CounterRange;
 
 use super::back::Back;
+use super::front::Front;
 use super::link::Phase;
 use super::replay::Replay;
 use super::request::{Part, Parts, Request};
@@ -30,10 +28,10 @@ pub(super) const WINDOW: usize = 512 * 1024;
 /// How the front end ended: reason id, empty if orderly, and words.
 pub(super) type Ended = (&'static str, String);
 
-pub(super) struct GatewayQueue {
+pub(super) struct GatewayQueue<F: Front> {
     pub(super) shared: Arc<Shared>,
     pub(super) name: QueueName,
-    pub(super) front: ControllerQueue,
+    pub(super) front: F,
     pub(super) is_front_gone: bool,
     /// The last one takes commands; those before it are being drained.
     pub(super) backs: Vec<Back>,
@@ -55,18 +53,13 @@ pub(super) struct GatewayQueue {
     pub(super) replay: Option<Replay>,
 }
 
-impl GatewayQueue {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        name: QueueName,
-        limits: ControllerLimits,
-        namespace: NamespaceFormat,
-    ) -> Self {
+impl<F: Front> GatewayQueue<F> {
+    pub(super) fn new(shared: Arc<Shared>, name: QueueName, front: F, queue_depth: u16) -> Self {
         Self {
             shared,
             name,
-            requests: (0..limits.queue_depth).map(|_| None).collect(),
-            front: ControllerQueue::new(limits, vec![namespace], None),
+            requests: (0..queue_depth).map(|_| None).collect(),
+            front,
             is_front_gone: false,
             backs: Vec::new(),
             waiting: VecDeque::new(),
@@ -259,7 +252,7 @@ impl GatewayQueue {
     }
 }
 
-impl Drop for GatewayQueue {
+impl<F: Front> Drop for GatewayQueue<F> {
     fn drop(&mut self) {
         // Changes that are on their way have no known end: only a fence makes sure they have one.
         let epoch = self.backs.last().map(|back| back.epoch);

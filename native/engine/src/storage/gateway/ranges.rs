@@ -4,7 +4,36 @@
 //! must be known: the journal sends them again in that order.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+/// The blocks of a change, in the order in which the host named them.
+#[derive(Debug, Clone)]
+pub(super) enum BlockRanges {
+    /// Those of a write: no allocation for the command that matters most.
+    One([Range<u64>; 1]),
+    /// Those of a deallocation.
+    Many(Arc<[Range<u64>]>),
+}
+
+impl BlockRanges {
+    /// `blocks` from `lba` on.
+    #[allow(clippy::single_range_in_vec_init)] // a list of one range is meant
+    pub(super) fn one(lba: u64, blocks: u64) -> Self {
+        Self::One([lba..lba + blocks])
+    }
+}
+
+impl Deref for BlockRanges {
+    type Target = [Range<u64>];
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::One(range) => range,
+            Self::Many(ranges) => ranges,
+        }
+    }
+}
 
 /// Disjoint block ranges, each with the association epoch in which its change was first sent.
 #[derive(Debug, Default)]
@@ -21,6 +50,15 @@ impl ChangingRanges {
 
     /// Claims all of `ranges`, which may overlap each other but nothing claimed before; or none.
     pub(super) fn claim(&mut self, ranges: &[Range<u64>], epoch: u64) -> bool {
+        if let [range] = ranges
+            && !range.is_empty()
+        {
+            let is_free = !self.overlaps(range);
+            if is_free {
+                self.ranges.insert(range.start, (range.end, epoch));
+            }
+            return is_free;
+        }
         let merged = merged(ranges);
         if merged.iter().any(|range| self.overlaps(range)) {
             return false;
@@ -33,6 +71,12 @@ impl ChangingRanges {
 
     /// Gives up what was claimed with the same `ranges`.
     pub(super) fn release(&mut self, ranges: &[Range<u64>]) {
+        if let [range] = ranges
+            && !range.is_empty()
+        {
+            self.ranges.remove(&range.start);
+            return;
+        }
         for range in merged(ranges) {
             self.ranges.remove(&range.start);
         }

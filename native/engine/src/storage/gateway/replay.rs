@@ -5,6 +5,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::sector::BLOCK_BYTES;
 
 use super::add;
+use super::front::Front;
 use super::journal::Change;
 use super::queue::GatewayQueue;
 use super::ranges::ChangingRanges;
@@ -20,7 +21,7 @@ pub(super) struct Replay {
     is_waiting: bool,
 }
 
-impl GatewayQueue {
+impl<F: Front> GatewayQueue<F> {
     /// Flushes because the journal is full.
     pub(super) fn flush_journal(&mut self, now: Nanos) {
         add(&self.shared.counters.journal_flushes, 1);

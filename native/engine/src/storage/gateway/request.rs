@@ -1,7 +1,6 @@
 //! A host's command on its way through, and the parts of it that the target has.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::controller_queue::Operation;
@@ -9,6 +8,7 @@ use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, IV_BYTES};
 
 use super::journal::{Change, Mark};
+use super::ranges::BlockRanges;
 
 /// A host's command.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(super) enum Owner {
 /// Blocks and room in the journal that are a change's own until it ends.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
-    pub(super) ranges: Arc<[Range<u64>]>,
+    pub(super) ranges: BlockRanges,
     pub(super) cost: usize,
 }
 
@@ -139,16 +139,18 @@ impl Part {
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     parts: Vec<Option<Part>>,
-    count: usize,
+    /// Tags that are free.
+    free: Vec<u64>,
 }
 
 impl Parts {
     /// Gives the part the tag it comes back with.
     pub(super) fn insert(&mut self, part: Part) -> u64 {
-        self.count += 1;
-        if let Some(free) = self.parts.iter().position(Option::is_none) {
-            self.parts[free] = Some(part);
-            return free as u64;
+        if let Some(tag) = self.free.pop()
+            && let Some(place) = self.parts.get_mut(tag as usize)
+        {
+            *place = Some(part);
+            return tag;
         }
         self.parts.push(Some(part));
         self.parts.len() as u64 - 1
@@ -156,14 +158,14 @@ impl Parts {
 
     /// Takes the part out.
     pub(super) fn take(&mut self, tag: u64) -> Option<Part> {
-        let part = self.parts.get_mut(tag as usize).and_then(Option::take);
-        self.count -= usize::from(part.is_some());
-        part
+        let part = self.parts.get_mut(tag as usize).and_then(Option::take)?;
+        self.free.push(tag);
+        Some(part)
     }
 
     /// Takes all parts out.
     pub(super) fn drain(&mut self) -> Vec<Part> {
-        self.count = 0;
+        self.free.clear();
         self.parts.drain(..).flatten().collect()
     }
 
@@ -181,6 +183,6 @@ impl Parts {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.count == 0
+        self.free.len() == self.parts.len()
     }
 }

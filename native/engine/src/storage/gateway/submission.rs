@@ -1,6 +1,5 @@
 //! How a host's command becomes parts at the target: cut, claimed, sealed, sent.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use sealane_proto::link::Nanos;
@@ -14,10 +13,12 @@ use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, set_expected_iv};
 
 use super::add;
 use super::back::Back;
+use super::front::Front;
 use super::journal::Change;
 use super::link::{Begin, Phase};
 use super::loss::nanos;
 use super::queue::{GatewayQueue, WINDOW};
+use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Work};
 
 /// What became of an attempt to submit.
@@ -28,7 +29,7 @@ enum Submitted {
     Later,
 }
 
-impl GatewayQueue {
+impl<F: Front> GatewayQueue<F> {
     pub(super) fn submit_waiting(&mut self, now: Nanos) {
         while let Some(slot) = self.waiting.front().copied() {
             if !self.has_room() {
@@ -94,7 +95,7 @@ impl GatewayQueue {
                 Operation::WriteZeroes { .. } | Operation::Deallocate(_)
                     if !self.shared.is_fully_sealed =>
                 {
-                    Change::Deallocate(Arc::clone(&ranges)).cost()
+                    Change::Deallocate(ranges.clone()).cost()
                 }
                 _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
             };
@@ -141,7 +142,7 @@ impl GatewayQueue {
                 self.seal(part.lba, &zeros).map(Some)
             }
             (Operation::WriteZeroes { .. } | Operation::Deallocate(_), Some(claim)) => {
-                Ok(Some(Change::Deallocate(Arc::clone(&claim.ranges))))
+                Ok(Some(Change::Deallocate(claim.ranges.clone())))
             }
             _ => Ok(None),
         };
@@ -182,7 +183,7 @@ impl GatewayQueue {
     pub(super) fn has_room(&mut self) -> bool {
         let commands_max = self.shared.settings.commands_per_key_max;
         let can_submit = self.backs.last().is_some_and(|back| back.can_submit(commands_max));
-        can_submit && self.in_flight < WINDOW && self.front.transmit().pending_bytes() < WINDOW
+        can_submit && self.in_flight < WINDOW && self.front.pending_bytes() < WINDOW
     }
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {
@@ -231,17 +232,18 @@ impl GatewayQueue {
 }
 
 /// The blocks that a part changes, if it changes any.
-fn changed_ranges(operation: &Operation, part: &Part) -> Option<Arc<[Range<u64>]>> {
-    let own = part.lba..part.lba + u64::from(part.blocks);
-    let ranges: Arc<[Range<u64>]> = match operation {
+fn changed_ranges(operation: &Operation, part: &Part) -> Option<BlockRanges> {
+    let ranges = match operation {
         Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::CompareAndWrite { .. } => {
-            Arc::new([own])
+            BlockRanges::one(part.lba, u64::from(part.blocks))
         }
-        Operation::Deallocate(ranges) => ranges
-            .iter()
-            .filter(|range| range.blocks > 0)
-            .map(|range| range.lba..range.lba + u64::from(range.blocks))
-            .collect(),
+        Operation::Deallocate(ranges) => BlockRanges::Many(
+            ranges
+                .iter()
+                .filter(|range| range.blocks > 0)
+                .map(|range| range.lba..range.lba + u64::from(range.blocks))
+                .collect(),
+        ),
         _ => return None,
     };
     Some(ranges).filter(|ranges| !ranges.is_empty())

@@ -162,7 +162,7 @@ impl Disk {
 /// One front-end queue with its host and, if it has one, its queue at the target.
 struct Lane {
     host: HostQueue,
-    gateway: GatewayQueue,
+    gateway: GatewayQueue<ControllerQueue>,
     target: Option<ControllerQueue>,
     ended: HashMap<u64, (Status, Vec<u8>)>,
     tag: u64,
@@ -176,10 +176,14 @@ fn dummy() -> OwnedFd {
 impl Lane {
     fn new(shared: &Arc<Shared>, queue_id: u16) -> Self {
         let name = QueueName { association: 1, queue_id };
-        let format = namespace(DATA_BYTES, FRONT_COMMANDS);
+        let commands = FRONT_COMMANDS.with(CommandSet::DEALLOCATE);
+        let format = namespace(DATA_BYTES, commands);
         Self {
             host: HostQueue::new(HOST, None),
-            gateway: GatewayQueue::new(Arc::clone(shared), name, FRONT, format),
+            gateway: {
+                let front = ControllerQueue::new(FRONT, vec![format], None);
+                GatewayQueue::new(Arc::clone(shared), name, front, FRONT.queue_depth)
+            },
             target: None,
             ended: HashMap::new(),
             tag: 0,

@@ -6,9 +6,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
+use sealane_proto::nvme::controller_queue::ControllerQueue;
 
 use super::super::connection::{Connection, Gone};
 use super::Mailbox;
+use super::front::Front;
 use super::queue::{Ended, GatewayQueue, WINDOW};
 use crate::clock::now;
 
@@ -18,7 +20,7 @@ const DRAIN: Nanos = 5_000_000_000;
 
 /// Runs until the host is gone or `stop` is readable, and nothing is on its way to the target.
 pub(super) fn run(
-    mut queue: GatewayQueue,
+    mut queue: GatewayQueue<ControllerQueue>,
     mut front: Connection,
     mailbox: &Mailbox,
     stop: &OwnedFd,
@@ -36,7 +38,7 @@ pub(super) fn run(
 }
 
 fn serve(
-    queue: &mut GatewayQueue,
+    queue: &mut GatewayQueue<ControllerQueue>,
     front: &mut Connection,
     mailbox: &Mailbox,
     stop: &OwnedFd,
@@ -89,7 +91,7 @@ fn serve(
 }
 
 /// Waits for the ends of what the target has.
-fn drain(queue: &mut GatewayQueue, mailbox: &Mailbox) {
+fn drain(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox) {
     let deadline = now() + DRAIN;
     while !queue.parts.is_empty() && now() < deadline {
         let first = [PollFd::from_borrowed_fd(mailbox.as_fd(), PollFlags::IN)];
@@ -107,14 +109,14 @@ fn drain(queue: &mut GatewayQueue, mailbox: &Mailbox) {
     }
 }
 
-fn take_mail(queue: &mut GatewayQueue, mailbox: &Mailbox) {
+pub(super) fn take_mail(queue: &mut GatewayQueue<impl Front>, mailbox: &Mailbox) {
     for back in mailbox.take() {
         queue.add_back(back, now());
     }
 }
 
 fn ready<const N: usize>(
-    queue: &mut GatewayQueue,
+    queue: &mut GatewayQueue<impl Front>,
     first: [PollFd<'_>; N],
 ) -> rustix::io::Result<Vec<PollFlags>> {
     let until = queue.next_timeout();
@@ -122,8 +124,8 @@ fn ready<const N: usize>(
 }
 
 /// Waits for the descriptors and the back ends, at most until `until`.
-fn ready_until<const N: usize>(
-    queue: &mut GatewayQueue,
+pub(super) fn ready_until<const N: usize>(
+    queue: &mut GatewayQueue<impl Front>,
     first: [PollFd<'_>; N],
     until: Option<Nanos>,
 ) -> rustix::io::Result<Vec<PollFlags>> {
@@ -148,7 +150,7 @@ fn ready_until<const N: usize>(
     }
 }
 
-fn receive(queue: &mut GatewayQueue, ready: &[PollFlags]) {
+pub(super) fn receive(queue: &mut GatewayQueue<impl Front>, ready: &[PollFlags]) {
     let mut lost = None;
     for (back, ready) in queue.backs.iter_mut().zip(ready) {
         if ready.intersects(!PollFlags::OUT)
@@ -165,7 +167,7 @@ fn receive(queue: &mut GatewayQueue, ready: &[PollFlags]) {
     }
 }
 
-fn send(queue: &mut GatewayQueue) {
+pub(super) fn send(queue: &mut GatewayQueue<impl Front>) {
     let mut lost = None;
     for back in &mut queue.backs {
         if let Err(Gone(detail)) = back.connection.send(back.queue.transmit()) {

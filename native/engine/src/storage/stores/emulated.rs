@@ -1,20 +1,20 @@
 //! A drive that doesn't exist: blocks in memory, ended no sooner than the named drive would. For
 //! benchmarks, and lost with the process.
+//!
+//! It costs no more than a drive's driver: no descriptor, no timer and no call of the kernel of its
+//! own. The queue's thread is told when the next end is due, and takes what has ended by then in
+//! one go, as from a drive that coalesces its interrupts.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
+use sealane_proto::link::Nanos;
 
 use super::super::store::{BlockStore, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest};
 use super::memory::{MemoryChannel, MemoryStore};
-use super::ring::hush;
+use crate::clock;
 
 /// What one direction of a drive can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,14 +70,32 @@ pub const PROFILES: [Profile; 2] = [
 ];
 
 impl Profile {
-    /// The drive of that name.
-    pub fn named(name: &str) -> io::Result<Self> {
-        let found = PROFILES.into_iter().find(|profile| profile.name == name);
-        found.ok_or_else(|| {
+    /// The drive that was asked for: a name, or `READ:WRITE`, each the three figures of a [`Rate`]
+    /// with commas between them.
+    pub fn parse(drive: &str) -> io::Result<Self> {
+        let named = PROFILES.into_iter().find(|profile| profile.name == drive);
+        named.or_else(|| Self::of_figures(drive)).ok_or_else(|| {
             let names = PROFILES.map(|profile| profile.name).join(", ");
-            let detail = format!("no drive named {name:?}: known are {names}");
+            let detail = format!(
+                "no drive {drive:?}: known are {names}, or bytes per second, operations per \
+                 second and nanoseconds of reads and of writes, as in \"560000000,98000,77000:\
+                 530000000,88000,28000\""
+            );
             io::Error::new(io::ErrorKind::InvalidInput, detail)
         })
+    }
+
+    fn of_figures(drive: &str) -> Option<Self> {
+        let rate = |text: &str| {
+            let mut figures = text.split(',').map(|figure| figure.parse::<u64>().ok());
+            let mut next = || figures.next().flatten();
+            let (bytes_per_second, operations_per_second) = (next()?, next()?);
+            let rate = Rate { bytes_per_second, operations_per_second, latency_ns: next()? };
+            let is_sound = bytes_per_second > 0 && operations_per_second > 0;
+            (is_sound && figures.next().is_none()).then_some(rate)
+        };
+        let (read, write) = drive.split_once(':')?;
+        Some(Self { name: "figures", read: rate(read)?, write: rate(write)? })
     }
 }
 
@@ -90,7 +108,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// When an operation of so many bytes that starts at `now_ns` ends.
+    /// When an operation of so many bytes that starts at `now_ns` ends. Never before one that
+    /// started earlier.
     fn due(&mut self, now_ns: u64, bytes: usize) -> u64 {
         let per_operation = 1_000_000_000 / self.rate.operations_per_second;
         let per_bytes =
@@ -111,7 +130,6 @@ struct Drive {
 pub struct EmulatedStore {
     memory: MemoryStore,
     drive: Arc<Mutex<Drive>>,
-    start: Instant,
 }
 
 impl EmulatedStore {
@@ -123,7 +141,6 @@ impl EmulatedStore {
         Self {
             memory: MemoryStore::new(block_count, is_sealed),
             drive: Arc::new(Mutex::new(drive)),
-            start: Instant::now(),
         }
     }
 }
@@ -138,15 +155,12 @@ impl BlockStore for EmulatedStore {
     }
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Box::new(EmulatedChannel {
             memory: self.memory.channel(),
             drive: Arc::clone(&self.drive),
-            start: self.start,
-            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
-            armed_ns: u64::MAX,
-            due: BTreeMap::new(),
-            next: 0,
+            reads: VecDeque::new(),
+            writes: VecDeque::new(),
+            ended: Vec::new(),
         }))
     }
 
@@ -159,86 +173,70 @@ impl BlockStore for EmulatedStore {
     }
 }
 
+/// Ends of one direction with the time they are due, the earliest first.
+type Ends = VecDeque<(Nanos, StoreDone)>;
+
 struct EmulatedChannel {
     memory: MemoryChannel,
     drive: Arc<Mutex<Drive>>,
-    start: Instant,
-    timer: OwnedFd,
-    armed_ns: u64,
-    /// Ends by the time and order in which they are due.
-    due: BTreeMap<(u64, u64), StoreDone>,
-    next: u64,
-}
-
-impl EmulatedChannel {
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    /// Has the descriptor become readable when the next end is due.
-    fn arm(&mut self, now_ns: u64) {
-        let due_ns = self.due.first_key_value().map_or(u64::MAX, |((due_ns, _), _)| *due_ns);
-        if due_ns == self.armed_ns {
-            return;
-        }
-        self.armed_ns = due_ns;
-        // A time-out of zero would disarm the timer.
-        let wait = Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1));
-        let value = if due_ns == u64::MAX {
-            Timespec::default()
-        } else {
-            Timespec {
-                tv_sec: wait.as_secs().cast_signed(),
-                tv_nsec: i64::from(wait.subsec_nanos()),
-            }
-        };
-        let timer = Itimerspec { it_interval: Timespec::default(), it_value: value };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)
-            .expect("a timer takes any normal time");
-    }
+    reads: Ends,
+    /// Of writes, flushes and deallocations.
+    writes: Ends,
+    /// Empty between calls.
+    ended: Vec<StoreDone>,
 }
 
 impl StoreChannel for EmulatedChannel {
     fn submit(&mut self, ticket: u64, request: StoreRequest) {
-        let now_ns = self.now_ns();
-        let due_ns = {
+        let now = clock::now();
+        let bytes = match &request {
+            StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. } => buffer.len(),
+            StoreRequest::Flush | StoreRequest::Deallocate { .. } => 0,
+        };
+        let is_read = matches!(request, StoreRequest::Read { .. });
+        let due = {
             let mut drive = self.drive.lock().unwrap_or_else(PoisonError::into_inner);
-            match &request {
-                StoreRequest::Read { buffer, .. } => drive.read.due(now_ns, buffer.len()),
-                StoreRequest::Write { buffer, .. } => drive.write.due(now_ns, buffer.len()),
-                StoreRequest::Flush | StoreRequest::Deallocate { .. } => drive.write.due(now_ns, 0),
-            }
+            let pace = if is_read { &mut drive.read } else { &mut drive.write };
+            pace.due(now, bytes)
         };
         self.memory.submit(ticket, request);
-        let mut done = Vec::new();
-        self.memory.poll(&mut done);
-        for end in done {
-            self.due.insert((due_ns, self.next), end);
-            self.next += 1;
-        }
-        self.arm(now_ns);
+        self.memory.poll(&mut self.ended);
+        let ends = if is_read { &mut self.reads } else { &mut self.writes };
+        ends.extend(self.ended.drain(..).map(|end| (due, end)));
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        let now_ns = self.now_ns();
-        while let Some(first) = self.due.first_entry()
-            && first.key().0 <= now_ns
-        {
-            done.push(first.remove());
+        let now = clock::now();
+        // In the order of their ends, as every store tells them.
+        loop {
+            let ends = first(&mut self.reads, &mut self.writes);
+            if ends.front().is_none_or(|(due, _)| *due > now) {
+                return;
+            }
+            done.extend(ends.pop_front().map(|(_, end)| end));
         }
-        if self.armed_ns <= now_ns {
-            hush(&self.timer);
-            self.armed_ns = u64::MAX;
-        }
-        self.arm(now_ns);
     }
 
     fn in_flight(&self) -> usize {
-        self.due.len()
+        self.reads.len() + self.writes.len()
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.timer.as_fd())
+        None
+    }
+
+    fn due(&self) -> Option<Nanos> {
+        let due = |ends: &Ends| ends.front().map(|(due, _)| *due);
+        [due(&self.reads), due(&self.writes)].into_iter().flatten().min()
+    }
+}
+
+/// Those of which the next end is due first.
+fn first<'a>(reads: &'a mut Ends, writes: &'a mut Ends) -> &'a mut Ends {
+    match (reads.front(), writes.front()) {
+        (Some((read, _)), Some((write, _))) if read > write => writes,
+        (None, _) => writes,
+        _ => reads,
     }
 }
 
@@ -249,7 +247,7 @@ mod tests {
 
     #[test]
     fn behaves_as_a_store() {
-        let profile = Profile::named("sn655").expect("profile");
+        let profile = Profile::parse("sn655").expect("profile");
         conformance::check(&EmulatedStore::new(1000, true, &profile));
         conformance::check(&EmulatedStore::new(1000, false, &profile));
     }
@@ -275,7 +273,42 @@ mod tests {
 
     #[test]
     fn unknown_drives_are_refused_by_name() {
-        let error = Profile::named("floppy").expect_err("unknown").to_string();
-        assert!(error.contains("floppy") && error.contains("sn655"), "{error}");
+        let refused =
+            ["floppy", "", "1,1,0", "1,1:1,1,0", "1,1,0:0,1,0", "1,0,0:1,1,0", "1,1,0:1,1,0,0"];
+        for drive in refused {
+            let error = Profile::parse(drive).expect_err("unknown").to_string();
+            assert!(error.contains(drive) && error.contains("sn655"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_drive_can_be_asked_for_by_its_figures() {
+        let profile = Profile::parse("6800,1200,25:2700,650,15").expect("figures");
+        let rate = |bytes_per_second, operations_per_second, latency_ns| Rate {
+            bytes_per_second,
+            operations_per_second,
+            latency_ns,
+        };
+        assert_eq!((profile.read, profile.write), (rate(6800, 1200, 25), rate(2700, 650, 15)));
+    }
+
+    #[test]
+    fn ends_are_told_in_their_order_and_not_before_they_are_due() {
+        let hour = 3_600_000_000_000;
+        let drive = format!("1000000000,1000000,{hour}:1000000000,1000000,0");
+        let store = EmulatedStore::new(10, false, &Profile::parse(&drive).expect("figures"));
+        let mut channel = store.open().expect("channel");
+        assert_eq!(channel.due(), None);
+        let begun = clock::now();
+        channel.submit(1, StoreRequest::Read { lba: 0, buffer: vec![0; 4096] });
+        assert!(channel.due().is_some_and(|due| due >= begun + hour));
+        channel.submit(2, StoreRequest::Flush);
+        channel.submit(3, StoreRequest::Flush);
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            channel.poll(&mut done);
+        }
+        assert_eq!(done.iter().map(|end| end.ticket).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(channel.in_flight(), 1, "the read takes an hour");
     }
 }

@@ -114,6 +114,8 @@ pub enum Kind {
     Table = 3,
     /// The sum over the table, in a checkpoint.
     TableSum = 4,
+    /// A label.
+    Label = 5,
 }
 
 /// Who can make the pages of a store.
@@ -140,14 +142,20 @@ impl Checker {
     /// The keys of one store.
     #[must_use]
     pub fn new(superblock: &Superblock, authority: &Authority<'_>) -> Self {
-        let mut seed = superblock.seed;
+        Self::of(&superblock.uuid, &superblock.seed, authority)
+    }
+
+    /// The keys of the store of that name and seed.
+    #[must_use]
+    pub fn of(uuid: &[u8; 16], seed: &[u8; 32], authority: &Authority<'_>) -> Self {
+        let mut seed = *seed;
         let root = match authority {
             Authority::Device => Secret::take(&mut seed),
             // A fresh seed for each layout: no two have a key in common.
             Authority::Secret(secret) => secret.derive("sealane store v2 root", &seed),
         };
-        let pages = root.derive("sealane store v2 pages", &superblock.uuid);
-        let blocks = root.derive("sealane store v2 blocks", &superblock.uuid);
+        let pages = root.derive("sealane store v2 pages", uuid);
+        let blocks = root.derive("sealane store v2 blocks", uuid);
         Self { pages: HmacKey::new(&pages), blocks: MacKey::new(&blocks) }
     }
 
@@ -175,7 +183,7 @@ impl Checker {
         hidden
     }
 
-    fn check(&self, kind: Kind, page: &Page) -> Option<u64> {
+    pub(super) fn check(&self, kind: Kind, page: &Page) -> Option<u64> {
         let (body, end) = page.0.split_at(BODY_BYTES);
         let (tag, hidden) = self.page(kind, body);
         are_equal(&tag, end).then_some(hidden)

@@ -451,7 +451,7 @@ fn numbers_that_no_store_reaches_are_damage() {
         |last| last.stamp = u64::MAX,
     ];
     for change in changes {
-        let error = reopen(with_checkpoint(change)).err().expect("a refusal");
+        let error = reopen(with_checkpoint(change)).expect_err("a refusal");
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
     }
 }

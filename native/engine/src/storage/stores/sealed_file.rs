@@ -85,11 +85,11 @@ impl SealedFileStore {
 
     /// Opens the store of that name on a device, made by who had `key`.
     pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16], key: &Secret) -> io::Result<Self> {
-        let (superblock, checker) = recovery::superblock(&*device, &Authority::Secret(key))?;
-        if superblock.uuid != uuid {
+        if recovery::claimed(&*device)?.uuid != uuid {
             let detail = "the device holds another store";
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
+        let (superblock, checker) = recovery::superblock(&*device, &Authority::Secret(key))?;
         check_size(&*device, &superblock.geometry)?;
         let file = Arc::clone(&device) as Arc<dyn BlockFile>;
         let map = SealedMap::open(file, superblock.geometry, checker)?;

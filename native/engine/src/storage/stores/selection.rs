@@ -38,7 +38,7 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             Box::new(MemoryStore::new(block_count, is_sealed))
         }
         ("emulated", _, None, Some(drive)) if creates && !in_place => {
-            Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::named(drive)?))
+            Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::parse(drive)?))
         }
         ("file", true, Some(path), None) if creates && !in_place => {
             Box::new(SealedFileStore::create(path, block_count)?)

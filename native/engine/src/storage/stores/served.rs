@@ -32,8 +32,7 @@ const LIMITS: ControllerLimits = ControllerLimits {
 #[derive(Debug)]
 pub struct Served {
     pub device: Arc<RemoteDevice>,
-    link: OwnedFd,
-    _controller: Controller,
+    link: Link,
 }
 
 impl Served {
@@ -50,10 +49,37 @@ impl Served {
 
     /// Serves a namespace through a new association.
     pub fn over(namespace: &Arc<Namespace>) -> Self {
+        let (host, limits, link) = Link::connect(namespace, PAGE_BYTES);
+        let (count, timeout) = (namespace.block_count(), Duration::from_secs(20));
+        let device = RemoteDevice::start(host, limits, count, timeout).expect("device");
+        Self { device: Arc::new(device), link }
+    }
+
+    /// Breaks the connection.
+    pub fn cut(&self) {
+        self.link.cut();
+    }
+
+    /// What breaks the connection.
+    pub fn link(&self) -> OwnedFd {
+        self.link.fd.try_clone().expect("descriptor")
+    }
+}
+
+/// A connection with a controller, as long as it is held.
+#[derive(Debug)]
+pub struct Link {
+    fd: OwnedFd,
+    _controller: Controller,
+}
+
+impl Link {
+    /// Connects a queue with a namespace: the host's end and what it knows of the other.
+    pub fn connect(namespace: &Arc<Namespace>, block_bytes: usize) -> (OwnedFd, HostLimits, Self) {
         let flags = SocketFlags::CLOEXEC;
         let (host, target) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
-        let link = host.try_clone().expect("descriptor");
+        let fd = host.try_clone().expect("descriptor");
         let controller = Controller::new(1, [1; 16]).expect("controller");
         controller.set_namespaces(vec![(1, Arc::clone(namespace), AnaState::Optimized)]);
         controller.start_queue(target, 1, LIMITS, None).expect("queue");
@@ -62,23 +88,16 @@ impl Served {
             h2c_data_max: LIMITS.h2c_data_max,
             transfer_max: LIMITS.transfer_max,
             in_capsule_max: LIMITS.in_capsule_max,
-            block_bytes: PAGE_BYTES,
+            block_bytes,
             nsid: 1,
             digests: LIMITS.digests,
         };
-        let (count, timeout) = (namespace.block_count(), Duration::from_secs(20));
-        let device = RemoteDevice::start(host, limits, count, timeout).expect("device");
-        Self { device: Arc::new(device), link, _controller: controller }
+        (host, limits, Self { fd, _controller: controller })
     }
 
     /// Breaks the connection.
     pub fn cut(&self) {
-        cut(&self.link);
-    }
-
-    /// What breaks the connection.
-    pub fn link(&self) -> OwnedFd {
-        self.link.try_clone().expect("descriptor")
+        cut(&self.fd);
     }
 }
 

@@ -122,6 +122,7 @@ pub struct Namespace {
     store: RwLock<Option<Box<dyn BlockStore>>>,
     block_bytes: usize,
     block_count: u64,
+    is_sealed: bool,
     /// Sealed namespaces that keep freshness only.
     pub(super) table: Option<FlatTable>,
     locks: Mutex<RangeLocks<Waiter>>,
@@ -148,21 +149,32 @@ impl Namespace {
         if let Some(table) = &table {
             store.scan(&mut |lba, metadata| table.found(lba, iv_of(metadata)))?;
         }
-        Self::assemble(store, table)
+        Self::assemble(store, is_sealed, table)
     }
 
     /// A namespace that keeps no current IVs: any well-formed sector of its store passes, older
     /// ones too, and an unwritten one is an error.
     pub fn without_freshness(store: Box<dyn BlockStore>) -> io::Result<Self> {
-        Self::assemble(store, None)
+        let is_sealed = store.block_bytes() == BLOCK_BYTES;
+        Self::assemble(store, is_sealed, None)
     }
 
-    fn assemble(store: Box<dyn BlockStore>, table: Option<FlatTable>) -> io::Result<Self> {
+    /// A namespace for any host, also if its blocks have metadata: that is the host's then.
+    pub fn plain(store: Box<dyn BlockStore>) -> io::Result<Self> {
+        Self::assemble(store, false, None)
+    }
+
+    fn assemble(
+        store: Box<dyn BlockStore>,
+        is_sealed: bool,
+        table: Option<FlatTable>,
+    ) -> io::Result<Self> {
         let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
         Ok(Self {
             store: RwLock::new(Some(store)),
             block_bytes,
             block_count,
+            is_sealed,
             table,
             locks: Mutex::default(),
             qos: Mutex::default(),
@@ -194,6 +206,7 @@ impl Namespace {
         use crate::storage::connection::wait;
         use crate::storage::store::StoreRequest;
         use rustix::event::PollFlags;
+        use std::time::Duration;
 
         let mut channel = self.open()?;
         channel.submit(0, StoreRequest::Flush);
@@ -205,6 +218,9 @@ impl Namespace {
             }
             if let Some(fd) = channel.as_fd() {
                 wait([(fd, PollFlags::IN)], None)?;
+            } else if let Some(due) = channel.due() {
+                let left = due.saturating_sub(clock::now());
+                wait([], Some(Duration::from_nanos(left)))?;
             }
         }
     }
@@ -219,7 +235,7 @@ impl Namespace {
     /// Whether its blocks are sealed sectors, served to secure queues only.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
-        self.block_bytes == BLOCK_BYTES
+        self.is_sealed
     }
 
     /// Bytes of a block: 4096, or 4160 if sealed.

@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use sealane_proto::link::Nanos;
@@ -27,6 +26,9 @@ use crate::storage::store::{StoreChannel, StoreDone};
 /// longer executed. Enough to keep the wire busy, and little enough to stay in the processor's
 /// caches.
 const PENDING_MAX: usize = 512 * 1024;
+
+/// How long a queue that ends waits before it looks again at stores that said nothing.
+const DRAIN_LOOK: Nanos = 100_000_000;
 
 /// Why a queue ended: a stable reason id, empty if it is nobody's fault, and words.
 pub(super) type Ended = (&'static str, String);
@@ -284,7 +286,7 @@ impl Worker {
         fds.push(PollFd::from_borrowed_fd(connection.as_fd(), interest));
         fds.push(PollFd::from_borrowed_fd(stop, PollFlags::IN));
         fds.push(PollFd::from_borrowed_fd(self.mailbox.as_fd(), PollFlags::IN));
-        self.add_stores(&mut fds);
+        let due = [due, self.add_stores(&mut fds)].into_iter().flatten().min();
         let timeout = due.map(|due| clock::timespec(due.saturating_sub(clock::now())));
         loop {
             match poll(&mut fds, timeout.as_ref()) {
@@ -299,14 +301,17 @@ impl Worker {
         }
     }
 
-    fn add_stores<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+    /// Adds the descriptors of the stores that owe something; when those without one are due.
+    fn add_stores<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Nanos> {
+        let mut due = None;
         for attachment in self.attachments.iter().flatten() {
-            if attachment.channel.in_flight() > 0
-                && let Some(fd) = attachment.channel.as_fd()
-            {
-                fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            if attachment.channel.in_flight() > 0 {
+                let fd = attachment.channel.as_fd();
+                fds.extend(fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+                due = [due, attachment.channel.due()].into_iter().flatten().min();
             }
         }
+        due
     }
 
     /// Gives up what isn't being stored yet and waits for what is: when this returns, nothing of
@@ -324,12 +329,10 @@ impl Worker {
                 return;
             }
             let mut fds = Vec::new();
-            self.add_stores(&mut fds);
-            // Whatever `poll` says, `collect` looks; a store without a descriptor has ended all.
-            let _ = poll(
-                &mut fds,
-                Some(&clock::timespec(Duration::from_millis(100).as_nanos() as u64)),
-            );
+            let due = self.add_stores(&mut fds);
+            let left = due.map_or(DRAIN_LOOK, |due| due.saturating_sub(clock::now()));
+            // Whatever `poll` says, `collect` looks.
+            let _ = poll(&mut fds, Some(&clock::timespec(left.min(DRAIN_LOOK))));
         }
     }
 

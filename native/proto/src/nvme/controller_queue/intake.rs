@@ -124,9 +124,7 @@ impl ControllerQueue {
                 return Ok(None);
             }
         };
-        let free = self.slots.iter().position(Option::is_none);
-        let index = free.ok_or(PduError::sequence("more commands than the queue holds"))? as u16;
-        let mut slot = Slot {
+        let slot = Slot {
             entry,
             number,
             buffer: Vec::new(),
@@ -134,26 +132,28 @@ impl ControllerQueue {
             wanted,
             stage: if data > 0 { Stage::InCapsule } else { Stage::Unasked },
             verdict: None,
-            partner: None,
+            partner: match (role, pair) {
+                (FUSED_SECOND, Pair::First(first)) => Some(first),
+                _ => None,
+            },
         };
-        match (role, pair) {
-            (FUSED_FIRST, _) => self.pair = Pair::First(index),
-            (FUSED_SECOND, Pair::First(first)) => {
-                slot.partner = Some(first);
-                if let Some(first) = self.slot_mut(first) {
-                    first.partner = Some(index);
-                }
-            }
-            _ => {}
+        let (cid, first) = (entry.cid.get(), slot.partner);
+        let index = self.slots.insert(slot);
+        let index = index.ok_or(PduError::sequence("more commands than the queue holds"))?;
+        if let Some(place) = self.cids.get_mut(usize::from(index)) {
+            *place = Some(cid);
         }
-        if let Some(place) = self.slots.get_mut(usize::from(index)) {
-            *place = Some(slot);
+        if role == FUSED_FIRST {
+            self.pair = Pair::First(index);
+        }
+        if let Some(first) = first.and_then(|first| self.slot_mut(first)) {
+            first.partner = Some(index);
         }
         Ok(Some(index))
     }
 
     fn check(&self, entry: &SubmissionEntry, data: usize, pair: Pair) -> Result<usize, Status> {
-        if self.slots.iter().flatten().any(|slot| slot.entry.cid == entry.cid) {
+        if self.cids.contains(&Some(entry.cid.get())) {
             return Err(Status::COMMAND_ID_CONFLICT.final_());
         }
         if entry.flags & FUSED == FUSED_SECOND && pair == Pair::Failed {
@@ -164,7 +164,7 @@ impl ControllerQueue {
             let Pair::First(first) = pair else {
                 return Err(Status::ABORTED_MISSING_FUSED.final_());
             };
-            let first = self.slots.get(usize::from(first)).and_then(Option::as_ref);
+            let first = self.slots.get(first);
             let same = |first: &Slot| {
                 first.entry.nsid == entry.nsid
                     && first.entry.start_lba == entry.start_lba
@@ -230,7 +230,7 @@ impl ControllerQueue {
 
     fn receive_data_header(&mut self, header: &DataHeader) -> Result<(), PduError> {
         let index = header.tag.get();
-        let slot = self.slots.get(usize::from(index)).and_then(Option::as_ref);
+        let slot = self.slots.get(index);
         let slot = slot.filter(|slot| slot.stage == Stage::Receiving);
         let slot =
             slot.ok_or(PduError::field(10, "transfer tag of no data that were asked for"))?;
@@ -342,7 +342,7 @@ impl ControllerQueue {
 
     /// Verifies the sectors of a command on a secure queue, and that its namespace still takes it.
     fn check_data(&mut self, index: u16) -> Result<(), Status> {
-        let slot = self.slots.get_mut(usize::from(index)).and_then(Option::as_mut);
+        let slot = self.slots.get_mut(index);
         let Some(slot) = slot.filter(|slot| slot.wanted > 0) else { return Ok(()) };
         let (entry, wanted) = (slot.entry, slot.wanted);
         if let Some(secure) = self.secure.as_ref().filter(|_| entry.has_block_range()) {

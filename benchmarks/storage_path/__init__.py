@@ -1,0 +1,1 @@
+"""Benchmark of the storage data path alone: the engine's threads, without daemons."""

@@ -1,0 +1,131 @@
+"""Tables and the plot of the data path's benchmark."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from benchmarks.storage.cells import Cell, Sample
+from benchmarks.storage.report import median_of, paired_ratio
+from benchmarks.storage_path.world import FRONT_END, PLAIN, SECURE, SYSTEMS
+from rich import box
+from rich.table import Table
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+# Secure over plain, as the design wants it: device-bound, by pattern and operation.
+RATIOS_WANTED: Final = {
+    ("sequential", "read"): 0.97,
+    ("sequential", "write"): 0.97,
+    ("random", "read"): 0.95,
+    ("random", "write"): 0.85,
+}
+
+
+def cpu_of(samples: Sequence[Sample], system: str, cell: Cell, role: str) -> float:
+    """Median processor time of a role in microseconds an I/O; 0 if it has no part."""
+    return median_of(samples, system, cell, lambda sample: sample.cpu_us_per_command.get(role, 0.0))
+
+
+def added(samples: Sequence[Sample], system: str, cell: Cell) -> tuple[float, float]:
+    """Microseconds an I/O that initiator and gateway, and the target, cost more than plain."""
+    initiator = sum(cpu_of(samples, system, cell, role) for role in ("load", "gateway"))
+    return (
+        initiator - cpu_of(samples, PLAIN, cell, "load"),
+        cpu_of(samples, system, cell, "target") - cpu_of(samples, PLAIN, cell, "target"),
+    )
+
+
+def bound_table(samples: Sequence[Sample], cells: Sequence[Cell], rates: dict[str, int]) -> Table:
+    """Rates of the three ways on a drive that leaves the plain path room."""
+    found = Table(title="Device-bound, medians", box=box.SIMPLE_HEAD, title_justify="left")
+    found.add_column("cell")
+    headings = ("drive IOPS", *(f"{system} IOPS" for system in SYSTEMS))
+    for heading in (*headings, "secure\n/ plain", "wanted", "front end\n/ plain"):
+        found.add_column(heading, justify="right")
+    for cell in cells:
+        medians = [
+            f"{median_of(samples, system, cell, lambda s: s.commands_per_second):,.0f}"
+            for system in SYSTEMS
+        ]
+        found.add_row(
+            cell.title,
+            f"{rates[cell.name]:,}",
+            *medians,
+            f"{paired_ratio(samples, SECURE, PLAIN, cell):.2f}",
+            f"{RATIOS_WANTED[cell.pattern, cell.operation]:.2f}",
+            f"{paired_ratio(samples, FRONT_END, PLAIN, cell):.2f}",
+        )
+    return found
+
+
+def cost_table(samples: Sequence[Sample], cells: Sequence[Cell]) -> Table:
+    """Processor time of each role, and what sealing and freshness add to it."""
+    found = Table(
+        title="Processor-bound: CPU µs per I/O by role, medians",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    for heading in ("cell", "way"):
+        found.add_column(heading)
+    roles = ("load", "gateway", "target")
+    for heading in ("IOPS", "ratio", *roles, "added at\ngateway", "added at\ntarget"):
+        found.add_column(heading, justify="right")
+    for cell in cells:
+        for system in SYSTEMS:
+            costs = [cpu_of(samples, system, cell, role) for role in roles]
+            more = added(samples, system, cell)
+            is_plain = system == PLAIN
+            found.add_row(
+                cell.title if is_plain else "",
+                system,
+                f"{median_of(samples, system, cell, lambda s: s.commands_per_second):,.0f}",
+                "" if is_plain else f"{paired_ratio(samples, system, PLAIN, cell):.2f}",
+                *(f"{cost:.2f}" if cost else "" for cost in costs),
+                *("" if is_plain else f"{value:+.2f}" for value in more),
+                end_section=system == SYSTEMS[-1],
+            )
+    return found
+
+
+def plot(
+    path: Path, bound: Sequence[Sample], costs: Sequence[Sample], cells: Sequence[Cell]
+) -> None:
+    """Device-bound ratios above, processor time by role below."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(9, 8), layout="constrained")
+    places = range(len(cells))
+    width = 0.38
+    for index, system in enumerate((SECURE, FRONT_END)):
+        ratios = [paired_ratio(bound, system, PLAIN, cell) for cell in cells]
+        above.bar([place + index * width for place in places], ratios, width, label=system)
+    wanted = [RATIOS_WANTED[cell.pattern, cell.operation] for cell in cells]
+    above.hlines(
+        wanted,
+        [place - width / 2 for place in places],
+        [place + width * 1.5 for place in places],
+        colors="black",
+        label="wanted (secure)",
+    )
+    above.axhline(1, color="grey", linewidth=0.8)
+    names = [cell.title for cell in cells]
+    above.set_xticks([place + width / 2 for place in places], names)
+    above.set(ylabel="IOPS over plain", title="Device-bound, QD 32, one queue, medians")
+    above.legend(loc="lower right")
+    bars = [(cell, system) for cell in cells for system in SYSTEMS]
+    bottoms = [0.0] * len(bars)
+    for role in ("load", "gateway", "target"):
+        # Per 4 KiB, so that both sizes fit one axis.
+        heights = [
+            cpu_of(costs, system, cell, role) * 4096 / cell.io_bytes for cell, system in bars
+        ]
+        below.bar(range(len(bars)), heights, 0.7, bottom=bottoms, label=role)
+        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+    labels = [f"{cell.pattern} {cell.operation}\n{system}" for cell, system in bars]
+    below.set_xticks(range(len(bars)), labels, rotation=60, ha="right", fontsize=8)
+    below.set(ylabel="CPU µs per 4 KiB", title="Processor-bound (memory), medians")
+    below.legend()
+    for axes in (above, below):
+        axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

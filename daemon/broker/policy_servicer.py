@@ -1,0 +1,68 @@
+"""gRPC faces of policy and audit log, on the broker's Unix socket."""
+
+# ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import empty_pb2
+
+from sealane.crypto.audit import Head
+from sealane.daemon.broker.policy_keeper import PolicyKeeper
+from sealane.daemon.calls import Context
+from sealane.protocol.v1 import policy_pb2, policy_pb2_grpc
+
+_PART_BYTES: Final = 1 << 16
+
+
+class PoliciesServicer(policy_pb2_grpc.PoliciesServicer):
+    """Shows the policy in force and replaces it."""
+
+    def __init__(self, keeper: PolicyKeeper) -> None:
+        self._keeper = keeper
+
+    async def GetPolicy(
+        self, request: empty_pb2.Empty, context: Context
+    ) -> policy_pb2.PolicyInForce:
+        """Return the document in force."""
+        return self._in_force()
+
+    async def ApplyPolicy(
+        self, request: policy_pb2.ApplyPolicyRequest, context: Context
+    ) -> policy_pb2.PolicyInForce:
+        """Put a newer policy into force."""
+        await self._keeper.apply(
+            request.document, request.signature, source="the policy", subject="operator"
+        )
+        return self._in_force()
+
+    def _in_force(self) -> policy_pb2.PolicyInForce:
+        policy = self._keeper.policy
+        return policy_pb2.PolicyInForce(
+            version=policy.version, digest=policy.digest, document=self._keeper.document
+        )
+
+
+class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
+    """Exports the audit log."""
+
+    def __init__(self, path: Path, head: Callable[[], Head]) -> None:
+        """`head` returns the last acknowledged record of the log at `path`."""
+        self._path = path
+        self._head = head
+
+    async def ExportAudit(
+        self, request: empty_pb2.Empty, context: Context
+    ) -> AsyncIterator[policy_pb2.AuditPart]:
+        """Stream the acknowledged records."""
+        head = self._head()
+        records = 0
+        with self._path.open("rb") as file:
+            while records < head.sequence:
+                lines = await asyncio.to_thread(file.readlines, _PART_BYTES)
+                part = lines[: head.sequence - records]
+                records += len(part)
+                yield policy_pb2.AuditPart(lines=b"".join(part))
+        yield policy_pb2.AuditPart(head_sequence=head.sequence, head_digest=head.digest)

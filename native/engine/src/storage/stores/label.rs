@@ -1,0 +1,71 @@
+//! First block of a namespace whose blocks have metadata of their own: whose sectors follow.
+
+use std::io;
+
+use super::layout::{Authority, Checker, Kind};
+use super::pages::Page;
+
+/// First bytes of a label.
+const MAGIC: [u8; 8] = *b"SEALSECT";
+/// Version of this layout.
+const VERSION: u32 = 1;
+
+/// The label (`docs/stores.md` §2a): the data of block 0, written once, when a store is created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    /// Identifies the store.
+    pub uuid: [u8; 16],
+    /// Makes its tag's key this layout's own.
+    pub seed: [u8; 32],
+    /// Sectors that follow.
+    pub sector_count: u64,
+}
+
+impl Label {
+    fn checker(&self, authority: &Authority<'_>) -> Checker {
+        Checker::of(&self.uuid, &self.seed, authority)
+    }
+
+    /// The block's data.
+    #[must_use]
+    pub fn encode(&self, authority: &Authority<'_>) -> Page {
+        let mut page = Page::ZERO;
+        page.0[..8].copy_from_slice(&MAGIC);
+        page.0[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        page.0[16..32].copy_from_slice(&self.uuid);
+        page.0[32..64].copy_from_slice(&self.seed);
+        page.0[64..72].copy_from_slice(&self.sector_count.to_le_bytes());
+        self.checker(authority).seal(Kind::Label, &mut page);
+        page
+    }
+
+    /// Parses without checking: what the block claims to be. The error says what it is instead.
+    ///
+    /// # Panics
+    /// Never: a page is longer than its fields.
+    pub fn claimed(page: &Page) -> io::Result<Self> {
+        let field = |start: usize, end: usize| &page.0[start..end];
+        if field(0, 8) != MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Sealane store"));
+        }
+        if field(8, 12) != VERSION.to_le_bytes() {
+            let detail = "a Sealane store of another version";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
+        }
+        Ok(Self {
+            uuid: field(16, 32).try_into().expect("16 bytes"),
+            seed: field(32, 64).try_into().expect("32 bytes"),
+            sector_count: u64::from_le_bytes(field(64, 72).try_into().expect("8 bytes")),
+        })
+    }
+
+    /// Parses and checks.
+    pub fn decode(page: &Page, authority: &Authority<'_>) -> io::Result<Self> {
+        let claimed = Self::claimed(page)?;
+        if claimed.checker(authority).check(Kind::Label, page).is_none() {
+            let detail = "label of a Sealane store is damaged or forged";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
+        }
+        Ok(claimed)
+    }
+}

@@ -1,0 +1,46 @@
+"""Runtime data, attestation results, policies and audit records, as whoever sends them likes."""
+
+import contextlib
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sealane.crypto.attestation.ear import verify_result
+from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.audit import Record
+from sealane.daemon.broker.policy import cautions, parse_policy
+from sealane.errors import UsageError, VerificationError
+
+_KEY: Final = ec.derive_private_key(7, ec.SECP384R1()).public_key()
+
+
+def runtime_data(data: bytes) -> None:
+    """What is read has one encoding: the one it came in."""
+    with contextlib.suppress(VerificationError):
+        assert RuntimeData.decode(data).encode() == data
+
+
+def attestation_result(data: bytes) -> None:
+    """Nobody has the verifier's key."""
+    accepted = False
+    with contextlib.suppress(VerificationError):
+        verify_result(data.decode("latin-1"), verifier_key=_KEY)
+        accepted = True
+    assert not accepted
+
+
+def policy_document(data: bytes) -> None:
+    """A document is refused in one line, or is a policy that can be looked at."""
+    texts = []
+    try:
+        policy = parse_policy(data, source="p")
+        texts = cautions(policy, safe_flags={})
+    except UsageError as error:
+        texts = [str(error)]
+    assert all("\n" not in text for text in texts)
+
+
+def audit_record(data: bytes) -> None:
+    """A line is a record or is refused."""
+    with contextlib.suppress(VerificationError):
+        assert Record.decode(data).sequence is not None
