@@ -179,7 +179,7 @@ class Daemon:
     async def _start_broker(self, config: BrokerConfig) -> None:
         state = Path(self.config.node.state_dir)
         node = self.config.node.name
-        broker, instance, registry = await self._stack.enter_async_context(
+        broker, instance = await self._stack.enter_async_context(
             opened_broker(
                 config,
                 node=node,
@@ -210,9 +210,7 @@ class Daemon:
             metrics=self.metrics,
         )
         await self._keep(identity)
-        verifier = await open_verifier(
-            config, broker, self._stack, state=state, node=node, metrics=self.metrics
-        )
+        verifier = await open_verifier(config, broker, self._stack, node=node, metrics=self.metrics)
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._collateral = verifier.collateral
         policy_pb2_grpc.add_PoliciesServicer_to_server(
@@ -223,10 +221,13 @@ class Daemon:
         )
         self._services += ["sealane.v1.Policies", "sealane.v1.AuditLog"]
         self._is_development |= verifier.keeper.policy.software_allowed
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
+        self._services.append("sealane.v1.Operator")
         membership = Membership(
-            registry,
+            broker.registry,
             cover=instance.cover,
             check_policy=verifier.keeper.check_version,
+            lost=broker.rotate_keys_of,
             audit=broker.audit,
             metrics=self.metrics,
         )
@@ -234,8 +235,6 @@ class Daemon:
         trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
         self._services.append("sealane.v1.Membership")
         authorizer = Authorizer(authority.certificate, admit=membership.admit, metrics=self.metrics)
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
-        self._services.append("sealane.v1.Operator")
         open_server = new_server(self.metrics, TlsOnly())
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
@@ -351,7 +350,7 @@ class Daemon:
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
                 if self._collateral is not None:
-                    await self._collateral.reload()
+                    await self._collateral.load()
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue

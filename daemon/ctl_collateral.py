@@ -1,4 +1,4 @@
-"""`sealanectl collateral list`: what a broker would take of a directory, without a broker."""
+"""`sealanectl collateral list`: what a new broker would take of a directory, without a broker."""
 
 import argparse
 import datetime as dt
@@ -10,7 +10,7 @@ from sealane.crypto.evidence.chain import common_name
 from sealane.crypto.evidence.collateral import Collateral, SignedDocument, vendor_roots
 from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.crypto.evidence.snp import parse_vcek
-from sealane.daemon.broker.collateral import read_items, read_marks
+from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.clock import utc_now
 from sealane.errors import VerificationError
 
@@ -27,12 +27,6 @@ def add_collateral_verbs(verbs: Any) -> None:
     listing = verbs.add_parser("list", help="check a directory as a broker would, and show it")
     listing.add_argument("directory", type=Path, metavar="DIRECTORY")
     listing.add_argument(
-        "--marks",
-        type=Path,
-        metavar="FILE",
-        help="a broker's state_dir/collateral-marks.json: refuse what is older",
-    )
-    listing.add_argument(
         "--at", type=_time, metavar="TIME", help="as in 2026-11-21T12:00:00Z (default: now)"
     )
     listing.set_defaults(run=collateral_list, is_offline=True)
@@ -42,10 +36,7 @@ def collateral_list(options: argparse.Namespace, output: Output) -> None:
     """Print what is good and what is refused; VerificationError `collateral.refused` if any is."""
     items = read_items(options.directory)
     loaded = load_collateral(
-        items,
-        roots=vendor_roots(),
-        high_water={} if options.marks is None else read_marks(options.marks),
-        now=options.at or utc_now(),
+        items, roots=vendor_roots(), high_water={}, now=options.at or utc_now()
     )
     rows = [*_rows(loaded.collateral)]
     rows += [

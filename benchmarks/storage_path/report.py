@@ -37,12 +37,22 @@ def added(samples: Sequence[Sample], system: str, cell: Cell) -> tuple[float, fl
     )
 
 
+def busiest(samples: Sequence[Sample], system: str, cell: Cell, rate: int) -> float:
+    """Cores that the busiest thread would use at `rate` operations a second.
+
+    Below 1 the drive is the bound, given a core for each thread; however busy the machine was.
+    """
+    costs = [cpu_of(samples, system, cell, role) for role in ("load", "gateway", "target")]
+    return rate * max(costs) / 1e6
+
+
 def bound_table(samples: Sequence[Sample], cells: Sequence[Cell], rates: dict[str, int]) -> Table:
     """Rates of the three ways on a drive that leaves the plain path room."""
     found = Table(title="Device-bound, medians", box=box.SIMPLE_HEAD, title_justify="left")
     found.add_column("cell")
     headings = ("drive IOPS", *(f"{system} IOPS" for system in SYSTEMS))
-    for heading in (*headings, "secure\n/ plain", "wanted", "front end\n/ plain"):
+    ratios = ("secure\n/ plain", "wanted", "front end\n/ plain")
+    for heading in (*headings, *ratios, "busiest core,\nsecure", "\nfront end"):
         found.add_column(heading, justify="right")
     for cell in cells:
         medians = [
@@ -56,6 +66,7 @@ def bound_table(samples: Sequence[Sample], cells: Sequence[Cell], rates: dict[st
             f"{paired_ratio(samples, SECURE, PLAIN, cell):.2f}",
             f"{RATIOS_WANTED[cell.pattern, cell.operation]:.2f}",
             f"{paired_ratio(samples, FRONT_END, PLAIN, cell):.2f}",
+            *(f"{busiest(samples, s, cell, rates[cell.name]):.2f}" for s in (SECURE, FRONT_END)),
         )
     return found
 
@@ -111,7 +122,7 @@ def plot(
     names = [cell.title for cell in cells]
     above.set_xticks([place + width / 2 for place in places], names)
     above.set(ylabel="IOPS over plain", title="Device-bound, QD 32, one queue, medians")
-    above.legend(loc="lower right")
+    above.legend(loc="upper left", ncols=3)
     bars = [(cell, system) for cell in cells for system in SYSTEMS]
     bottoms = [0.0] * len(bars)
     for role in ("load", "gateway", "target"):

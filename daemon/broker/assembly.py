@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from cryptography import x509
 
@@ -34,8 +33,6 @@ from sealane.daemon.files import read_file
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.errors import UsageError
-
-MARKS_NAME: Final = "collateral-marks.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +88,6 @@ async def open_verifier(
     broker: BrokerService,
     stack: contextlib.AsyncExitStack,
     *,
-    state: Path,
     node: str,
     metrics: Metrics,
 ) -> VerifierParts:
@@ -99,10 +95,10 @@ async def open_verifier(
     authority = broker.authority
     collateral = CollateralKeeper(
         None if config.collateral_dir is None else Path(config.collateral_dir),
-        marks=state / MARKS_NAME,
+        registry=broker.registry,
         metrics=metrics,
     )
-    await collateral.reload()
+    await collateral.load()
     verifier = Verifier(
         policy=NO_POLICY,
         evidence_verifiers=evidence_verifiers(collateral.current, tpm_roots=tpm_roots(config)),

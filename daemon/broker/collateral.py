@@ -2,40 +2,41 @@
 
 import asyncio
 import datetime as dt
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
-from sealane.crypto.evidence.collateral_loader import load_collateral
+from sealane.crypto.evidence.collateral_loader import Loaded, load_collateral
+from sealane.daemon.broker.records import CollateralRecord
+from sealane.daemon.broker.registry import Registry
 from sealane.daemon.clock import utc_now
-from sealane.daemon.files import read_bounded, write_durably
+from sealane.daemon.files import read_bounded
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import UsageError
 
 # A certificate for each of ten thousand machines, and the rest.
 FILES_MAX: Final = 16384
-_MARKS_BYTES_MAX: Final = 1 << 20
+_MARKS: Final = "marks"
 
 
 class CollateralKeeper:
     """Loads a directory; `current` is what verifiers go by until the next load.
 
-    `marks` is a file of the broker's own. Losing it is as if no collateral had ever been used.
+    The marks are the registry's: brokers that share it share them, and it notices its own
+    roll-back.
     """
 
     def __init__(
         self,
         directory: Path | None,
         *,
-        marks: Path,
+        registry: Registry,
         metrics: Metrics,
         roots: VendorRoots | None = None,
     ) -> None:
         self._directory = directory
-        self._marks = marks
+        self._registry = registry
         self._metrics = metrics
         self._roots = roots or vendor_roots()
         self._current = Collateral(roots=self._roots)
@@ -44,24 +45,16 @@ class CollateralKeeper:
         """Return what was loaded last; from any thread."""
         return self._current
 
-    async def reload(self) -> None:
-        """Load at the present time, on a thread; raises as `load` does."""
-        await asyncio.to_thread(lambda: self.load(now=utc_now()))
+    async def load(self, *, now: dt.datetime | None = None) -> None:
+        """Read the directory again and use what holds at `now` (by default: at present).
 
-    def load(self, *, now: dt.datetime) -> None:
-        """Read the directory again and use what holds. Blocking.
-
-        What is refused is logged and left out. UsageError `collateral.unreadable` or
-        `collateral.count` for the directory, VerificationError `collateral.marks.malformed` or
-        UnavailableError `collateral.marks.unwritable` for the marks: then nothing changes.
+        What is refused is logged and left out. Raises UsageError `collateral.unreadable` or
+        `collateral.count` for the directory, or what the registry raises: then nothing changes.
         """
         if self._directory is None:
             return
-        items = read_items(self._directory)
-        before = read_marks(self._marks)
-        loaded = load_collateral(items, roots=self._roots, high_water=before, now=now)
-        if loaded.high_water != before:
-            self._write_marks(loaded.high_water)
+        items = await asyncio.to_thread(read_items, self._directory)
+        loaded = await self._registry.settle(lambda: self._take(items, now or utc_now()))
         self._current = loaded.collateral
         end = loaded.collateral.next_update
         self._metrics.collateral_refusals.set(len(loaded.refused))
@@ -79,13 +72,22 @@ class CollateralKeeper:
             tcb_infos=len(loaded.collateral.tcb_infos),
         )
 
-    def _write_marks(self, marks: Mapping[str, int]) -> None:
-        try:
-            write_durably(self._marks, json.dumps(dict(marks), sort_keys=True, indent=1).encode())
-        except OSError as error:
-            raise UnavailableError(
-                "collateral.marks.unwritable", f"{self._marks}: {error.strerror}"
-            ) from error
+    async def _take(self, items: dict[str, bytes], now: dt.datetime) -> Loaded | None:
+        """Compare `items` with the marks and raise those; None if another broker did between."""
+        stored = await self._registry.collateral.get(_MARKS)
+        before = {} if stored is None else stored.record.marks
+        loaded = await asyncio.to_thread(
+            lambda: load_collateral(items, roots=self._roots, high_water=before, now=now)
+        )
+        if loaded.high_water == before:
+            return loaded
+        revision = await self._registry.commit(
+            [self._registry.collateral.unchanged(_MARKS, stored)],
+            self._registry.collateral.sealed(
+                _MARKS, CollateralRecord(marks=dict(loaded.high_water))
+            ),
+        )
+        return None if revision is None else loaded
 
 
 def read_items(directory: Path) -> dict[str, bytes]:
@@ -101,27 +103,3 @@ def read_items(directory: Path) -> dict[str, bytes]:
         return {path.name: read_bounded(path) for path in paths}
     except OSError as error:
         raise UsageError("collateral.unreadable", f"{directory}: {error.strerror}") from error
-
-
-def read_marks(path: Path) -> dict[str, int]:
-    """Return the marks a broker wrote, none if there is no file.
-
-    VerificationError `collateral.marks.malformed`, UsageError `collateral.unreadable`.
-    """
-    try:
-        encoded = read_bounded(path)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UsageError("collateral.unreadable", f"{path}: {error.strerror}") from error
-    try:
-        marks = json.loads(encoded) if len(encoded) <= _MARKS_BYTES_MAX else None
-    except (ValueError, RecursionError):
-        marks = None
-    if not isinstance(marks, dict) or not all(type(each) is int for each in marks.values()):
-        raise VerificationError(
-            "collateral.marks.malformed",
-            f"{path}: not what the broker wrote; without it older collateral can't be told from "
-            "newer",
-        )
-    return marks

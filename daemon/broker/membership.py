@@ -61,7 +61,8 @@ class Membership:
     """The nodes of one authority, for one of its brokers.
 
     `cover` returns once the commit of a revision can't be rolled back unnoticed; `check_policy`
-    knows which versions of the policy still count.
+    knows which versions of the policy still count; `lost` is told the SPIFFE id of every role that
+    is revoked.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Membership:
         *,
         cover: Callable[[int], Awaitable[None]],
         check_policy: CheckPolicy,
+        lost: Callable[[str], Awaitable[None]],
         audit: Audit,
         metrics: Metrics,
         now: Callable[[], dt.datetime] = utc_now,
@@ -77,6 +79,7 @@ class Membership:
         self._registry = registry
         self._cover = cover
         self._check_policy = check_policy
+        self._lost = lost
         self._audit = audit
         self._metrics = metrics
         self._now = now
@@ -200,6 +203,7 @@ class Membership:
                 text=reason,
             )
             self._metrics.revocations.labels("revoked").inc()
+            await self._lost(spiffe_id(node, each))
             get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
 
     async def restore(self, node: str, role: str) -> None:

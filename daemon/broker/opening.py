@@ -35,7 +35,7 @@ HEADS_NAME: Final = "heads.counter"
 @contextlib.asynccontextmanager
 async def opened_broker(
     config: BrokerConfig, *, node: str, state: Path, metrics: Metrics, tcti: str
-) -> AsyncIterator[tuple[BrokerService, Instance, Registry]]:
+) -> AsyncIterator[tuple[BrokerService, Instance]]:
     """Start a broker that ends with the block; `tcti` is where its TPM is.
 
     Errors as `Registry.open`, `Instance.claim`, `AuditLog.open` and `open_tpm`.
@@ -65,7 +65,7 @@ async def opened_broker(
         stack.push_async_callback(audit.close)
         service = BrokerService(registry, instance, audit=audit, metrics=metrics)
         stack.push_async_callback(service.close)
-        yield service, instance, registry
+        yield service, instance
 
 
 async def _leave(instance: Instance) -> None:

@@ -229,6 +229,12 @@ class AuditHeadRecord(Record):
     digest: bytes
 
 
+class CollateralRecord(Record):
+    """The high-water marks of hardware vendors' collateral: values only grow."""
+
+    marks: dict[str, int]
+
+
 class ClockRecord(Record):
     """What a machine's clock said when it last attested (TPMS_CLOCK_INFO)."""
 
@@ -328,6 +334,7 @@ class Tables:
         self.heads = Table(store, "heads", HeadRecord, record_key=record_key)
         self.policies = Table(store, "policies", PolicyRecord, record_key=record_key)
         self.audit_heads = Table(store, "audit", AuditHeadRecord, record_key=record_key)
+        self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
         self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
 

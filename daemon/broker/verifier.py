@@ -82,9 +82,9 @@ class VerifierService:
         self._limiter = RateLimiter()
         self._threads = ThreadPoolExecutor(VERIFICATIONS_AT_ONCE, thread_name_prefix="verifier")
         self._waiting = 0
+        self._clocks = clocks
         self.enter: Enter | None = None
         """Enters what is issued in the books of nodes, which may refuse it."""
-        self._clocks = clocks
 
     def close(self) -> None:
         """Wait for what is being verified."""

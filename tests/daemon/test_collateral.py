@@ -3,16 +3,21 @@
 import dataclasses
 import datetime as dt
 import signal
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from control_plane import Site, daemon, short_directory, wait_for_log
-from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
+from sealane.crypto.evidence.collateral import vendor_roots
+from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import collateral
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import Compare
+from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.metrics import Metrics
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError
 from vendors.authority import NOW
 from vendors.intel import FMSPC, NEXT_UPDATE, Intel, intel
 
@@ -22,109 +27,138 @@ def vendor() -> Intel:
     return intel()
 
 
-def keeper(vendor: Intel, path: Path) -> CollateralKeeper:
-    others = vendor_roots()
-    roots = VendorRoots(amd=others.amd, intel=vendor.root.certificate, nvidia=others.nvidia)
-    (path / "files").mkdir(exist_ok=True)
-    metrics = Metrics()
-    return CollateralKeeper(path / "files", marks=path / "marks.json", metrics=metrics, roots=roots)
+@pytest.fixture
+async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
+    store = SqliteStore(tmp_path / "broker.sqlite")
+    yield await Registry.open(store, WrappingKey(bytes(32)), node="b")
+    await store.close()
 
 
-def test_what_lies_in_the_directory_is_used(vendor: Intel, tmp_path: Path) -> None:
-    kept = keeper(vendor, tmp_path)
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    return folder
+
+
+def keeper(
+    vendor: Intel, files: Path | None, registry: Registry, metrics: Metrics | None = None
+) -> CollateralKeeper:
+    roots = dataclasses.replace(vendor_roots(), intel=vendor.root.certificate)
+    return CollateralKeeper(files, registry=registry, metrics=metrics or Metrics(), roots=roots)
+
+
+async def test_what_lies_in_the_directory_is_used(
+    vendor: Intel, files: Path, registry: Registry
+) -> None:
+    kept = keeper(vendor, files, registry)
     assert not kept.current().tcb_infos
-    (tmp_path / "files" / "bundle.json").write_bytes(vendor.collateral())
-    (tmp_path / "files" / "nonsense").write_bytes(b"x")
-    (tmp_path / "files" / ".draft").write_bytes(b"x")
-    (tmp_path / "files" / "folder").mkdir()
-    kept.load(now=NOW)
+    (files / "bundle.json").write_bytes(vendor.collateral())
+    (files / "nonsense").write_bytes(b"x")
+    (files / ".draft").write_bytes(b"x")
+    (files / "folder").mkdir()
+    await kept.load(now=NOW)
     assert set(kept.current().tcb_infos) == {FMSPC}
 
 
-def test_metrics_tell_what_ends_first(vendor: Intel, tmp_path: Path) -> None:
+async def test_metrics_tell_what_ends_first(vendor: Intel, files: Path, registry: Registry) -> None:
     metrics = Metrics()
-    roots = dataclasses.replace(vendor_roots(), intel=vendor.root.certificate)
-    kept = CollateralKeeper(tmp_path, marks=tmp_path / ".marks", metrics=metrics, roots=roots)
+    kept = keeper(vendor, files, registry, metrics)
 
     def values() -> list[float | None]:
         names = ("refusals", "next_update_timestamp_seconds")
         return [metrics.registry.get_sample_value(f"sealane_broker_collateral_{n}") for n in names]
 
-    kept.load(now=NOW)
+    await kept.load(now=NOW)
     assert values() == [0, 0]
-    (tmp_path / "bundle.json").write_bytes(vendor.collateral())
-    (tmp_path / "nonsense").write_bytes(b"x")
-    kept.load(now=NOW)
+    (files / "bundle.json").write_bytes(vendor.collateral())
+    (files / "nonsense").write_bytes(b"x")
+    await kept.load(now=NOW)
     assert values() == [1, NEXT_UPDATE.timestamp()]
     soon = NOW + dt.timedelta(hours=1)
-    (tmp_path / "bundle.json").write_bytes(vendor.collateral(list_end=soon))
-    kept.load(now=NOW)
+    (files / "bundle.json").write_bytes(vendor.collateral(list_end=soon))
+    await kept.load(now=NOW)
     assert values() == [1, soon.timestamp()]
 
 
-def test_marks_outlive_the_broker(vendor: Intel, tmp_path: Path) -> None:
-    path = tmp_path / "files" / "bundle.json"
-    first = keeper(vendor, tmp_path)
+async def test_marks_are_every_brokers(vendor: Intel, files: Path, registry: Registry) -> None:
+    path = files / "bundle.json"
+    first, second = (keeper(vendor, files, registry) for _ in range(2))
     path.write_bytes(vendor.collateral(number=5))
-    first.load(now=NOW)
+    await first.load(now=NOW)
     path.write_bytes(vendor.collateral(number=4))
-    for kept in (first, keeper(vendor, tmp_path)):
-        kept.load(now=NOW)
+    for kept in (first, second):
+        await kept.load(now=NOW)
         assert not kept.current().revocation_lists
         assert not kept.current().tcb_infos
     path.write_bytes(vendor.collateral(number=5))
-    first.load(now=NOW)
+    await first.load(now=NOW)
     assert first.current().tcb_infos
 
 
-def test_marks_are_stored_before_what_they_cover_is_used(
-    vendor: Intel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_marks_are_stored_before_what_they_cover_is_used(
+    vendor: Intel, files: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = keeper(vendor, tmp_path)
-    (tmp_path / "files" / "bundle.json").write_bytes(vendor.collateral())
+    kept = keeper(vendor, files, registry)
+    (files / "bundle.json").write_bytes(vendor.collateral())
 
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device")
+    async def away(*_: object) -> int | None:
+        raise UnavailableError("broker.store.unavailable", "the store does not answer")
 
-    monkeypatch.setattr(collateral, "write_durably", full)
-    with pytest.raises(UnavailableError, match=r"No space.*collateral\.marks\.unwritable"):
-        kept.load(now=NOW)
+    monkeypatch.setattr(registry, "commit", away)
+    with pytest.raises(UnavailableError):
+        await kept.load(now=NOW)
     assert not kept.current().tcb_infos
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": "b"}', b'{"a": true}', b"[" * 9000])
-def test_marks_that_cant_be_read_stop_the_load(
-    vendor: Intel, tmp_path: Path, content: bytes
+async def test_marks_that_another_broker_raises_in_between_are_read_again(
+    vendor: Intel, files: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = keeper(vendor, tmp_path)
-    (tmp_path / "files" / "bundle.json").write_bytes(vendor.collateral())
-    (tmp_path / "marks.json").write_bytes(content)
-    with pytest.raises(VerificationError, match=r"collateral\.marks\.malformed"):
-        kept.load(now=NOW)
-    assert not kept.current().tcb_infos
+    path = files / "bundle.json"
+    first, second = (keeper(vendor, files, registry) for _ in range(2))
+    honest, calls = registry.commit, 0
+
+    async def overtaken(compares: Sequence[Compare], puts: dict[str, bytes]) -> int | None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            path.write_bytes(vendor.collateral(number=6))
+            await second.load(now=NOW)
+        return await honest(compares, puts)
+
+    monkeypatch.setattr(registry, "commit", overtaken)
+    path.write_bytes(vendor.collateral(number=5))
+    await first.load(now=NOW)
+    # It lost the race, and what it had read is older than what the other one brought.
+    assert not first.current().revocation_lists
+    stored = await registry.collateral.get("marks")
+    assert stored is not None
+    assert {v for k, v in stored.record.marks.items() if k.endswith("/number")} == {6}
 
 
-def test_a_directory_that_cant_be_read_is_named(vendor: Intel, tmp_path: Path) -> None:
-    kept = keeper(vendor, tmp_path)
-    (tmp_path / "files").rmdir()
+async def test_a_directory_that_cant_be_read_is_named(
+    vendor: Intel, files: Path, registry: Registry
+) -> None:
+    kept = keeper(vendor, files / "missing", registry)
     with pytest.raises(UsageError, match=r"collateral\.unreadable"):
-        kept.load(now=NOW)
+        await kept.load(now=NOW)
 
 
-def test_files_are_counted(vendor: Intel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_are_counted(
+    vendor: Intel, files: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(collateral, "FILES_MAX", 1)
-    kept = keeper(vendor, tmp_path)
     for name in ("a", "b"):
-        (tmp_path / "files" / name).write_bytes(b"x")
+        (files / name).write_bytes(b"x")
     with pytest.raises(UsageError, match=r"collateral\.count"):
-        kept.load(now=NOW)
+        await keeper(vendor, files, registry).load(now=NOW)
 
 
-def test_without_a_directory_only_the_roots_are_known(tmp_path: Path) -> None:
-    kept = CollateralKeeper(None, marks=tmp_path / "marks.json", metrics=Metrics())
-    kept.load(now=NOW)
+async def test_without_a_directory_only_the_roots_are_known(registry: Registry) -> None:
+    kept = CollateralKeeper(None, registry=registry, metrics=Metrics())
+    await kept.load(now=NOW)
     assert kept.current().roots == vendor_roots()
-    assert not (tmp_path / "marks.json").exists()
+    assert await registry.collateral.get("marks") is None
 
 
 def test_a_broker_reads_its_collateral_at_start_and_on_sighup() -> None:

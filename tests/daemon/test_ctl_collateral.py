@@ -7,10 +7,7 @@ import pytest
 
 from sealane.crypto.evidence.collateral import VendorRoots, vendor_roots
 from sealane.daemon import ctl, ctl_collateral
-from sealane.daemon.broker.collateral import CollateralKeeper
-from sealane.daemon.metrics import Metrics
 from vendors.amd import amd
-from vendors.authority import NOW
 from vendors.intel import intel
 
 AT = "2026-11-21T12:00:00Z"
@@ -78,24 +75,6 @@ def test_a_time_has_a_form_and_a_zone(
     with pytest.raises(SystemExit) as ended:
         ctl.main(["collateral", "list", str(files), "--at", time])
     assert ended.value.code == 2
-
-
-def test_what_a_broker_has_used_refuses_what_is_older(
-    roots: VendorRoots, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    marks = tmp_path / "marks.json"
-    kept = CollateralKeeper(files, marks=marks, metrics=Metrics(), roots=roots)
-    kept.load(now=NOW)
-    before = marks.read_bytes()
-    command = ["--output", "json", "collateral", "list", str(files), "--at", AT]
-    assert ctl.main([*command, "--marks", str(marks)]) == 0
-    (files / "intel.json").write_bytes(intel().collateral(number=3))
-    assert ctl.main(command) == 0
-    capsys.readouterr()
-    assert ctl.main([*command, "--marks", str(marks)]) == 3
-    reasons = {row["version"] for row in rows(capsys) if row["what"] == "refused"}
-    assert "attestation.collateral.rolled_back" in reasons
-    assert marks.read_bytes() == before
 
 
 def test_a_directory_that_isnt_there_is_a_usage_error(tmp_path: Path) -> None:

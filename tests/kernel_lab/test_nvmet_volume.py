@@ -53,6 +53,7 @@ class Volume:
     directory: Path
     volume_id: uuid.UUID = field(default_factory=uuid.uuid4)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    store_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     attachments: int = 0
 
     def stores(self, guest: Guest) -> ThirdPartyStores:
@@ -69,7 +70,8 @@ class Volume:
     async def create(self, guest: Guest) -> None:
         stores = self.stores(guest)
         async with stores.running():
-            await stores.create("kernel", self.volume_id, sector_count=SECTORS)
+            store_key = bytearray(self.store_key)
+            await stores.create("kernel", self.volume_id, sector_count=SECTORS, store_key=store_key)
 
     @contextlib.asynccontextmanager
     async def attached(self, guest: Guest) -> AsyncIterator[VolumeQueue]:
@@ -78,7 +80,10 @@ class Volume:
         self.attachments += 1
         async with stores.running():
             await gateway.start()
-            back = await stores.attach("kernel", self.volume_id, sector_count=SECTORS)
+            store_key = bytearray(self.store_key)
+            back = await stores.attach(
+                "kernel", self.volume_id, sector_count=SECTORS, store_key=store_key
+            )
             try:
                 port = await gateway.attach(
                     VolumeKey(volume_id=self.volume_id, keys={1: bytearray(self.key)}),

@@ -84,6 +84,13 @@ async def test_store_keeps_itself_to_its_owner(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_commits_are_flushed_before_they_return(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "b.sqlite")
+    assert await store.query("PRAGMA journal_mode") == [("wal",)]
+    assert await store.query("PRAGMA synchronous") == [(2,)]  # FULL
+    await store.close()
+
+
 async def test_commits_that_wait_together_share_one_flush(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "b.sqlite")
     statements: list[str] = []

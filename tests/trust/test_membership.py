@@ -59,12 +59,17 @@ class World:
     now: dt.datetime
     covered: list[int] = field(default_factory=list)
     policy_version: int = 1
+    lost: list[str] = field(default_factory=list)
+
+    async def _lost(self, spiffe_id: str) -> None:
+        self.lost.append(spiffe_id)
 
     def membership(self) -> Membership:
         return Membership(
             self.registry,
             cover=self._cover,
             check_policy=self._check_policy,
+            lost=self._lost,
             audit=self.audit,
             metrics=Metrics(),
             now=lambda: self.now,
@@ -157,6 +162,7 @@ async def test_revoked_node_loses_everything_at_once_at_every_broker(world: Worl
     await there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
     await here.revoke("g", "gateway", reason="stolen")
     assert world.covered, "a store that is put back would bring the node back"
+    assert world.lost == [GATEWAY.spiffe_id], "volumes whose key it has need another"
     assert await world.refusal(GATEWAY) == "node.revoked"
     assert (
         await _reason(VerificationError, there.admit(GATEWAY, leaf, world.result(GATEWAY, leaf)))

@@ -1,6 +1,7 @@
 """Real SEV-SNP reports, each at a time its certificates are valid, and what they say."""
 
 import hashlib
+import itertools
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -111,11 +112,10 @@ def test_what_amd_did_not_sign_is_refused(encoding: str) -> None:
     assert fault("milan", key=key, now="2025-01-01") in {"chain", "expired"}
 
 
-@pytest.mark.parametrize("name", ["milan", "debug", "ahead", "genoa"])
-@pytest.mark.parametrize("other", ["milan", "debug", "ahead", "genoa"])
+@pytest.mark.parametrize(
+    ("name", "other"), [*itertools.permutations(["milan", "debug", "ahead", "genoa"], 2)]
+)
 def test_a_report_with_another_sets_key_is_refused(name: str, other: str) -> None:
-    if name == other:
-        pytest.skip("the set itself")
     assert fault(name, key=SETS[other][1]) in {"signature", "chain"}
 
 

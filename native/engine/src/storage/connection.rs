@@ -155,3 +155,58 @@ pub fn wait<const N: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Waits for so many bytes of data, then for headers.
+    #[derive(Default)]
+    struct Sink {
+        place: Vec<u8>,
+        placed: usize,
+        received: usize,
+    }
+
+    impl StreamSink for Sink {
+        fn place(&mut self) -> &mut [u8] {
+            &mut self.place[self.placed..]
+        }
+
+        fn placed(&mut self, bytes: usize) {
+            self.placed += bytes;
+        }
+
+        fn receive(&mut self, input: &[u8]) {
+            self.received += input.len();
+        }
+    }
+
+    /// What one receive hands over behind a place of `waited` bytes, with plenty there, and what
+    /// the next one does.
+    fn behind(waited: usize) -> [usize; 2] {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let sent = far.write(&vec![7; 100_000]).unwrap();
+        assert!(sent > LONG_BYTES + 3 * BEHIND_BYTES, "{sent}");
+        let mut connection = Connection::new(near.into());
+        let mut sink = Sink { place: vec![0; waited], ..Sink::default() };
+        connection.receive(&mut sink).unwrap();
+        assert_eq!((sink.placed, sink.place), (waited, vec![7; waited]));
+        let first = sink.received;
+        sink.place = Vec::new();
+        sink.placed = 0;
+        connection.receive(&mut sink).unwrap();
+        [first, sink.received - first]
+    }
+
+    #[test]
+    fn short_commands_are_taken_by_the_buffer_and_long_data_by_their_place() {
+        let [first, _] = behind(100);
+        assert!(first > 2 * BEHIND_BYTES, "{first} bytes behind a short place");
+        assert_eq!(behind(LONG_BYTES), [BEHIND_BYTES; 2]);
+    }
+}
