@@ -221,6 +221,15 @@ def test_verifiers_certificate_is_no_nodes_and_the_other_way_round() -> None:
     with pytest.raises(VerificationError) as caught:
         verify_verifier(AUTHORITY.certificate, anchor=AUTHORITY.certificate, now=NOW)
     assert caught.value.reason == "certificate.profile"
+    large = ec.generate_private_key(ec.SECP384R1()).public_key()
+    small = ec.generate_private_key(ec.SECP256R1()).public_key()
+    for wrong in (
+        AUTHORITY.issue(SUBJECT, large, now=NOW),
+        AUTHORITY.issue_verifier(small, broker="b", now=NOW),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            verify_verifier(wrong, anchor=AUTHORITY.certificate, now=NOW)
+        assert caught.value.reason == "certificate.profile"
     other = CertificateAuthority.create(broker="b", now=NOW)
     for anchor, now, expected in (
         (other.certificate, NOW, "certificate.issuer"),

@@ -215,7 +215,8 @@ async def test_one_address_is_slowed_down_and_others_are_not(tmp_path: Path) -> 
         service._limiter = limiter
         limiter._full_at["192.0.2.1"] = 1 << 62
         assert (await refused(Node().challenge(service))).reason == "attestation.rate.limit"
-        assert (await refused(Node().enrol(service))).reason == "attestation.rate.limit"
+        attest = service.attest(session_id=b"", runtime_data=b"", evidence=b"", address="192.0.2.1")
+        assert (await refused(attest)).reason == "attestation.rate.limit"
         assert await Node(address="192.0.2.2").enrol(service)
 
 
