@@ -163,6 +163,10 @@ def test_claims_outside_the_profile_are_refused(change: dict[str, object]) -> No
     assert reason(signed({**claims(), **change})) == "token.malformed"
 
 
+def test_token_has_a_bound_even_from_its_verifier() -> None:
+    assert reason(signed({**claims(), "more": "x" * TOKEN_CHARACTERS_MAX})) == "token.malformed"
+
+
 def test_status_better_than_its_worst_claim_is_refused() -> None:
     values = json.loads(json.dumps(claims()))
     values["submods"]["primary"]["ear.status"] = "affirming"
@@ -171,7 +175,18 @@ def test_status_better_than_its_worst_claim_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "token",
-    ["", ".", "..", "a.b.c.d", TOKEN + "=", TOKEN + ".", TOKEN.replace(".", "..", 1), "x" * 9000],
+    [
+        "",
+        ".",
+        "..",
+        "a.b.c.d",
+        TOKEN + "=",
+        TOKEN + ".",
+        TOKEN.replace(".", "..", 1),
+        TOKEN + "!",
+        TOKEN + "\n",
+        "x" * 9000,
+    ],
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
     assert reason(token) == "token.malformed"
