@@ -106,7 +106,11 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     holder.add(lease)
     port = Port([*lease.ranges], {1: b"\1" * 32})
     attached = Attached(
-        descriptor=descriptor, port=cast("AttachedPort", port), leases=holder, host_nqn="nqn.h"
+        descriptor=descriptor,
+        port=cast("AttachedPort", port),
+        leases=holder,
+        host_nqn="nqn.h",
+        back_end=cast("VolumeBackEnd", None),
     )
     return World(broker, {VOLUME: attached}, port, EventLog("g"))
 
