@@ -18,6 +18,7 @@ from sealane.daemon.events import EventLog
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.ports import AttachedPort
 from sealane.daemon.supply import Supply, released_keys
+from sealane.daemon.volume_back_ends import VolumeBackEnd
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
