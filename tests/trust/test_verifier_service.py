@@ -136,7 +136,8 @@ async def test_broken_evidence_hears_the_same_and_is_told_apart_in_the_audit(
         node = Node()
         challenge = await node.challenge(service)
         data, evidence = node.answer(challenge)
-        error = await refused(node.present(service, challenge, data, evidence[:-1] + b"\0"))
+        spoiled = evidence[:-1] + bytes([evidence[-1] ^ 1])
+        error = await refused(node.present(service, challenge, data, spoiled))
         assert error.reason == REFUSED
         assert audit.records[-1]["reason"] == "attestation.software.signature"
         assert audit.records[-1]["refusal"] == "broken_evidence"
