@@ -232,9 +232,8 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes.
-    plain subsystems, `operator` that of a broker's keys and leases, `policies` and `audit_log`
-    those of its verifier.
+    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes,
+    `policies` and `audit_log` those of its verifier.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -242,9 +241,9 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
-        self.membership = trust_pb2_grpc.MembershipStub(channel)
         self.policies = policy_pb2_grpc.PoliciesStub(channel)
         self.audit_log = policy_pb2_grpc.AuditLogStub(channel)
+        self.membership = trust_pb2_grpc.MembershipStub(channel)
         self._nodes = nodes_pb2_grpc.NodesStub(channel)
 
     def open(self, volume: Volume, *, queue_count: int = 2, timeout_seconds: float = 60.0) -> Disk:

@@ -21,8 +21,7 @@ from sealane.daemon.authorizations import (
     Lost,
     peer_of,
 )
-from sealane.daemon.broker.assembly import open_verifier
-from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
 from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
@@ -151,7 +150,7 @@ class Daemon:
         self._driver: Driver | None = None
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
-        self._collateral: CollateralKeeper | None = None
+        self._verifier: VerifierParts | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
@@ -212,7 +211,7 @@ class Daemon:
         await self._keep(identity)
         verifier = await open_verifier(config, broker, self._stack, node=node, metrics=self.metrics)
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
-        self._collateral = verifier.collateral
+        self._verifier = verifier
         policy_pb2_grpc.add_PoliciesServicer_to_server(
             PoliciesServicer(verifier.keeper), self._local
         )
@@ -338,7 +337,7 @@ class Daemon:
         listener.observe(lambda reason: self.metrics.nvme_faults.labels(name, reason).inc())
 
     async def keep_reloaded(self, hangup: asyncio.Event, reread: Callable[[], Config]) -> None:
-        """Apply plain subsystems and collateral each time the configuration is to be read again.
+        """Apply plain subsystems, collateral and policy each time the files are to be read again.
 
         A file with a fault, or a store that can't be opened, changes nothing and is logged.
         """
@@ -349,8 +348,9 @@ class Daemon:
                 config = await asyncio.to_thread(reread)
                 if self._plain is not None and config.target is not None:
                     await self._plain.apply(config.target.subsystems)
-                if self._collateral is not None:
-                    await self._collateral.load()
+                if self._verifier is not None and config.broker is not None:
+                    await self._verifier.collateral.load()
+                    await offer_policy(self._verifier.keeper, config.broker)
             except Error as error:
                 get_logger().error("reload_failed", reason=error.reason, message=error.args[0])
                 continue

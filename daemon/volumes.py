@@ -32,6 +32,7 @@ from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 _FOLLOW_RETRY_SECONDS: Final = 1.0
+_STATUS_SECONDS: Final = 1.0
 MODE_REMOTE: Final = "remote"
 
 
@@ -105,6 +106,8 @@ class VolumeService:
             self._tasks.create_task(self._abandon(), name="volumes-abandon")
 
     async def _abandon(self) -> None:
+        # Hosts get the statuses of their commands before their connections are closed.
+        await asyncio.sleep(_STATUS_SECONDS)
         await asyncio.gather(*map(self._leave, [*self._attached]))
         await self._leases.close()
 

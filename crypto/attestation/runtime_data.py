@@ -97,7 +97,6 @@ class RuntimeData:
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
         if (
             {*texts, "secondary_evidence_sha256"} != _NAMES
-            or texts["domain"] != DOMAIN
             or not isinstance(digests, list)
             or len(digests) > SECONDARY_EVIDENCE_MAX
         ):

@@ -83,6 +83,12 @@ def owner_key(config: BrokerConfig) -> OwnerKey | None:
     return parse_owner_key(pem, source=f"broker.policy_owner_key {config.policy_owner_key}")
 
 
+async def offer_policy(keeper: PolicyKeeper, config: BrokerConfig) -> None:
+    """Put the operator's policy file into force if it is newer than what is."""
+    path = Path(config.policy_file)
+    await keeper.offer(read_document(path), read_signature(path), source=str(path))
+
+
 async def open_verifier(
     config: BrokerConfig,
     broker: BrokerService,
@@ -124,8 +130,7 @@ async def open_verifier(
             "decides who is trusted; for development only",
         )
     keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
-    path = Path(config.policy_file)
-    await keeper.start(read_document(path), read_signature(path), source=str(path))
+    await offer_policy(keeper, config)
     service = VerifierService(
         verifier,
         authority=authority,

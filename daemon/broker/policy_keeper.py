@@ -54,8 +54,8 @@ class PolicyKeeper:
         """The document in force; empty before there is one."""
         return b"" if self._stored is None else self._stored.record.document
 
-    async def start(self, document: bytes, signature: bytes, *, source: str) -> None:
-        """Take what is stored, or the operator's file if that is newer.
+    async def offer(self, document: bytes, signature: bytes, *, source: str) -> None:
+        """Take what is stored, or the operator's file if that is newer: at the start, at SIGHUP.
 
         An older file is left aside: the policy moved on by `sealanectl policy apply`.
         """

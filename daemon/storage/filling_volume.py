@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
@@ -11,7 +11,9 @@ from sealane.daemon.storage.back_end import BackEnd
 from sealane.daemon.storage.counters import add_counters, replace_counters
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.own_queue import own_queue
+from sealane.errors import Error
 from sealane.transport.nvme.volume_queue import VolumeQueue
+from sealane.transport.tasks import TaskOwner
 
 _OPEN_SECONDS: Final = 30.0
 # Longer than a lost target is waited for, so that it is the gateway that gives up.
@@ -30,15 +32,16 @@ class FillingVolume:
         self._sectors = sectors
         self._stack = contextlib.AsyncExitStack()
         self._queue: VolumeQueue | None = None
+        self._tasks = TaskOwner()
         feed.on_event = back_end.take_event
 
     async def write_zeroes(self, lba: int, sectors: int) -> None:
         """Write sealed zeros; errors as those of VolumeQueue."""
-        await (await self._opened()).write_zeroes(lba, sectors)
+        await self._run((await self._opened()).write_zeroes(lba, sectors))
 
     async def flush(self) -> None:
         """Make them durable."""
-        await (await self._opened()).flush()
+        await self._run((await self._opened()).flush())
 
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
         """Give the volume more counters."""
@@ -60,10 +63,28 @@ class FillingVolume:
         """End the queue and leave the target; what wasn't flushed may be lost."""
         try:
             await self._stack.aclose()
+            await self._tasks.close()
         finally:
             await asyncio.to_thread(self._native.close_queues)
             await self._back_end.close()
             self._feed.close()
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for a command; a cancelled caller does not, and `close` ends it."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            try:
+                await work
+            except Error as error:
+                ended.set_exception(error)
+                ended.exception()  # a cancelled caller doesn't ask for it
+            else:
+                ended.set_result(None)
+
+        self._tasks.start(run(), name="filling-command")
+        await asyncio.wait((ended,))
+        ended.result()
 
     async def _opened(self) -> VolumeQueue:
         if self._queue is None:

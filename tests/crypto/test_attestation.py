@@ -12,12 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.attestation.appraisal import PolicyViolationError
 from sealane.crypto.attestation.challenge import (
     CHALLENGE_SECONDS,
+    CHALLENGES_MAX,
     CHALLENGES_PER_PEER_MAX,
     Challenge,
 )
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.attestation.runtime_data import RuntimeData
-from sealane.crypto.attestation.verifier import Verified, Verifier
+from sealane.crypto.attestation.verifier import INTRODUCTION_BYTES_MAX, Verified, Verifier
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey, SoftwareVerifier
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -281,6 +282,23 @@ def test_one_address_cannot_take_every_challenge() -> None:
     _challenge(verifier, now_ns=CHALLENGE_SECONDS * 10**9)
 
 
+def test_addresses_together_cannot_take_more_than_there_are() -> None:
+    verifier = _verifier()
+    for number in range(CHALLENGES_MAX):
+        _ask(verifier, peer=str(number))
+    with pytest.raises(UnavailableError) as caught:
+        _ask(verifier, peer="another")
+    assert caught.value.reason == "attestation.challenge.limit"
+
+
+@pytest.mark.parametrize("length", [1, INTRODUCTION_BYTES_MAX + 1])
+def test_introduction_that_the_type_has_not_is_refused(length: int) -> None:
+    with pytest.raises(VerificationError) as caught:
+        _ask(_verifier(), introduction=bytes(length))
+    assert caught.value.reason == "attestation.introduction.malformed"
+    assert ("allowed" in str(caught.value)) == (length > INTRODUCTION_BYTES_MAX)
+
+
 def test_runtime_data_has_one_encoding() -> None:
     encoded = _data(_challenge(_verifier())).encode()
     assert RuntimeData.decode(encoded).encode() == encoded
@@ -292,6 +310,9 @@ def test_runtime_data_has_one_encoding() -> None:
         json.dumps({k: v for k, v in value.items() if k != "role"}).encode(),
         json.dumps({**value, "nonce": 7}, sort_keys=True, separators=(",", ":")).encode(),
         encoded.replace(b'"nonce":"', b'"nonce":"A', 1),
+        encoded.replace(b"0c0d0e0f", b"0C0D0E0F", 1),
+        encoded.replace(b"0c0d0e0f", b"0c0d 0e0f", 1),
+        encoded.replace(b"sealane-attestation/2", b"sealane-attestation/1", 1),
         b"[]",
         b"\xff",
         b"[" * 4000,

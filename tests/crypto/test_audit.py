@@ -45,6 +45,13 @@ def test_removed_record_shows(position: int) -> None:
     assert reason_of(lines) == "audit.chain.broken"
 
 
+def test_number_out_of_turn_shows() -> None:
+    chain = Chain()
+    first = entry(chain).removesuffix(b"\n")
+    chain.head = Head(sequence=7, digest=chain.head.digest)
+    assert reason_of([first, entry(chain).removesuffix(b"\n")]) == "audit.chain.broken"
+
+
 def test_changed_record_shows_at_the_next_one() -> None:
     lines = log()
     lines[1] = lines[1].replace(b'"counter_start":1', b'"counter_start":7')

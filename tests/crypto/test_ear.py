@@ -163,6 +163,10 @@ def test_claims_outside_the_profile_are_refused(change: dict[str, object]) -> No
     assert reason(signed({**claims(), **change})) == "token.malformed"
 
 
+def test_token_has_a_bound_even_from_its_verifier() -> None:
+    assert reason(signed({**claims(), "more": "x" * TOKEN_CHARACTERS_MAX})) == "token.malformed"
+
+
 def test_status_better_than_its_worst_claim_is_refused() -> None:
     values = json.loads(json.dumps(claims()))
     values["submods"]["primary"]["ear.status"] = "affirming"
@@ -171,7 +175,18 @@ def test_status_better_than_its_worst_claim_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "token",
-    ["", ".", "..", "a.b.c.d", TOKEN + "=", TOKEN + ".", TOKEN.replace(".", "..", 1), "x" * 9000],
+    [
+        "",
+        ".",
+        "..",
+        "a.b.c.d",
+        TOKEN + "=",
+        TOKEN + ".",
+        TOKEN.replace(".", "..", 1),
+        TOKEN + "!",
+        TOKEN + "\n",
+        "x" * 9000,
+    ],
 )
 def test_what_is_no_token_is_refused(token: str) -> None:
     assert reason(token) == "token.malformed"
@@ -206,6 +221,15 @@ def test_verifiers_certificate_is_no_nodes_and_the_other_way_round() -> None:
     with pytest.raises(VerificationError) as caught:
         verify_verifier(AUTHORITY.certificate, anchor=AUTHORITY.certificate, now=NOW)
     assert caught.value.reason == "certificate.profile"
+    large = ec.generate_private_key(ec.SECP384R1()).public_key()
+    small = ec.generate_private_key(ec.SECP256R1()).public_key()
+    for wrong in (
+        AUTHORITY.issue(SUBJECT, large, now=NOW),
+        AUTHORITY.issue_verifier(small, broker="b", now=NOW),
+    ):
+        with pytest.raises(VerificationError) as caught:
+            verify_verifier(wrong, anchor=AUTHORITY.certificate, now=NOW)
+        assert caught.value.reason == "certificate.profile"
     other = CertificateAuthority.create(broker="b", now=NOW)
     for anchor, now, expected in (
         (other.certificate, NOW, "certificate.issuer"),

@@ -71,6 +71,14 @@ def test_decapsulation_follows_the_vectors_of_the_rfc(name: str) -> None:
     assert decapsulate(vector.enc, key=vector.private_key) == vector.shared_secret
 
 
+def test_encapsulated_key_has_one_encoding() -> None:
+    vector = VECTORS["A.3.1"]
+    compressed = bytes([2 + (vector.enc[-1] & 1)]) + vector.enc[1:33]
+    for enc in (compressed, vector.enc[:-1], b""):
+        with pytest.raises(ValueError, match="65 bytes"):
+            decapsulate(enc, key=vector.private_key)
+
+
 @pytest.mark.parametrize("algorithm", ["x25519", "p256"])
 @pytest.mark.parametrize("length", [0, 1, 32, 4096])
 def test_key_opens_what_the_library_sealed(algorithm: str, length: int) -> None:

@@ -1,6 +1,7 @@
 """sealanectl attest, policy and audit: what an engineer sees, and the exit codes."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from control_plane import Site, daemon, sealanectl, short_directory
+from control_plane import Site, daemon, sealanectl, short_directory, wait_for_log
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey
@@ -130,3 +131,14 @@ def test_operator_applies_a_policy_and_exports_the_log(site: Site) -> None:
     assert cut.stderr.endswith("[audit.truncated]\n")
     log.write_bytes(b"".join(lines).replace(b'"operator"', b'"somebody"', 1))
     assert sealanectl("audit", "verify", log, "--head", head).returncode == 3
+
+
+def test_newer_policy_file_is_taken_at_sighup(site: Site) -> None:
+    site.write_policy({})
+    config = site.broker_config()
+    with daemon(config) as broker:
+        site.write_policy({})
+        broker.process.send_signal(signal.SIGHUP)
+        wait_for_log(broker.process, config, "reloaded")
+        shown = sealanectl("--socket", broker.socket, "--output", "json", "policy", "show")
+        assert json.loads(shown.stdout)["version"] == 2

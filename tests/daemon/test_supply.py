@@ -18,6 +18,7 @@ from sealane.daemon.events import EventLog
 from sealane.daemon.leases import LeaseCache
 from sealane.daemon.ports import AttachedPort
 from sealane.daemon.supply import Supply, released_keys
+from sealane.daemon.volume_back_ends import VolumeBackEnd
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 
@@ -106,7 +107,11 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     holder.add(lease)
     port = Port([*lease.ranges], {1: b"\1" * 32})
     attached = Attached(
-        descriptor=descriptor, port=cast("AttachedPort", port), leases=holder, host_nqn="nqn.h"
+        descriptor=descriptor,
+        port=cast("AttachedPort", port),
+        leases=holder,
+        host_nqn="nqn.h",
+        back_end=cast("VolumeBackEnd", None),
     )
     return World(broker, {VOLUME: attached}, port, EventLog("g"))
 

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import uuid
 from dataclasses import replace
+from functools import partial
 
 import grpc
 import pytest
@@ -226,9 +227,17 @@ async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World
     await made.open_queue(1, 7)
     world.refused[world.identities["gateway"].subject.spiffe_id] = "node.revoked"
     await asyncio.wait_for(world.target.fencing.wait(), 5)
-    for refused in (made.open_queue(1, 8), world.volumes._back_ends.delete_namespace(volume_id)):
+
+    async def delete() -> None:
+        gateway = world.identities["gateway"]
+        async with gateway.channel(world.addresses["target"], "s", "target") as channel:
+            await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
+                storage_pb2.DeleteNamespaceRequest(volume_id=volume_id), timeout=5
+            )
+
+    for refused in (partial(made.open_queue, 1, 8), delete):
         with pytest.raises(VerificationError) as caught:
-            await refused
+            await refused()
         assert caught.value.reason == "node.revoked"
     assert world.target.volumes
 

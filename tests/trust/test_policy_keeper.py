@@ -119,20 +119,20 @@ async def test_restart_keeps_what_was_applied_and_takes_a_newer_file(tmp_path: P
         for version, expected in ((2, 3), (3, 3), (5, 5)):
             keeper = world.another()
             content = document(version)
-            await keeper.start(content, sign_policy(content, OWNER), source="p")
+            await keeper.offer(content, sign_policy(content, OWNER), source="p")
             assert keeper.policy.version == expected
         changed = document(5, "# changed in place")
-        start = world.another().start(changed, sign_policy(changed, OWNER), source="p")
+        start = world.another().offer(changed, sign_policy(changed, OWNER), source="p")
         assert await refused(start) == "policy.version.used"
 
 
 async def test_unsigned_file_stops_the_start(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
-        start = world.another().start(document(1), b"", source="p")
+        start = world.another().offer(document(1), b"", source="p")
         assert await refused(start) == "policy.signature"
     (tmp_path / "d").mkdir()
     async with World(tmp_path / "d", owner=None) as world:
-        await world.keeper.start(document(1), b"", source="p")
+        await world.keeper.offer(document(1), b"", source="p")
         assert world.audit.records[-1]["signed"] is False
 
 

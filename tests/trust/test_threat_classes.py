@@ -91,6 +91,14 @@ COVERED = {
         "trust/test_policy_keeper.py": ["test_unsigned_file_stops_the_start"],
     },
     "token theft": {
+        "daemon/test_calls.py": [
+            "test_stolen_or_missing_result_is_refused",
+            "test_result_ends_with_its_certificate",
+        ],
+        "trust/test_channels.py": [
+            "test_another_leaf_of_the_same_broker_is_no_substitute",
+            "test_call_on_a_live_connection_ends_with_the_callers_leaf",
+        ],
         "crypto/test_ear.py": [
             "test_result_beside_another_certificate_is_refused",
             "test_skew_is_allowed_before_and_never_after",
@@ -98,6 +106,11 @@ COVERED = {
         ],
     },
     "relay, diversion, cuckoo": {
+        "trust/test_channels.py": ["test_peer_that_is_not_attested_is_not_called"],
+        "trust/test_membership.py": [
+            "test_only_the_attested_incarnation_is_authorized",
+            "test_process_that_was_superseded_does_not_come_back",
+        ],
         "crypto/test_appraisal.py": [
             "test_each_claim_is_refused_alone",
             "test_listed_hardware_is_only_what_it_is_listed_as",
@@ -115,6 +128,7 @@ COVERED = {
     },
     "clock skew": {
         "crypto/test_ear.py": ["test_skew_is_allowed_before_and_never_after"],
+        "trust/test_authorizations.py": ["test_delayed_answer_gains_no_time"],
         "trust/test_verifier_service.py": [
             "test_challenges_expire_by_a_clock_that_nobody_sets",
             "test_hardware_whose_clock_went_back_is_refused",
@@ -146,6 +160,7 @@ COVERED = {
         "crypto/test_attestation.py": ["test_runtime_data_has_one_encoding"],
     },
     "lease safety": {
+        "trust/test_revocation.py": ["test_revoked_gateway_is_cut_off_within_the_bound"],
         "store/test_instance.py": [
             "test_every_start_has_its_own_epoch",
             "test_store_put_back_never_repeats_an_epoch_and_is_refused",

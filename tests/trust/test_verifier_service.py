@@ -136,7 +136,8 @@ async def test_broken_evidence_hears_the_same_and_is_told_apart_in_the_audit(
         node = Node()
         challenge = await node.challenge(service)
         data, evidence = node.answer(challenge)
-        error = await refused(node.present(service, challenge, data, evidence[:-1] + b"\0"))
+        spoiled = evidence[:-1] + bytes([evidence[-1] ^ 1])
+        error = await refused(node.present(service, challenge, data, spoiled))
         assert error.reason == REFUSED
         assert audit.records[-1]["reason"] == "attestation.software.signature"
         assert audit.records[-1]["refusal"] == "broken_evidence"
@@ -215,7 +216,8 @@ async def test_one_address_is_slowed_down_and_others_are_not(tmp_path: Path) -> 
         service._limiter = limiter
         limiter._full_at["192.0.2.1"] = 1 << 62
         assert (await refused(Node().challenge(service))).reason == "attestation.rate.limit"
-        assert (await refused(Node().enrol(service))).reason == "attestation.rate.limit"
+        attest = service.attest(session_id=b"", runtime_data=b"", evidence=b"", address="192.0.2.1")
+        assert (await refused(attest)).reason == "attestation.rate.limit"
         assert await Node(address="192.0.2.2").enrol(service)
 
 

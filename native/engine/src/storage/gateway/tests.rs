@@ -65,7 +65,11 @@ fn settings() -> GatewaySettings {
 }
 
 fn shared(settings: GatewaySettings) -> Arc<Shared> {
-    let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed: false };
+    shared_of(settings, false)
+}
+
+fn shared_of(settings: GatewaySettings, is_fully_sealed: bool) -> Arc<Shared> {
+    let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed };
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [3; 32])).unwrap();
     let volume = GatewayVolume::new(keys, format, settings, None).unwrap();
@@ -699,4 +703,38 @@ fn no_read_is_stale_whatever_is_cut_and_forgotten() {
     for seed in 0..60 {
         chaos(seed);
     }
+}
+
+/// A volume without unwritten sectors.
+fn sealed_world() -> (Lane, Disk) {
+    let mut lane = Lane::new(&shared_of(settings(), true), 1);
+    let disk = Disk { incarnation: 1, ..Disk::default() };
+    lane.connect(1, 1);
+    (lane, disk)
+}
+
+#[test]
+fn no_unwritten_sector_is_believed_where_all_are_sealed() {
+    let (mut lane, mut disk) = sealed_world();
+    assert_eq!(lane.write(&mut disk, 4, 1), Status::SUCCESS);
+    let (status, _) = lane.run(&mut disk, HostCommand::Read { lba: 4, blocks: 2 });
+    assert_eq!(failure_of(status), Status::APPLICATION_TAG_CHECK);
+    assert_eq!(lane.read(&mut disk, 4), 1);
+}
+
+#[test]
+fn zeroes_are_sealed_where_all_sectors_are_and_come_again_as_they_were() {
+    let (mut lane, mut disk) = sealed_world();
+    // More than one command of the target takes.
+    let zeroes = HostCommand::WriteZeroes { lba: 3, blocks: 20, deallocate: true };
+    let tag = lane.submit(zeroes);
+    lane.step(&mut disk, Some((1 << 20, 0)));
+    disk.restart();
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&tag).expect("ended").0, Status::SUCCESS);
+    assert_eq!(disk.current.len(), 20);
+    assert!((3..23).all(|lba| lane.read(&mut disk, lba) == 0));
+    let sealed = lane.gateway.shared.counters.sectors_sealed.load(Ordering::Relaxed);
+    assert_eq!(sealed, 20, "sent again, not sealed again");
 }

@@ -430,3 +430,34 @@ pub fn hexadecimal(bytes: &[u8]) -> String {
         text
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::stores::memory::MemoryStore;
+    use sealane_proto::sector::{Block, set_unwritten};
+
+    #[test]
+    fn without_freshness_only_sealed_sectors_pass() {
+        let store = Box::new(MemoryStore::new(10, true));
+        let namespace = Namespace::without_freshness(store).expect("namespace");
+        let mut sealed: Block = [7; BLOCK_BYTES];
+        sealed[BLOCK_BYTES - METADATA_BYTES..].fill(0);
+        sealed[BLOCK_BYTES - METADATA_BYTES + field::IV.0] = 1;
+        sealed[BLOCK_BYTES - METADATA_BYTES + field::VERSION.0] = 1;
+        let mut unwritten: Block = [0; BLOCK_BYTES];
+        set_unwritten(&mut unwritten);
+        assert_eq!(namespace.check(3, &mut [sealed, sealed].concat()), Ok(()));
+        for erased in [[0; BLOCK_BYTES], unwritten] {
+            let refused = namespace.check(3, &mut [sealed, erased].concat());
+            assert_eq!(refused, Err((Reason::SectorFormat, 4)));
+        }
+    }
+
+    #[test]
+    fn metadata_of_a_plain_namespace_is_the_hosts() {
+        let namespace = Namespace::plain(Box::new(MemoryStore::new(10, true))).expect("namespace");
+        assert!(!namespace.is_sealed());
+        assert_eq!(namespace.check(0, &mut [0; BLOCK_BYTES]), Ok(()));
+    }
+}
