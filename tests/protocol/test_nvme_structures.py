@@ -96,7 +96,7 @@ def test_identify_says_what_the_subsystem_is() -> None:
         identify.encode_namespace(SUBSYSTEM, SUBSYSTEM.namespaces[0])
     )
     assert namespace == identify.NamespaceIdentity(
-        block_count=1000, block_bytes=4096, metadata_bytes=64
+        block_count=1000, block_bytes=4096, metadata_bytes=64, is_extended=True
     )
 
 

@@ -46,6 +46,7 @@ class World:
             secret=bytearray(secret),
             association_epoch=epoch,
             incarnation=7,
+            gateway=None,
         )
         traddr, trsvcid = self.target.address
         return QueueGrant(
