@@ -113,6 +113,7 @@ class World:
         self.grants = 0
         self.last_grant = 0.0
         self.put_back_to: dict[int, int] = {}
+        self.may_refuse: set[int] = set()
         self.violation: BaseException | None = None
 
     # Brokers
@@ -379,7 +380,12 @@ class World:
         ).authority.signing_key.public_key()
 
     async def _put_back(self, saved: Saved) -> None:
-        """Put the store back; a broker that anchored since must refuse, and gets a successor."""
+        """Put the store back; a broker that anchored since must refuse, and gets a successor.
+
+        One that has seen the store's revision go back, or has written a start or a head since and
+        not counted a head yet, may do so.
+        """
+        present = self.etcd.save()
         self.etcd.put_back(saved)
         self.kills["put back"] += 1
         self.ledger.received.clear()
@@ -387,6 +393,12 @@ class World:
             return
         heads = {b.instance: _head(saved, b.instance) for b in self.brokers}
         victims = [b for b in self.brokers if b.heads.value > heads[b.instance]]
+        self.may_refuse |= {
+            b.instance
+            for b in self.brokers
+            if (b.process is not None and b.process.alive)
+            or _written(present, b.instance) != _written(saved, b.instance)
+        }
         self.put_back_to |= {b.instance: heads[b.instance] for b in victims}
         async with asyncio.timeout(RESUME_SECONDS):
             while not all(b.refused for b in victims):
@@ -395,9 +407,12 @@ class World:
         for broker in victims:
             if broker.refused != "broker.store.rolled_back":
                 raise Violation(f"broker {broker.instance} says {broker.refused}")
-            # What the operator does: another instance number with counters never used.
-            broker.instance = max(b.instance for b in self.brokers) + 1
-            broker.starts, broker.heads, broker.refused = DurableCount(), DurableCount(), ""
+            self._succeed(broker)
+
+    def _succeed(self, broker: Broker) -> None:
+        """Do what the operator does: another instance number with counters never used."""
+        broker.instance = max(b.instance for b in self.brokers) + 1
+        broker.starts, broker.heads, broker.refused = DurableCount(), DurableCount(), ""
 
     async def _resumes(self) -> None:
         since = asyncio.get_running_loop().time()
@@ -414,7 +429,11 @@ class World:
             raise self.violation
         put_back = set(self.put_back_to)
         for broker in self.brokers:
-            if broker.refused and broker.instance not in put_back:
+            if broker.refused == "broker.store.rolled_back" and broker.instance in (
+                self.may_refuse - put_back
+            ):
+                self._succeed(broker)
+            elif broker.refused and broker.instance not in put_back:
                 raise Violation(f"broker {broker.instance} refuses for nothing: {broker.refused}")
 
     def _check_books(self, *, since_put_back: bool) -> None:
@@ -460,6 +479,12 @@ class World:
                 record = GrantRecord.model_validate_json(entry.value[32:])
                 books[record.broker_instance, record.start_epoch, record.lease_id] = record
         return books
+
+
+def _written(saved: Saved, instance: int) -> list[bytes]:
+    """Return the broker's own records in a saved store: its last start and its last head."""
+    keys = (f"/s/data/{kind}/{instance_name(instance)}" for kind in ("instances", "heads"))
+    return [saved[1][key.encode()].value for key in keys if key.encode() in saved[1]]
 
 
 def _head(saved: Saved, instance: int) -> int:
