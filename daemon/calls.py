@@ -54,6 +54,7 @@ VERIFIER_KEY: Final = "sealane-verifier-bin"
 STREAM_CHECK_SECONDS: Final = 5.0
 """A stream outlives its caller's authorization by no more than this."""
 
+PAGE_SIZE_MAX: Final = 1000
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[None]]
 """Raises unless this caller, by this leaf and result, may act now: the server's own knowledge."""
@@ -314,3 +315,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 def _is_correlation_id(text: str) -> bool:
     return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
+
+
+def page_limit(page_size: int) -> int:
+    """Return how many entries a page asked for with this size may have; 0 asks for the most."""
+    return min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX

@@ -7,13 +7,12 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-import json
 import os
 import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,17 +31,16 @@ from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_collateral import add_collateral_verbs
 from sealane.daemon.ctl_machine import add_machine_verb
 from sealane.daemon.ctl_nodes import add_node_verbs
+from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages, text_of
 from sealane.daemon.ctl_trust import add_trust_nouns
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import read_bounded
 from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import sessions_pb2, subsystems_pb2
 
-_CALL_SECONDS: Final = 60.0
 _SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
-Rows = Sequence[Mapping[str, Any]]
-Command = Callable[[Client, argparse.Namespace, "Output"], Awaitable[None]]
+Command = Callable[[Client, argparse.Namespace, Output], Awaitable[None]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,60 +68,6 @@ async def _call(options: argparse.Namespace, output: "Output") -> None:
     async with connect(options.socket) as client:
         run: Command = options.run
         await run(client, options, output)
-
-
-class Output:
-    """Prints records as aligned text or as JSON."""
-
-    def __init__(self, form: str) -> None:
-        self.form = form
-
-    def show(self, rows: Rows) -> None:
-        """Print `rows` as a table with a head."""
-        if self.form == "json":
-            print(_json(list(rows)))
-        elif rows:
-            _print_aligned([[*rows[0]], *([_text(v) for v in row.values()] for row in rows)])
-
-    def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
-        """Print one record, a line for each of its values; `table` is what people get of it."""
-        if self.form == "json":
-            print(_json(row))
-        else:
-            shown = row if table is None else table
-            _print_aligned([[key, _text(value)] for key, value in shown.items()])
-
-    def line(self, row: Mapping[str, Any]) -> None:
-        """Print one record of a stream, as one line."""
-        if self.form == "json":
-            print(json.dumps(row, default=_plain), flush=True)
-        else:
-            print("  ".join(_text(v) for v in row.values() if v != ""), flush=True)
-
-
-def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True)).rstrip())
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, default=_plain)
-
-
-def _plain(value: object) -> object:
-    return value.isoformat() if isinstance(value, dt.datetime) else str(value)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_text(v)}" for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(v) for v in value)
-    if isinstance(value, dt.datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S} UTC"
-    # A peer's text must not move the cursor of an operator's terminal.
-    return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -234,7 +178,7 @@ async def _volume_attach(client: Client, options: argparse.Namespace, output: Ou
         on_error.pop_all()
     secret = a.dhchap_secret
     if options.secret_file is not None:
-        options.secret_file.write_text(f"{secret}\n")
+        options.secret_file.writetext_of(f"{secret}\n")
         secret = f"$(cat {shlex.quote(str(options.secret_file))})"
         volume = dataclasses.replace(volume, attachment=dataclasses.replace(a, dhchap_secret=""))
     command = (
@@ -270,23 +214,18 @@ def _event_row(event: VolumeEvent) -> Mapping[str, Any]:
 
 
 async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:
-    rows: list[Mapping[str, Any]] = []
-    token = ""
+    def call(token: str) -> Awaitable[sessions_pb2.ListSessionsResponse]:
+        request = sessions_pb2.ListSessionsRequest(page_token=token)
+        return client.sessions.ListSessions(request, timeout=CALL_SECONDS)
+
     with translated():
-        while True:
-            request = sessions_pb2.ListSessionsRequest(page_token=token)
-            page = await client.sessions.ListSessions(request, timeout=_CALL_SECONDS)
-            rows += [_session_row(s) for s in page.sessions]
-            token = page.next_page_token
-            if not token:
-                break
-    output.show(rows)
+        output.show([_session_row(s) async for page in pages(call) for s in page.sessions])
 
 
 async def _session_get(client: Client, options: argparse.Namespace, output: Output) -> None:
     request = sessions_pb2.GetSessionRequest(name=options.name)
     with translated():
-        session = await client.sessions.GetSession(request, timeout=_CALL_SECONDS)
+        session = await client.sessions.GetSession(request, timeout=CALL_SECONDS)
     row = MessageToDict(
         session, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -296,7 +235,7 @@ async def _session_get(client: Client, options: argparse.Namespace, output: Outp
 async def _session_close(client: Client, options: argparse.Namespace, output: Output) -> None:
     request = sessions_pb2.CloseSessionRequest(name=options.name)
     with translated():
-        await client.sessions.CloseSession(request, timeout=_CALL_SECONDS)
+        await client.sessions.CloseSession(request, timeout=CALL_SECONDS)
 
 
 def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
@@ -316,7 +255,7 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
 async def _subsystem_list(client: Client, options: argparse.Namespace, output: Output) -> None:
     request = subsystems_pb2.ListSubsystemsRequest()
     with translated():
-        page = await client.subsystems.ListSubsystems(request, timeout=_CALL_SECONDS)
+        page = await client.subsystems.ListSubsystems(request, timeout=CALL_SECONDS)
     output.show(
         [
             {
@@ -334,7 +273,7 @@ async def _subsystem_list(client: Client, options: argparse.Namespace, output: O
 async def _subsystem_get(client: Client, options: argparse.Namespace, output: Output) -> None:
     request = subsystems_pb2.GetSubsystemRequest(nqn=options.name)
     with translated():
-        subsystem = await client.subsystems.GetSubsystem(request, timeout=_CALL_SECONDS)
+        subsystem = await client.subsystems.GetSubsystem(request, timeout=CALL_SECONDS)
     row = MessageToDict(
         subsystem, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -348,7 +287,7 @@ def _subsystem_rows(subsystem: subsystems_pb2.Subsystem) -> Mapping[str, Any]:
         "hosts": list(subsystem.host_nqns) or "any",
     }
     for namespace in subsystem.namespaces:
-        hosts = f", for {_text(list(namespace.host_nqns))}" if namespace.host_nqns else ""
+        hosts = f", for {text_of(list(namespace.host_nqns))}" if namespace.host_nqns else ""
         rows[f"namespace {namespace.nsid}"] = (
             f"{_size(namespace.size_bytes)}, {namespace.store}, {namespace.ana_state}, "
             f"{namespace.uuid}{hosts}"
@@ -382,7 +321,9 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
     if expires is not None:
         left = int((expires - now).total_seconds())
         rows["certificate"] = (
-            f"until {_text(expires)}, {left} s left" if left > 0 else f"EXPIRED at {_text(expires)}"
+            f"until {text_of(expires)}, {left} s left"
+            if left > 0
+            else f"EXPIRED at {text_of(expires)}"
         )
     rows["started"] = status.started
     rows |= {f"address of {name}": a for name, a in sorted(status.addresses.items())}

@@ -4,10 +4,10 @@ import argparse
 import datetime as dt
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sealane.crypto.attestation.appraisal import Appraisal, appraise
 from sealane.crypto.attestation.ar4si import tier_of
@@ -28,22 +28,10 @@ from sealane.daemon.broker.policy import (
     read_document,
 )
 from sealane.daemon.clock import utc_now
+from sealane.daemon.ctl_output import Output
 from sealane.errors import UsageError, VerificationError
 
-_CALL_SECONDS: Final = 60.0
 _EXPORT_SECONDS: Final = 3600.0
-
-
-class Output(Protocol):
-    """What of sealanectl's output these commands use."""
-
-    form: str
-
-    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print rows as a table."""
-
-    def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
-        """Print one record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

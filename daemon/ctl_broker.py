@@ -1,31 +1,21 @@
 """`sealanectl key rotate` and `lease list`: keys and leases at this broker."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 from sealane.client import Client, translated
+from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
 from sealane.protocol.v1 import operator_pb2
 
-_CALL_SECONDS: Final = 60.0
 _BLOCK_BYTES: Final = 16
-
-
-class Output(Protocol):
-    """What prints records."""
-
-    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print records as a table."""
-
-    def show_one(self, row: Mapping[str, Any]) -> None:
-        """Print one record, a line for each of its values."""
 
 
 async def key_rotate(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Begin a volume's next key epoch."""
     request = operator_pb2.RotateVolumeKeyRequest(volume_id=options.name)
     with translated():
-        answer = await client.operator.RotateVolumeKey(request, timeout=_CALL_SECONDS)
+        answer = await client.operator.RotateVolumeKey(request, timeout=CALL_SECONDS)
     output.show_one(
         {
             "volume": f"volumes/{answer.volume_id}",
@@ -37,17 +27,20 @@ async def key_rotate(client: Client, options: argparse.Namespace, output: Output
 
 async def lease_list(client: Client, options: argparse.Namespace, output: Output) -> None:
     """Print the books of the broker's leases."""
-    rows: list[Mapping[str, Any]] = []
-    token = ""
+
+    def call(token: str) -> Awaitable[operator_pb2.ListLeasesResponse]:
+        request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=options.volume)
+        return client.operator.ListLeases(request, timeout=CALL_SECONDS)
+
     with translated():
-        while True:
-            request = operator_pb2.ListLeasesRequest(page_token=token, volume_id=options.volume)
-            page = await client.operator.ListLeases(request, timeout=_CALL_SECONDS)
-            rows += [_row(lease) for lease in page.leases if _is_wanted(lease, options.state)]
-            token = page.next_page_token
-            if not token:
-                break
-    output.show(rows)
+        output.show(
+            [
+                _row(lease)
+                async for page in pages(call)
+                for lease in page.leases
+                if options.state in {None, lease.state}
+            ]
+        )
 
 
 def add_broker_verbs(
@@ -61,10 +54,6 @@ def add_broker_verbs(
     listing.add_argument(
         "--state", choices=("out", "returned", "burned"), help="in this state only"
     )
-
-
-def _is_wanted(lease: operator_pb2.LeaseEntry, state: str | None) -> bool:
-    return state is None or lease.state == state
 
 
 def _row(lease: operator_pb2.LeaseEntry) -> Mapping[str, Any]:

@@ -2,9 +2,9 @@
 
 import argparse
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sealane.crypto.evidence.chain import common_name
 from sealane.crypto.evidence.collateral import Collateral, SignedDocument, vendor_roots
@@ -12,14 +12,8 @@ from sealane.crypto.evidence.collateral_loader import load_collateral
 from sealane.crypto.evidence.snp import parse_vcek
 from sealane.daemon.broker.collateral import read_items
 from sealane.daemon.clock import utc_now
+from sealane.daemon.ctl_output import Output
 from sealane.errors import VerificationError
-
-
-class Output(Protocol):
-    """What prints records."""
-
-    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print records as a table."""
 
 
 def add_collateral_verbs(verbs: Any) -> None:

@@ -23,7 +23,8 @@ from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.assembly import evidence_verifiers, tpm_roots_of
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import load_config
-from sealane.daemon.ctl_attest import Output, collateral_of, offline
+from sealane.daemon.ctl_attest import collateral_of, offline
+from sealane.daemon.ctl_output import Output
 from sealane.daemon.evidence.choose import open_driver
 from sealane.daemon.evidence.driver import Driver
 from sealane.errors import UsageError

@@ -2,54 +2,43 @@
 
 import argparse
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 from google.protobuf import timestamp_pb2
 
 from sealane.client import Client, translated
+from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
 from sealane.protocol.v1 import trust_pb2
 
-_CALL_SECONDS: Final = 60.0
 _ROLES: Final = ("target", "gateway", "fabric")
 
 
-class Rows(Protocol):
-    """What prints records."""
-
-    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print records."""
-
-
-async def node_list(client: Client, options: argparse.Namespace, output: Rows) -> None:  # noqa: ARG001
+async def node_list(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Print every node that attested or was revoked."""
-    rows: list[Mapping[str, Any]] = []
-    token = ""
+
+    def call(token: str) -> Awaitable[trust_pb2.ListNodesResponse]:
+        request = trust_pb2.ListNodesRequest(page_token=token)
+        return client.membership.ListNodes(request, timeout=CALL_SECONDS)
+
     with translated():
-        while True:
-            request = trust_pb2.ListNodesRequest(page_token=token)
-            page = await client.membership.ListNodes(request, timeout=_CALL_SECONDS)
-            rows += [_row(member) for member in page.nodes]
-            token = page.next_page_token
-            if not token:
-                break
-    output.show(rows)
+        output.show([_row(member) async for page in pages(call) for member in page.nodes])
 
 
-async def node_revoke(client: Client, options: argparse.Namespace, output: Rows) -> None:  # noqa: ARG001
+async def node_revoke(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Revoke a node."""
     request = trust_pb2.RevokeNodeRequest(
         node=options.node, role=options.role, reason=options.reason
     )
     with translated():
-        await client.membership.RevokeNode(request, timeout=_CALL_SECONDS)
+        await client.membership.RevokeNode(request, timeout=CALL_SECONDS)
 
 
-async def node_restore(client: Client, options: argparse.Namespace, output: Rows) -> None:  # noqa: ARG001
+async def node_restore(client: Client, options: argparse.Namespace, output: Output) -> None:  # noqa: ARG001
     """Take a revocation back."""
     request = trust_pb2.RestoreNodeRequest(node=options.node, role=options.role)
     with translated():
-        await client.membership.RestoreNode(request, timeout=_CALL_SECONDS)
+        await client.membership.RestoreNode(request, timeout=CALL_SECONDS)
 
 
 def add_node_verbs(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:

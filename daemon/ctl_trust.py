@@ -31,7 +31,8 @@ from sealane.daemon.broker.policy import (
     sign_policy,
     verify_owner,
 )
-from sealane.daemon.ctl_attest import Output, offline
+from sealane.daemon.ctl_attest import offline
+from sealane.daemon.ctl_output import Output
 from sealane.daemon.files import read_secret
 from sealane.daemon.runtime import replace_file
 from sealane.errors import UsageError

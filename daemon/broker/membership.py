@@ -19,6 +19,7 @@ from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiff
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.calls import page_limit
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import monotonic_ns, utc_now
 from sealane.daemon.logs import get_logger
@@ -36,7 +37,6 @@ ROLES: Final = ("target", "gateway", "fabric")
 PEER_ROLES: Final = {"gateway": "target", "target": "gateway", "fabric": "fabric"}
 PEERS_PER_CALL_MAX: Final = 1024
 NONCE_BYTES: Final = 32
-PAGE_SIZE_MAX: Final = 1000
 REASON_CHARACTERS_MAX: Final = 200
 # A process that its successor was taken for must not come back; more of them don't run at a time.
 _SUPERSEDED_MAX: Final = 16
@@ -223,7 +223,7 @@ class Membership:
 
     async def members(self, *, page_size: int, page_token: str) -> tuple[list[Member], str]:
         """Return a page of nodes by role and name, and the next page's token (empty: no more)."""
-        limit = min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX
+        limit = page_limit(page_size)
         page, has_more = await self._registry.nodes.page(after=page_token, limit=limit)
         now = self._now()
         members = [Member(record=each.record, state=_state(each.record, now)) for each in page]

@@ -3,18 +3,15 @@
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
 import uuid
-from typing import Final
 
 from google.protobuf import timestamp_pb2
 
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
-from sealane.daemon.calls import Context
+from sealane.daemon.calls import PAGE_SIZE_MAX, Context, page_limit
 from sealane.errors import UsageError
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
-
-PAGE_SIZE_MAX: Final = 1000
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServicer):
@@ -41,8 +38,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         self, request: operator_pb2.ListLeasesRequest, context: Context
     ) -> operator_pb2.ListLeasesResponse:
         """Return a page of the books; a page of one volume's leases may be short."""
-        size = request.page_size
-        limit = min(size, PAGE_SIZE_MAX) if size > 0 else PAGE_SIZE_MAX
+        limit = page_limit(request.page_size)
         wanted = _uuid(request.volume_id) if request.volume_id else None
         page, has_more = await self._broker.registry.grants.page(
             after=request.page_token, limit=limit

@@ -18,6 +18,7 @@ from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.records import GrantRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
+from sealane.daemon.calls import page_limit
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -28,7 +29,6 @@ from sealane.transport.tasks import TaskOwner
 SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
-PAGE_SIZE_MAX: Final = 1000
 MODES: Final = {"", "local", "off"}
 
 # Answers kept for retries; one that fell out costs a retry a fresh lease, which is burned.
@@ -155,7 +155,7 @@ class BrokerService:
     ) -> tuple[list[broker_pb2.SignedVolumeDescriptor], str]:
         """Return a page of descriptors and the token of the next one (empty: no more)."""
         after = str(_uuid(page_token, what="page token")) if page_token else ""
-        limit = min(page_size, PAGE_SIZE_MAX) if page_size > 0 else PAGE_SIZE_MAX
+        limit = page_limit(page_size)
         is_target = caller.role == "target"
         records = await self.registry.list_volumes(
             tenant=None if is_target else caller.tenant,

@@ -1,0 +1,85 @@
+"""What the commands of `sealanectl` share: printing, time-outs, lists that come in pages."""
+
+import datetime as dt
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+CALL_SECONDS: Final = 60.0
+
+
+class Page(Protocol):
+    """An answer to a List call."""
+
+    @property
+    def next_page_token(self) -> str:
+        """The token of the next page; empty: there is none."""
+
+
+_Page = TypeVar("_Page", bound=Page)
+
+
+async def pages(call: Callable[[str], Awaitable[_Page]]) -> AsyncIterator[_Page]:
+    """Yield what `call` answers for one page token after the other, the first being empty."""
+    token = ""
+    while True:
+        page = await call(token)
+        yield page
+        token = page.next_page_token
+        if not token:
+            return
+
+
+class Output:
+    """Prints records as aligned text or as JSON."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print `rows` as a table with a head."""
+        if self.form == "json":
+            print(_json(list(rows)))
+        elif rows:
+            _print_aligned([[*rows[0]], *([text_of(v) for v in row.values()] for row in rows)])
+
+    def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
+        """Print one record, a line for each of its values; `table` is what people get of it."""
+        if self.form == "json":
+            print(_json(row))
+        else:
+            shown = row if table is None else table
+            _print_aligned([[key, text_of(value)] for key, value in shown.items()])
+
+    def line(self, row: Mapping[str, Any]) -> None:
+        """Print one record of a stream, as one line."""
+        if self.form == "json":
+            print(json.dumps(row, default=_plain), flush=True)
+        else:
+            print("  ".join(text_of(v) for v in row.values() if v != ""), flush=True)
+
+
+def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True)).rstrip())
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, default=_plain)
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, dt.datetime) else str(value)
+
+
+def text_of(value: object) -> str:
+    """Return what a table shows of a value."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {text_of(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(text_of(v) for v in value)
+    if isinstance(value, dt.datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S} UTC"
+    # A peer's text must not move the cursor of an operator's terminal.
+    return "".join(c if c.isprintable() else "?" for c in str(value))
