@@ -178,7 +178,7 @@ async def _volume_attach(client: Client, options: argparse.Namespace, output: Ou
         on_error.pop_all()
     secret = a.dhchap_secret
     if options.secret_file is not None:
-        options.secret_file.writetext_of(f"{secret}\n")
+        options.secret_file.write_text(f"{secret}\n")
         secret = f"$(cat {shlex.quote(str(options.secret_file))})"
         volume = dataclasses.replace(volume, attachment=dataclasses.replace(a, dhchap_secret=""))
     command = (
