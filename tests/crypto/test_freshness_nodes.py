@@ -46,9 +46,7 @@ def inner_node(level: int, children: dict[int, int]) -> int:
     total = 0
     for place, child in children.items():
         for word in (0, child):
-            total ^= encrypted(
-                "sealane freshness inner", word ^ mask((level + 1 << 16) + place)
-            )
+            total ^= encrypted("sealane freshness inner", word ^ mask((level + 1 << 16) + place))
     return total
 
 
