@@ -122,8 +122,7 @@ impl Controller {
     pub fn set_namespaces(&self, entries: Vec<(u32, Arc<Namespace>, AnaState)>) {
         let mut state = self.shared.lock();
         let is_read_only = state.is_read_only;
-        let assign =
-            |(nsid, namespace, state)| Assigned { nsid, namespace, state, is_read_only };
+        let assign = |(nsid, namespace, state)| Assigned { nsid, namespace, state, is_read_only };
         state.namespaces = entries.into_iter().map(assign).collect();
         let namespaces = state.namespaces.clone();
         state.mailboxes.retain(|(_, mailbox)| {
