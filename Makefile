@@ -84,6 +84,10 @@ bench-storage: build ## plain and secure volumes side by side; ARGS="--target HO
 bench-storage-path: build ## what the secure path costs beside the plain one: ratios, CPU per I/O by role
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
 
+.PHONY: bench-kernels
+bench-kernels: build ## sealing and erasure coding beside ISA-L and other libraries, one core
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
