@@ -1,7 +1,7 @@
-"""`python -m benchmarks.kernels`: sealing and erasure coding beside other libraries, one core.
+"""`python -m benchmarks.kernels`: sealing, tree nodes and erasure coding beside other libraries.
 
 Builds and runs the Rust program of this folder: every case once a round, in turn, each round
-beginning with another one; symbols stay in the caches. ISA-L is measured where libisal2 is
+beginning with another one; one core, symbols stay in the caches. ISA-L is measured where libisal2 is
 installed. Prints medians and spread, keeps every sample as JSON and draws a plot.
 """
 
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = found.add_argument
-    add("what", nargs="*", choices=["aead", "erasure", []], help="only this (both)")
+    add("what", nargs="*", choices=["aead", "node", "erasure", []], help="only this (all)")
     add("--rounds", type=int, default=21, help="rounds; medians are shown (21)")
     add("--core", type=int, default=None, help="run on this core (any)")
     add("--output", type=Path, default=Path("sealane-kernels"), help="directory")
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> list[Sample]:
     """Build the program in release mode, run it, read its samples."""
     command = ["cargo", "run", "--release", "--quiet", "--locked"]
     command += ["--manifest-path", str(FOLDER / "Cargo.toml"), "--"]
-    command += [str(arguments.rounds), *(arguments.what or ["aead", "erasure"])]
+    command += [str(arguments.rounds), *arguments.what]
     if arguments.core is not None:
         os.sched_setaffinity(0, {arguments.core})
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -25,6 +25,7 @@ DRAWN: Final = (
 )
 TITLES: Final = {
     "seal": "AES-256-GCM, sealed in place",
+    "node": "Node functions of a Merkle tree: GB/s of children or entries",
     "encode": "Erasure code, encoding: GB/s of data",
     "decode": "Erasure code, decoding: GB/s of data, the first symbols lost",
 }
@@ -72,8 +73,11 @@ def tables(samples: Sequence[Sample]) -> list[Table]:
             cells = []
             for library in libraries:
                 rates = [sample.rate for sample in select(mine, what, shape, library)]
-                middle = statistics.median(rates)
-                cells.append(f"{middle:.2f} ({min(rates):.2f}-{max(rates):.2f})")
+                cells.append(
+                    f"{statistics.median(rates):.2f} ({min(rates):.2f}-{max(rates):.2f})"
+                    if rates
+                    else ""
+                )
             table.add_row(shape, *cells)
         found.append(table)
     return found

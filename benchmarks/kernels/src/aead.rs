@@ -8,9 +8,11 @@ use ring::aead as ringed;
 
 use crate::{Case, measure};
 
-const KEY: [u8; 32] = [7; 32];
+/// Any key.
+pub const KEY: [u8; 32] = [7; 32];
 
-fn nonce(number: u64) -> [u8; 12] {
+/// A nonce of its own for each call.
+pub fn nonce(number: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[..8].copy_from_slice(&number.to_le_bytes());
     nonce
@@ -34,7 +36,11 @@ fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
         ringed::LessSafeKey::new(ringed::UnboundKey::new(&ringed::AES_256_GCM, &KEY).unwrap());
     let rust_key = aes_gcm::Aes256Gcm::new_from_slice(&KEY).unwrap();
     let aad = vec![3; aad_bytes];
-    let (mut a, mut b, mut c) = (vec![1; data_bytes], vec![1; data_bytes], vec![1; data_bytes]);
+    let (mut a, mut b, mut c) = (
+        vec![1; data_bytes],
+        vec![1; data_bytes],
+        vec![1; data_bytes],
+    );
     let mut cases = [
         Case::new("aws-lc-rs", |number| {
             let nonce = aws::Nonce::assume_unique_for_key(nonce(number));

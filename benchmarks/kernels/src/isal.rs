@@ -38,7 +38,12 @@ impl Isal {
         let rows = matrix.len() / columns;
         // SAFETY: the table has 32 bytes for each coefficient.
         unsafe {
-            (self.init_tables)(columns as c_int, rows as c_int, matrix.as_ptr(), tables.as_mut_ptr());
+            (self.init_tables)(
+                columns as c_int,
+                rows as c_int,
+                matrix.as_ptr(),
+                tables.as_mut_ptr(),
+            );
         }
         tables
     }
@@ -50,7 +55,10 @@ impl Isal {
         assert!(sources.iter().all(|source| source.len() == length));
         assert!(outputs.iter().all(|output| output.len() == length));
         let from: Vec<*const u8> = sources.iter().map(|source| source.as_ptr()).collect();
-        let to: Vec<*mut u8> = outputs.iter_mut().map(|output| output.as_mut_ptr()).collect();
+        let to: Vec<*mut u8> = outputs
+            .iter_mut()
+            .map(|output| output.as_mut_ptr())
+            .collect();
         // SAFETY: shape and lengths were asserted.
         unsafe {
             (self.encode_data)(

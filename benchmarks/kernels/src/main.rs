@@ -1,11 +1,12 @@
-//! Times sealing and erasure coding beside other libraries, one core, rounds interleaved.
+//! Times sealing, node functions and erasure coding beside other libraries, one core, rounds interleaved.
 //!
 //! Prints one JSON object a line for each case and round; `python -m benchmarks.kernels` reads them.
-//! Arguments: rounds, then what to run ("aead", "erasure" or both).
+//! Arguments: rounds, then what to run ("aead", "node", "erasure"; all if none is named).
 
 mod aead;
 mod erasure;
 mod isal;
+mod node;
 
 use std::time::Instant;
 
@@ -23,7 +24,10 @@ pub struct Case<'a> {
 impl<'a> Case<'a> {
     /// A case.
     pub fn new(name: impl Into<String>, work: impl FnMut(u64) + 'a) -> Self {
-        Self { name: name.into(), work: Box::new(work) }
+        Self {
+            name: name.into(),
+            work: Box::new(work),
+        }
     }
 }
 
@@ -66,10 +70,15 @@ fn calls_per_sample(case: &mut Case<'_>) -> u64 {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let rounds = arguments.first().map_or(21, |rounds| rounds.parse().expect("rounds: a number"));
+    let rounds = arguments
+        .first()
+        .map_or(21, |rounds| rounds.parse().expect("rounds: a number"));
     let runs = |what: &str| arguments.len() < 2 || arguments[1..].iter().any(|name| name == what);
     if runs("aead") {
         aead::measure_all(rounds);
+    }
+    if runs("node") {
+        node::measure_all(rounds);
     }
     if runs("erasure") {
         erasure::measure_all(rounds);
