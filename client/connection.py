@@ -22,6 +22,7 @@ from sealane.client.disk_queues import FrontEnd
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
+    broker_pb2,
     nodes_pb2,
     nodes_pb2_grpc,
     operator_pb2_grpc,
@@ -60,11 +61,20 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeShare:
+    """Another tenant whose gateways may use a volume."""
+
+    tenant: str
+    is_read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """A volume; `state` is "available", "attached" or "filling", of which `filled_bytes` are done.
 
     `mode` is "remote", "local" on a `third_party` of the gateway `target_node`, or "off" on either;
-    `claims` are those of the threat model that hold in it.
+    `claims` are those of the threat model that hold in it. `tenant` is whose it is; of another
+    tenant's volume `shares` has only what this gateway's tenant may do.
     """
 
     name: str
@@ -79,6 +89,9 @@ class Volume:
     third_party: str = ""
     claims: tuple[str, ...] = ()
     filled_bytes: int = 0
+    tenant: str = ""
+    shares: tuple[VolumeShare, ...] = ()
+    is_read_only: bool = False
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
@@ -211,6 +224,19 @@ class Volumes:
         request = volumes_pb2.DetachVolumeRequest(name=name)
         with translated():
             return _volume(await self._stub.DetachVolume(request, timeout=_CALL_SECONDS))
+
+    async def share(self, name: str, *, tenant: str, read_only: bool = False) -> Volume:
+        """Let gateways of another tenant use the volume; again: change what they may do."""
+        share = broker_pb2.VolumeShare(tenant=tenant, read_only=read_only)
+        request = volumes_pb2.ShareVolumeRequest(name=name, share=share)
+        with translated():
+            return _volume(await self._stub.ShareVolume(request, timeout=_CALL_SECONDS))
+
+    async def unshare(self, name: str, *, tenant: str) -> Volume:
+        """End that: within 30 s their gateways have no access; the volume gets a new key epoch."""
+        request = volumes_pb2.UnshareVolumeRequest(name=name, tenant=tenant)
+        with translated():
+            return _volume(await self._stub.UnshareVolume(request, timeout=_CALL_SECONDS))
 
     @contextlib.asynccontextmanager
     async def watch(self, name: str) -> AsyncIterator[AsyncIterator[VolumeEvent]]:
@@ -358,4 +384,10 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
         third_party=message.third_party,
         claims=tuple(message.claims),
         filled_bytes=message.filled_bytes,
+        tenant=message.tenant,
+        shares=tuple(
+            VolumeShare(tenant=share.tenant, is_read_only=share.read_only)
+            for share in message.shares
+        ),
+        is_read_only=message.read_only,
     )

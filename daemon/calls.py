@@ -36,6 +36,8 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Broker/ListVolumeDescriptors": _STORAGE,
     "/sealane.v1.Broker/UnregisterVolume": _GATEWAY,
     "/sealane.v1.Broker/FinishFilling": _GATEWAY,
+    "/sealane.v1.Broker/SetVolumeShare": _GATEWAY,
+    "/sealane.v1.Broker/RemoveVolumeShare": _GATEWAY,
     "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
     "/sealane.v1.Broker/GrantLease": _GATEWAY,
     "/sealane.v1.Broker/ReturnLease": _GATEWAY,

@@ -22,6 +22,7 @@ class QueueOpening:
         gateway_node: str,
         queue_id: int,
         association_epoch: int,
+        read_only: bool = False,
     ) -> None:
         self._own = Exchange()
         self._volume_id = volume_id
@@ -34,6 +35,7 @@ class QueueOpening:
             public_key=self._own.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
             association_epoch=association_epoch,
+            read_only=read_only,
         )
 
     def grant(self, answer: storage_pb2.OpenQueueResponse) -> QueueGrant:

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -20,11 +21,11 @@ from google.protobuf.message import DecodeError
 from sealane.crypto.certificates import Subject, verify_descriptor
 from sealane.crypto.exchange import Exchange
 from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
-from sealane.daemon.authorizations import Authorizations, peer_of
+from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import TargetPort
+from sealane.daemon.ports import PeerIncarnation, TargetPort
 from sealane.daemon.storage.catalogue import Catalogue
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -69,7 +70,8 @@ class StorageService:
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
         """Make the namespace a descriptor describes; again is harmless."""
         descriptor = self._own_descriptor(signed)
-        _check_tenant(caller, descriptor)
+        if descriptor.tenant != caller.tenant:
+            raise self._not_found(descriptor.volume_id)
         # A caller that gives up must not leave a store that nobody knows of.
         await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
 
@@ -89,8 +91,9 @@ class StorageService:
                 f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
                 f"this is {self._node!r}",
             )
-        # Not what the volume is, and gone once it is filled.
+        # Not what the volume is: one is gone once it is filled, others are asked of the broker.
         descriptor.ClearField("filling_gateway")
+        descriptor.ClearField("shares")
         return descriptor
 
     async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
@@ -114,7 +117,7 @@ class StorageService:
     async def delete(self, caller: Subject, volume_id: str) -> None:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
-            self._descriptor(caller, volume_id)
+            self._own(caller, volume_id)
             if self._catalogue is not None:
                 await asyncio.to_thread(self._catalogue.begin_removal, uuid.UUID(volume_id))
             # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
@@ -195,11 +198,12 @@ class StorageService:
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
     ) -> storage_pb2.OpenQueueResponse:
         """Derive the queue's secret and admit one Connect with a fresh ticket."""
-        descriptor = self._descriptor(caller, request.volume_id)
+        descriptor, gateway = await self._usable(
+            caller, request.volume_id, is_read_only=request.read_only
+        )
         volume_id = uuid.UUID(descriptor.volume_id)
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
-        gateway = peer_of(caller)
         host_nqn = gateway_nqn(caller.node)
         if request.host_nqn != host_nqn:
             # Epochs and fences are kept by this name: nobody has a say in another's.
@@ -247,6 +251,7 @@ class StorageService:
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
             gateway=gateway,
+            is_read_only=request.read_only,
         )
         traddr, trsvcid = self._target.address
         return storage_pb2.OpenQueueResponse(
@@ -259,9 +264,9 @@ class StorageService:
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
         )
 
-    def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
+    async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
         """Describe a namespace and count what its queues did."""
-        descriptor = self._descriptor(caller, volume_id)
+        descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
         statistics = self._target.statistics(uuid.UUID(volume_id))
         return storage_pb2.Namespace(
             volume_id=volume_id,
@@ -288,8 +293,8 @@ class StorageService:
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
-        """Raise unless the caller may watch the volume."""
-        self._descriptor(caller, volume_id)
+        """Raise unless the caller may watch the volume: events tell of all who use it."""
+        self._own(caller, volume_id)
 
     async def poll_events(self) -> None:
         """Publish what the engine reports, until cancelled."""
@@ -299,16 +304,41 @@ class StorageService:
                 self.events.report_native(volume_id, taken)
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
-    def _descriptor(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
+    def _own(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return a volume of the caller's tenant."""
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is None or descriptor.tenant != caller.tenant:
+            raise self._not_found(volume_id)
+        return descriptor
+
+    async def _usable(
+        self, caller: Subject, volume_id: str, *, is_read_only: bool
+    ) -> tuple[broker_pb2.VolumeDescriptor, PeerIncarnation]:
+        """Return a volume that the caller may use, and whose authorization its use needs."""
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is not None and descriptor.tenant == caller.tenant:
+            return descriptor, peer_of(caller)
+        # The broker is asked whether the volume is here or not, so that who may not use it can't
+        # tell the one from the other.
+        use = replace(peer_of(caller), volume_id=volume_id[:80], is_read_only=is_read_only)
+        try:
+            await self._authorizations.require(use)
+        except VerificationError as error:
+            if error.reason != NO_VOLUME:
+                raise
+            raise self._not_found(volume_id) from error
         descriptor = self._descriptors.get(volume_id)
         if descriptor is None:
-            raise UsageError(
-                "namespace.not_found",
-                f"target {self._node} has no volume {volume_id[:80]}: it was deleted, or the "
-                "target restarted and couldn't open it",
-            )
-        _check_tenant(caller, descriptor)
-        return descriptor
+            raise self._not_found(volume_id)
+        return descriptor, use
+
+    def _not_found(self, volume_id: str) -> UsageError:
+        """Make the one answer for volumes that aren't here and for those of others."""
+        return UsageError(
+            "namespace.not_found",
+            f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "
+            "is not shared with it, or the target restarted and couldn't open it",
+        )
 
 
 def open_descriptor(
@@ -322,13 +352,6 @@ def open_descriptor(
         raise VerificationError(
             "volume.descriptor.malformed", "the volume descriptor can't be parsed"
         ) from error
-
-
-def _check_tenant(caller: Subject, descriptor: broker_pb2.VolumeDescriptor) -> None:
-    if caller.tenant != descriptor.tenant:
-        raise VerificationError(
-            "namespace.tenant.refused", "the volume belongs to another tenant than the caller"
-        )
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
@@ -362,7 +385,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.GetNamespaceRequest, context: Context
     ) -> storage_pb2.Namespace:
         """Describe a namespace."""
-        return self._service.namespace(self._caller(context), request.volume_id)
+        return await self._service.namespace(self._caller(context), request.volume_id)
 
     async def WatchEvents(
         self, request: storage_pb2.WatchEventsRequest, context: Context

@@ -116,7 +116,9 @@ class VolumeBackEnds:
             if error.reason != "namespace.not_found":
                 raise
 
-    async def open(self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via) -> VolumeBackEnd:
+    async def open(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, via: Via, read_only: bool = False
+    ) -> VolumeBackEnd:
         """Open a volume's back end; the caller closes it."""
         if descriptor.third_party:
             return await self._open_third_party(descriptor, via=via)
@@ -127,7 +129,9 @@ class VolumeBackEnds:
                 timeout=CALL_SECONDS,
             )
         return VolumeBackEnd(
-            open_queue=partial(self._open_queue, descriptor=descriptor, via=via),
+            open_queue=partial(
+                self._open_queue, descriptor=descriptor, via=via, read_only=read_only
+            ),
             epoch_floor=namespace.association_epoch,
         )
 
@@ -183,6 +187,7 @@ class VolumeBackEnds:
         *,
         descriptor: broker_pb2.VolumeDescriptor,
         via: Via,
+        read_only: bool,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue."""
         opening = QueueOpening(
@@ -191,6 +196,7 @@ class VolumeBackEnds:
             gateway_node=self._identity.node,
             queue_id=queue_id,
             association_epoch=association_epoch,
+            read_only=read_only,
         )
         async with self.target_channel() as channel:
             answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(

@@ -17,7 +17,7 @@ from cryptography import x509
 from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
-from sealane.daemon.authorizations import Authorizations
+from sealane.daemon.authorizations import NO_VOLUME, Authorizations
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -32,6 +32,7 @@ from sealane.daemon.ports import (
     OpenQueue,
     PeerIncarnation,
     QueueGrant,
+    VolumeFailure,
     VolumeKey,
 )
 from sealane.daemon.servers import (
@@ -162,8 +163,8 @@ class RecordedAttachment:
     def take_events(self) -> Sequence[NativeEvent]:
         return []
 
-    def fail(self, detail: str) -> None:
-        self.failed = detail
+    def fail(self, reason: VolumeFailure, detail: str) -> None:
+        self.failed = f"{reason}: {detail}"
 
     async def detach(self) -> None:
         self.detached.set()
@@ -373,8 +374,20 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             stack.push_async_callback(each.channels.close)
         refused: dict[str, str] = {}
 
+        async def volume_refusal(peer: PeerIncarnation) -> str:
+            stored = await broker.registry.volumes.get(peer.volume_id) if peer.volume_id else None
+            tenant = next(
+                each.subject.tenant
+                for each in identities.values()
+                if each.subject.spiffe_id == peer.spiffe_id
+            )
+            allowed = stored is not None and stored.record.allows(
+                tenant, writing=not peer.is_read_only
+            )
+            return "" if allowed or not peer.volume_id else NO_VOLUME
+
         async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> list[str]:
-            return [refused.get(peer.spiffe_id, "") for peer in peers]
+            return [refused.get(peer.spiffe_id, "") or await volume_refusal(peer) for peer in peers]
 
         target = RecordingTarget()
         authorizations = Authorizations(

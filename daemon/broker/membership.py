@@ -7,6 +7,7 @@ another broker has overtaken, authorizes nobody.
 
 import asyncio
 import datetime as dt
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
+from sealane.daemon.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
@@ -168,17 +170,10 @@ class Membership:
         for reason in filter(None, refusals):
             self._metrics.authorizations_refused.labels(reason).inc()
         return trust_pb2.Authorization(
-            subject=trust_pb2.PeerIncarnation(
-                spiffe_id=caller.spiffe_id, incarnation=caller.incarnation
-            ),
+            subject=peer_message(peer_of(caller)),
             nonce=nonce,
             verdicts=[
-                trust_pb2.Verdict(
-                    peer=trust_pb2.PeerIncarnation(
-                        spiffe_id=peer.spiffe_id, incarnation=peer.incarnation
-                    ),
-                    refusal=reason,
-                )
+                trust_pb2.Verdict(peer=peer_message(peer), refusal=reason)
                 for peer, reason in zip(peers, refusals, strict=True)
             ],
         ).SerializeToString(deterministic=True)
@@ -236,9 +231,30 @@ class Membership:
             stored = await self._stored(node, role)
             if stored is None or PEER_ROLES.get(role) != caller.role:
                 return UNKNOWN
-            return self._standing(stored.record, peer.incarnation)
+            return self._standing(stored.record, peer.incarnation) or (
+                await self._volume_refusal(caller, stored.record.tenant, peer)
+            )
         except VerificationError as error:
             return UNKNOWN if error.reason == "certificate.profile" else error.reason
+
+    async def _volume_refusal(self, caller: Subject, tenant: str, peer: PeerIncarnation) -> str:
+        """Return why a gateway of `tenant` may not use a volume of the caller; empty: it may.
+
+        One answer for all reasons, whether there is such a volume or not.
+        """
+        if not peer.volume_id:
+            return ""
+        if not _is_uuid(peer.volume_id):
+            return NO_VOLUME
+        stored = await self._registry.volumes.get(peer.volume_id)
+        if (
+            stored is None
+            or stored.record.is_deleted
+            or stored.record.target_node != caller.node
+            or not stored.record.allows(tenant, writing=not peer.is_read_only)
+        ):
+            return NO_VOLUME
+        return ""
 
     def _standing(self, record: NodeRecord, incarnation: bytes) -> str:
         """Return why this incarnation may not act; VerificationError: its policy is too old."""
@@ -270,6 +286,13 @@ class Membership:
 
 def _name(node: str, role: str) -> str:
     return f"{role}/{node}"
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _roles(node: str, role: str) -> Sequence[str]:

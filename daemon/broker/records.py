@@ -27,6 +27,8 @@ from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.errors import LeaseError, UsageError, VerificationError
 
 _MAC_BYTES: Final = 32
+SHARES_MAX: Final = 64
+"""Tenants that one volume is shared with at a time."""
 
 KeyEpoch = Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
 BrokerInstance = Annotated[int, Field(ge=1, le=INSTANCE_MAX)]
@@ -56,6 +58,13 @@ class TenantRecord(Record):
     volume_count: Annotated[int, Field(ge=0)] = 0
 
 
+class ShareRecord(Record):
+    """A tenant whose gateways may use a volume of another."""
+
+    tenant: str
+    read_only: bool
+
+
 class VolumeRecord(Record):
     """One registered volume: what its descriptor says (protocol/v1/broker.proto).
 
@@ -78,6 +87,32 @@ class VolumeRecord(Record):
     counters_leased: Annotated[int, Field(ge=0)] = 0
     request_id: uuid.UUID | None = None
     is_deleted: bool = False
+    shares: Annotated[tuple[ShareRecord, ...], Field(max_length=SHARES_MAX)] = ()
+
+    def allows(self, tenant: str, *, writing: bool = False) -> bool:
+        """Whether gateways of `tenant` may use it: its own, and those it is shared with."""
+        share = self.share_of(tenant)
+        return tenant == self.tenant or (share is not None and not (writing and share.read_only))
+
+    def share_of(self, tenant: str) -> ShareRecord | None:
+        """Return what another tenant may do; None: nothing."""
+        return next((share for share in self.shares if share.tenant == tenant), None)
+
+    def without_share(self, tenant: str) -> "VolumeRecord":
+        """Return it as it is for its other tenants."""
+        left = tuple(share for share in self.shares if share.tenant != tenant)
+        return self.model_copy(update={"shares": left})
+
+    def with_share(self, share: ShareRecord) -> "VolumeRecord":
+        """Return it shared so, by the names of the tenants; UsageError `volume.share.limit`."""
+        shares = [*self.without_share(share.tenant).shares, share]
+        if len(shares) > SHARES_MAX:
+            raise UsageError(
+                "volume.share.limit",
+                f"volume {self.volume_id} is shared with {SHARES_MAX} tenants, which is the limit",
+            )
+        ordered = tuple(sorted(shares, key=lambda each: each.tenant))
+        return self.model_copy(update={"shares": ordered})
 
     @property
     def key_epochs(self) -> range:

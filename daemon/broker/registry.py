@@ -24,6 +24,7 @@ from sealane.daemon.broker.records import (
     AuthorityRecord,
     GrantRecord,
     RequestRecord,
+    ShareRecord,
     Stored,
     Tables,
     TenantRecord,
@@ -182,7 +183,7 @@ class Registry(Tables):
     async def list_volumes(
         self, *, tenant: str | None, target_node: str | None, after: str, limit: int
     ) -> list[VolumeRecord]:
-        """Return up to `limit` volumes of a tenant or a target, by id, behind id `after`."""
+        """Return up to `limit` volumes a tenant may use or a target has, by id behind `after`."""
         found: list[VolumeRecord] = []
         has_more = True
         while has_more and len(found) < limit:
@@ -191,7 +192,7 @@ class Registry(Tables):
                 stored.record
                 for stored in page
                 if not stored.record.is_deleted
-                and tenant in {None, stored.record.tenant}
+                and (tenant is None or stored.record.allows(tenant))
                 and target_node in {None, stored.record.target_node}
             ]
             after = page[-1].name if page else after
@@ -208,6 +209,20 @@ class Registry(Tables):
                 self.volumes.sealed(stored.name, filled),
             )
             return None if revision is None else filled
+
+        return await self.settle(attempt)
+
+    async def share(self, volume_id: uuid.UUID, share: ShareRecord) -> VolumeRecord:
+        """Share a volume so from now on; UsageError `volume.not_found`, `volume.share.limit`."""
+
+        async def attempt() -> VolumeRecord | None:
+            stored = await self.volume(volume_id)
+            shared = stored.record.with_share(share)
+            revision = await self.commit(
+                [self.volumes.unchanged(stored.name, stored)],
+                self.volumes.sealed(stored.name, shared),
+            )
+            return None if revision is None else shared
 
         return await self.settle(attempt)
 

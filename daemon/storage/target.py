@@ -69,6 +69,7 @@ class _Ticket:
     association_epoch: int
     incarnation: int
     gateway: PeerIncarnation | None
+    is_read_only: bool
     expires: float
     is_void: bool = False
 
@@ -124,6 +125,7 @@ class _Served:
     fence: _Fence
     epoch: int
     gateway: PeerIncarnation | None
+    is_read_only: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -214,6 +216,7 @@ class TargetSubsystem(Exported):
                 host_nqn=association.host_nqn,
                 host_id=association.host_id.bytes,
                 controller_id=association.controller_id,
+                read_only=ticket.is_read_only,
             )
             controller.set_namespaces([(_NAMESPACE_ID, self.native, "optimized")])
             served = _Served(
@@ -221,9 +224,13 @@ class TargetSubsystem(Exported):
                 fence=ticket.fence,
                 epoch=ticket.association_epoch,
                 gateway=ticket.gateway,
+                is_read_only=ticket.is_read_only,
             )
             self.served[association.association_id] = served
             self.feed.add(controller)
+        elif (served.gateway, served.is_read_only) != (ticket.gateway, ticket.is_read_only):
+            # An association lives by one authorization and may do what that one says.
+            raise UnavailableError("queue.association", "the association has another access")
         served.epoch = ticket.association_epoch
         return served.controller
 
@@ -247,7 +254,7 @@ class TargetSubsystem(Exported):
             listener.end_association(association_id)
         if ending:
             self.feed.publish(
-                StorageEvent(kind="gateway_fenced", reason=reason, detail=gateway.spiffe_id)
+                StorageEvent(kind="gateway_fenced", reason=reason, detail=gateway.name)
             )
 
     async def drain(self, association_id: int) -> None:
@@ -455,10 +462,12 @@ class Target(Provider):
         association_epoch: int,
         incarnation: int,
         gateway: PeerIncarnation | None,
+        is_read_only: bool = False,
     ) -> None:
         """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
 
-        `gateway` is whose queue it is: `fence_gateway` ends it.
+        Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
+        whose queue it is: `fence_gateway` ends it.
         """
         volume = self._volume(volume_id)
         check_nqn(host_nqn)
@@ -485,6 +494,7 @@ class Target(Provider):
             association_epoch=association_epoch,
             incarnation=incarnation,
             gateway=gateway,
+            is_read_only=is_read_only,
             expires=now + TICKET_SECONDS,
         )
 

@@ -97,6 +97,7 @@ class OpenQueueRequest(message.Message):
     PUBLIC_KEY_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
     ASSOCIATION_EPOCH_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     host_nqn: builtins.str
     queue_id: builtins.int
@@ -106,6 +107,8 @@ class OpenQueueRequest(message.Message):
     nonce: builtins.bytes
     """16 bytes"""
     association_epoch: builtins.int
+    read_only: builtins.bool
+    """commands that change sectors are refused on it"""
     def __init__(
         self,
         *,
@@ -115,10 +118,11 @@ class OpenQueueRequest(message.Message):
         public_key: builtins.bytes = ...,
         nonce: builtins.bytes = ...,
         association_epoch: builtins.int = ...,
+        read_only: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -81,7 +81,7 @@ async def test_volumes_are_there_after_a_restart_under_another_incarnation(site:
         volume_id = await site.create(first)
     async with site.process() as second:
         assert site.said("restored") == [(volume_id, "")]
-        assert second.namespace(CALLER, volume_id).sector_count == 64
+        assert (await second.namespace(CALLER, volume_id)).sector_count == 64
         assert second.incarnation != first.incarnation
         # Asking for it again is as harmless as before.
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
@@ -95,7 +95,7 @@ async def test_deleted_volume_stays_deleted(site: Site) -> None:
     assert [*site.directory.iterdir()] == []
     async with site.process() as service:
         with pytest.raises(UsageError, match="no volume"):
-            service.namespace(CALLER, volume_id)
+            await service.namespace(CALLER, volume_id)
 
 
 async def test_volume_that_a_crash_left_half_made_or_half_removed_goes(site: Site) -> None:
@@ -105,7 +105,7 @@ async def test_volume_that_a_crash_left_half_made_or_half_removed_goes(site: Sit
     async with site.process() as service:
         assert site.said("discarded") == [(volume_id, "volume.unfinished")]
         with pytest.raises(UsageError):
-            service.namespace(CALLER, volume_id)
+            await service.namespace(CALLER, volume_id)
     assert [*site.directory.iterdir()] == []
 
 
@@ -146,7 +146,7 @@ async def test_descriptor_that_does_not_fit_is_reported_and_nothing_is_deleted(
         assert site.said("skipped") == [(volume_id, reason)]
         assert site.said("restored") == [(other, "")]
         with pytest.raises(UsageError):
-            service.namespace(CALLER, volume_id)
+            await service.namespace(CALLER, volume_id)
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
         with pytest.raises(UsageError, match="exists already"):
             await service.create(CALLER, signed)

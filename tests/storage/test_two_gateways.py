@@ -182,7 +182,7 @@ async def test_each_reads_what_the_other_wrote_and_may_reconnect(rack: Rack) -> 
 async def test_newer_association_of_one_keeps_the_others_epoch(rack: Rack) -> None:
     await rack.open_queue("g1", 1, 5)
     await rack.open_queue("g2", 1, 1 << 62)
-    epochs = [rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES[:2]]
+    epochs = [await rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES[:2]]
     assert [each.association_epoch for each in epochs] == [5, 1 << 62]
     await rack.open_queue("g1", 1, 6)
     with pytest.raises(VerificationError) as caught:

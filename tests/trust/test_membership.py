@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from sealane.crypto.certificates import (
     verify_authorization,
     verify_verifier,
 )
+from sealane.daemon.authorizations import NO_VOLUME, peer_from, peer_of
 from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
+from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
@@ -302,3 +305,51 @@ async def test_signature_covers_the_authorization(world: World) -> None:
         with pytest.raises(VerificationError) as caught:
             verify_authorization(bad[0], authorization=bad[1], signature=bad[2])
         assert caught.value.reason == "authorization.signature"
+
+
+async def test_a_volume_is_used_by_its_tenant_and_those_it_is_shared_with(world: World) -> None:
+    volume_id, elsewhere, gone, filler = (uuid.uuid4() for _ in range(4))
+    shares = (
+        ShareRecord(tenant="reader", read_only=True),
+        ShareRecord(tenant="w", read_only=False),
+    )
+    for each, node in ((volume_id, "s"), (elsewhere, "s2"), (gone, "s")):
+        record = VolumeRecord(
+            volume_id=each,
+            tenant="t",
+            display_name="",
+            sector_count=1,
+            target_node=node,
+            generation=1,
+            key_epoch=1,
+            shares=shares,
+            is_deleted=each == gone,
+        )
+        await world.registry.commit((), world.registry.volumes.sealed(str(each), record))
+    gateways = {
+        tenant: replace(GATEWAY, node=f"g-{tenant}", tenant=tenant)
+        for tenant in ("t", "reader", "w", "other")
+    }
+    for gateway in gateways.values():
+        await world.attest(gateway)
+
+    async def may(tenant: str, volume: object, *, reading: bool = False) -> str:
+        use = replace(peer_of(gateways[tenant]), volume_id=str(volume), is_read_only=reading)
+        content = await world.membership().authorize(TARGET, nonce=NONCE, peers=[use])
+        (verdict,) = trust_pb2.Authorization.FromString(content).verdicts
+        assert peer_from(verdict.peer) == use
+        return verdict.refusal
+
+    for tenant, writes, reads in (
+        ("t", "", ""),
+        ("reader", NO_VOLUME, ""),
+        ("w", "", ""),
+        ("other", NO_VOLUME, NO_VOLUME),
+    ):
+        assert await may(tenant, volume_id) == writes
+        assert await may(tenant, volume_id, reading=True) == reads
+        # One answer for all that is not to be had here.
+        for volume in (elsewhere, gone, filler, "x", f"{volume_id}".upper(), "\x00" * 9):
+            assert await may(tenant, volume, reading=True) == NO_VOLUME
+    await world.membership().revoke("g-w", "gateway", reason="")
+    assert await may("w", volume_id) == "node.revoked"
