@@ -76,6 +76,10 @@ KILLS ?= 48
 kill-test: build ## kill -9 of brokers, gateways and etcd members under load, KILLS (48) times
 	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s $(ARGS)
 
+.PHONY: freshness-model
+freshness-model: ## search the protocol of freshness; print how each rule left out goes wrong
+	cd native && cargo test --locked --release --package sealane-sim --test freshness -- --nocapture $(ARGS)
+
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)
