@@ -1,7 +1,7 @@
 """`python -m benchmarks.kernels`: sealing, tree nodes and erasure coding beside other libraries.
 
-Builds and runs the Rust program of this folder: every case once a round, in turn, each round
-beginning with another one; one core, symbols stay in the caches. ISA-L is measured where libisal2 is
+Builds and runs the Rust program of this folder on one core: every case once a round, in turn, each
+round beginning with another one; symbols stay in the caches. ISA-L is measured where libisal2 is
 installed. Prints medians and spread, keeps every sample as JSON and draws a plot.
 """
 
