@@ -1,7 +1,8 @@
-"""Key hierarchy of DESIGN §6: tenant key k_s, volume keys k_v, and their wrapping at rest.
+"""Key hierarchy of DESIGN §5.1 and §6: k_s, k_v, device secrets, and their wrapping at rest.
 
 `k_v = HKDF-SHA256(k_s; info = label, volume UUID, key epoch)`: a gateway gets one epoch of one
-volume and can derive no other. `k_s` leaves the broker only wrapped by AES-256-GCM under the key
+volume and can derive no other. `k_s`, and what is made of it or of a device secret for other uses,
+never meet: each has a label. `k_s` leaves the broker only wrapped by AES-256-GCM under the key
 encryption key, bound to what it is for.
 """
 
@@ -19,6 +20,7 @@ from sealane.errors import UsageError, VerificationError
 
 KEY_BYTES: Final = 32
 KEY_EPOCH_MAX: Final = (1 << 32) - 1
+GENERATION_MAX: Final = (1 << 32) - 1
 # Key epochs that sectors of one volume may be sealed under at once.
 KEY_EPOCHS_MAX: Final = 256
 WRAP_NONCE_BYTES: Final = 12
@@ -51,6 +53,25 @@ def derive_store_key(volume_key: bytes | bytearray, *, volume_id: uuid.UUID) -> 
         raise UsageError("key.size", f"a volume key has {KEY_BYTES} bytes, not {len(volume_key)}")
     info = fields("sealane third-party store key v1", volume_id.bytes)
     return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(volume_key)))
+
+
+def derive_tree_secret(
+    device_secret: bytes | bytearray, *, volume_id: uuid.UUID, generation: int
+) -> bytearray:
+    """Derive the 32 bytes that a volume's tree, MAC and log keys come from (DESIGN §5.1).
+
+    Of the secret that the broker releases to the owner of the device that the volume lies on.
+    """
+    if len(device_secret) != KEY_BYTES:
+        raise UsageError(
+            "key.size", f"a device secret has {KEY_BYTES} bytes, not {len(device_secret)}"
+        )
+    if not 1 <= generation <= GENERATION_MAX:
+        raise UsageError(
+            "key.generation", f"generation {generation} is not within 1…{GENERATION_MAX}"
+        )
+    info = fields("sealane hmt v1", volume_id.bytes + generation.to_bytes(4, "big"))
+    return bytearray(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes(device_secret)))
 
 
 class KeyWrapper(Protocol):

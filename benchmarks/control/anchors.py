@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -27,7 +26,7 @@ from rich.table import Table
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.kem import seal, unseal
-from sealane.daemon.anchors.anchor import Anchor, Anchored
+from sealane.daemon.anchors.anchor import CATALOGUE, Anchor, Anchored, Change
 from sealane.daemon.anchors.file_anchor import FileAnchor
 from sealane.daemon.anchors.tpm_anchor import TpmAnchor
 from sealane.daemon.anchors.tpm_counter import TpmCounter
@@ -43,7 +42,6 @@ from vendors.authority import NOW
 _DEVICE: Final = UUID(int=1)
 _ANCHOR_INDEX: Final = 0x0180_5EA8
 _COUNTER_INDEX: Final = 0x0180_5EA9
-_FIRST: Final = Anchored(epoch=1, commit_number=0, root=bytes(16), head=bytes(16))
 
 
 def run(arguments: argparse.Namespace) -> Result:
@@ -95,14 +93,12 @@ def _cells(tpm: Tpm, directory: Path) -> dict[str, Callable[[], object]]:
     anchors = directory / "anchors"
     anchors.mkdir()
     counter = TpmCounter(tpm, index=_COUNTER_INDEX)
-    tpm2 = TpmAnchor.initialise(
-        tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX, state=_FIRST
-    )
-    file = FileAnchor.initialise(anchors / "file", device_id=_DEVICE, state=_FIRST)
+    tpm2 = TpmAnchor.initialise(tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX)
+    file = FileAnchor.initialise(anchors / "file", device_id=_DEVICE)
 
     def reopen() -> None:
         nonlocal tpm2
-        tpm2.close()
+        tpm2.release()
         tpm2 = TpmAnchor.open(tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX)
 
     return {
@@ -144,8 +140,10 @@ def _evidence(tpm: Tpm) -> dict[str, Callable[[], object]]:
 
 
 def _advance(anchor: Anchor) -> None:
-    state = anchor.state
-    anchor.advance(replace(state, commit_number=state.commit_number + 1))
+    found = anchor.records.get(CATALOGUE)
+    number = 0 if found is None else found.number
+    record = Anchored(number=number + 1, blob=bytes(64))
+    asyncio.run(anchor.advance([Change(name=CATALOGUE, expected=number, record=record)]))
 
 
 def _measure(operation: Callable[[], object], *, seconds: float) -> list[float]:

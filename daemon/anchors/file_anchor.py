@@ -1,17 +1,14 @@
 """The `file` anchor: durable, and rolled back by whoever puts an older file back. Development."""
 
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
-from sealane.daemon.anchors.anchor import (
-    Anchored,
-    Record,
-    RecordFile,
-    closed_on_failure,
-    failed,
-    missing,
-)
+from sealane.daemon.anchors.anchor import Anchored, Change, changed, failed, missing
 from sealane.daemon.anchors.lock import OwnerLock
+from sealane.daemon.anchors.record_file import Content, RecordFile
 from sealane.daemon.logs import get_logger
 from sealane.errors import UsageError
 
@@ -20,13 +17,13 @@ _KEY = b"sealane file anchor"
 
 
 class FileAnchor:
-    """Use `initialise` once in the life of a device, then `open`."""
+    """Use `initialise` once in the life of a device, then `open`; both block."""
 
     def __init__(self, path: Path, *, device_id: UUID) -> None:
         self._lock = OwnerLock(path.with_name(path.name + ".lock"))
         self._device_id = device_id
         self._file = RecordFile(path, device_id=device_id, key=_KEY)
-        self._record: Record | None = None
+        self._content: Content | None = None
         get_logger().warning(
             "development_anchor",
             path=str(path),
@@ -35,46 +32,54 @@ class FileAnchor:
         )
 
     @classmethod
-    def initialise(cls, path: Path, *, device_id: UUID, state: Anchored) -> "FileAnchor":
-        """Anchor a new device's first state; UsageError `anchor.exists` if there is a record."""
+    def initialise(cls, path: Path, *, device_id: UUID) -> "FileAnchor":
+        """Begin without records; UsageError `anchor.exists` if there is a file."""
         anchor = cls(path, device_id=device_id)
-        with closed_on_failure(anchor):
+        with contextlib.ExitStack() as stack:
+            stack.callback(anchor.release)
             if anchor._file.read() is not None:
                 raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
-            anchor._write(Record(count=1, state=state))
+            anchor._write(Content(count=1, records={}))
+            stack.pop_all()
         return anchor
 
     @classmethod
     def open(cls, path: Path, *, device_id: UUID) -> "FileAnchor":
-        """Read the record; VerificationError `anchor.missing` or `anchor.record`."""
+        """Read the file; VerificationError `anchor.missing` or `anchor.record`."""
         anchor = cls(path, device_id=device_id)
-        with closed_on_failure(anchor):
-            anchor._record = anchor._file.read()
-            if anchor._record is None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(anchor.release)
+            anchor._content = anchor._file.read()
+            if anchor._content is None:
                 raise missing(device_id)
+            stack.pop_all()
         return anchor
 
     @property
-    def state(self) -> Anchored:
-        """What is anchored."""
-        return self._current().state
+    def records(self) -> Mapping[str, Anchored]:
+        """See `Anchor.records`."""
+        return self._current().records
 
-    def advance(self, state: Anchored) -> None:
-        """Replace the record."""
+    async def advance(self, changes: Sequence[Change]) -> None:
+        """Replace the file."""
         current = self._current()
-        current.state.check_successor(state)
-        self._write(Record(count=current.count + 1, state=state))
+        after = Content(count=current.count + 1, records=changed(current.records, changes))
+        await asyncio.to_thread(self._write, after)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Let the next owner have it."""
+        self.release()
+
+    def release(self) -> None:
         """Let the next owner have it."""
         self._lock.release()
 
-    def _current(self) -> Record:
-        if self._record is None:
+    def _current(self) -> Content:
+        if self._content is None:
             raise failed(self._device_id)
-        return self._record
+        return self._content
 
-    def _write(self, record: Record) -> None:
-        self._record = None
-        self._file.write(record)
-        self._record = record
+    def _write(self, content: Content) -> None:
+        self._content = None
+        self._file.write(content)
+        self._content = content

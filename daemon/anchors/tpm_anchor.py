@@ -1,8 +1,10 @@
-"""The `tpm2` anchor: a record on disk that only this TPM can vouch for, current by an NV counter.
+"""The `tpm2` anchor: a file that only this TPM can vouch for, current by an NV counter.
 
-`count` is the next value of the counter when a record is written, and the counter's value when it
-counts. The order is always: record durable, then increment. A record ahead by one is therefore one
-whose increment a crash prevented; nobody was told of it, and it may be accepted or not.
+The file holds all records of the device: one counter serves every volume. "Record" below is the
+file as a whole. `count` is the next value of the counter when it is written, and the counter's
+value when it counts. The order is always: record durable, then increment. A record ahead by one is
+therefore one whose increment a crash prevented; nobody was told of it, and it may be accepted or
+not.
 
 That freedom must end before anything new is told: somebody could keep such a record and bring it
 when the counter gets there by another one. So opening writes what was found once more, under the
@@ -10,6 +12,9 @@ next count, and increments past whatever was kept. From then on each count has o
 decisions/0022-anchors.md has the argument.
 """
 
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -19,15 +24,9 @@ from tpm2_pytss.constants import ESYS_TR, TPM2_ALG, TPMA_OBJECT
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import wipe
-from sealane.daemon.anchors.anchor import (
-    Anchored,
-    Record,
-    RecordFile,
-    closed_on_failure,
-    failed,
-    missing,
-)
+from sealane.daemon.anchors.anchor import Anchored, Change, changed, failed, missing
 from sealane.daemon.anchors.lock import OwnerLock
+from sealane.daemon.anchors.record_file import Content, RecordFile
 from sealane.daemon.anchors.tpm_counter import TpmCounter
 from sealane.daemon.tpm import Tpm
 from sealane.errors import UsageError, VerificationError
@@ -44,13 +43,13 @@ _KEY_ATTRIBUTES: Final = (
 
 
 class TpmAnchor:
-    """Use `initialise` once in the life of a device on this machine, then `open`."""
+    """Use `initialise` once in the life of a device on this machine, then `open`; both block."""
 
     def __init__(self, tpm: Tpm, path: Path, *, device_id: UUID, index: int) -> None:
         self._lock = OwnerLock(path.with_name(path.name + ".lock"))
         self._device_id = device_id
         self._counter = TpmCounter(tpm, index=index)
-        self._record: Record | None = None
+        self._content: Content | None = None
         try:
             self._key = tpm.call(lambda esapi: _derive_key(esapi, device_id, index))
         except BaseException:
@@ -59,77 +58,83 @@ class TpmAnchor:
         self._file = RecordFile(path, device_id=device_id, key=self._key)
 
     @classmethod
-    def initialise(
-        cls, tpm: Tpm, path: Path, *, device_id: UUID, index: int, state: Anchored
-    ) -> "TpmAnchor":
-        """Anchor a new device's first state; UsageError `anchor.exists` if there is a record.
+    def initialise(cls, tpm: Tpm, path: Path, *, device_id: UUID, index: int) -> "TpmAnchor":
+        """Begin without records; UsageError `anchor.exists` if there is a file.
 
         The caller has seen to it that the device may be initialised here.
         """
         anchor = cls(tpm, path, device_id=device_id, index=index)
-        with closed_on_failure(anchor):
+        with contextlib.ExitStack() as stack:
+            stack.callback(anchor.release)
             if path.exists():
                 raise UsageError("anchor.exists", f"{path}: device {device_id} has an anchor")
-            anchor._commit(state, count=anchor._counter.increment() + 1)
+            anchor._commit({}, count=anchor._counter.increment() + 1)
+            stack.pop_all()
         return anchor
 
     @classmethod
     def open(cls, tpm: Tpm, path: Path, *, device_id: UUID, index: int) -> "TpmAnchor":
-        """Find the one current state.
+        """Find the one current content.
 
         VerificationError `anchor.missing`; `anchor.record` (changed, or of another or a cleared
         TPM); `counter.missing`, `counter.kind`; `anchor.rolled_back` (an older record);
         `anchor.counter` (a counter that never counted this record).
         """
         anchor = cls(tpm, path, device_id=device_id, index=index)
-        with closed_on_failure(anchor):
+        with contextlib.ExitStack() as stack:
+            stack.callback(anchor.release)
             anchor._recover()
+            stack.pop_all()
         return anchor
 
     @property
-    def state(self) -> Anchored:
-        """What is anchored."""
-        return self._current().state
+    def records(self) -> Mapping[str, Anchored]:
+        """See `Anchor.records`."""
+        return self._current().records
 
-    def advance(self, state: Anchored) -> None:
-        """Write the record, then increment."""
+    async def advance(self, changes: Sequence[Change]) -> None:
+        """Write the file, then increment."""
         current = self._current()
-        current.state.check_successor(state)
-        self._commit(state, count=current.count + 1)
+        after = changed(current.records, changes)
+        await asyncio.to_thread(self._commit, after, count=current.count + 1)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Wipe the key and let the next owner have it; the TPM's connection is the caller's."""
+        self.release()
+
+    def release(self) -> None:
         """Wipe the key and let the next owner have it; the TPM's connection is the caller's."""
         wipe(self._key)
         self._lock.release()
 
     def _recover(self) -> None:
-        record = self._file.read()
-        if record is None:
+        content = self._file.read()
+        if content is None:
             raise missing(self._device_id)
         count = self._counter.read()
-        if record.count < count:
+        if content.count < count:
             raise VerificationError(
                 "anchor.rolled_back",
-                f"the record of device {self._device_id} is the {record.count}th, the counter is "
+                f"the record of device {self._device_id} is the {content.count}th, the counter is "
                 f"at {count}: an older record was put in place",
             )
-        if record.count > count + 1:
+        if content.count > count + 1:
             raise VerificationError(
                 "anchor.counter",
-                f"the record of device {self._device_id} is the {record.count}th, the counter is "
+                f"the record of device {self._device_id} is the {content.count}th, the counter is "
                 f"at {count}: it is not the counter of this record",
             )
-        if record.count == count + 1:
-            self._increment_to(record.count)
-        self._commit(record.state, count=record.count + 1)
+        if content.count == count + 1:
+            self._increment_to(content.count)
+        self._commit(content.records, count=content.count + 1)
 
-    def _commit(self, state: Anchored, *, count: int) -> None:
+    def _commit(self, records: Mapping[str, Anchored], *, count: int) -> None:
         # Until the counter is known to have got there, the anchor is in neither state.
-        self._record = None
-        record = Record(count=count, state=state)
-        self._file.write(record)
+        self._content = None
+        content = Content(count=count, records=records)
+        self._file.write(content)
         self._increment_to(count)
-        self._record = record
+        self._content = content
 
     def _increment_to(self, count: int) -> None:
         found = self._counter.increment()
@@ -140,10 +145,10 @@ class TpmAnchor:
                 "somebody else increments it",
             )
 
-    def _current(self) -> Record:
-        if self._record is None:
+    def _current(self) -> Content:
+        if self._content is None:
             raise failed(self._device_id)
-        return self._record
+        return self._content
 
 
 def _derive_key(esapi: ESAPI, device_id: UUID, index: int) -> bytearray:

@@ -3,25 +3,39 @@
 import contextlib
 import hmac
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from sealane.daemon.anchors.anchor import Anchor, Anchored
+from sealane.crypto.encoding import fields
+from sealane.daemon.anchors.anchor import (
+    CATALOGUE,
+    CHANGES_MAX,
+    Anchor,
+    Anchored,
+    Change,
+    volume_record,
+)
 from sealane.daemon.anchors.file_anchor import FileAnchor
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from software_tpm import SoftwareTpm, software_tpm
 
 DEVICE = UUID(int=7)
 INDEX = 0x01805EA2
-FIRST = Anchored(epoch=1, commit_number=0, root=b"r" * 16, head=b"h" * 16)
+NAME = volume_record(UUID(int=1))
+FIRST = Anchored(number=1, blob=b"r" * 16)
 
 
-def later(state: Anchored, head: bytes = b"H" * 16) -> Anchored:
-    return replace(state, commit_number=state.commit_number + 1, head=head)
+def later(anchor: Anchor, blob: bytes = b"H" * 16) -> Change:
+    """The next state of the one record."""
+    number = anchor.records[NAME].number
+    return Change(name=NAME, expected=number, record=Anchored(number=number + 1, blob=blob))
+
+
+def state(anchor: Anchor) -> Anchored:
+    return anchor.records[NAME]
 
 
 class Crash(BaseException):
@@ -42,8 +56,11 @@ class Host:
         self.machine = machine
         self._connections: list[Any] = []
 
-    def initialise(self, state: Anchored = FIRST, **other: Any) -> Any:
-        return self._make("initialise", state=state, **other)
+    async def initialise(self, **other: Any) -> Any:
+        """Make an anchor that holds one record."""
+        anchor = self._make("initialise", **other)
+        await anchor.advance([Change(name=NAME, expected=0, record=FIRST)])
+        return anchor
 
     def open(self, **other: Any) -> Any:
         return self._make("open", **other)
@@ -85,28 +102,53 @@ def tpm_host(machine: SoftwareTpm, tmp_path: Path) -> Iterator[Host]:
 # All kinds
 
 
-def test_what_was_anchored_last_is_found_again(host: Host) -> None:
-    anchor: Anchor = host.initialise()
-    assert anchor.state == FIRST
-    state = FIRST
-    for n in range(5):
-        state = replace(later(state), epoch=n + 1, root=bytes([n]) * 32)
-        anchor.advance(state)
-    assert anchor.state == state
-    anchor.close()
+async def test_what_was_anchored_last_is_found_again(host: Host) -> None:
+    anchor: Anchor = await host.initialise()
+    assert anchor.records == {NAME: FIRST}
+    for n in range(3):
+        await anchor.advance([later(anchor, bytes([n]) * 128)])
+    catalogue = Anchored(number=7, blob=b"c")
+    both = [later(anchor), Change(name=CATALOGUE, expected=0, record=catalogue)]
+    await anchor.advance(both)
+    expected = {NAME: Anchored(number=5, blob=b"H" * 16), CATALOGUE: catalogue}
+    assert anchor.records == expected
+    await anchor.close()
     for _ in range(3):
         anchor = host.open()
-        assert anchor.state == state
-        anchor.close()
+        assert anchor.records == expected
+        await anchor.close()
 
 
-def test_older_state_is_not_anchored(host: Host) -> None:
-    anchor = host.initialise(replace(FIRST, epoch=3, commit_number=3))
-    for epoch, number in ((3, 2), (2, 9)):
-        with pytest.raises(UsageError, match=r"anchor\.order"):
-            anchor.advance(replace(FIRST, epoch=epoch, commit_number=number))
-    anchor.advance(replace(FIRST, epoch=4, commit_number=0))
-    anchor.close()
+async def test_record_that_went_is_gone(host: Host) -> None:
+    anchor = await host.initialise()
+    await anchor.advance([Change(name=NAME, expected=1, record=None)])
+    await anchor.close()
+    assert host.open().records == {}
+
+
+async def test_change_of_another_state_is_refused_and_its_repetition_harmless(host: Host) -> None:
+    anchor = await host.initialise()
+    change = later(anchor)
+    for _ in range(2):
+        await anchor.advance([change])
+    other = Change(name=NAME, expected=1, record=Anchored(number=2, blob=b"other"))
+    beside = Change(name=CATALOGUE, expected=0, record=FIRST)
+    with pytest.raises(UsageError, match=r"anchor\.order"):
+        await anchor.advance([beside, other])
+    # All or none.
+    assert anchor.records == {NAME: change.record}
+    await anchor.close()
+
+
+async def test_too_many_changes_at_once_are_refused(host: Host) -> None:
+    anchor = await host.initialise()
+    names = [volume_record(UUID(int=n)) for n in range(2, CHANGES_MAX + 3)]
+    changes = [Change(name=name, expected=0, record=FIRST) for name in names]
+    for refused in (changes, [], [later(anchor), later(anchor)]):
+        with pytest.raises(UsageError, match=r"anchor\.range"):
+            await anchor.advance(refused)
+    await anchor.advance(changes[:-1])
+    await anchor.close()
 
 
 def test_device_that_was_never_initialised_is_refused(host: Host) -> None:
@@ -114,28 +156,28 @@ def test_device_that_was_never_initialised_is_refused(host: Host) -> None:
         host.open()
 
 
-def test_device_is_initialised_once(host: Host) -> None:
-    host.initialise().close()
+async def test_device_is_initialised_once(host: Host) -> None:
+    await (await host.initialise()).close()
     with pytest.raises(UsageError, match=r"anchor\.exists"):
-        host.initialise()
-    assert host.open().state == FIRST
+        await host.initialise()
+    assert state(host.open()) == FIRST
 
 
-def test_removed_record_is_refused(host: Host) -> None:
-    host.initialise().close()
+async def test_removed_record_is_refused(host: Host) -> None:
+    await (await host.initialise()).close()
     host.path.unlink()
     with pytest.raises(VerificationError, match=r"anchor\.missing"):
         host.open()
 
 
-def test_record_of_another_device_is_refused(host: Host) -> None:
-    host.initialise().close()
+async def test_record_of_another_device_is_refused(host: Host) -> None:
+    await (await host.initialise()).close()
     with pytest.raises(VerificationError, match=r"anchor\.record"):
         host.open(device_id=UUID(int=8))
 
 
-def test_truncated_or_changed_record_is_refused(host: Host) -> None:
-    host.initialise().close()
+async def test_truncated_or_changed_record_is_refused(host: Host) -> None:
+    await (await host.initialise()).close()
     good = host.path.read_bytes()
     cases = [good[:-1], good + b"\0", b"", bytes(1000), good[:8]]
     cases += [bytes(b ^ (n == at) for n, b in enumerate(good)) for at in range(0, len(good), 11)]
@@ -145,61 +187,74 @@ def test_truncated_or_changed_record_is_refused(host: Host) -> None:
             host.open()
 
 
-def test_forged_file_is_no_record_of_any_other_shape(tmp_path: Path) -> None:
+async def test_forged_file_is_no_record_of_any_other_shape(tmp_path: Path) -> None:
     """Whoever writes the file of a development anchor can compute its check, too."""
     path = tmp_path / "anchor"
-    FileAnchor.initialise(path, device_id=DEVICE, state=FIRST).close()
+    await FileAnchor.initialise(path, device_id=DEVICE).close()
     good = path.read_bytes()[:-32]
-    for content in (b"", good[:-1], good + bytes(4), good[:-20]):
+    cases = [b"", good[:-1], good + bytes(4), good[:-20]]
+    begin = ("sealane anchor v2", DEVICE.bytes)
+    records = (bytes(9), b"\x09catalogue" + bytes(7), b"\x01\xff" + bytes(7) + b"\x01b")
+    cases += [fields(*begin, bytes(8), record) for record in records]
+    cases.append(fields(*begin, bytes(7)))
+    for content in cases:
         path.write_bytes(content + hmac.digest(b"sealane file anchor", content, "sha256"))
         with pytest.raises(VerificationError, match=r"anchor\.record"):
             FileAnchor.open(path, device_id=DEVICE)
 
 
-def test_anchor_has_one_owner(host: Host) -> None:
-    anchor = host.initialise()
+async def test_anchor_has_one_owner(host: Host) -> None:
+    anchor = await host.initialise()
     with pytest.raises(UnavailableError, match=r"anchor\.in_use"):
         FileAnchor.open(host.path, device_id=DEVICE)
-    anchor.close()
+    await anchor.close()
 
 
-def test_anchor_that_failed_is_opened_again_before_use(
+async def test_anchor_that_failed_is_opened_again_before_use(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    anchor = host.initialise()
+    anchor = await host.initialise()
+    change = later(anchor)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealane.daemon.anchors.anchor.write_durably", full)
+        patch.setattr("sealane.daemon.anchors.record_file.write_durably", full)
         with pytest.raises(UnavailableError, match=r"anchor\.failed"):
-            anchor.advance(later(FIRST))
-    for use in (lambda: anchor.advance(later(FIRST)), lambda: anchor.state):
-        with pytest.raises(UnavailableError, match=r"anchor\.failed"):
-            use()
-    anchor.close()
-    assert host.open().state == FIRST
+            await anchor.advance([change])
+    with pytest.raises(UnavailableError, match=r"anchor\.failed"):
+        await anchor.advance([change])
+    with pytest.raises(UnavailableError, match=r"anchor\.failed"):
+        state(anchor)
+    await anchor.close()
+    assert state(host.open()) == FIRST
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"epoch": -1},
-        {"commit_number": 1 << 64},
-        {"root": b""},
-        {"head": bytes(65)},
-    ],
+    ("number", "blob"), [(0, b"b"), (1 << 64, b"b"), (1, b""), (1, bytes(129))]
 )
-def test_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+def test_record_that_does_not_fit_is_refused(number: int, blob: bytes) -> None:
     with pytest.raises(UsageError, match=r"anchor\.range"):
-        replace(FIRST, **change)
+        Anchored(number=number, blob=blob)
+
+
+@pytest.mark.parametrize("name", ["", "volume/", "volume/" + "0" * 36, "catalogue/x", "Catalogue"])
+def test_record_of_no_kind_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"anchor\.range"):
+        Change(name=name, expected=0, record=FIRST)
+
+
+@pytest.mark.parametrize("expected", [-1, 1, 2])
+def test_number_that_does_not_grow_is_refused(expected: int) -> None:
+    with pytest.raises(UsageError, match=r"anchor\.order"):
+        Change(name=NAME, expected=expected, record=FIRST)
 
 
 # tpm2
 
 
-def crash_before_increment(anchor: Any, state: Anchored) -> None:
+async def crash_before_increment(anchor: Any, change: Change) -> None:
     """Advance, and lose power once the record is durable."""
 
     def crash() -> int:
@@ -207,24 +262,24 @@ def crash_before_increment(anchor: Any, state: Anchored) -> None:
 
     anchor._counter.increment = crash
     with pytest.raises(Crash):
-        anchor.advance(state)
-    anchor.close()
+        await anchor.advance([change])
+    await anchor.close()
 
 
-def test_crash_between_record_and_increment_is_no_alarm(tpm_host: Host) -> None:
-    anchor = tpm_host.initialise()
-    told = later(FIRST)
-    anchor.advance(told)
-    before = tpm_host.path.read_bytes()
-    crash_before_increment(anchor, later(told))
+async def test_crash_between_record_and_increment_is_no_alarm(tpm_host: Host) -> None:
+    anchor = await tpm_host.initialise()
+    told = later(anchor)
+    await anchor.advance([told])
+    before, untold = tpm_host.path.read_bytes(), later(anchor)
+    await crash_before_increment(anchor, untold)
     # Either may be opened: nobody was told that the later one is anchored.
     after = tpm_host.path.read_bytes()
-    for content, state in ((after, later(told)), (before, told)):
+    for content, expected in ((after, untold), (before, told)):
         with software_copy(tpm_host):
             tpm_host.path.write_bytes(content)
             anchor = tpm_host.open()
-            assert anchor.state == state
-            anchor.close()
+            assert state(anchor) == expected.record
+            await anchor.close()
 
 
 @contextlib.contextmanager
@@ -245,59 +300,59 @@ def software_copy(host: Host) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_older_record_is_refused(tpm_host: Host, depth: int) -> None:
-    anchor, state, records = tpm_host.initialise(), FIRST, []
+async def test_older_record_is_refused(tpm_host: Host, depth: int) -> None:
+    anchor, records = await tpm_host.initialise(), []
     for _ in range(6):
         records.append(tpm_host.path.read_bytes())
-        state = later(state)
-        anchor.advance(state)
-    anchor.close()
+        await anchor.advance([later(anchor)])
+    newest = state(anchor)
+    await anchor.close()
     good = tpm_host.path.read_bytes()
     tpm_host.path.write_bytes(records[-depth])
     with pytest.raises(VerificationError, match=r"anchor\.rolled_back"):
         tpm_host.open()
     tpm_host.path.write_bytes(good)
-    assert tpm_host.open().state == state
+    assert state(tpm_host.open()) == newest
 
 
-def test_record_kept_from_before_opening_is_refused_after_advancing(tpm_host: Host) -> None:
-    anchor = tpm_host.initialise()
+async def test_record_kept_from_before_opening_is_refused_after_advancing(tpm_host: Host) -> None:
+    anchor = await tpm_host.initialise()
     kept = tpm_host.path.read_bytes()
-    anchor.close()
+    await anchor.close()
     anchor = tpm_host.open()
-    anchor.advance(later(FIRST))
-    anchor.close()
+    await anchor.advance([later(anchor)])
+    await anchor.close()
     tpm_host.path.write_bytes(kept)
     with pytest.raises(VerificationError, match=r"anchor\.rolled_back"):
         tpm_host.open()
 
 
-def test_record_that_was_never_told_can_not_fork_the_device(tpm_host: Host) -> None:
+async def test_record_that_was_never_told_can_not_fork_the_device(tpm_host: Host) -> None:
     """Keep the record of a lost increment; let the device go on from before it; bring it back."""
-    anchor = tpm_host.initialise()
+    anchor = await tpm_host.initialise()
     before = tpm_host.path.read_bytes()
-    crash_before_increment(anchor, later(FIRST, b"lost" * 4))
+    await crash_before_increment(anchor, later(anchor, b"lost" * 4))
     kept = tpm_host.path.read_bytes()
     tpm_host.path.write_bytes(before)
     anchor = tpm_host.open()
-    assert anchor.state == FIRST
-    told = later(FIRST, b"told" * 4)
-    anchor.advance(told)  # its commit number is that of the kept record
-    anchor.close()
+    assert state(anchor) == FIRST
+    told = later(anchor, b"told" * 4)
+    await anchor.advance([told])  # its number is that of the kept record
+    await anchor.close()
     good = tpm_host.path.read_bytes()
     tpm_host.path.write_bytes(kept)
     with pytest.raises(VerificationError, match=r"anchor\.rolled_back"):
         tpm_host.open()
     tpm_host.path.write_bytes(good)
-    assert tpm_host.open().state == told
+    assert state(tpm_host.open()) == told.record
 
 
 def crash_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     """Let so many writes and increments happen, then lose power."""
-    from sealane.daemon.anchors import anchor
+    from sealane.daemon.anchors import record_file
     from sealane.daemon.anchors.tpm_counter import TpmCounter
 
-    real_write, real_increment = anchor.write_durably, TpmCounter.increment
+    real_write, real_increment = record_file.write_durably, TpmCounter.increment
     left = [steps]
 
     def step() -> None:
@@ -313,49 +368,49 @@ def crash_after(steps: int, patch: pytest.MonkeyPatch) -> None:
         step()
         return real_increment(counter)
 
-    patch.setattr(anchor, "write_durably", write)
+    patch.setattr(record_file, "write_durably", write)
     patch.setattr(TpmCounter, "increment", increment)
 
 
-def test_crash_at_any_step_of_opening_is_no_alarm(tpm_host: Host) -> None:
-    anchor = tpm_host.initialise()
-    told = later(FIRST)
-    anchor.advance(told)
-    anchor.close()
+async def test_crash_at_any_step_of_opening_is_no_alarm(tpm_host: Host) -> None:
+    anchor = await tpm_host.initialise()
+    told = later(anchor)
+    await anchor.advance([told])
+    await anchor.close()
     for survives in range(6):
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash):
             crash_after(survives, patch)
-            tpm_host.open().close()
+            tpm_host.open().release()
             assert survives >= 2
-    assert tpm_host.open().state == told
+    assert state(tpm_host.open()) == told.record
 
 
-def test_other_tpm_is_refused(tpm_host: Host, tmp_path: Path) -> None:
+async def test_other_tpm_is_refused(tpm_host: Host, tmp_path: Path) -> None:
     """Also one whose counter has the right value."""
-    tpm_host.initialise().close()
+    await (await tpm_host.initialise()).close()
     good = tpm_host.path.read_bytes()
     with software_tpm(tmp_path / "other") as other:
         other_host = Host(tmp_path / "other-anchor", other)
-        other_host.initialise().close()
+        await (await other_host.initialise()).close()
         other_host.path.write_bytes(good)
         with pytest.raises(VerificationError, match=r"anchor\.record"):
             other_host.open()
         other_host.close()
 
 
-def test_cleared_tpm_is_refused(tpm_host: Host) -> None:
+async def test_cleared_tpm_is_refused(tpm_host: Host) -> None:
     from tpm2_pytss.constants import ESYS_TR
 
-    tpm_host.initialise().close()
+    await (await tpm_host.initialise()).close()
     tpm_host._connections[-1].call(lambda e: e.clear(ESYS_TR.LOCKOUT))
     with pytest.raises(VerificationError, match=r"anchor\.record"):
         tpm_host.open()
 
 
-def test_deleted_counter_is_refused_and_made_anew_is_too_far(tpm_host: Host) -> None:
-    anchor = tpm_host.initialise()
-    anchor.advance(later(FIRST))
-    anchor.close()
+async def test_deleted_counter_is_refused_and_made_anew_is_too_far(tpm_host: Host) -> None:
+    anchor = await tpm_host.initialise()
+    await anchor.advance([later(anchor)])
+    await anchor.close()
     tpm_host._connections[-1].call(lambda e: e.nv_undefine_space(e.tr_from_tpmpublic(INDEX)))
     with pytest.raises(VerificationError, match=r"counter\.missing"):
         tpm_host.open()
@@ -366,14 +421,14 @@ def test_deleted_counter_is_refused_and_made_anew_is_too_far(tpm_host: Host) -> 
         tpm_host.open()
 
 
-def test_record_ahead_of_its_counter_is_refused(tpm_host: Host) -> None:
+async def test_record_ahead_of_its_counter_is_refused(tpm_host: Host) -> None:
     """A TPM whose own state was rolled back, as a hypervisor can with a virtual one."""
-    tpm_host.initialise().close()
+    await (await tpm_host.initialise()).close()
     with software_copy(tpm_host):
         anchor = tpm_host.open()
         for _ in range(3):
-            anchor.advance(later(anchor.state))
-        anchor.close()
+            await anchor.advance([later(anchor)])
+        await anchor.close()
     record = tpm_host.path.read_bytes()
     for _ in range(2):
         with pytest.raises(VerificationError, match=r"anchor\.counter"):
@@ -381,23 +436,23 @@ def test_record_ahead_of_its_counter_is_refused(tpm_host: Host) -> None:
     assert tpm_host.path.read_bytes() == record
 
 
-def test_somebody_else_who_counts_is_noticed(tpm_host: Host) -> None:
+async def test_somebody_else_who_counts_is_noticed(tpm_host: Host) -> None:
     from sealane.daemon.anchors.tpm_counter import TpmCounter
 
-    anchor = tpm_host.initialise()
+    anchor = await tpm_host.initialise()
     TpmCounter(tpm_host._connections[-1], index=INDEX).increment()
     with pytest.raises(VerificationError, match=r"anchor\.counter"):
-        anchor.advance(later(FIRST))
+        await anchor.advance([later(anchor)])
     with pytest.raises(UnavailableError, match=r"anchor\.failed"):
-        anchor.advance(later(FIRST))
-    anchor.close()
+        await anchor.advance([later(anchor)])
+    await anchor.close()
 
 
-def test_anchor_survives_a_power_cut_of_the_machine(tpm_host: Host) -> None:
-    anchor = tpm_host.initialise()
-    anchor.advance(later(FIRST))
-    anchor.close()
+async def test_anchor_survives_a_power_cut_of_the_machine(tpm_host: Host) -> None:
+    anchor = await tpm_host.initialise()
+    await anchor.advance([later(anchor)])
+    await anchor.close()
     tpm_host.close()
     assert tpm_host.machine is not None
     tpm_host.machine.restart()
-    assert tpm_host.open().state == later(FIRST)
+    assert state(tpm_host.open()).number == 2

@@ -1,6 +1,7 @@
 """Key hierarchy, wrapping and HPKE: the wrong key, purpose or context opens nothing."""
 
 import dataclasses
+import hmac
 import uuid
 
 import pytest
@@ -10,7 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from sealane.crypto.encoding import fields
 from sealane.crypto.hpke import Context, SignedSecret, open_signed, seal_signed
 from sealane.crypto.kem import X25519KemKey
-from sealane.crypto.keys import WrappingKey, derive_volume_key, new_key
+from sealane.crypto.keys import WrappingKey, derive_tree_secret, derive_volume_key, new_key
 from sealane.errors import UsageError, VerificationError
 
 VOLUME = uuid.UUID("01234567-89ab-cdef-0123-456789abcdef")
@@ -42,6 +43,29 @@ def test_volume_key_is_a_function_of_tenant_key_volume_and_epoch() -> None:
 def test_key_epoch_out_of_range_is_refused(key_epoch: int) -> None:
     with pytest.raises(UsageError, match="key epoch"):
         derive_volume_key(bytes(32), volume_id=VOLUME, key_epoch=key_epoch)
+
+
+def test_tree_secret_is_a_function_of_device_secret_volume_and_generation() -> None:
+    device = bytes(range(32))
+    secret = derive_tree_secret(device, volume_id=VOLUME, generation=1)
+    # RFC 5869 by hand: one block is enough for 32 bytes.
+    label, what = b"sealane hmt v1", VOLUME.bytes + bytes((0, 0, 0, 1))
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in (label, what))
+    extracted = hmac.digest(bytes(32), device, "sha256")
+    assert secret == hmac.digest(extracted, info + b"\1", "sha256")
+    others = [
+        derive_tree_secret(device, volume_id=VOLUME, generation=2),
+        derive_tree_secret(device, volume_id=uuid.UUID(int=7), generation=1),
+        derive_tree_secret(bytes(32), volume_id=VOLUME, generation=1),
+        derive_volume_key(device, volume_id=VOLUME, key_epoch=1),
+    ]
+    assert all(secret != other for other in others)
+
+
+def test_tree_secret_of_what_is_no_device_secret_is_refused() -> None:
+    for secret, generation in ((bytes(31), 1), (bytes(32), 0), (bytes(32), 1 << 32)):
+        with pytest.raises(UsageError, match=r"key\.(size|generation)"):
+            derive_tree_secret(secret, volume_id=VOLUME, generation=generation)
 
 
 def test_wrapped_key_opens_only_for_its_purpose_owner_and_key() -> None:

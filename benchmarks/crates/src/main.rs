@@ -1,4 +1,6 @@
-//! Times the crates that were compared for docs/decisions 2 and 3: rounds interleaved, medians.
+//! Times the crates that were compared for docs/decisions 2, 3 and 24: rounds interleaved, medians.
+
+mod node;
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -58,7 +60,11 @@ fn sealing(what: &str, data_bytes: usize, aad_bytes: usize) {
         ringed::LessSafeKey::new(ringed::UnboundKey::new(&ringed::AES_256_GCM, &KEY).unwrap());
     let rust_key = aes_gcm::Aes256Gcm::new_from_slice(&KEY).unwrap();
     let aad = vec![3; aad_bytes];
-    let (mut a, mut b, mut c) = (vec![1; data_bytes], vec![1; data_bytes], vec![1; data_bytes]);
+    let (mut a, mut b, mut c) = (
+        vec![1; data_bytes],
+        vec![1; data_bytes],
+        vec![1; data_bytes],
+    );
     let mut cases: [Case<'_>; 3] = [
         (
             "aws-lc-rs",
@@ -92,8 +98,9 @@ fn sealing(what: &str, data_bytes: usize, aad_bytes: usize) {
 }
 
 fn erasure() {
-    let data: Vec<Vec<u8>> =
-        (0..DATA).map(|i| (0..SYMBOL).map(|j| (i * 31 + j * 7) as u8).collect()).collect();
+    let data: Vec<Vec<u8>> = (0..DATA)
+        .map(|i| (0..SYMBOL).map(|j| (i * 31 + j * 7) as u8).collect())
+        .collect();
     let other = ReedSolomon::new(DATA, PARITY).unwrap();
     let mut shards = data.clone();
     shards.resize(DATA + PARITY, vec![0; SYMBOL]);
@@ -107,7 +114,10 @@ fn erasure() {
                 black_box(reed_solomon_simd::encode(DATA, PARITY, &data)).unwrap();
             }),
         ),
-        ("reed-solomon-erasure", Box::new(|_| black_box(other.encode(&mut shards)).unwrap())),
+        (
+            "reed-solomon-erasure",
+            Box::new(|_| black_box(other.encode(&mut shards)).unwrap()),
+        ),
     ];
     report("encode (32, 8), 1408 B", bytes, &mut encoding, 20);
     drop(encoding);
@@ -131,7 +141,12 @@ fn erasure() {
                 }),
             ),
         ];
-        report(&format!("decode (32, 8), 1408 B, {lost} lost"), bytes, &mut cases, 10);
+        report(
+            &format!("decode (32, 8), 1408 B, {lost} lost"),
+            bytes,
+            &mut cases,
+            10,
+        );
     }
 }
 
@@ -140,4 +155,5 @@ fn main() {
     sealing("seal 1408 B, 32 B AAD", 1408, 32);
     sealing("GMAC over 4160 B", 0, 4160);
     erasure();
+    node::functions();
 }

@@ -1,0 +1,202 @@
+"""The anchors of a device as those see them who have something to anchor: one record for each.
+
+Group commits of many volumes come at once. While a call to the anchor is under way, what is told
+meanwhile queues, a newer state of a record takes the place of an older one, and all of it goes with
+the next call. What a call's outcome is unknown of is asked for again until it is known.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sealane.daemon.anchors.anchor import CHANGES_MAX, FAILED, Anchor, Anchored, Change
+from sealane.daemon.logs import get_logger
+from sealane.errors import Error, UnavailableError
+from sealane.transport.tasks import TaskOwner
+
+ANCHOR_SECONDS: Final = 10.0
+"""How long `advance` waits for an anchor that doesn't answer (DESIGN §5.5: bounded, then error)."""
+_RETRY_SECONDS: Final = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """The newest state of a record (None: it goes), and who waits for it or an older one."""
+
+    record: Anchored | None
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class DeviceAnchors:
+    """The records of one open device; made on a running event loop, not thread-safe.
+
+    `spacing_seconds` is for anchors that wear out (`tpm2`): only so often are records anchored, and
+    `advance` doesn't wait for it unless it is told `at_once`. What was told and isn't anchored yet
+    is then lost with this process. `lost` is told, once, why nothing can be anchored any more.
+    """
+
+    def __init__(
+        self,
+        anchor: Anchor,
+        *,
+        spacing_seconds: float = 0.0,
+        timeout_seconds: float = ANCHOR_SECONDS,
+        lost: Callable[[Error], None] | None = None,
+    ) -> None:
+        self._anchor = anchor
+        self._spacing_seconds = spacing_seconds
+        self._timeout_seconds = timeout_seconds
+        self._lost = lost
+        self._records = dict(anchor.records)
+        self._queued: dict[str, _Wanted] = {}
+        self._sending: dict[str, _Wanted] = {}
+        self._failure: Error | None = None
+        self._hurry = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._is_working = False
+
+    def current(self, name: str) -> tuple[int, bytes] | None:
+        """Return the number and the blob that record `name` is anchored with, if it is."""
+        record = self._records.get(name)
+        return None if record is None else (record.number, record.blob)
+
+    async def advance(self, name: str, number: int, blob: bytes, *, at_once: bool = False) -> None:
+        """Anchor `blob` (1…128 bytes) as the state `number` (1…2^64 - 1, growing) of a record.
+
+        When this returns no older state of it is accepted again, but for `spacing_seconds`.
+        UsageError `anchor.order`, `anchor.range`. UnavailableError `anchor.timeout`: it may still
+        be anchored, now or later, unless a newer state is told before; `anchor.failed`, or the
+        error that `lost` was told: nothing is anchored any more.
+        """
+        await self._tell(name, Anchored(number=number, blob=blob), at_once=at_once)
+
+    async def forget(self, name: str) -> None:
+        """Remove a record for good; as `advance`, and harmless if there is none."""
+        await self._tell(name, None, at_once=False)
+
+    async def settle(self) -> None:
+        """Wait until all that was told is anchored; errors as `advance`."""
+        told = [_awaited(wanted) for wanted in (*self._sending.values(), *self._queued.values())]
+        self._hurry.set()
+        for settled in told:
+            await self._wait(settled)
+
+    async def close(self) -> None:
+        """Anchor what was told, as far as that is possible within the time, and let go."""
+        try:
+            if self._failure is None:
+                await self.settle()
+        except Error as error:
+            get_logger().error("not_anchored", reason=error.reason, message=str(error.args[0]))
+        finally:
+            await self._tasks.close()
+            self._fail(UnavailableError(FAILED, "the device is closed"))
+            await self._anchor.close()
+
+    async def _tell(self, name: str, record: Anchored | None, *, at_once: bool) -> None:
+        if self._failure is not None:
+            raise self._failure
+        newest = self._queued.get(name) or self._sending.get(name)
+        before = self._records.get(name) if newest is None else newest.record
+        # Checks the name and that the number grows, before anything is queued.
+        Change(name=name, expected=0 if before is None else before.number, record=record)
+        wanted = self._queued.setdefault(name, _Wanted(record=record))
+        wanted.record = record
+        if at_once:
+            self._hurry.set()
+        if not self._is_working:
+            self._is_working = True
+            self._tasks.start(self._work(), name="anchor")
+        if at_once or not self._spacing_seconds:
+            await self._wait(_awaited(wanted))
+
+    async def _wait(self, settled: asyncio.Future[None]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await settled
+        except TimeoutError as error:
+            raise UnavailableError(
+                "anchor.timeout", f"not anchored within {self._timeout_seconds:g} s"
+            ) from error
+
+    async def _work(self) -> None:
+        try:
+            while self._queued:
+                await self._pause()
+                names = [*self._queued][:CHANGES_MAX]
+                self._sending = {name: self._queued.pop(name) for name in names}
+                if not self._queued:
+                    self._hurry.clear()
+                await self._send()
+        except Error as error:
+            self._fail(error)
+            if self._lost is not None:
+                self._lost(error)
+        finally:
+            self._is_working = False
+
+    async def _pause(self) -> None:
+        if self._spacing_seconds:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._spacing_seconds):
+                    await self._hurry.wait()
+
+    async def _send(self) -> None:
+        changes = [
+            Change(name=name, expected=self._number(name), record=wanted.record)
+            for name, wanted in self._sending.items()
+            if wanted.record != self._records.get(name)
+        ]
+        if changes:
+            await self._repeat(changes)
+        for change in changes:
+            if change.record is None:
+                del self._records[change.name]
+            else:
+                self._records[change.name] = change.record
+        sent, self._sending = self._sending, {}
+        for wanted in sent.values():
+            _resolve(wanted, None)
+
+    async def _repeat(self, changes: Sequence[Change]) -> None:
+        """Ask for exactly these changes until their outcome is known."""
+        while True:
+            try:
+                await self._anchor.advance(changes)
+            except UnavailableError as error:
+                if error.reason == FAILED:
+                    raise
+                get_logger().warning("anchor_unanswered", reason=error.reason, message=str(error))
+            else:
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _number(self, name: str) -> int:
+        record = self._records.get(name)
+        return 0 if record is None else record.number
+
+    def _fail(self, error: Error) -> None:
+        self._failure = self._failure or error
+        for wanted in (*self._sending.values(), *self._queued.values()):
+            _resolve(wanted, self._failure)
+        self._sending, self._queued = {}, {}
+
+
+def _awaited(wanted: _Wanted) -> asyncio.Future[None]:
+    settled = asyncio.get_running_loop().create_future()
+    # Nobody may come for it: an error that everyone gets is no mistake of a task.
+    settled.add_done_callback(lambda future: future.cancelled() or future.exception())
+    wanted.waiting.append(settled)
+    return settled
+
+
+def _resolve(wanted: _Wanted, error: Error | None) -> None:
+    for settled in wanted.waiting:
+        if settled.done():
+            continue  # who waited gave up
+        if error is None:
+            settled.set_result(None)
+        else:
+            settled.set_exception(error)
