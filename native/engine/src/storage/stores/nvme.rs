@@ -21,7 +21,8 @@ use super::immediate::visit_written;
 use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
-use super::ring::{Ended, Job, Ring, copy_error, event, hush, tell};
+use super::fresh::failure::copy_error;
+use super::ring::{Ended, Job, Ring, event, hush, tell};
 
 /// Blocks of one command where the drive allows more: 512 KiB, as the kernel maps at least.
 const TRANSFER_BLOCKS_MAX: u64 = 126;

@@ -20,7 +20,7 @@ use super::super::store::{
     StoreRequest,
 };
 use super::label::Label;
-use super::layout::Authority;
+use super::fresh::keys::Authority;
 use super::pages::{Page, random};
 use super::remote_link::{Link, Transfer};
 use super::ring::{event, hush, tell};
