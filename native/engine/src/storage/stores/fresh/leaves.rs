@@ -129,6 +129,12 @@ impl Leaves {
         Found::At(Fetch { leaf, place: self.geometry.leaf(leaf, copy), node })
     }
 
+    /// The node of a leaf; None: void.
+    #[must_use]
+    pub fn node(&self, leaf: u64) -> Option<Node> {
+        self.state().tree.node(leaf)
+    }
+
     /// Checks a leaf that was read. An error if it isn't what was written last.
     pub fn check(&self, fetch: &Fetch, page: Page) -> Result<Checked, Refusal> {
         let is_right = self.key.leaf_node(fetch.leaf, &page.0) == Some(fetch.node);

@@ -8,6 +8,8 @@ mod commit;
 pub mod counters;
 pub mod failure;
 pub mod geometry;
+pub mod in_place;
+mod intents;
 pub mod journal;
 pub mod keys;
 pub mod leaves;
