@@ -184,7 +184,7 @@ mod tests {
         let write = StoreRequest::Write { lba: 100, buffer, durable: false };
         conformance::execute(&mut *channel, write).expect("write");
         drop((channel, store));
-        let raw = Box::new(InlineFileStore::open(&scratch.file()).expect("raw"));
+        let raw = Box::new(InlineFileStore::open(&scratch.file(), raw_blocks(BLOCKS)).expect("raw"));
         let store = InPlaceStore::open(raw, &Trust::default()).expect("store");
         assert_eq!(store.block_count(), BLOCKS);
         let mut channel = store.open().expect("channel");

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::LeafFormat;
-use sealane_proto::freshness::pending::Known;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters};
 use super::device::Device;
@@ -18,7 +17,6 @@ use super::fresh::anchor::Anchor;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Journal;
 use super::fresh::keys::{Authority, StoreKeys};
-use super::fresh::leaves::{Checked, Found};
 use super::fresh::map::Map;
 use super::fresh::placed::Placed;
 use super::fresh::superblock::Superblock;
@@ -186,29 +184,9 @@ impl BlockStore for SealedFileStore {
 
     fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
         let map = &self.shared.map;
-        let (size, block_count) = (Placed::ENTRIES_PER_LEAF, self.block_count());
         for set in 0..map.geometry().sets() {
-            let start = set * size;
-            let end = (start + size).min(block_count);
-            let known = map.current(start, end - start);
-            let leaf = loop {
-                let fetch = match map.leaves().find(set) {
-                    Found::Void => break None,
-                    Found::Cached(page) => break Some(page),
-                    Found::At(fetch) => fetch,
-                };
-                let mut page = [Page::ZERO];
-                self.shared.device.read(fetch.place, &mut page)?;
-                if let Checked::Right(page) = map.leaves().check(&fetch, page[0])? {
-                    break Some(page);
-                }
-            };
-            for (index, (lba, known)) in (start..).zip(known).enumerate() {
-                let entry = match known {
-                    Known::Entry(entry) => Some(entry),
-                    Known::Void => None,
-                    Known::Absent => leaf.as_ref().and_then(|leaf| Placed::get(&leaf.0, index)),
-                };
+            let start = set * Placed::ENTRIES_PER_LEAF;
+            for (lba, entry) in (start..).zip(map.set_entries(set)?) {
                 if let Some(entry) = entry {
                     visit(lba, &entry.metadata());
                 }
@@ -226,6 +204,8 @@ impl BlockStore for SealedFileStore {
 
 #[cfg(test)]
 mod tests {
+    use sealane_proto::freshness::pending::Known;
+
     use super::super::super::store::StoreRequest;
     use super::super::conformance;
     use super::super::scratch::Scratch;

@@ -41,6 +41,8 @@ pub(super) struct Writer<E> {
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
+    /// Whether no checkpoint before the last one may still be wanted.
+    pub is_settled: bool,
     /// Slots that no leaf page of the last checkpoint names any more: free as soon as no older
     /// checkpoint can be wanted.
     pub replaced: Vec<u64>,
@@ -76,7 +78,8 @@ impl<F: Layout> Map<F> {
     /// Merges some changes; the last step ends with a checkpoint.
     pub fn merge_step(&self) -> io::Result<()> {
         let mut writer = self.writer();
-        let stepped = self.state().check().and_then(|()| self.step(&mut writer));
+        let checked = self.state().check();
+        let stepped = checked.and_then(|()| self.step(&mut writer));
         self.guard(stepped)
     }
 
@@ -217,6 +220,7 @@ impl<F: Layout> Map<F> {
 
     /// Merges all changes noted so far, those that the log has no room for among them.
     fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        self.settle(writer)?;
         let (frozen, carried, retired) = {
             let mut state = self.state();
             state.waiting.clear();
@@ -315,6 +319,7 @@ impl<F: Layout> Map<F> {
         writer.checkpoint = number;
         writer.checkpoint_tag = tag;
         writer.log_start = log_start;
+        writer.is_settled = false;
         Ok(())
     }
 
@@ -350,13 +355,14 @@ impl<F: Layout> Map<F> {
         let replaced = std::mem::take(&mut writer.replaced);
         self.state().slots.release(replaced);
         writer.log_kept = writer.log_start;
+        writer.is_settled = true;
         Ok(())
     }
 
     /// Has the anchor name the last checkpoint, if it doesn't: what the one before needs may then be
     /// written over.
     fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
-        if writer.log_kept == writer.log_start { Ok(()) } else { self.advance(writer) }
+        if writer.is_settled { Ok(()) } else { self.advance(writer) }
     }
 }
 
