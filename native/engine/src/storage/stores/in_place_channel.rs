@@ -291,7 +291,8 @@ impl InPlaceChannel {
         let Some(StoreRequest::Write { durable, .. }) = operation.request else { return };
         let (map, lba) = (&self.shared.map, operation.lba);
         if operation.result.is_ok() {
-            let iv = |known: &Known<Iv>| if let Known::Entry(iv) = known { Some(*iv) } else { None };
+            let iv =
+                |known: &Known<Iv>| if let Known::Entry(iv) = known { Some(*iv) } else { None };
             let ivs: Vec<Iv> = operation.known.iter().filter_map(iv).collect();
             operation.result = map.arrived(lba, &ivs);
         } else {

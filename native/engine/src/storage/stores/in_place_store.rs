@@ -5,11 +5,14 @@
 use std::io;
 use std::sync::Arc;
 
-use sealane_proto::freshness::fast_path::FastPathKey;
+use sealane_proto::freshness::fast_path::{FastPathKey, Included};
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
-use sealane_proto::sector::field;
+use sealane_proto::freshness::pending::Known;
+use sealane_proto::sector::{block_iv, field, metadata, metadata_mut};
 
-use super::super::store::{BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters};
+use super::super::store::{
+    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
+};
 use super::fresh::failure::Refusal;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Journal;
@@ -17,7 +20,7 @@ use super::fresh::map::Map;
 use super::fresh::superblock::Superblock;
 use super::in_place_channel::InPlaceChannel;
 use super::pages::{BlockFile, Page, random};
-use super::raw_pages::RawPages;
+use super::raw_pages::{RawPages, execute};
 use super::sealed_file::Trust;
 
 /// What the channels of a store share.
@@ -78,6 +81,37 @@ impl InPlaceStore {
         let file = Arc::clone(&pages) as Arc<dyn BlockFile>;
         let map = Map::open(file, &superblock, keys, trust.anchor.clone())?;
         Self::start(pages, map)
+    }
+
+    /// Gives blocks a fast-path MAC, each after a full check; those with changes that wait to be
+    /// merged are passed over. Returns how many have one now. Blocks. Nobody may write any of these
+    /// blocks meanwhile: the caller has them locked.
+    pub fn refresh(&self, lba: u64, blocks: u64) -> io::Result<u64> {
+        let Shared { raw, map, fast_path, .. } = &*self.shared;
+        let mut channel = raw.store().open()?;
+        let mut refreshed = 0;
+        for (lba, known) in (lba..).zip(map.current(lba, blocks)) {
+            let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
+            let Some(page) = map.leaf(set)?.filter(|_| known == Known::Absent) else { continue };
+            let leaf = map.leaves().with_node(set, &page);
+            let included = leaf.as_ref().and_then(|leaf| Included::of(leaf, index as usize));
+            let (Some(leaf), Some(included)) = (leaf, included) else { continue };
+            let place = map.geometry().in_place_block(lba);
+            let read = StoreRequest::Read { lba: place, buffer: vec![0; BLOCK_BYTES] };
+            let mut buffer = execute(&mut *channel, read)?;
+            let Some(block) = buffer.first_chunk_mut::<BLOCK_BYTES>() else { continue };
+            if Some(block_iv(block)) != leaf.entry::<Ivs>(index as usize) {
+                return Err(Refusal::Stale(lba).into());
+            }
+            let mac = fast_path.issue(&included);
+            if metadata(block, field::MAC) != mac {
+                metadata_mut(block, field::MAC).copy_from_slice(&mac);
+                let write = StoreRequest::Write { lba: place, buffer, durable: false };
+                execute(&mut *channel, write)?;
+            }
+            refreshed += 1;
+        }
+        Ok(refreshed)
     }
 
     fn start(raw: Arc<RawPages>, map: Map<Ivs>) -> io::Result<Self> {
@@ -143,12 +177,15 @@ impl BlockStore for InPlaceStore {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use sealane_proto::sector::DATA_BYTES;
+
     use super::super::conformance;
     use super::super::emulated::{EmulatedStore, Profile};
     use super::super::inline_file::InlineFileStore;
     use super::super::memory::MemoryStore;
     use super::super::scratch::Scratch;
-    use super::super::super::store::StoreRequest;
     use super::*;
 
     const BLOCKS: u64 = 1000;
@@ -184,11 +221,183 @@ mod tests {
         let write = StoreRequest::Write { lba: 100, buffer, durable: false };
         conformance::execute(&mut *channel, write).expect("write");
         drop((channel, store));
-        let raw = Box::new(InlineFileStore::open(&scratch.file(), raw_blocks(BLOCKS)).expect("raw"));
+        let raw =
+            Box::new(InlineFileStore::open(&scratch.file(), raw_blocks(BLOCKS)).expect("raw"));
         let store = InPlaceStore::open(raw, &Trust::default()).expect("store");
         assert_eq!(store.block_count(), BLOCKS);
         let mut channel = store.open().expect("channel");
         let found = conformance::read(&mut *channel, BLOCK_BYTES, 100, 300);
         assert_eq!(found, conformance::blocks(BLOCK_BYTES, 100, 300, 1));
+    }
+
+    /// A store on a file that an adversary can write to behind its back.
+    struct World {
+        store: InPlaceStore,
+        device: std::fs::File,
+        _scratch: Scratch,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let scratch = Scratch::new();
+            let raw = InlineFileStore::create(&scratch.file(), raw_blocks(BLOCKS)).expect("raw");
+            let store = InPlaceStore::create(Box::new(raw), BLOCKS, &Trust::default());
+            let mut options = std::fs::OpenOptions::new();
+            let device = options.read(true).write(true).open(scratch.file()).expect("device");
+            Self { store: store.expect("store"), device, _scratch: scratch }
+        }
+
+        fn write(&self, lba: u64, version: u64) {
+            let mut channel = self.store.open().expect("channel");
+            let buffer = conformance::block(BLOCK_BYTES, lba, version);
+            let write = StoreRequest::Write { lba, buffer, durable: true };
+            conformance::execute(&mut *channel, write).expect("write");
+        }
+
+        fn read(&self, lba: u64) -> io::Result<Vec<u8>> {
+            let mut channel = self.store.open().expect("channel");
+            let read = StoreRequest::Read { lba, buffer: vec![0; BLOCK_BYTES] };
+            conformance::execute(&mut *channel, read)
+        }
+
+        fn reads_as(&self, lba: u64, version: u64) -> bool {
+            self.read(lba).expect("read") == conformance::block(BLOCK_BYTES, lba, version)
+        }
+
+        fn place(&self, lba: u64) -> u64 {
+            self.store.shared.map.geometry().in_place_block(lba)
+        }
+
+        fn raw(&self, place: u64) -> Vec<u8> {
+            let mut block = vec![0; BLOCK_BYTES];
+            self.device.read_exact_at(&mut block, place * BLOCK_BYTES as u64).expect("read");
+            block
+        }
+
+        fn put(&self, place: u64, block: &[u8]) {
+            self.device.write_all_at(block, place * BLOCK_BYTES as u64).expect("write");
+        }
+
+        fn merge(&self) {
+            self.store.shared.map.merge().expect("merge");
+        }
+
+        /// Has nothing in memory but the tree.
+        fn forget(&self) {
+            self.store.shared.map.leaves().forget_pages();
+        }
+
+        fn leaf_reads(&self) -> u64 {
+            let named = self.store.statistics();
+            named.iter().find(|(name, _)| *name == "leaf_pages_read").expect("counter").1
+        }
+
+        fn refusal(&self, lba: u64) -> Option<Refusal> {
+            self.read(lba).err().and_then(|error| Refusal::of(&error).cloned())
+        }
+    }
+
+    #[test]
+    fn an_older_version_of_a_block_is_refused_wherever_the_current_one_is_known_from() {
+        let world = World::new();
+        world.write(7, 1);
+        let old = world.raw(world.place(7));
+        world.write(7, 2);
+        world.put(world.place(7), &old);
+        assert_eq!(world.refusal(7), Some(Refusal::Stale(7)), "pending");
+        world.merge();
+        assert_eq!(world.refusal(7), Some(Refusal::Stale(7)), "leaf page in memory");
+        world.forget();
+        assert_eq!(world.refusal(7), Some(Refusal::Stale(7)), "leaf page on the device");
+        world.write(7, 3);
+        assert!(world.reads_as(7, 3));
+    }
+
+    #[test]
+    fn another_block_and_one_that_was_never_written_are_refused_and_ghosts_are_unwritten() {
+        let world = World::new();
+        world.write(7, 1);
+        world.write(8, 1);
+        world.put(world.place(7), &world.raw(world.place(8)));
+        assert_eq!(world.refusal(7), Some(Refusal::Stale(7)));
+        world.put(world.place(8), &[0; BLOCK_BYTES]);
+        assert_eq!(world.refusal(8), Some(Refusal::Stale(8)));
+        world.put(world.place(9), &world.raw(world.place(7)));
+        assert_eq!(world.read(9).expect("read"), vec![0; BLOCK_BYTES]);
+    }
+
+    #[test]
+    fn an_older_leaf_page_is_refused_also_with_the_block_that_it_names() {
+        let world = World::new();
+        world.write(7, 1);
+        world.merge();
+        let geometry = *world.store.shared.map.geometry();
+        let places = [0, 1].map(|copy| geometry.leaf(0, copy));
+        let (old, old_block) = (world.raw(places[0]), world.raw(world.place(7)));
+        world.write(7, 2);
+        world.merge();
+        places.iter().for_each(|place| world.put(*place, &old));
+        world.forget();
+        assert_eq!(world.refusal(7), Some(Refusal::StaleLeaf(0)));
+        world.put(world.place(7), &old_block);
+        assert_eq!(world.refusal(7), Some(Refusal::StaleLeaf(0)));
+    }
+
+    #[test]
+    fn a_refreshed_block_needs_no_leaf_page_until_a_sibling_changes() {
+        let world = World::new();
+        world.write(7, 1);
+        world.write(8, 1);
+        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 0, "nothing is merged");
+        world.merge();
+        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 2);
+        world.forget();
+        let before = world.leaf_reads();
+        assert!(world.reads_as(7, 1));
+        assert_eq!(world.leaf_reads(), before);
+        let old = world.raw(world.place(7));
+        world.write(8, 2);
+        world.merge();
+        world.forget();
+        let before = world.leaf_reads();
+        assert!(world.reads_as(7, 1));
+        assert_eq!(world.leaf_reads(), before + 1, "a sibling changed");
+        world.write(7, 3);
+        world.merge();
+        world.put(world.place(7), &old);
+        world.forget();
+        assert_eq!(world.refusal(7), Some(Refusal::Stale(7)), "with its own old MAC");
+    }
+
+    #[test]
+    fn a_mac_of_another_block_or_made_up_vouches_for_nothing() {
+        let world = World::new();
+        world.write(7, 1);
+        let old = world.raw(world.place(7));
+        world.write(7, 2);
+        world.write(8, 1);
+        world.merge();
+        world.store.refresh(0, 20).expect("refresh");
+        for place in [7, 8] {
+            let mut forged = old.clone();
+            let mac = DATA_BYTES + field::MAC.0..DATA_BYTES + field::MAC.1;
+            forged[mac.clone()].copy_from_slice(&world.raw(world.place(place))[mac]);
+            world.put(world.place(7), &forged);
+            world.forget();
+            assert_eq!(world.refusal(7), Some(Refusal::Stale(7)));
+        }
+    }
+
+    #[test]
+    fn a_refresh_does_not_launder_what_is_stale() {
+        let world = World::new();
+        world.write(7, 1);
+        let old = world.raw(world.place(7));
+        world.write(7, 2);
+        world.merge();
+        world.put(world.place(7), &old);
+        let error = world.store.refresh(7, 1).expect_err("stale");
+        assert_eq!(Refusal::of(&error), Some(&Refusal::Stale(7)));
+        assert_eq!(world.raw(world.place(7)), old);
     }
 }

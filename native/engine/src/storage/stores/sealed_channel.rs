@@ -266,7 +266,8 @@ impl SealedChannel {
     fn data_came(&self, operation: &mut Operation, first: usize, pages: &[Page]) {
         let Asked::Store(StoreRequest::Read { lba, buffer }) = &mut operation.asked else { return };
         let blocks = buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries);
-        for (lba, ((block, known), page)) in (*lba + first as u64..).zip(blocks.skip(first).zip(pages))
+        for (lba, ((block, known), page)) in
+            (*lba + first as u64..).zip(blocks.skip(first).zip(pages))
         {
             let Known::Entry(entry) = known else { continue };
             let (data, metadata) = block.split_at_mut(DATA_BYTES);

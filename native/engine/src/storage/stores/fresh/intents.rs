@@ -86,7 +86,8 @@ impl<E: Copy> Intents<E> {
     pub fn announce_all(&mut self) -> Vec<Record<E>> {
         self.unlogged.clear();
         let doubtful = self.doubtful.iter();
-        let doubtful = doubtful.flat_map(|(lba, entries)| entries.iter().map(|entry| (*lba, *entry)));
+        let doubtful =
+            doubtful.flat_map(|(lba, entries)| entries.iter().map(|entry| (*lba, *entry)));
         let all = doubtful.chain(self.on_their_way.iter().map(|(lba, entry)| (*lba, *entry)));
         all.map(|(lba, entry)| Record::Entry { lba, entry }).collect()
     }

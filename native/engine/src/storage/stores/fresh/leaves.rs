@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quick_cache::unsync::Cache;
+use sealane_proto::freshness::leaf::Leaf;
 use sealane_proto::freshness::node::{Node, NodeKey};
 use sealane_proto::freshness::tree::{Root, Tree};
 
@@ -135,6 +136,13 @@ impl Leaves {
         self.state().tree.node(leaf)
     }
 
+    /// A leaf's page and the node that stands for it, of a page that was found in the cache or
+    /// checked just now; None if it was written since, or is void.
+    #[must_use]
+    pub fn with_node(&self, leaf: u64, page: &Page) -> Option<Leaf> {
+        Leaf::check(&self.key, leaf, Box::new(page.0), self.node(leaf)).ok()
+    }
+
     /// Checks a leaf that was read. An error if it isn't what was written last.
     pub fn check(&self, fetch: &Fetch, page: Page) -> Result<Checked, Refusal> {
         let is_right = self.key.leaf_node(fetch.leaf, &page.0) == Some(fetch.node);
@@ -184,6 +192,12 @@ impl Leaves {
     #[must_use]
     pub fn void_since(&self) -> Box<[u64; REGIONS]> {
         self.state().void_since.clone()
+    }
+
+    /// Has no leaf page in memory.
+    #[cfg(test)]
+    pub fn forget_pages(&self) {
+        self.state().cache = Cache::new(CACHE_PAGES);
     }
 
     // Changes.

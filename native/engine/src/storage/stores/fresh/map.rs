@@ -153,7 +153,7 @@ impl<F: Layout> Map<F> {
     }
 
     /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
-    pub(super) fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
+    pub fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
         loop {
             let fetch = match self.leaves.find(leaf) {
                 Found::Void => return Ok(None),

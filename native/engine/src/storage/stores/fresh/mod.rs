@@ -21,3 +21,6 @@ pub mod placed;
 mod recovery;
 mod slot_maps;
 pub mod superblock;
+
+#[cfg(test)]
+mod in_place_tests;

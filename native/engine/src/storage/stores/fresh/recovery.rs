@@ -363,7 +363,8 @@ impl<F: Layout> Map<F> {
         writer.log_tag = Tag::default();
         writer.flushed = (log_next, writer.log_tag);
         let voids = pending.all_voids();
-        let voids = voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
+        let voids =
+            voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
         let entries = pending.all_entries();
         let entries = entries.map(|(lba, entry)| Record::Entry { lba, entry });
         let records: Vec<_> = voids.chain(entries).collect();
