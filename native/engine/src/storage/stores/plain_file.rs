@@ -13,8 +13,8 @@ use zerocopy::IntoBytes;
 use super::super::store::{
     BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
-use super::pages::{DeviceFile, PAGE_BYTES, Page};
 use super::fresh::failure::copy_error;
+use super::pages::{DeviceFile, PAGE_BYTES, Page};
 use super::ring::{Ended, IO_PAGES_MAX, Io, Ring, event, hush, tell};
 
 /// A file of plain blocks.

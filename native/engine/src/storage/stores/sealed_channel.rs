@@ -266,7 +266,8 @@ impl SealedChannel {
     fn data_came(&self, operation: &mut Operation, first: usize, pages: &[Page]) {
         let Asked::Store(StoreRequest::Read { lba, buffer }) = &mut operation.asked else { return };
         let blocks = buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries);
-        for (lba, ((block, known), page)) in (*lba + first as u64..).zip(blocks.skip(first).zip(pages))
+        for (lba, ((block, known), page)) in
+            (*lba + first as u64..).zip(blocks.skip(first).zip(pages))
         {
             let Known::Entry(entry) = known else { continue };
             let (data, metadata) = block.split_at_mut(DATA_BYTES);
@@ -322,6 +323,9 @@ impl SealedChannel {
             }
         }
         self.finish(operation);
+        if !self.waiting.is_empty() && !self.is_room_wanted {
+            self.retry_waiting();
+        }
     }
 
     // Changes.
@@ -353,7 +357,11 @@ impl SealedChannel {
         while let Some((ticket, request)) = self.waiting.pop_front() {
             if let Some(request) = self.try_change(ticket, request) {
                 self.waiting.push_front((ticket, request));
-                self.want_room();
+                // Writes of this channel that are on their way take room and give it back.
+                let is_moving = |operation: &Operation| operation.stage == Stage::Moving;
+                if !self.operations.values().any(is_moving) {
+                    self.want_room();
+                }
                 return;
             }
         }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::LeafFormat;
-use sealane_proto::freshness::pending::Known;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters};
 use super::device::Device;
@@ -18,7 +17,6 @@ use super::fresh::anchor::Anchor;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Journal;
 use super::fresh::keys::{Authority, StoreKeys};
-use super::fresh::leaves::{Checked, Found};
 use super::fresh::map::Map;
 use super::fresh::placed::Placed;
 use super::fresh::superblock::Superblock;
@@ -94,11 +92,7 @@ impl SealedFileStore {
     }
 
     /// Opens the store of that name on a device.
-    pub fn open_on(
-        device: Arc<dyn Device>,
-        uuid: [u8; 16],
-        trust: &Trust<'_>,
-    ) -> io::Result<Self> {
+    pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16], trust: &Trust<'_>) -> io::Result<Self> {
         check_name(&*device, uuid)?;
         let (superblock, keys) = Superblock::read(&*device, &trust.authority())?;
         Self::take_up(device, &superblock, keys, trust)
@@ -186,29 +180,9 @@ impl BlockStore for SealedFileStore {
 
     fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
         let map = &self.shared.map;
-        let (size, block_count) = (Placed::ENTRIES_PER_LEAF, self.block_count());
         for set in 0..map.geometry().sets() {
-            let start = set * size;
-            let end = (start + size).min(block_count);
-            let known = map.current(start, end - start);
-            let leaf = loop {
-                let fetch = match map.leaves().find(set) {
-                    Found::Void => break None,
-                    Found::Cached(page) => break Some(page),
-                    Found::At(fetch) => fetch,
-                };
-                let mut page = [Page::ZERO];
-                self.shared.device.read(fetch.place, &mut page)?;
-                if let Checked::Right(page) = map.leaves().check(&fetch, page[0])? {
-                    break Some(page);
-                }
-            };
-            for (index, (lba, known)) in (start..).zip(known).enumerate() {
-                let entry = match known {
-                    Known::Entry(entry) => Some(entry),
-                    Known::Void => None,
-                    Known::Absent => leaf.as_ref().and_then(|leaf| Placed::get(&leaf.0, index)),
-                };
+            let start = set * Placed::ENTRIES_PER_LEAF;
+            for (lba, entry) in (start..).zip(map.set_entries(set)?) {
                 if let Some(entry) = entry {
                     visit(lba, &entry.metadata());
                 }
@@ -226,6 +200,8 @@ impl BlockStore for SealedFileStore {
 
 #[cfg(test)]
 mod tests {
+    use sealane_proto::freshness::pending::Known;
+
     use super::super::super::store::StoreRequest;
     use super::super::conformance;
     use super::super::scratch::Scratch;
@@ -234,7 +210,9 @@ mod tests {
     #[test]
     fn behaves_as_a_store() {
         let scratch = Scratch::new();
-        conformance::check(&SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store"));
+        conformance::check(
+            &SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store"),
+        );
     }
 
     fn write(channel: &mut dyn StoreChannel, lba: u64, count: u64, version: u64) {
@@ -246,7 +224,8 @@ mod tests {
     #[test]
     fn keeps_what_was_flushed_from_one_opening_to_the_next() {
         let scratch = Scratch::new();
-        let store = SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
+        let store =
+            SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
         let mut channel = store.open().expect("channel");
         write(&mut *channel, 100, 300, 1);
         conformance::execute(&mut *channel, StoreRequest::Flush).expect("flush");
@@ -263,7 +242,8 @@ mod tests {
     #[test]
     fn an_orderly_end_loses_nothing() {
         let scratch = Scratch::new();
-        let store = SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
+        let store =
+            SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
         let mut channel = store.open().expect("channel");
         write(&mut *channel, 100, 30, 1);
         drop((channel, store));
@@ -276,7 +256,8 @@ mod tests {
     #[test]
     fn overwriting_more_than_the_spare_slots_waits_for_flushes() {
         let scratch = Scratch::new();
-        let store = SealedFileStore::create(&scratch.file(), 500, &Trust::default()).expect("store");
+        let store =
+            SealedFileStore::create(&scratch.file(), 500, &Trust::default()).expect("store");
         let mut channel = store.open().expect("channel");
         let rounds = 20;
         for round in 0..rounds {
@@ -294,7 +275,8 @@ mod tests {
     #[test]
     fn a_dropped_channel_gives_its_slots_back() {
         let scratch = Scratch::new();
-        let store = SealedFileStore::create(&scratch.file(), 100, &Trust::default()).expect("store");
+        let store =
+            SealedFileStore::create(&scratch.file(), 100, &Trust::default()).expect("store");
         let free = || store.shared.map.free_slots();
         let before = free();
         let mut channel = store.open().expect("channel");
@@ -310,7 +292,8 @@ mod tests {
     #[test]
     fn a_changed_byte_in_a_slot_is_an_error_not_data() {
         let scratch = Scratch::new();
-        let store = SealedFileStore::create(&scratch.file(), 100, &Trust::default()).expect("store");
+        let store =
+            SealedFileStore::create(&scratch.file(), 100, &Trust::default()).expect("store");
         let mut channel = store.open().expect("channel");
         write(&mut *channel, 7, 1, 1);
         let map = &store.shared.map;
@@ -329,7 +312,8 @@ mod tests {
     fn what_is_no_store_is_refused() {
         let scratch = Scratch::new();
         std::fs::write(scratch.file(), vec![7; 8192]).expect("file");
-        let error = SealedFileStore::open(&scratch.file(), &Trust::default()).expect_err("no store");
+        let error =
+            SealedFileStore::open(&scratch.file(), &Trust::default()).expect_err("no store");
         assert!(error.to_string().contains("not a Sealane store"), "{error}");
         let store = SealedFileStore::create(&scratch.file(), 10, &Trust::default());
         assert_eq!(store.expect_err("it exists").kind(), io::ErrorKind::AlreadyExists);

@@ -126,9 +126,16 @@ impl MemoryAnchor {
         self.kept().faults.push(is_made);
     }
 
-    /// Puts it back, or forward: what no real anchor lets anybody do.
-    pub fn set(&self, latest: Option<Anchored>) {
-        self.kept().latest = latest;
+    /// Answers again, whatever was to fail.
+    pub fn recover(&self) {
+        self.kept().faults.clear();
+    }
+
+    /// Another one that stands where this one does, as who takes a machine's state for later has it.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let kept = Kept { latest: self.kept().latest, faults: Vec::new() };
+        Self { policy: self.policy, kept: Mutex::new(kept) }
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) struct Writer<E> {
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
+    /// Whether no checkpoint before the last one may still be wanted.
+    pub is_settled: bool,
     /// Slots that no leaf page of the last checkpoint names any more: free as soon as no older
     /// checkpoint can be wanted.
     pub replaced: Vec<u64>,
@@ -76,7 +78,8 @@ impl<F: Layout> Map<F> {
     /// Merges some changes; the last step ends with a checkpoint.
     pub fn merge_step(&self) -> io::Result<()> {
         let mut writer = self.writer();
-        let stepped = self.state().check().and_then(|()| self.step(&mut writer));
+        let checked = self.state().check();
+        let stepped = checked.and_then(|()| self.step(&mut writer));
         self.guard(stepped)
     }
 
@@ -93,10 +96,10 @@ impl<F: Layout> Map<F> {
         let is_tight = {
             let state = self.state();
             let room = self.geometry.pending_max / 4;
-            let changes = state.active.entries() + state.active.voids();
-            let frozen = state.frozen.entries() + state.frozen.voids();
-            state.slots.free() < room && self.geometry.slot_count > 0
-                || (changes + frozen) as u64 > self.geometry.pending_max - room
+            let has_changes = state.pending() > state.placed;
+            let is_short = self.geometry.slot_count > 0 && state.slots.free() < room
+                || state.pending() > self.geometry.pending_max - room;
+            has_changes && is_short
         };
         if is_tight { self.merge() } else { Ok(()) }
     }
@@ -175,6 +178,7 @@ impl<F: Layout> Map<F> {
 
     /// Merges all changes noted so far, those that the log has no room for among them.
     fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        self.settle(writer)?;
         let (frozen, retired) = {
             let mut state = self.state();
             state.waiting.clear();
@@ -263,6 +267,7 @@ impl<F: Layout> Map<F> {
         writer.checkpoint = number;
         writer.checkpoint_tag = tag;
         writer.log_start = log_start;
+        writer.is_settled = false;
         Ok(())
     }
 
@@ -284,7 +289,8 @@ impl<F: Layout> Map<F> {
             let unsettled = writer.unsettled;
             let next = writer.next_anchored();
             for to in unsettled.into_iter().chain(next) {
-                let to = Anchored { number: writer.anchored.map_or(0, |last| last.number) + 1, ..to };
+                let to =
+                    Anchored { number: writer.anchored.map_or(0, |last| last.number) + 1, ..to };
                 writer.unsettled = Some(to);
                 anchor.advance(&to).map_err(|error| match error {
                     AnchorError::Unreachable(detail) => Refusal::AnchorUnreachable(detail),
@@ -298,13 +304,14 @@ impl<F: Layout> Map<F> {
         let replaced = std::mem::take(&mut writer.replaced);
         self.state().slots.release(replaced);
         writer.log_kept = writer.log_start;
+        writer.is_settled = true;
         Ok(())
     }
 
     /// Has the anchor name the last checkpoint, if it doesn't: what the one before needs may then be
     /// written over.
     fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
-        if writer.log_kept == writer.log_start { Ok(()) } else { self.advance(writer) }
+        if writer.is_settled { Ok(()) } else { self.advance(writer) }
     }
 }
 

@@ -15,7 +15,7 @@ use sealane_proto::freshness::leaf::LeafFormat;
 use sealane_proto::freshness::pending::{Known, Pending};
 use sealane_proto::sector::BLOCK_BYTES;
 
-use super::super::pages::BlockFile;
+use super::super::pages::{BlockFile, Page};
 use super::super::slots::Slots;
 use super::anchor::Anchor;
 use super::commit::Writer;
@@ -23,7 +23,7 @@ use super::counters::{Counters, count};
 use super::failure::Refusal;
 use super::geometry::Geometry;
 use super::keys::StoreKeys;
-use super::leaves::Leaves;
+use super::leaves::{Checked, Found, Leaves};
 use super::log::{Record, records_per_page};
 use super::placed::{Placed, PlacedEntry};
 
@@ -72,7 +72,7 @@ impl<E: Copy> State<E> {
     }
 
     /// Changes that wait to be merged, those on their way among them.
-    fn pending(&self) -> u64 {
+    pub fn pending(&self) -> u64 {
         let tables = [&self.active, &*self.frozen];
         let changes: usize = tables.iter().map(|table| table.entries() + table.voids()).sum();
         changes as u64 + self.placed
@@ -129,6 +129,37 @@ impl<F: Layout> Map<F> {
         });
         drop(state);
         current
+    }
+
+    /// The entries of all blocks of a set. Reads its leaf page if it isn't in memory, and blocks.
+    pub fn set_entries(&self, set: u64) -> io::Result<Vec<Option<F::Entry>>> {
+        let start = set * F::ENTRIES_PER_LEAF;
+        let end = (start + F::ENTRIES_PER_LEAF).min(self.geometry.block_count);
+        let known = self.current(start, end - start);
+        let leaf = self.leaf(set)?;
+        let entry = |(index, known)| match known {
+            Known::Entry(entry) => Some(entry),
+            Known::Void => None,
+            Known::Absent => leaf.as_ref().and_then(|leaf| F::get(&leaf.0, index)),
+        };
+        Ok(known.into_iter().enumerate().map(entry).collect())
+    }
+
+    /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
+    pub(super) fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
+        loop {
+            let fetch = match self.leaves.find(leaf) {
+                Found::Void => return Ok(None),
+                Found::Cached(page) => return Ok(Some(page)),
+                Found::At(fetch) => fetch,
+            };
+            let mut page = [Page::ZERO];
+            self.file.read(fetch.place, &mut page)?;
+            self.count_leaf_reads(1);
+            if let Checked::Right(page) = self.leaves.check(&fetch, page[0])? {
+                return Ok(Some(page));
+            }
+        }
     }
 
     /// Notes that leaf pages were read.

@@ -19,3 +19,10 @@ pub mod placed;
 mod recovery;
 mod slot_maps;
 pub mod superblock;
+
+#[cfg(test)]
+mod authenticity_tests;
+#[cfg(test)]
+mod power_cut_tests;
+#[cfg(test)]
+mod test_blocks;

@@ -18,7 +18,7 @@ use super::commit::{Writer, fits};
 use super::counters::{Counters, count};
 use super::failure::{Refusal, damaged};
 use super::keys::{Authority, StoreKeys, Tag};
-use super::leaves::{Checked, Found, Leaves};
+use super::leaves::Leaves;
 use super::log::{LogPage, Record};
 use super::map::{Layout, Map, State};
 use super::nodes::NodePage;
@@ -126,6 +126,7 @@ impl<F: Layout> Map<F> {
             commits: 0,
             slot_maps: SlotMaps::new(geometry.slot_maps()),
             merge: None,
+            is_settled: true,
             replaced: Vec::new(),
             anchored: None,
             unsettled: None,
@@ -208,7 +209,7 @@ impl<F: Layout> Map<F> {
         let key = self.keys.log(checkpoint.epoch, &checkpoint.nonce);
         let mut log: Vec<(LogPage<F::Entry>, Tag)> = Vec::new();
         let mut is_whole = true;
-        let mut pages = vec![Page::ZERO; READ_PAGES as usize];
+        let mut pages = vec![Page::ZERO; READ_PAGES.min(self.geometry.log_pages) as usize];
         let mut number = checkpoint.log_start;
         let end = checkpoint.log_start + self.geometry.log_pages;
         while number < end {
@@ -307,18 +308,7 @@ impl<F: Layout> Map<F> {
         let mut slot_maps = SlotMaps::new(self.geometry.slot_maps());
         let taken = |slot| damaged(format!("slot {slot} has two owners, or is beyond its end"));
         for index in 0..self.geometry.slot_maps() {
-            let page = match self.leaves.find(self.geometry.sets() + index) {
-                Found::Void => continue,
-                Found::Cached(page) => page,
-                Found::At(fetch) => {
-                    let mut page = [Page::ZERO];
-                    self.file.read(fetch.place, &mut page)?;
-                    match self.leaves.check(&fetch, page[0])? {
-                        Checked::Right(page) => page,
-                        Checked::Changed => return Err(Refusal::StaleLeaf(fetch.leaf).into()),
-                    }
-                }
-            };
+            let Some(page) = self.leaf(self.geometry.sets() + index)? else { continue };
             for slot in slots_of(index, &page) {
                 if !slots.claim(slot) {
                     return Err(taken(slot));
@@ -368,7 +358,8 @@ impl<F: Layout> Map<F> {
         writer.flushed = log_next;
         writer.log_tag = Tag::default();
         let voids = pending.all_voids();
-        let voids = voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
+        let voids =
+            voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
         let entries = pending.all_entries();
         let entries = entries.map(|(lba, entry)| Record::Entry { lba, entry });
         let records: Vec<_> = voids.chain(entries).collect();

@@ -55,5 +55,7 @@ impl SlotMaps {
 /// The slots that a page tells of.
 pub fn slots_of(index: u64, page: &Page) -> impl Iterator<Item = u64> + '_ {
     let bytes = (index * SLOTS_PER_MAP..).step_by(8).zip(&page.0);
-    bytes.flat_map(|(first, byte)| (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| first + bit))
+    bytes.flat_map(|(first, byte)| {
+        (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| first + bit)
+    })
 }
