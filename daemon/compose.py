@@ -17,11 +17,15 @@ from grpc_reflection.v1alpha import reflection
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.daemon.authorizations import (
     AUTHORIZATION_SECONDS,
+    Ask,
     Authorizations,
     Lost,
     peer_of,
 )
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
+from sealane.daemon.broker.device_books import DeviceBooks
+from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
+from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
@@ -40,6 +44,7 @@ from sealane.daemon.config import (
     TargetConfig,
     ThirdPartyConfig,
 )
+from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.events import EventLog
 from sealane.daemon.evidence.choose import open_driver
@@ -67,7 +72,6 @@ from sealane.daemon.servers import (
     running,
     split_address,
 )
-from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
@@ -76,6 +80,7 @@ from sealane.daemon.storage.target import FILE_STORES, Target
 from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
+from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
 from sealane.daemon.trust_client import TrustClient
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
@@ -84,6 +89,7 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
+    devices_pb2_grpc,
     nodes_pb2_grpc,
     operator_pb2_grpc,
     policy_pb2_grpc,
@@ -222,10 +228,23 @@ class Daemon:
         self._is_development |= verifier.keeper.policy.software_allowed
         operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
         self._services.append("sealane.v1.Operator")
+        devices = Devices(
+            broker.registry,
+            init=config.device_init,
+            cover=instance.cover,
+            audit=broker.audit,
+            metrics=self.metrics,
+        )
+        books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
+        devices_pb2_grpc.add_DeviceRegistryServicer_to_server(
+            DeviceRegistryServicer(books), self._local
+        )
+        self._services.append("sealane.v1.DeviceRegistry")
         membership = Membership(
             broker.registry,
             cover=instance.cover,
             check_policy=verifier.keeper.check_version,
+            check_device=devices.check,
             lost=broker.rotate_keys_of,
             audit=broker.audit,
             metrics=self.metrics,
@@ -249,6 +268,7 @@ class Daemon:
             TrustServicer(membership, authority, authorizer), server
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
+        devices_pb2_grpc.add_DevicesServicer_to_server(DevicesServicer(devices, authorizer), server)
         self.addresses["broker"] = bind_tcp(
             server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
         )
@@ -258,8 +278,21 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity, trust = await self._enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        keeps_files = config.store in FILE_STORES
-        directory = Path(self.config.target_directory) if keeps_files else None
+        directory, device, catalogue = None, None, None
+        if config.store in FILE_STORES:
+            directory = Path(self.config.target_directory)
+            client = DeviceClient(self._enrolment, identity)
+            # Before the target, so that it is let go after all that the target still writes.
+            device, catalogue = await self._stack.enter_async_context(
+                opened_device(
+                    config,
+                    directory=directory,
+                    state=Path(self.config.node.state_dir),
+                    client=client,
+                    timeout_seconds=self._enrolment.timeout_seconds,
+                    tcti=self.config.tpm.tcti,
+                )
+            )
         target = Target(
             traddr=traddr,
             trsvcid=trsvcid,
@@ -274,7 +307,7 @@ class Daemon:
         await self._start_plain(config, target)
         authorizations = self._authorizations(
             identity,
-            trust,
+            trust.authorize if device is None else authorize_at(trust, device),
             uses=target.gateways,
             lost=target.fence_gateway,
             fresh_seconds=config.authorization_seconds,
@@ -285,10 +318,13 @@ class Daemon:
             store=config.store,
             anchor=identity.anchor,
             authorizations=authorizations,
-            catalogue=Catalogue(directory) if directory is not None else None,
+            device=device,
+            catalogue=catalogue,
         )
         self._event_logs.append(service.events)
         await service.restore()
+        if device is not None:
+            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
         self.spawn("target-events", service.poll_events())
         self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
@@ -428,7 +464,7 @@ class Daemon:
         await self._stack.enter_async_context(service.running())
         authorizations = self._authorizations(
             identity,
-            trust,
+            trust.authorize,
             uses=service.peers,
             lost=service.end_peer,
             keep_seconds=config.trust_grace_seconds,
@@ -470,7 +506,7 @@ class Daemon:
     def _authorizations(
         self,
         identity: Identity,
-        trust: TrustClient,
+        ask: Ask,
         *,
         uses: Callable[[], Iterable[PeerIncarnation]],
         lost: Lost,
@@ -485,7 +521,7 @@ class Daemon:
             await lost(peer, reason)
 
         authorizations = Authorizations(
-            ask=trust.authorize,
+            ask=ask,
             uses=uses,
             lost=count_and_end,
             fresh_seconds=fresh_seconds,
