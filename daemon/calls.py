@@ -130,7 +130,7 @@ class Authorizer:
             token, verifier = _token_of(context)
             certificate = _parse_der(verifier)
             verify_verifier(certificate, anchor=self._anchor, now=now)
-            result = _verified(token, verifier)
+            result = verified_result(token, verifier)
             result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
         except VerificationError as error:
             self._metrics.token_refusals.labels(error.reason).inc()
@@ -202,8 +202,11 @@ def _parse_der(der: bytes) -> x509.Certificate:
 
 
 @functools.lru_cache(maxsize=1024)
-def _verified(token: str, verifier: bytes) -> AttestationResult:
-    # The signature is checked once; whose and when the result is, at every call.
+def verified_result(token: str, verifier: bytes) -> AttestationResult:
+    """Return the result, signed by the key of `verifier` (DER), whose certificate isn't checked.
+
+    The signature is checked once; whose and when the result is, at every call.
+    """
     key = _parse_der(verifier).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise VerificationError("certificate.profile", "the verifier's key is not on P-384")
