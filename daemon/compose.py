@@ -275,6 +275,7 @@ class Daemon:
             node=self.config.node.name,
             store=config.store,
             anchor=identity.anchor,
+            kem=identity.keys.kem,
             authorizations=authorizations,
             catalogue=Catalogue(directory) if directory is not None else None,
         )

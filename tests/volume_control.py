@@ -409,6 +409,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             node="s",
             store="memory",
             anchor=broker.authority.certificate,
+            kem=identities["target"].keys.kem,
             authorizations=authorizations,
         )
         broker_server = new_server(metrics, authorizer)
