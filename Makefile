@@ -76,6 +76,10 @@ KILLS ?= 48
 kill-test: build ## kill -9 of brokers, gateways and etcd members under load, KILLS (48) times
 	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s $(ARGS)
 
+.PHONY: freshness-model
+freshness-model: ## search the protocol of freshness; print how each rule left out goes wrong
+	cd native && cargo test --locked --release --package sealane-sim --test freshness -- --nocapture $(ARGS)
+
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)
@@ -83,6 +87,10 @@ bench-storage: build ## plain and secure volumes side by side; ARGS="--target HO
 .PHONY: bench-storage-path
 bench-storage-path: build ## what the secure path costs beside the plain one: ratios, CPU per I/O by role
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
+
+.PHONY: bench-kernels
+bench-kernels: build ## sealing and erasure coding beside ISA-L and other libraries, one core
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)
 
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
