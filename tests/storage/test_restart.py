@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.events import Event
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService
@@ -66,6 +67,7 @@ class Site:
                 node="s",
                 store="file",
                 anchor=self.authority.certificate,
+                kem=X25519KemKey.create(),
                 authorizations=all_authorized(target),
                 device=device,
                 catalogue=catalogue,
