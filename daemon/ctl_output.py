@@ -1,11 +1,17 @@
 """What the commands of `sealanectl` share: printing, time-outs, lists that come in pages."""
 
+import argparse
 import datetime as dt
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
+from sealane.client import Client
+
 CALL_SECONDS: Final = 60.0
+
+
+SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 class Page(Protocol):
@@ -57,6 +63,18 @@ class Output:
             print(json.dumps(row, default=_plain), flush=True)
         else:
             print("  ".join(text_of(v) for v in row.values() if v != ""), flush=True)
+
+
+Command = Callable[[Client, argparse.Namespace, Output], Awaitable[None]]
+AddVerb = Callable[[Any, str, Command, str], argparse.ArgumentParser]
+"""(verbs, name, what it runs, help) → its parser."""
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size as people read it."""
+    units = ("TiB", "GiB", "MiB", "KiB")
+    unit = next((u for u in units if size_bytes >= SIZE_UNITS[u]), "KiB")
+    return f"{size_bytes / SIZE_UNITS[unit]:.4g} {unit}"
 
 
 def _print_aligned(lines: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,6 @@
 
 pub mod aead;
 pub mod digest;
-pub mod erasure;
 pub mod freshness;
 pub mod key_ring;
 pub mod link;

@@ -9,7 +9,8 @@ use aes::{Aes128, Aes256, Block};
 use aws_lc_rs::aead as aws;
 use polyval::{Polyval, universal_hash::UniversalHash};
 
-use super::{Case, KEY, nonce, report};
+use crate::aead::{KEY, nonce};
+use crate::{Case, measure};
 
 const PAGE: [u8; 4096] = [5; 4096];
 
@@ -58,7 +59,7 @@ fn masked<C: BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>>(
 }
 
 /// Times all of them.
-pub fn functions() {
+pub fn measure_all(rounds: u64) {
     let aes256 = Aes256::new(&Array::from(KEY));
     let aes128 = Aes128::new(&Array::from([7; 16]));
     let gmac = aws::LessSafeKey::new(aws::UnboundKey::new(&aws::AES_256_GCM, &KEY).unwrap());
@@ -67,14 +68,11 @@ pub fn functions() {
         .map(|place: u128| place * 0x0123_4567_89ab_cdef)
         .collect();
     let polyval = Polyval::new(&Array::from([7; 16]));
-    for (what, message) in [
-        ("node of a leaf page", &PAGE[..]),
-        ("node of 16 children", &PAGE[..256]),
-    ] {
+    for (what, message) in [("leaf page", &PAGE[..]), ("16 children", &PAGE[..256])] {
         let gmac = |number| {
             let nonce = aws::Nonce::assume_unique_for_key(nonce(number));
             let tag = gmac.seal_in_place_separate_tag(nonce, aws::Aad::from(message), &mut []);
-            black_box(tag).unwrap();
+            let _ = black_box(tag.unwrap());
         };
         let polyval = |_| {
             let mut hash = polyval.clone();
@@ -87,66 +85,42 @@ pub fn functions() {
             black_box(mac.finalize());
         };
         let mut cases: [Case<'_>; 8] = [
-            (
-                "BLAKE3 keyed",
-                Box::new(|_| {
-                    black_box(blake3::keyed_hash(&KEY, black_box(message)));
-                }),
-            ),
-            ("GMAC (aws-lc-rs)", Box::new(gmac)),
-            ("AEGIS-128X4 MAC", Box::new(aegis)),
-            ("POLYVAL", Box::new(polyval)),
-            (
-                "AES-256 sum",
-                Box::new(|_| {
-                    black_box(summed(&aes256, black_box(message)));
-                }),
-            ),
-            (
-                "AES-128 sum",
-                Box::new(|_| {
-                    black_box(summed(&aes128, black_box(message)));
-                }),
-            ),
-            (
-                "AES-256 masked sum",
-                Box::new(|_| {
-                    black_box(masked(&aes256, &masks, black_box(message)));
-                }),
-            ),
-            (
-                "AES-128 masked sum",
-                Box::new(|_| {
-                    black_box(masked(&aes128, &masks, black_box(message)));
-                }),
-            ),
+            Case::new("BLAKE3 keyed", |_| {
+                black_box(blake3::keyed_hash(&KEY, black_box(message)));
+            }),
+            Case::new("GMAC (aws-lc-rs)", gmac),
+            Case::new("AEGIS-128X4 MAC", aegis),
+            Case::new("POLYVAL", polyval),
+            Case::new("AES-256 sum", |_| {
+                black_box(summed(&aes256, black_box(message)));
+            }),
+            Case::new("AES-128 sum", |_| {
+                black_box(summed(&aes128, black_box(message)));
+            }),
+            Case::new("AES-256 masked sum", |_| {
+                black_box(masked(&aes256, &masks, black_box(message)));
+            }),
+            Case::new("AES-128 masked sum", |_| {
+                black_box(masked(&aes128, &masks, black_box(message)));
+            }),
         ];
-        report(what, message.len(), &mut cases, 500);
+        measure(rounds, "node", what, message.len(), &mut cases);
     }
     let mut node = Block::default();
     let (mut clear, mut both) = ([Block::default(); 2], [Block::default(); 2]);
     let mut many = [Block::default(); 256];
     let mut cases: [Case<'_>; 3] = [
-        (
-            "AES-256, sum in clear",
-            Box::new(|_| {
-                aes256.encrypt_blocks(black_box(&mut clear));
-            }),
-        ),
-        (
-            "AES-256, sum encrypted",
-            Box::new(|_| {
-                aes256.decrypt_block(&mut node);
-                aes256.encrypt_blocks(black_box(&mut both));
-                aes256.encrypt_block(black_box(&mut node));
-            }),
-        ),
-        (
-            "AES-256, 128 sums",
-            Box::new(|_| {
-                aes256.encrypt_blocks(black_box(&mut many));
-            }),
-        ),
+        Case::new("AES-256, sum in clear", |_| {
+            aes256.encrypt_blocks(black_box(&mut clear));
+        }),
+        Case::new("AES-256, sum encrypted", |_| {
+            aes256.decrypt_block(&mut node);
+            aes256.encrypt_blocks(black_box(&mut both));
+            aes256.encrypt_block(black_box(&mut node));
+        }),
+        Case::new("AES-256, 128 sums", |_| {
+            aes256.encrypt_blocks(black_box(&mut many));
+        }),
     ];
-    report("one changed entry", 12, &mut cases, 500);
+    measure(rounds, "node", "one changed entry", 12, &mut cases);
 }
