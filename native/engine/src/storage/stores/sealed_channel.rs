@@ -323,6 +323,9 @@ impl SealedChannel {
             }
         }
         self.finish(operation);
+        if !self.waiting.is_empty() && !self.is_room_wanted {
+            self.retry_waiting();
+        }
     }
 
     // Changes.
@@ -354,7 +357,11 @@ impl SealedChannel {
         while let Some((ticket, request)) = self.waiting.pop_front() {
             if let Some(request) = self.try_change(ticket, request) {
                 self.waiting.push_front((ticket, request));
-                self.want_room();
+                // Writes of this channel that are on their way take room and give it back.
+                let is_moving = |operation: &Operation| operation.stage == Stage::Moving;
+                if !self.operations.values().any(is_moving) {
+                    self.want_room();
+                }
                 return;
             }
         }

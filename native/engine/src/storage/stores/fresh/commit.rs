@@ -96,10 +96,11 @@ impl<F: Layout> Map<F> {
         let is_tight = {
             let state = self.state();
             let room = self.geometry.pending_max / 4;
-            let changes = state.active.entries() + state.active.voids();
-            let frozen = state.frozen.entries() + state.frozen.voids();
-            state.slots.free() < room && self.geometry.slot_count > 0
-                || (changes + frozen) as u64 > self.geometry.pending_max - room
+            let on_their_way = state.placed + state.intents.count() as u64;
+            let has_changes = state.pending() > on_their_way;
+            let is_short = self.geometry.slot_count > 0 && state.slots.free() < room
+                || state.pending() > self.geometry.pending_max - room;
+            has_changes && is_short
         };
         if is_tight { self.merge() } else { Ok(()) }
     }

@@ -23,4 +23,10 @@ mod slot_maps;
 pub mod superblock;
 
 #[cfg(test)]
+mod authenticity_tests;
+#[cfg(test)]
 mod in_place_tests;
+#[cfg(test)]
+mod power_cut_tests;
+#[cfg(test)]
+mod test_blocks;
