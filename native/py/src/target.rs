@@ -122,6 +122,7 @@ impl Namespace {
                 creates,
                 drive: drive.as_deref(),
                 in_place,
+                is_fresh: sealed && freshness,
             };
             let store = selection::open(&options)?;
             if sealed { namespace_over(store, freshness) } else { EngineNamespace::plain(store) }

@@ -336,7 +336,9 @@ mod tests {
         let (old, old_block) = (world.raw(places[0]), world.raw(world.place(7)));
         world.write(7, 2);
         world.merge();
-        places.iter().for_each(|place| world.put(*place, &old));
+        for place in places {
+            world.put(place, &old);
+        }
         world.forget();
         assert_eq!(world.refusal(7), Some(Refusal::StaleLeaf(0)));
         world.put(world.place(7), &old_block);

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::super::store::BlockStore;
 use super::emulated::{EmulatedStore, Profile};
+use super::in_place_store::{InPlaceStore, raw_blocks};
 use super::inline_file::InlineFileStore;
 use super::memory::MemoryStore;
 use super::nvme::NvmeStore;
@@ -28,12 +29,33 @@ pub struct StoreOptions<'a> {
     pub drive: Option<&'a str>,
     /// Whether blocks may be written over where they lie.
     pub in_place: bool,
+    /// Whether the namespace is to know which version of a sealed block is the current one.
+    pub is_fresh: bool,
 }
 
 /// Creates or opens a store. `InvalidInput` for options that don't go together.
 pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
-    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place } = *options;
-    let store: Box<dyn BlockStore> = match (kind, is_sealed, path, drive) {
+    let StoreOptions { kind, block_count, is_sealed, creates, is_fresh, .. } = *options;
+    // Blocks with metadata of their own stay where they are: what keeps them fresh lies in front.
+    let store = if is_sealed && is_fresh && matches!(kind, "emulated" | "inline" | "nvme") {
+        let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
+        let store = if creates {
+            InPlaceStore::create(raw, block_count, &Trust::default())?
+        } else {
+            InPlaceStore::open(raw, &Trust::default())?
+        };
+        Box::new(store)
+    } else {
+        open_raw(options)?
+    };
+    check_size(&*store, block_count)?;
+    Ok(store)
+}
+
+fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
+    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place, .. } =
+        *options;
+    Ok(match (kind, is_sealed, path, drive) {
         ("memory", _, None, None) if creates && !in_place => {
             Box::new(MemoryStore::new(block_count, is_sealed))
         }
@@ -65,9 +87,7 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             let detail = format!("store {kind:?} isn't offered with these options: {options:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         }
-    };
-    check_size(&*store, block_count)?;
-    Ok(store)
+    })
 }
 
 /// Refuses a store of another size.
@@ -92,6 +112,7 @@ mod tests {
         creates: true,
         drive: None,
         in_place: false,
+        is_fresh: true,
     };
 
     #[test]
@@ -109,9 +130,13 @@ mod tests {
             assert_eq!(open(&again).expect("file").block_bytes(), block_bytes);
             std::fs::remove_file(&path).expect("file");
         }
-        let inline = StoreOptions { kind: "inline", path: Some(&path), ..MEMORY };
-        assert_eq!(open(&inline).expect("inline").block_bytes(), 4160);
-        open(&StoreOptions { creates: false, ..inline }).expect("inline");
+        for is_fresh in [false, true] {
+            let inline = StoreOptions { kind: "inline", path: Some(&path), is_fresh, ..MEMORY };
+            assert_eq!(open(&inline).expect("inline").block_bytes(), 4160);
+            let again = open(&StoreOptions { creates: false, ..inline }).expect("inline");
+            assert_eq!(again.keeps_freshness(), is_fresh);
+            std::fs::remove_file(&path).expect("file");
+        }
     }
 
     #[test]
