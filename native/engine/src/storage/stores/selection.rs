@@ -31,18 +31,26 @@ pub struct StoreOptions<'a> {
     pub in_place: bool,
     /// Whether the namespace is to know which version of a sealed block is the current one.
     pub is_fresh: bool,
+    /// Secret and anchor of a store that keeps freshness on a device.
+    pub trust: &'a Trust<'a>,
 }
 
 /// Creates or opens a store. `InvalidInput` for options that don't go together.
 pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
-    let StoreOptions { kind, block_count, is_sealed, creates, is_fresh, .. } = *options;
+    let StoreOptions { kind, block_count, is_sealed, creates, is_fresh, trust, .. } = *options;
     // Blocks with metadata of their own stay where they are: what keeps them fresh lies in front.
-    let store = if is_sealed && is_fresh && matches!(kind, "emulated" | "inline" | "nvme") {
+    let is_in_place = is_sealed && is_fresh && matches!(kind, "emulated" | "inline" | "nvme");
+    let uses_trust = is_in_place || is_sealed && kind == "file";
+    if !uses_trust && (trust.anchor.is_some() || trust.secret.is_some()) {
+        let detail = format!("store {kind:?} has no use for a secret or an anchor");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+    }
+    let store = if is_in_place {
         let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
         let store = if creates {
-            InPlaceStore::create(raw, block_count, &Trust::default())?
+            InPlaceStore::create(raw, block_count, trust)?
         } else {
-            InPlaceStore::open(raw, &Trust::default())?
+            InPlaceStore::open(raw, trust)?
         };
         Box::new(store)
     } else {
@@ -53,8 +61,9 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
 }
 
 fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
-    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place, .. } =
-        *options;
+    let StoreOptions {
+        kind, block_count, is_sealed, path, creates, drive, in_place, trust, ..
+    } = *options;
     Ok(match (kind, is_sealed, path, drive) {
         ("memory", _, None, None) if creates && !in_place => {
             Box::new(MemoryStore::new(block_count, is_sealed))
@@ -63,10 +72,10 @@ fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::parse(drive)?))
         }
         ("file", true, Some(path), None) if creates && !in_place => {
-            Box::new(SealedFileStore::create(path, block_count, &Trust::default())?)
+            Box::new(SealedFileStore::create(path, block_count, trust)?)
         }
         ("file", true, Some(path), None) if !in_place => {
-            Box::new(SealedFileStore::open(path, &Trust::default())?)
+            Box::new(SealedFileStore::open(path, trust)?)
         }
         // Plain blocks always lie in place, said or not.
         ("file", false, Some(path), None) if creates => {
@@ -113,6 +122,7 @@ mod tests {
         drive: None,
         in_place: false,
         is_fresh: true,
+        trust: &Trust { secret: None, anchor: None },
     };
 
     #[test]

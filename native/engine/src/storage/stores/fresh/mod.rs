@@ -18,12 +18,15 @@ pub mod map;
 mod merge;
 pub mod nodes;
 pub mod placed;
+pub mod queued_anchor;
 mod recovery;
 mod slot_maps;
 pub mod superblock;
 
 #[cfg(test)]
 mod authenticity_tests;
+#[cfg(test)]
+mod cost_tests;
 #[cfg(test)]
 mod in_place_tests;
 #[cfg(test)]
