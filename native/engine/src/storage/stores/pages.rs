@@ -96,7 +96,7 @@ impl DeviceFile {
 
 /// Has the file to this opening alone, until all I/O on it has ended, which may be after the process
 /// that began it. What a killed predecessor had in flight ends within seconds.
-fn lock(file: &File) -> io::Result<()> {
+pub fn lock(file: &File) -> io::Result<()> {
     let until = clock::now() + LOCK_WAIT;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {

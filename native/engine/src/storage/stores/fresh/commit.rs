@@ -38,6 +38,8 @@ pub(super) struct Writer<E> {
     pub checkpoint_tag: Tag,
     /// Root commits before this opening.
     pub commits: u64,
+    /// Blocks that leaf pages have entries of.
+    pub written: u64,
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
@@ -309,6 +311,7 @@ impl<F: Layout> Map<F> {
             log_flushed: writer.flushed.0,
             sequence: self.sequence.load(Ordering::Relaxed),
             commits: writer.commits.wrapping_add(root.commit),
+            written: writer.written,
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),

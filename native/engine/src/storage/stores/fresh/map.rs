@@ -213,18 +213,18 @@ impl<F: Layout> Map<F> {
     #[must_use]
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
         let mut named = self.counters.by_name();
-        let commits = {
+        let (commits, written) = {
             let writer = self.writer();
             named.push(("epoch", writer.epoch));
             named.push(("anchored", u64::from(writer.anchored.is_some())));
-            writer.commits
+            (writer.commits, writer.written)
         };
         named.push(("root_commits", commits.wrapping_add(self.leaves.root().commit)));
         let state = self.state();
         named.push(("pending_entries", state.pending()));
-        let taken = self.geometry.slot_count - state.slots.free();
-        // What a change that waits replaced is not written any more.
-        named.push(("sectors_written", taken - state.placed - state.retired.len() as u64));
+        // Blocks that were written before count twice until their changes are merged.
+        let waiting = (state.active.entries() + state.frozen.entries()) as u64;
+        named.push(("sectors_written", written + waiting));
         named
     }
 
