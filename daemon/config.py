@@ -362,6 +362,7 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
 _KINDS: Final = {
     "string_type": "a string",
     "int_type": "an integer",
+    "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "an array",
     "tuple_type": "an array",

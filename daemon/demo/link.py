@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from sealane.transport.lab.emulator import EmulatorProcess, emulating
+from sealane.transport.lab.emulator import EmulatorProcess
+from sealane.transport.lab.lab import laboratory
 from sealane.transport.lab.topology import Topology
 
 
@@ -52,5 +53,5 @@ async def linked(parameters: LinkParameters, *, forward_to: str, seed: int) -> A
         "loss": parameters.loss,
     }
     topology = Topology.model_validate({"seed": seed, "wan": [wan]})
-    async with emulating(topology, topology.wan[0], None) as emulator:
-        yield Link(emulator)
+    async with laboratory(topology, relays=True) as lab:
+        yield Link(lab.emulators["demo"])

@@ -63,6 +63,8 @@ def main() -> None:
     # Without namespaces the interfaces are the machine's, and none of ours.
     counted = parameters["ports"] is not None
     print(json.dumps({"address": emulator.address}), flush=True)
+    # What went wrong so far was for whoever starts this, who may wait for the end of it.
+    kernel.let_go(sys.stderr.fileno())
     for line in sys.stdin:
         if json.loads(line)["request"] == "schedule":
             emulator.start_schedule()

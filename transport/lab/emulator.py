@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sealane.errors import UnavailableError
@@ -16,23 +17,37 @@ from sealane.transport.lab.topology import Topology, Wan
 _LINE_BYTES_MAX: Final = 1 << 22
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What to emulate: between hosts if it has a namespace, as a relay if not."""
+
+    wan: Wan
+    seed: int
+    namespace: Namespace | None = None
+    attached: list[Attachment] | None = None
+
+
 class EmulatorProcess:
     """A running emulator process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, address: str | None) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, wan: str) -> None:
         self._process = process
+        self._wan = wan
         self._lock = asyncio.Lock()
-        self.address = address
-        """Where a relay's clients send to; None between namespaces."""
+        self.address: str | None = None
+        """Where a relay's clients send to, once it started; None between namespaces."""
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
 
-    async def wait_ended(self) -> None:
-        """Wait for its end."""
-        await self._process.wait()
+    async def start(self, parameters: dict[str, Any]) -> None:
+        """Say what the link is like, and wait until it is; UnavailableError if it can't be."""
+        started = await _ask(self._process, parameters)
+        if "error" in started:
+            raise UnavailableError("lab.emulator", f"link {self._wan}: {started['error']}")
+        self.address = started["address"]
 
     async def report(self) -> dict[str, Any]:
         """Return its `_native.EmulatorReport`; UnavailableError if it is gone."""
@@ -47,39 +62,41 @@ class EmulatorProcess:
 
 @contextlib.asynccontextmanager
 async def emulating(
-    topology: Topology,
-    wan: Wan,
-    attached: list[Attachment] | None,
-    namespace: Namespace | None = None,
-    *,
-    seed: int | None = None,
-) -> AsyncIterator[EmulatorProcess]:
-    """Run the emulator of `wan`: in a namespace between hosts, without one as a relay.
+    links: Sequence[Link], topology: Topology
+) -> AsyncIterator[dict[str, EmulatorProcess]]:
+    """Run the emulators of links, by name; UnavailableError `lab.emulator` if one can't start."""
+    async with contextlib.AsyncExitStack() as stack:
+        # All are launched before the first is waited for: they start side by side.
+        emulators = [await stack.enter_async_context(_launched(link)) for link in links]
+        for link, emulator in zip(links, emulators, strict=True):
+            attached = link.attached
+            await emulator.start(
+                {
+                    "wan": link.wan.model_dump(),
+                    "mtu": topology.mtu,
+                    "seed": link.seed,
+                    "ports": None
+                    if attached is None
+                    else [(a.port, a.is_right, a.addresses) for a in attached],
+                }
+            )
+        yield {link.wan.name: emulator for link, emulator in zip(links, emulators, strict=True)}
 
-    UnavailableError `lab.emulator` if it can't start.
-    """
+
+@contextlib.asynccontextmanager
+async def _launched(link: Link) -> AsyncIterator[EmulatorProcess]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sealane.transport.lab.emulate"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LINE_BYTES_MAX,
         # The namespace holds the far ends of its hosts' interfaces.
-        preexec_fn=None if namespace is None else namespace.enter,
+        preexec_fn=None if link.namespace is None else link.namespace.enter,
         # Ctrl-C at a terminal is for whoever runs this.
         start_new_session=True,
     )
-    ports = [(a.port, a.is_right, a.addresses) for a in attached or ()]
-    parameters = {
-        "wan": wan.model_dump(),
-        "mtu": topology.mtu,
-        "seed": topology.seed if seed is None else seed,
-        "ports": None if attached is None else ports,
-    }
     try:
-        started = await _ask(process, parameters)
-        if "error" in started:
-            raise UnavailableError("lab.emulator", f"link {wan.name}: {started['error']}")
-        yield EmulatorProcess(process, started["address"])
+        yield EmulatorProcess(process, link.wan.name)
     finally:
         if process.returncode is None:
             process.kill()

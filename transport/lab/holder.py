@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sealane.errors import Error, UnavailableError, UsageError
+from sealane.transport.lab import kernel
 from sealane.transport.lab.lab import Lab, laboratory
 from sealane.transport.lab.measure import SHARE_MAX, Capacity, measure
 from sealane.transport.lab.names import PEER_CREDENTIALS, socket_address
@@ -147,7 +148,7 @@ async def hold(parameters: dict[str, Any]) -> None:
         _reap_orphans(lab)
         # Whoever started this may be gone: then nobody knows of the lab.
         print(json.dumps(holder.status()), flush=True)
-        _let_go_of_terminal()
+        kernel.let_go(0, 1, 2)
         server = await asyncio.start_unix_server(holder.converse, sock=control)
         async with server:
             await holder.down.wait()
@@ -178,13 +179,6 @@ def _reap_orphans(lab: Lab) -> None:
                 os.waitpid(found.si_pid, 0)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap)
-
-
-def _let_go_of_terminal() -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(null, descriptor)
-    os.close(null)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sealane.transport.lab.emulator import EmulatorProcess, emulating
-from sealane.transport.lab.namespaces import Namespace, attach, set_up_host
+from sealane.transport.lab.emulator import EmulatorProcess, Link, emulating
+from sealane.transport.lab.namespaces import Namespace, attach, start_host, start_wan
 from sealane.transport.lab.plan import plan
 from sealane.transport.lab.topology import Topology
 
@@ -43,28 +43,29 @@ async def laboratory(topology: Topology, *, relays: bool) -> AsyncIterator[Lab]:
     """
     async with contextlib.AsyncExitStack() as stack:
         hosts: dict[str, Namespace] = {}
-        emulators: dict[str, EmulatorProcess] = {}
+        links: list[Link] = []
         for name in () if relays else topology.hosts:
-            hosts[name] = _new_namespace(stack)
-            await set_up_host(hosts[name])
+            hosts[name] = await stack.enter_async_context(Namespace.create())
         attached_by_wan = plan(topology)
         for number, wan in enumerate(topology.wan):
             # Paths of one link take seeds upwards from its own: links stay apart.
             seed = topology.seed + (number << 32)
             if relays:
-                running = emulating(topology, wan, None, seed=seed)
-            else:
-                namespace = _new_namespace(stack)
-                attached = attached_by_wan[wan.name]
-                for attachment in attached:
-                    host = hosts[attachment.host]
-                    await attach(host, namespace, attachment, name=wan.name, mtu=topology.mtu)
-                running = emulating(topology, wan, attached, namespace, seed=seed)
-            emulators[wan.name] = await stack.enter_async_context(running)
+                links.append(Link(wan=wan, seed=seed))
+                continue
+            namespace = await stack.enter_async_context(Namespace.create())
+            attached = attached_by_wan[wan.name]
+            for attachment in attached:
+                await attach(hosts[attachment.host], namespace, attachment, name=wan.name)
+            await start_wan(namespace, attached, mtu=topology.mtu)
+            links.append(Link(wan=wan, seed=seed, namespace=namespace, attached=attached))
+        for host, namespace in hosts.items():
+            of_host = {
+                name: attachment
+                for name, attached in attached_by_wan.items()
+                for attachment in attached
+                if attachment.host == host
+            }
+            await start_host(namespace, of_host, mtu=topology.mtu)
+        emulators = await stack.enter_async_context(emulating(links, topology))
         yield Lab(topology, emulators, hosts)
-
-
-def _new_namespace(stack: contextlib.AsyncExitStack) -> Namespace:
-    namespace = Namespace.create()
-    stack.callback(namespace.close)
-    return namespace

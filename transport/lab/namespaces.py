@@ -4,7 +4,9 @@ A namespace lives as long as its descriptor here or a process in it: nothing is 
 system, so the end of the holder is the end of all of them.
 """
 
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -39,18 +41,27 @@ config.disable_mp_signal = True
 
 
 class Namespace:
-    """A network namespace."""
+    """A network namespace, as long as it is used as a context."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self.route = AsyncIPRoute(netns=self.path, flags=0)
+        """Its routing netlink."""
 
     @classmethod
-    def create(cls) -> "Namespace":
+    @contextlib.asynccontextmanager
+    async def create(cls) -> "AsyncIterator[Namespace]":
         """Make a new one; OSError if this process may not."""
         with ChildProcess(target=_make, args=[]) as child:
             _, (descriptor,) = child.communicate()
         os.set_inheritable(descriptor, False)
-        return cls(descriptor)
+        try:
+            namespace = cls(descriptor)
+            async with namespace.route:
+                yield namespace
+        finally:
+            # It ends with the last process in it.
+            os.close(descriptor)
 
     @property
     def path(self) -> str:
@@ -61,59 +72,54 @@ class Namespace:
         """Move this process into it: for children only."""
         kernel.enter(self.descriptor, kernel.CLONE_NEWNET)
 
-    def close(self) -> None:
-        """Let go of it; it ends with the last process in it."""
-        os.close(self.descriptor)
+
+async def attach(host: Namespace, wan: Namespace, attachment: Attachment, *, name: str) -> None:
+    """Lay a veth pair from a host, where it is `name`, to a link's namespace."""
+    await wan.route.link(
+        "add",
+        ifname=attachment.port,
+        kind="veth",
+        peer={
+            "ifname": name,
+            "address": LINK_ADDRESS,
+            "gso_max_segs": 1,
+            "net_ns_fd": host.descriptor,
+        },
+    )
 
 
-async def set_up_host(host: Namespace) -> None:
-    """Start the loopback interface and set what is per namespace."""
-    with ChildProcess(target=_set, args=[host.descriptor]) as child:
+async def start_wan(wan: Namespace, attached: list[Attachment], *, mtu: int) -> None:
+    """Start a link's ends of the veth pairs that lead to its hosts."""
+    for attachment in attached:
+        await _start(wan.route, attachment.port, mtu=mtu)
+
+
+async def start_host(host: Namespace, attachments: dict[str, Attachment], *, mtu: int) -> None:
+    """Start a host's interfaces, by the name of their link: addresses, no offloads."""
+    with ChildProcess(target=_set_up, args=[host.descriptor, list(attachments)]) as child:
         child.communicate()
-    async with AsyncIPRoute(netns=host.path, flags=0) as route:
-        await route.link("set", index=1, state="up")
-
-
-async def attach(
-    host: Namespace, wan: Namespace, attachment: Attachment, *, name: str, mtu: int
-) -> None:
-    """Lay a veth pair from a host, where it is `name`, to a link's namespace; no offloads."""
-    async with AsyncIPRoute(netns=wan.path, flags=0) as route:
-        await route.link(
-            "add",
-            ifname=attachment.port,
-            kind="veth",
-            mtu=mtu,
-            peer={
-                "ifname": name,
-                "mtu": mtu,
-                "address": LINK_ADDRESS,
-                "gso_max_segs": 1,
-                "net_ns_fd": host.descriptor,
-            },
-        )
-        (near,) = await route.link_lookup(ifname=attachment.port)
-        await _start(route, near)
-    with ChildProcess(target=_turn_off_offloads, args=[host.descriptor, name]) as child:
-        child.communicate()
-    async with AsyncIPRoute(netns=host.path, flags=0) as route:
-        (far,) = await route.link_lookup(ifname=name)
-        await _start(route, far)
+    await host.route.link("set", index=1, state="up")
+    for name, attachment in attachments.items():
+        index = await _start(host.route, name, mtu=mtu)
         for address in (attachment.ipv4, attachment.ipv6):
             # Without duplicate address detection, which IPv4 does not have anyway.
-            await route.addr(
+            await host.route.addr(
                 "add",
-                index=far,
+                index=index,
                 address=str(address.ip),
                 prefixlen=address.network.prefixlen,
                 flags=IFA_F_NODAD if address.version == 6 else 0,
             )
 
 
-async def _start(route: AsyncIPRoute, index: int) -> None:
+async def _start(route: AsyncIPRoute, name: str, *, mtu: int) -> int:
+    (index,) = await route.link_lookup(ifname=name)
+    assert isinstance(index, int)  # noqa: S101 - the library has no types
     inet6 = {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]}
     await route.link("set", index=index, IFLA_AF_SPEC={"attrs": [("AF_INET6", inet6)]})
-    await route.link("set", index=index, flags=IFF_UP | IFF_NOARP, mask=IFF_UP | IFF_NOARP)
+    flags = IFF_UP | IFF_NOARP
+    await route.link("set", index=index, mtu=mtu, flags=flags, mask=flags)
+    return index
 
 
 def _make() -> ChildProcessReturnValue:
@@ -122,14 +128,11 @@ def _make() -> ChildProcessReturnValue:
     return ChildProcessReturnValue(b"", [Path("/proc/self/ns/net").open("rb")])
 
 
-def _set(namespace: int) -> None:
+def _set_up(namespace: int, interfaces: list[str]) -> None:
     kernel.enter(namespace, kernel.CLONE_NEWNET)
     for name, value in SETTINGS.items():
         Path("/proc/sys", name).write_text(value)
-
-
-def _turn_off_offloads(namespace: int, interface: str) -> None:
-    kernel.enter(namespace, kernel.CLONE_NEWNET)
-    ethtool = IoctlEthtool(interface)
-    for name in OFFLOADS:
-        ethtool.set_offload_flag(name, 0)
+    for interface in interfaces:
+        ethtool = IoctlEthtool(interface)
+        for name in OFFLOADS:
+            ethtool.set_offload_flag(name, 0)
