@@ -7,6 +7,7 @@ from sealane.client.connection import (
     Volume,
     VolumeEvent,
     Volumes,
+    VolumeShare,
     connect,
     translated,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "SendSession",
     "Volume",
     "VolumeEvent",
+    "VolumeShare",
     "Volumes",
     "connect",
     "listen_session",

@@ -22,6 +22,8 @@ from sealane.client.disk_queues import FrontEnd
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
+    broker_pb2,
+    devices_pb2_grpc,
     nodes_pb2,
     nodes_pb2_grpc,
     operator_pb2_grpc,
@@ -60,11 +62,20 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeShare:
+    """Another tenant whose gateways may use a volume."""
+
+    tenant: str
+    is_read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """A volume; `state` is "available", "attached" or "filling", of which `filled_bytes` are done.
 
     `mode` is "remote", "local" on a `third_party` of the gateway `target_node`, or "off" on either;
-    `claims` are those of the threat model that hold in it.
+    `claims` are those of the threat model that hold in it. `tenant` is whose it is; of another
+    tenant's volume `shares` has only what this gateway's tenant may do.
     """
 
     name: str
@@ -79,6 +90,9 @@ class Volume:
     third_party: str = ""
     claims: tuple[str, ...] = ()
     filled_bytes: int = 0
+    tenant: str = ""
+    shares: tuple[VolumeShare, ...] = ()
+    is_read_only: bool = False
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
@@ -212,6 +226,19 @@ class Volumes:
         with translated():
             return _volume(await self._stub.DetachVolume(request, timeout=_CALL_SECONDS))
 
+    async def share(self, name: str, *, tenant: str, read_only: bool = False) -> Volume:
+        """Let gateways of another tenant use the volume; again: change what they may do."""
+        share = broker_pb2.VolumeShare(tenant=tenant, read_only=read_only)
+        request = volumes_pb2.ShareVolumeRequest(name=name, share=share)
+        with translated():
+            return _volume(await self._stub.ShareVolume(request, timeout=_CALL_SECONDS))
+
+    async def unshare(self, name: str, *, tenant: str) -> Volume:
+        """End that: within 30 s their gateways have no access; the volume gets a new key epoch."""
+        request = volumes_pb2.UnshareVolumeRequest(name=name, tenant=tenant)
+        with translated():
+            return _volume(await self._stub.UnshareVolume(request, timeout=_CALL_SECONDS))
+
     @contextlib.asynccontextmanager
     async def watch(self, name: str) -> AsyncIterator[AsyncIterator[VolumeEvent]]:
         """Subscribe to the volume's events; none is missed once the block is entered."""
@@ -232,8 +259,8 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes,
-    `policies` and `audit_log` those of its verifier.
+    plain subsystems, `operator` that of a broker's keys and leases, `devices` that of its devices,
+    `membership` that of its nodes, `policies` and `audit_log` those of its verifier.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -241,6 +268,7 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
+        self.devices = devices_pb2_grpc.DeviceRegistryStub(channel)
         self.policies = policy_pb2_grpc.PoliciesStub(channel)
         self.audit_log = policy_pb2_grpc.AuditLogStub(channel)
         self.membership = trust_pb2_grpc.MembershipStub(channel)
@@ -254,10 +282,14 @@ class Client:
         """
         return Disk(front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds)
 
+    async def node(self) -> nodes_pb2.Node:
+        """Return what the daemon is, and what its roles show to their peers."""
+        with translated():
+            return await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=_CALL_SECONDS)
+
     async def status(self) -> NodeStatus:
         """Return what the daemon is."""
-        with translated():
-            node = await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=_CALL_SECONDS)
+        node = await self.node()
         expires = None
         if node.HasField("certificate_expire_time"):
             expires = node.certificate_expire_time.ToDatetime(tzinfo=dt.UTC)
@@ -358,4 +390,10 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
         third_party=message.third_party,
         claims=tuple(message.claims),
         filled_bytes=message.filled_bytes,
+        tenant=message.tenant,
+        shares=tuple(
+            VolumeShare(tenant=share.tenant, is_read_only=share.read_only)
+            for share in message.shares
+        ),
+        is_read_only=message.read_only,
     )

@@ -17,6 +17,8 @@ class Attached:
     leases: LeaseHolder
     host_nqn: str
     back_end: VolumeBackEnd
+    is_read_only: bool = False
+    is_withdrawn: bool = False
 
     @property
     def export(self) -> Export:

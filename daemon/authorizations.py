@@ -20,16 +20,21 @@ from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import Error, UnavailableError, VerificationError
+from sealane.protocol.v1 import trust_pb2
 from sealane.transport.tasks import TaskOwner
 
 AUTHORIZATION_SECONDS: Final = 30.0
 """An I/O queue outlives its gateway's last authorization by no more than this (DESIGN §6)."""
 PEERS_MAX: Final = 16384
 PEERS_PER_CALL_MAX: Final = 1024
+REFUSED_VOLUMES_MAX: Final = 64
+"""Volumes that one peer may be refused before it has to wait until some are forgotten."""
 NONCE_BYTES: Final = 32
 
 STALE: Final = "authorization.stale"
 REVOKED: Final = "node.revoked"
+NO_VOLUME: Final = "volume.not_found"
+"""The broker's one answer about a volume that a peer may not use, or that isn't there."""
 _ASKS_PER_LIFETIME: Final = 3
 _LOOK_NS: Final = 250_000_000
 # A peer that was refused and keeps calling costs the broker no more than one question in this time.
@@ -45,6 +50,26 @@ Lost = Callable[[PeerIncarnation, str], Awaitable[None]]
 def peer_of(caller: Subject) -> PeerIncarnation:
     """Return which incarnation of a peer a verified certificate speaks for."""
     return PeerIncarnation(spiffe_id=caller.spiffe_id, incarnation=caller.incarnation)
+
+
+def peer_message(peer: PeerIncarnation) -> trust_pb2.PeerIncarnation:
+    """Convert for the wire."""
+    return trust_pb2.PeerIncarnation(
+        spiffe_id=peer.spiffe_id,
+        incarnation=peer.incarnation,
+        volume_id=peer.volume_id,
+        read_only=peer.is_read_only,
+    )
+
+
+def peer_from(message: trust_pb2.PeerIncarnation) -> PeerIncarnation:
+    """Convert from the wire."""
+    return PeerIncarnation(
+        spiffe_id=message.spiffe_id,
+        incarnation=message.incarnation,
+        volume_id=message.volume_id,
+        is_read_only=message.read_only,
+    )
 
 
 class Authorizations:
@@ -84,7 +109,7 @@ class Authorizations:
         """Return the seconds since each used peer's authorization, for the metrics."""
         now = self._now_ns()
         return {
-            peer.spiffe_id: {"age_seconds": (now - sent) // 10**9}
+            peer.name: {"age_seconds": (now - sent) // 10**9}
             for peer, sent in self._granted.copy().items()
         }
 
@@ -108,6 +133,8 @@ class Authorizations:
         if asking is None:
             if len(self._granted) + len(self._asking) >= PEERS_MAX:
                 raise UnavailableError("authorization.limit", f"{PEERS_MAX} peers act here already")
+            if peer.volume_id:
+                self._check_guesses(peer)
             asking = asyncio.ensure_future(self._ask_for([peer]))
             self._asking[peer] = asking
             asking.add_done_callback(partial(self._asked, peer))
@@ -171,6 +198,15 @@ class Authorizations:
             elif sent > self._refused.get(peer, (-1, ""))[0]:
                 self._granted[peer] = max(sent, self._granted.get(peer, sent))
 
+    def _check_guesses(self, peer: PeerIncarnation) -> None:
+        """Stop asking about volumes for a peer that was refused many of them lately."""
+        guessed = (p for p in self._refused if p.volume_id and p.spiffe_id == peer.spiffe_id)
+        if sum(1 for _ in guessed) >= REFUSED_VOLUMES_MAX:
+            raise UnavailableError(
+                "authorization.limit",
+                f"{peer.spiffe_id} was refused {REFUSED_VOLUMES_MAX} volumes: try again later",
+            )
+
     def _asked(self, peer: PeerIncarnation, asking: asyncio.Future[None]) -> None:
         del self._asking[peer]
         if not asking.cancelled():
@@ -207,7 +243,7 @@ class Authorizations:
             self._tasks.start(self._end_uses(peer, reason), name="authorization-lost")
 
     async def _end_uses(self, peer: PeerIncarnation, reason: str) -> None:
-        get_logger().error("authorization_lost", peer=peer.spiffe_id, reason=reason)
+        get_logger().error("authorization_lost", peer=peer.name, reason=reason)
         try:
             await self._lost(peer, reason)
         finally:
@@ -215,4 +251,4 @@ class Authorizations:
 
 
 def _refusal(peer: PeerIncarnation, reason: str) -> VerificationError:
-    return VerificationError(reason, f"{peer.spiffe_id} is not authorized by the broker")
+    return VerificationError(reason, f"{peer.name} is not authorized by the broker")

@@ -91,6 +91,27 @@ class BrokerClient:
         )
         return open_descriptor(self._identity.anchor, signed)
 
+    async def share(
+        self, volume_id: str, *, tenant: str, read_only: bool
+    ) -> broker_pb2.VolumeDescriptor:
+        """Let gateways of another tenant use a volume; returns its descriptor."""
+        request = broker_pb2.SetVolumeShareRequest(
+            volume_id=volume_id,
+            share=broker_pb2.VolumeShare(tenant=tenant, read_only=read_only),
+        )
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).SetVolumeShare(request, timeout=_CALL_SECONDS)
+        )
+        return open_descriptor(self._identity.anchor, signed)
+
+    async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
+        """End a tenant's use of a volume; returns its descriptor, in a new key epoch."""
+        request = broker_pb2.RemoveVolumeShareRequest(volume_id=volume_id, tenant=tenant)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).RemoveVolumeShare(request, timeout=_CALL_SECONDS)
+        )
+        return open_descriptor(self._identity.anchor, signed)
+
     async def unregister(self, volume_id: str) -> None:
         """Make the broker forget a volume."""
         request = broker_pb2.UnregisterVolumeRequest(volume_id=volume_id)

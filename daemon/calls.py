@@ -9,6 +9,7 @@ import asyncio
 import functools
 import secrets
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -23,11 +24,12 @@ from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import Error, VerificationError
+from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
 
 _GATEWAY: Final = frozenset({"gateway"})
-_STORAGE: Final = frozenset({"gateway", "target"})
+_TARGET: Final = frozenset({"target"})
+_STORAGE: Final = _GATEWAY | _TARGET
 
 # A method of the mutual-TLS servers that has no row is refused.
 ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
@@ -36,9 +38,15 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Broker/ListVolumeDescriptors": _STORAGE,
     "/sealane.v1.Broker/UnregisterVolume": _GATEWAY,
     "/sealane.v1.Broker/FinishFilling": _GATEWAY,
+    "/sealane.v1.Broker/SetVolumeShare": _GATEWAY,
+    "/sealane.v1.Broker/RemoveVolumeShare": _GATEWAY,
     "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
     "/sealane.v1.Broker/GrantLease": _GATEWAY,
     "/sealane.v1.Broker/ReturnLease": _GATEWAY,
+    "/sealane.v1.Devices/OpenDevice": _TARGET,
+    "/sealane.v1.Devices/ConfirmDevice": _TARGET,
+    "/sealane.v1.Devices/AdvanceAnchor": _TARGET,
+    "/sealane.v1.Devices/CloseDevice": _TARGET,
     "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/OpenQueue": _GATEWAY,
@@ -58,27 +66,58 @@ PAGE_SIZE_MAX: Final = 1000
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[None]]
 """Raises unless this caller, by this leaf and result, may act now: the server's own knowledge."""
+Refused: TypeAlias = Callable[[str, str, str], Awaitable[None]]
+"""(method, caller's SPIFFE id or UNKNOWN_CALLER, reason id) of a call that was refused."""
+UNKNOWN_CALLER: Final = "unknown"
+
+
+async def no_record(method: str, subject: str, reason: str) -> None:
+    """Record nothing: for nodes without an audit log, whose log and metrics have each refusal."""
 
 
 class TlsOnly:
     """Checks callers of the attestation listener, who have no certificate yet."""
 
-    async def authorize(self, method: str, context: Context) -> None:  # noqa: ARG002
+    def __init__(self, *, refused: Refused = no_record) -> None:
+        self._refused = refused
+
+    async def authorize(self, method: str, context: Context) -> None:
         """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
-        _check_tls(context.auth_context())
+        try:
+            _check_tls(context.auth_context())
+        except VerificationError as error:
+            await self._refused(method, UNKNOWN_CALLER, error.reason)
+            raise
 
 
 class Authorizer:
     """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
 
-    def __init__(self, anchor: x509.Certificate, *, admit: Admit, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        anchor: x509.Certificate,
+        *,
+        admit: Admit,
+        metrics: Metrics,
+        refused: Refused = no_record,
+    ) -> None:
         self._anchor = anchor
         self._admit = admit
         self._metrics = metrics
+        self._refused = refused
 
     async def authorize(self, method: str, context: Context) -> None:
-        """Raise VerificationError if the caller may not call `method`."""
-        caller = self.caller(context)
+        """Raise VerificationError if the caller may not call `method`; `refused` is told first."""
+        subject = UNKNOWN_CALLER
+        try:
+            caller = self.caller(context)
+            subject = caller.spiffe_id
+            await self._check(method, caller, context)
+        except VerificationError as error:
+            await self._refused(method, subject, error.reason)
+            raise
+
+    async def _check(self, method: str, caller: Subject, context: Context) -> None:
         allowed = ALLOWED_ROLES.get(method, frozenset())
         if caller.role not in allowed:
             raise VerificationError(
@@ -97,7 +136,7 @@ class Authorizer:
             token, verifier = _token_of(context)
             certificate = _parse_der(verifier)
             verify_verifier(certificate, anchor=self._anchor, now=now)
-            result = _verified(token, verifier)
+            result = verified_result(token, verifier)
             result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
         except VerificationError as error:
             self._metrics.token_refusals.labels(error.reason).inc()
@@ -169,8 +208,11 @@ def _parse_der(der: bytes) -> x509.Certificate:
 
 
 @functools.lru_cache(maxsize=1024)
-def _verified(token: str, verifier: bytes) -> AttestationResult:
-    # The signature is checked once; whose and when the result is, at every call.
+def verified_result(token: str, verifier: bytes) -> AttestationResult:
+    """Return the result, signed by the key of `verifier` (DER), whose certificate isn't checked.
+
+    The signature is checked once; whose and when the result is, at every call.
+    """
     key = _parse_der(verifier).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise VerificationError("certificate.profile", "the verifier's key is not on P-384")
@@ -315,6 +357,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 def _is_correlation_id(text: str) -> bool:
     return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
+
+
+def parse_uuid(text: str, *, what: str) -> uuid.UUID:
+    """Parse what a caller gave as the id of `what`; UsageError `request.malformed`."""
+    try:
+        return uuid.UUID(text)
+    except ValueError as error:
+        raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error
 
 
 def page_limit(page_size: int) -> int:

@@ -1,12 +1,18 @@
 """What commands for operators share: printing, time-outs, lists that come in pages."""
 
+import argparse
 import datetime as dt
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TextIO, TypeVar
 
+from sealane.client import Client
+
 CALL_SECONDS: Final = 60.0
+
+
+SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 class Page(Protocol):
@@ -71,6 +77,18 @@ class Output:
         for line in lines:
             aligned = "  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True))
             print(aligned.rstrip(), file=self.file)
+
+
+Command = Callable[[Client, argparse.Namespace, Output], Awaitable[None]]
+AddVerb = Callable[[Any, str, Command, str], argparse.ArgumentParser]
+"""(verbs, name, what it runs, help) → its parser."""
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size as people read it."""
+    units = ("TiB", "GiB", "MiB", "KiB")
+    unit = next((u for u in units if size_bytes >= SIZE_UNITS[u]), "KiB")
+    return f"{size_bytes / SIZE_UNITS[unit]:.4g} {unit}"
 
 
 def _json(value: object) -> str:

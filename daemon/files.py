@@ -78,3 +78,13 @@ def _sized(content: bytes, path: str, key: str) -> bytes:
     if len(content) > FILE_BYTES_MAX:
         raise UsageError("config.size", f"{key} {path}: allowed are {FILE_BYTES_MAX} bytes")
     return content
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read; never replaces one."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UsageError("key.unwritable", f"{path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -170,7 +170,12 @@ class Fillings:
             filling.durable_sectors = filling.sectors
 
 
-def volume_key(descriptor: broker_pb2.VolumeDescriptor, keys: Mapping[int, bytearray]) -> VolumeKey:
+def volume_key(
+    descriptor: broker_pb2.VolumeDescriptor,
+    keys: Mapping[int, bytearray],
+    *,
+    read_only: bool = False,
+) -> VolumeKey:
     """Say what a gateway needs of a volume; `keys` stay the caller's to wipe."""
     return VolumeKey(
         volume_id=uuid.UUID(descriptor.volume_id),
@@ -178,4 +183,5 @@ def volume_key(descriptor: broker_pb2.VolumeDescriptor, keys: Mapping[int, bytea
         sector_count=descriptor.sector_count,
         keys=keys,
         fully_sealed=descriptor.fully_sealed,
+        read_only=read_only,
     )

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sealane.crypto.lease import CounterRange
 from sealane.protocol.nvme.authentication import HostSecret
@@ -31,10 +31,20 @@ class NativeEvent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIncarnation:
-    """One start of a peer's process: SPIFFE id and incarnation of the leaf it showed."""
+    """One start of a peer's process: SPIFFE id and incarnation of the leaf it showed.
+
+    With a `volume_id`: its use of a volume of this target that is another tenant's.
+    """
 
     spiffe_id: str
     incarnation: bytes
+    volume_id: str = ""
+    is_read_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people and metrics."""
+        return f"{self.spiffe_id} at {self.volume_id}" if self.volume_id else self.spiffe_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,7 @@ class VolumeKey:
     sector_count: int
     keys: Mapping[int, bytearray]
     fully_sealed: bool = False
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +72,9 @@ class QueueGrant:
     subsystem_nqn: str
     host_nqn: str
 
+
+VolumeFailure = Literal["gateway.barred", "volume.withdrawn"]
+"""Why the control plane ends a volume: it may not act, or may not use the volume any more."""
 
 OpenQueue = Callable[[int, int], Awaitable[QueueGrant]]
 """Opens a queue: queue id, association epoch. The first of an epoch fences all older ones."""
@@ -105,7 +119,7 @@ class AttachedPort(Protocol):
     def take_events(self) -> Sequence[NativeEvent]:
         """Events since the last call."""
 
-    def fail(self, detail: str) -> None:
+    def fail(self, reason: VolumeFailure, detail: str) -> None:
         """End every command that is or will be under way with an error."""
 
     async def detach(self) -> None:
@@ -218,8 +232,8 @@ class TargetPort(Protocol):
     ) -> None:
         """Open the sector store that an earlier process made."""
 
-    async def delete_volume(self, volume_id: uuid.UUID) -> None:
-        """Close its queues and remove its store."""
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
+        """Close its queues and let its store go; what wasn't flushed may be lost."""
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
         """Remove the store of a volume that isn't open, if there is one."""
@@ -238,10 +252,12 @@ class TargetPort(Protocol):
         association_epoch: int,
         incarnation: int,
         gateway: PeerIncarnation | None,
+        is_read_only: bool = False,
     ) -> None:
         """Admit one Connect with `ticket` within 30 s; wipes the secret.
 
-        `gateway` is whose queue it is: None if nobody's authorization can end it.
+        Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
+        whose queue it is: None if nobody's authorization can end it.
         """
 
     def gateways(self) -> Iterable[PeerIncarnation]:

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -19,13 +20,24 @@ from google.protobuf.message import DecodeError
 
 from sealane.crypto.certificates import Subject, verify_descriptor
 from sealane.crypto.exchange import Exchange
-from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
-from sealane.daemon.authorizations import Authorizations, peer_of
+from sealane.crypto.kem import KemKey
+from sealane.crypto.queue import (
+    NONCE_BYTES,
+    TICKET_BYTES,
+    QueueOffer,
+    QueueTranscript,
+    derive_queue_secret,
+    new_share,
+    open_share,
+    seal_share,
+)
+from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import TargetPort
-from sealane.daemon.storage.catalogue import Catalogue
+from sealane.daemon.ports import PeerIncarnation, TargetPort
+from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.storage.device import Device
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
@@ -38,6 +50,16 @@ EVENT_POLL_SECONDS: Final = 0.1
 _QUEUE_ID_MAX: Final = 65534
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchanged:
+    """A queue's secret, and what the gateway needs to derive it."""
+
+    secret: bytearray
+    public_key: bytes
+    nonce: bytes
+    sealed_share: bytes
+
+
 class StorageService:
     """The namespaces of one target process."""
 
@@ -48,13 +70,21 @@ class StorageService:
         node: str,
         store: str,
         anchor: x509.Certificate,
+        kem: KemKey,
         authorizations: Authorizations,
-        catalogue: Catalogue | None = None,
+        device: Device | None = None,
+        catalogue: AnchoredCatalogue | None = None,
     ) -> None:
-        """Serve `target`; `catalogue` remembers its volumes over a restart."""
+        """Serve `target`, whose attested KEM key is `kem`.
+
+        Volumes that outlive the process are of `device`, in its catalogue.
+        """
+        self._kem = kem
         self._target = target
         self._authorizations = authorizations
+        self._device = device
         self._catalogue = catalogue
+        self._loss: Error | None = None
         self._node = node
         self._store = store
         self._anchor = anchor
@@ -68,14 +98,16 @@ class StorageService:
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
         """Make the namespace a descriptor describes; again is harmless."""
-        descriptor = self._own_descriptor(signed)
-        _check_tenant(caller, descriptor)
+        descriptor = self._own_descriptor(signed, is_restored=False)
+        if descriptor.tenant != caller.tenant:
+            raise self._not_found(descriptor.volume_id)
         # A caller that gives up must not leave a store that nobody knows of.
         await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
 
     def _own_descriptor(
-        self, signed: broker_pb2.SignedVolumeDescriptor
+        self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
     ) -> broker_pb2.VolumeDescriptor:
+        """Verify a descriptor; a restored one is of the time when its volume was made."""
         descriptor = open_descriptor(self._anchor, signed)
         if descriptor.third_party or descriptor.mode not in {"", MODE_OFF}:
             raise UsageError(
@@ -83,18 +115,38 @@ class StorageService:
                 f"volume {descriptor.volume_id} has mode {descriptor.mode!r} on third party "
                 f"{descriptor.third_party!r}; allowed here: remote, {MODE_OFF}, and no third party",
             )
-        if descriptor.target_node != self._node:
+        self._check_place(descriptor, is_restored=is_restored)
+        # A device takes its volumes along to another target.
+        descriptor.target_node = self._node
+        # Not what the volume is: one is gone once it is filled, others are asked of the broker.
+        descriptor.ClearField("filling_gateway")
+        descriptor.ClearField("shares")
+        return descriptor
+
+    def _check_place(self, descriptor: broker_pb2.VolumeDescriptor, *, is_restored: bool) -> None:
+        own = "" if self._device is None else str(self._device.device_id)
+        # Made before there were devices: it lies where its target then kept it.
+        is_older = not descriptor.device_id and (
+            is_restored or descriptor.volume_id in self._descriptors
+        )
+        if descriptor.device_id != own and not is_older:
+            raise UsageError(
+                "namespace.device",
+                f"volume {descriptor.volume_id} is on device {descriptor.device_id!r}, this target "
+                f"serves {own!r}",
+            )
+        has_moved = is_restored and bool(descriptor.device_id)
+        if descriptor.target_node != self._node and not has_moved:
             raise UsageError(
                 "namespace.target",
                 f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
                 f"this is {self._node!r}",
             )
-        # Not what the volume is, and gone once it is filled.
-        descriptor.ClearField("filling_gateway")
-        return descriptor
 
     async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
         async with self._changing:
+            self._check_held()
+            await self._settle()
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
                 if len(self._descriptors) >= NAMESPACES_MAX:
@@ -114,15 +166,29 @@ class StorageService:
     async def delete(self, caller: Subject, volume_id: str) -> None:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
-            self._descriptor(caller, volume_id)
+            self._own(caller, volume_id)
+            await self._settle()
             if self._catalogue is not None:
-                await asyncio.to_thread(self._catalogue.begin_removal, uuid.UUID(volume_id))
+                await self._catalogue.begin_removal(uuid.UUID(volume_id))
             # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
             del self._descriptors[volume_id]
-            await self._target.delete_volume(uuid.UUID(volume_id))
-            if self._catalogue is not None:
-                await asyncio.to_thread(self._catalogue.forget, uuid.UUID(volume_id))
+            await self._target.close_volume(uuid.UUID(volume_id))
+            await self._settle()
             self.events.report(volume_id, "deleted")
+
+    async def abandon(self, loss: Error) -> None:
+        """Serve nothing any more: the device is another's, or its anchor failed."""
+        self._loss = loss
+        async with self._changing:
+            abandoned = [*self._descriptors]
+            self._descriptors.clear()
+            for volume_id in abandoned:
+                await self._target.close_volume(uuid.UUID(volume_id))
+                self.events.report(volume_id, "abandoned", reason=loss.reason)
+
+    def _check_held(self) -> None:
+        if self._loss is not None:
+            raise self._loss
 
     async def _make(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
         """Make the store, and remember it once it is whole."""
@@ -136,25 +202,36 @@ class StorageService:
         if self._catalogue is None:
             await create()
             return
-        await asyncio.to_thread(self._catalogue.begin, volume_id, signed)
+        await self._catalogue.begin(volume_id, signed)
         try:
             await create()
         except Error:
             # Nothing was there before, so what is there now is a half-made store.
             await self._discard(self._catalogue, volume_id)
             raise
-        await asyncio.to_thread(self._catalogue.finish, volume_id)
+        try:
+            await self._catalogue.finish(volume_id)
+        except Error:
+            # Whether it is on the list can't be told: its store stays until it is not.
+            await self._target.close_volume(volume_id)
+            raise
 
-    async def _discard(self, catalogue: Catalogue, volume_id: uuid.UUID) -> None:
+    async def _settle(self) -> None:
+        """Remove the stores of volumes that have left the catalogue."""
+        if self._catalogue is not None:
+            for volume_id in await self._catalogue.settle():
+                await self._discard(self._catalogue, volume_id)
+
+    async def _discard(self, catalogue: AnchoredCatalogue, volume_id: uuid.UUID) -> None:
         await self._target.discard_store(volume_id)
-        await asyncio.to_thread(catalogue.forget, volume_id)
+        await catalogue.forget(volume_id)
 
     async def restore(self) -> None:
         """Open the volumes that an earlier process left; what can't be opened is reported."""
         if self._catalogue is None:
             return
         async with self._changing:
-            found = await asyncio.to_thread(self._catalogue.scan)
+            found = await self._catalogue.scan()
             for volume_id in found.unfinished:
                 await self._discard(self._catalogue, volume_id)
                 self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
@@ -175,7 +252,7 @@ class StorageService:
             raise VerificationError(
                 "volume.descriptor.malformed", "the descriptor file can't be parsed"
             ) from error
-        descriptor = self._own_descriptor(signed)
+        descriptor = self._own_descriptor(signed, is_restored=True)
         if descriptor.volume_id != str(volume_id):
             raise VerificationError(
                 "volume.descriptor.other",
@@ -195,11 +272,12 @@ class StorageService:
         self, caller: Subject, request: storage_pb2.OpenQueueRequest
     ) -> storage_pb2.OpenQueueResponse:
         """Derive the queue's secret and admit one Connect with a fresh ticket."""
-        descriptor = self._descriptor(caller, request.volume_id)
+        descriptor, gateway = await self._usable(
+            caller, request.volume_id, is_read_only=request.read_only
+        )
         volume_id = uuid.UUID(descriptor.volume_id)
         if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
             raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
-        gateway = peer_of(caller)
         host_nqn = gateway_nqn(caller.node)
         if request.host_nqn != host_nqn:
             # Epochs and fences are kept by this name: nobody has a say in another's.
@@ -212,24 +290,8 @@ class StorageService:
                 "queue.association.stale",
                 f"association epoch {request.association_epoch}; allowed: {oldest} and up",
             )
-        own = Exchange()
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        secret = derive_queue_secret(
-            own,
-            peer_key=request.public_key,
-            transcript=QueueTranscript(
-                volume_id=volume_id,
-                host_nqn=host_nqn,
-                target_node=self._node,
-                gateway_node=caller.node,
-                queue_id=request.queue_id,
-                association_epoch=request.association_epoch,
-                target_incarnation=self.incarnation,
-                gateway_nonce=request.nonce,
-                target_nonce=nonce,
-                gateway_key=request.public_key,
-                target_key=own.public_key,
-            ),
+        exchanged = await asyncio.to_thread(
+            self._exchange, caller, request, volume_id=volume_id, host_nqn=host_nqn
         )
         # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
         # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
@@ -243,25 +305,75 @@ class StorageService:
             volume_id=volume_id,
             host_nqn=host_nqn,
             queue_id=request.queue_id,
-            secret=secret,
+            secret=exchanged.secret,
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
             gateway=gateway,
+            is_read_only=request.read_only,
         )
         traddr, trsvcid = self._target.address
         return storage_pb2.OpenQueueResponse(
             ticket=ticket,
-            public_key=own.public_key,
-            nonce=nonce,
+            public_key=exchanged.public_key,
+            nonce=exchanged.nonce,
+            sealed_share=exchanged.sealed_share,
             target_incarnation=self.incarnation,
             traddr=traddr,
             trsvcid=trsvcid,
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
         )
 
-    def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
+    def _exchange(
+        self,
+        caller: Subject,
+        request: storage_pb2.OpenQueueRequest,
+        *,
+        volume_id: uuid.UUID,
+        host_nqn: str,
+    ) -> "_Exchanged":
+        """Agree on a queue's secret; blocks as the KEM key does."""
+        own = Exchange()
+        offer = QueueOffer(
+            volume_id=volume_id,
+            host_nqn=host_nqn,
+            target_node=self._node,
+            gateway_node=caller.node,
+            queue_id=request.queue_id,
+            association_epoch=request.association_epoch,
+            is_read_only=request.read_only,
+            nonce=request.nonce,
+            public_key=request.public_key,
+        )
+        transcript = QueueTranscript(
+            offer=offer,
+            target_incarnation=self.incarnation,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            public_key=own.public_key,
+        )
+        share = new_share()
+        sealed = seal_share(
+            share,
+            transcript,
+            kem_algorithm=caller.kem_algorithm,
+            public_key=caller.kem_public_key,
+        )
+        secret = derive_queue_secret(
+            own,
+            peer_key=request.public_key,
+            gateway_share=open_share(request.sealed_share, offer, key=self._kem),
+            target_share=share,
+            transcript=transcript,
+        )
+        return _Exchanged(
+            secret=secret,
+            public_key=own.public_key,
+            nonce=transcript.nonce,
+            sealed_share=sealed,
+        )
+
+    async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
         """Describe a namespace and count what its queues did."""
-        descriptor = self._descriptor(caller, volume_id)
+        descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
         statistics = self._target.statistics(uuid.UUID(volume_id))
         return storage_pb2.Namespace(
             volume_id=volume_id,
@@ -288,8 +400,8 @@ class StorageService:
         return found
 
     def check_watch(self, caller: Subject, volume_id: str) -> None:
-        """Raise unless the caller may watch the volume."""
-        self._descriptor(caller, volume_id)
+        """Raise unless the caller may watch the volume: events tell of all who use it."""
+        self._own(caller, volume_id)
 
     async def poll_events(self) -> None:
         """Publish what the engine reports, until cancelled."""
@@ -299,16 +411,43 @@ class StorageService:
                 self.events.report_native(volume_id, taken)
             await asyncio.sleep(EVENT_POLL_SECONDS)
 
-    def _descriptor(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
+    def _own(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return a volume of the caller's tenant."""
+        self._check_held()
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is None or descriptor.tenant != caller.tenant:
+            raise self._not_found(volume_id)
+        return descriptor
+
+    async def _usable(
+        self, caller: Subject, volume_id: str, *, is_read_only: bool
+    ) -> tuple[broker_pb2.VolumeDescriptor, PeerIncarnation]:
+        """Return a volume that the caller may use, and whose authorization its use needs."""
+        self._check_held()
+        descriptor = self._descriptors.get(volume_id)
+        if descriptor is not None and descriptor.tenant == caller.tenant:
+            return descriptor, peer_of(caller)
+        # The broker is asked whether the volume is here or not, so that who may not use it can't
+        # tell the one from the other.
+        use = replace(peer_of(caller), volume_id=volume_id[:80], is_read_only=is_read_only)
+        try:
+            await self._authorizations.require(use)
+        except VerificationError as error:
+            if error.reason != NO_VOLUME:
+                raise
+            raise self._not_found(volume_id) from error
         descriptor = self._descriptors.get(volume_id)
         if descriptor is None:
-            raise UsageError(
-                "namespace.not_found",
-                f"target {self._node} has no volume {volume_id[:80]}: it was deleted, or the "
-                "target restarted and couldn't open it",
-            )
-        _check_tenant(caller, descriptor)
-        return descriptor
+            raise self._not_found(volume_id)
+        return descriptor, use
+
+    def _not_found(self, volume_id: str) -> UsageError:
+        """Make the one answer for volumes that aren't here and for those of others."""
+        return UsageError(
+            "namespace.not_found",
+            f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "
+            "is not shared with it, or the target restarted and couldn't open it",
+        )
 
 
 def open_descriptor(
@@ -322,13 +461,6 @@ def open_descriptor(
         raise VerificationError(
             "volume.descriptor.malformed", "the volume descriptor can't be parsed"
         ) from error
-
-
-def _check_tenant(caller: Subject, descriptor: broker_pb2.VolumeDescriptor) -> None:
-    if caller.tenant != descriptor.tenant:
-        raise VerificationError(
-            "namespace.tenant.refused", "the volume belongs to another tenant than the caller"
-        )
 
 
 class StorageServicer(storage_pb2_grpc.StorageServicer):
@@ -362,7 +494,7 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
         self, request: storage_pb2.GetNamespaceRequest, context: Context
     ) -> storage_pb2.Namespace:
         """Describe a namespace."""
-        return self._service.namespace(self._caller(context), request.volume_id)
+        return await self._service.namespace(self._caller(context), request.volume_id)
 
     async def WatchEvents(
         self, request: storage_pb2.WatchEventsRequest, context: Context

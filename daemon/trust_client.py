@@ -7,10 +7,12 @@ from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from sealane.crypto.certificates import spiffe_id, verify_authorization, verify_leaf
+from sealane.daemon.authorizations import peer_message, peer_of
 from sealane.daemon.brokers import Brokers
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.devices import ServedDevice
 from sealane.daemon.identity import Identity
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
@@ -50,14 +52,24 @@ class TrustClient:
                 )
         return leaves
 
-    async def authorize(self, nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
+    async def authorize(
+        self,
+        nonce: bytes,
+        peers: Sequence[PeerIncarnation],
+        *,
+        device: ServedDevice | None = None,
+    ) -> Sequence[str]:
         """Return for each peer why it may not act, empty if it may.
 
-        VerificationError `authorization.signature` or `authorization.mismatch` for an answer that
-        the broker didn't give, or not to this question.
+        VerificationError `device.…` if `device`, which we serve them from, isn't ours any more;
+        `authorization.signature` or `authorization.mismatch` for an answer that the broker didn't
+        give, or not to this question.
         """
-        asked = [_message(peer) for peer in peers]
+        asked = [*map(peer_message, peers)]
         request = trust_pb2.AuthorizePeersRequest(nonce=nonce, peers=asked)
+        if device is not None:
+            request.device.device_id = str(device.device_id)
+            request.device.fencing_epoch = device.fencing_epoch
         signed = await self._brokers.call(
             lambda channel: TrustStub(channel).AuthorizePeers(request, timeout=_CALL_SECONDS)
         )
@@ -70,8 +82,7 @@ class TrustClient:
             raise VerificationError(
                 "authorization.malformed", "the authorization can't be parsed"
             ) from error
-        subject = self._identity.subject
-        we = trust_pb2.PeerIncarnation(spiffe_id=subject.spiffe_id, incarnation=subject.incarnation)
+        we = peer_message(peer_of(self._identity.subject))
         if (answer.subject, answer.nonce) != (we, nonce) or [
             verdict.peer for verdict in answer.verdicts
         ] != asked:
@@ -79,10 +90,6 @@ class TrustClient:
                 "authorization.mismatch", "the authorization doesn't answer the question asked"
             )
         return [verdict.refusal for verdict in answer.verdicts]
-
-
-def _message(peer: PeerIncarnation) -> trust_pb2.PeerIncarnation:
-    return trust_pb2.PeerIncarnation(spiffe_id=peer.spiffe_id, incarnation=peer.incarnation)
 
 
 def _parse(pem: str) -> x509.Certificate:

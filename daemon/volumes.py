@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
+from sealane.crypto.lease import CounterRange, LeaseHolder
 from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
@@ -21,13 +22,13 @@ from sealane.daemon.leases import LeaseCache
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import GatewayPort, ThirdPartyPort
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS, MODE_OFF
-from sealane.daemon.supply import Supply, released_keys
+from sealane.daemon.supply import Supply, is_read_only, released_keys
 from sealane.daemon.volume_back_ends import (
     MODE_LOCAL,
     Via,
     VolumeBackEnds,
 )
-from sealane.errors import Error, UsageError
+from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
@@ -70,7 +71,11 @@ class VolumeService:
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._supply = Supply(
-            self._attached, broker=broker, leases=self._leases, events=self.events
+            self._attached,
+            tenant=lambda: identity.subject.tenant,
+            broker=broker,
+            leases=self._leases,
+            events=self.events,
         )
 
     @contextlib.asynccontextmanager
@@ -101,7 +106,9 @@ class VolumeService:
         takes them, and burned otherwise.
         """
         for attached in self._attached.values():
-            attached.port.fail(f"the gateway has no certificate any more: {reason}")
+            attached.port.fail(
+                "gateway.barred", f"the gateway has no certificate any more: {reason}"
+            )
         if self._tasks is not None:
             self._tasks.create_task(self._abandon(), name="volumes-abandon")
 
@@ -181,11 +188,37 @@ class VolumeService:
                 raise UsageError(
                     "volume.attached.state", f"volume {volume_id} is attached: detach it"
                 )
-            descriptor = await self._broker.descriptor(volume_id)
+            descriptor = await self._own(volume_id)
             await self._fillings.stop(volume_id)
             await self._leases.drop(volume_id)
             await self._back_ends.delete(descriptor)
             await self._broker.unregister(volume_id)
+
+    async def share(
+        self, volume_id: str, *, tenant: str, read_only: bool
+    ) -> broker_pb2.VolumeDescriptor:
+        """Let gateways of another tenant use a volume of this one."""
+        return await self._broker.share(volume_id, tenant=tenant, read_only=read_only)
+
+    async def unshare(self, volume_id: str, *, tenant: str) -> broker_pb2.VolumeDescriptor:
+        """End that; if the volume is attached here, it goes over to its new key epoch at once."""
+        descriptor = await self._broker.unshare(volume_id, tenant=tenant)
+        await self._supply.follow(volume_id)
+        return descriptor
+
+    def is_read_only(self, descriptor: broker_pb2.VolumeDescriptor) -> bool:
+        """Whether this gateway may only read a volume."""
+        return is_read_only(descriptor, self._identity.subject.tenant)
+
+    async def _own(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        """Return the descriptor of a volume that is this tenant's, not only shared with it."""
+        descriptor = await self._broker.descriptor(volume_id)
+        if descriptor.tenant != self._identity.subject.tenant:
+            raise VerificationError(
+                "volume.tenant.refused",
+                f"volume {volume_id} is only shared with this gateway's tenant",
+            )
+        return descriptor
 
     def attached(self, volume_id: str) -> Attached | None:
         """Return the attachment of a volume, if there is one here."""
@@ -233,7 +266,8 @@ class VolumeService:
             attached = await self._attach(descriptor, host_nqn=host_nqn, via=via)
             _warn(descriptor)
             self._attached[volume_id] = attached
-            if self._tasks is not None and not descriptor.third_party:
+            is_own = descriptor.tenant == self._identity.subject.tenant
+            if self._tasks is not None and is_own and not descriptor.third_party:
                 self._followers[volume_id] = self._tasks.create_task(
                     self._follow_target(volume_id), name=f"follow-{volume_id}"
                 )
@@ -244,12 +278,15 @@ class VolumeService:
         self, descriptor: broker_pb2.VolumeDescriptor, *, host_nqn: str, via: Via
     ) -> Attached:
         """Open the back end, fetch lease and key, and export the volume."""
-        back_end = await self._back_ends.open(descriptor, via=via)
+        read_only = self.is_read_only(descriptor)
+        back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
         try:
-            leases, counters = await self._leases.take(descriptor)
+            leases, counters = LeaseHolder(), list[CounterRange]()
+            if not read_only:
+                leases, counters = await self._leases.take(descriptor)
             async with released_keys(self._broker, descriptor) as keys:
                 port = await self._gateway.attach(
-                    volume_key(descriptor, keys),
+                    volume_key(descriptor, keys, read_only=read_only),
                     counters=counters,
                     host_nqn=host_nqn,
                     open_queue=back_end.open_queue,
@@ -264,6 +301,7 @@ class VolumeService:
             leases=leases,
             host_nqn=host_nqn,
             back_end=back_end,
+            is_read_only=read_only,
         )
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
@@ -275,9 +313,10 @@ class VolumeService:
                     "volume.detached.state", f"volume {volume_id} is not attached here"
                 )
             await attached.port.detach()
-            await self._leases.keep(
-                attached.descriptor, attached.leases, attached.port.replace_counters()
-            )
+            if not attached.is_read_only:
+                await self._leases.keep(
+                    attached.descriptor, attached.leases, attached.port.replace_counters()
+                )
             await attached.back_end.close()
             self._drain_events(volume_id, attached)
             follower = self._followers.pop(volume_id, None)

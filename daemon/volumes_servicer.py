@@ -103,6 +103,24 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         """Detach a volume."""
         return self._volume(await self._service.detach(volume_id_of(request.name)))
 
+    async def ShareVolume(
+        self, request: volumes_pb2.ShareVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Share a volume with another tenant."""
+        descriptor = await self._service.share(
+            volume_id_of(request.name),
+            tenant=request.share.tenant,
+            read_only=request.share.read_only,
+        )
+        return self._volume(descriptor)
+
+    async def UnshareVolume(
+        self, request: volumes_pb2.UnshareVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Share a volume with a tenant no more."""
+        descriptor = await self._service.unshare(volume_id_of(request.name), tenant=request.tenant)
+        return self._volume(descriptor)
+
     async def WatchVolume(
         self, request: volumes_pb2.WatchVolumeRequest, context: Context
     ) -> AsyncIterator[storage_pb2.VolumeEvent]:
@@ -128,6 +146,9 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             key_epoch=descriptor.key_epoch,
             third_party=descriptor.third_party,
             claims=_CLAIMS.get((descriptor.mode, bool(descriptor.third_party)), ()),
+            tenant=descriptor.tenant,
+            shares=descriptor.shares,
+            read_only=self._service.is_read_only(descriptor),
         )
         if descriptor.filling_gateway:
             volume.state = volumes_pb2.Volume.FILLING

@@ -23,6 +23,7 @@ class Site:
 
     root: Path
     tenant: str = "t"
+    tenants: dict[str, str] = field(default_factory=dict)
     keys: dict[str, SoftwareKey] = field(default_factory=dict)
     policy_version: int = 0
 
@@ -47,7 +48,7 @@ class Site:
                 f'fingerprint = "{self.key(node).fingerprint}"',
                 f'nodes = ["{node}"]',
                 f"roles = {json.dumps(roles)}",
-                f'tenant = "{self.tenant}"',
+                f'tenant = "{self.tenants.get(node, self.tenant)}"',
             ]
         path = self.root / "policy.toml"
         path.write_text("\n".join(lines) + "\n")

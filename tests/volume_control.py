@@ -17,7 +17,8 @@ from cryptography import x509
 from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
-from sealane.daemon.authorizations import Authorizations
+from sealane.daemon.authorizations import NO_VOLUME, Authorizations
+from sealane.daemon.broker.refusals import CallRefusals
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -32,6 +33,7 @@ from sealane.daemon.ports import (
     OpenQueue,
     PeerIncarnation,
     QueueGrant,
+    VolumeFailure,
     VolumeKey,
 )
 from sealane.daemon.servers import (
@@ -85,7 +87,7 @@ class RecordingTarget:
     ) -> None:
         self.volumes[volume_id] = sector_count
 
-    async def delete_volume(self, volume_id: uuid.UUID) -> None:
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
         del self.volumes[volume_id]
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
@@ -162,8 +164,8 @@ class RecordedAttachment:
     def take_events(self) -> Sequence[NativeEvent]:
         return []
 
-    def fail(self, detail: str) -> None:
-        self.failed = detail
+    def fail(self, reason: VolumeFailure, detail: str) -> None:
+        self.failed = f"{reason}: {detail}"
 
     async def detach(self) -> None:
         self.detached.set()
@@ -317,6 +319,7 @@ class World:
     third_parties: "RecordingThirdParties"
     refused: dict[str, str]
     """Why the broker authorizes a peer no more, by SPIFFE id."""
+    refusals: CallRefusals
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -373,20 +376,40 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             stack.push_async_callback(each.channels.close)
         refused: dict[str, str] = {}
 
+        async def volume_refusal(peer: PeerIncarnation) -> str:
+            stored = await broker.registry.volumes.get(peer.volume_id) if peer.volume_id else None
+            tenant = next(
+                each.subject.tenant
+                for each in identities.values()
+                if each.subject.spiffe_id == peer.spiffe_id
+            )
+            allowed = stored is not None and stored.record.allows(
+                tenant, writing=not peer.is_read_only
+            )
+            return "" if allowed or not peer.volume_id else NO_VOLUME
+
         async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> list[str]:
-            return [refused.get(peer.spiffe_id, "") for peer in peers]
+            return [refused.get(peer.spiffe_id, "") or await volume_refusal(peer) for peer in peers]
 
         target = RecordingTarget()
         authorizations = Authorizations(
             ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
         )
         await stack.enter_async_context(running_authorizations(authorizations))
-        authorizer = Authorizer(broker.authority.certificate, admit=everybody, metrics=metrics)
+        refusals = CallRefusals(broker.audit)
+        stack.push_async_callback(refusals.close)
+        authorizer = Authorizer(
+            broker.authority.certificate,
+            admit=everybody,
+            metrics=metrics,
+            refused=refusals.note,
+        )
         storage = StorageService(
             target,
             node="s",
             store="memory",
             anchor=broker.authority.certificate,
+            kem=identities["target"].keys.kem,
             authorizations=authorizations,
         )
         broker_server = new_server(metrics, authorizer)
@@ -435,6 +458,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             addresses,
             third_parties,
             refused,
+            refusals,
         )
 
 

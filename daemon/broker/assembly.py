@@ -1,4 +1,4 @@
-"""Puts the verifier together: policy in force, evidence verifiers, service."""
+"""Puts the verifier together: policy in force, evidence verifiers, books of nodes, service."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -16,6 +16,9 @@ from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.devices import Devices
+from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.policy import (
     OwnerKey,
     parse_owner_key,
@@ -37,11 +40,13 @@ from sealane.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierParts:
-    """What the broker role needs of its verifier."""
+    """What the broker role needs of its verifier, and of what that enters nodes into."""
 
     keeper: PolicyKeeper
     collateral: CollateralKeeper
     service: VerifierService
+    membership: Membership
+    devices: Devices
 
 
 def evidence_verifiers(
@@ -92,6 +97,7 @@ async def offer_policy(keeper: PolicyKeeper, config: BrokerConfig) -> None:
 async def open_verifier(
     config: BrokerConfig,
     broker: BrokerService,
+    instance: Instance,
     stack: contextlib.AsyncExitStack,
     *,
     node: str,
@@ -131,8 +137,25 @@ async def open_verifier(
         )
     keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
     await offer_policy(keeper, config)
+    devices = Devices(
+        broker.registry,
+        init=config.device_init,
+        cover=instance.cover,
+        audit=broker.audit,
+        metrics=metrics,
+    )
+    membership = Membership(
+        broker.registry,
+        cover=instance.cover,
+        check_policy=keeper.check_version,
+        check_device=devices.check,
+        lost=broker.rotate_keys_of,
+        audit=broker.audit,
+        metrics=metrics,
+    )
     service = VerifierService(
         verifier,
+        enter=membership.attested,
         authority=authority,
         broker=node,
         audit=broker.audit,
@@ -140,4 +163,10 @@ async def open_verifier(
         metrics=metrics,
     )
     stack.callback(service.close)
-    return VerifierParts(keeper=keeper, collateral=collateral, service=service)
+    return VerifierParts(
+        keeper=keeper,
+        collateral=collateral,
+        service=service,
+        membership=membership,
+        devices=devices,
+    )

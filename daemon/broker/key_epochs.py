@@ -1,8 +1,9 @@
 """Key epochs of volumes (DESIGN §6): who holds which key, and when a new one takes over.
 
-A new epoch begins when an operator asks for it, when a node that holds the key loses its trust, and
-with the lease that brings a key near 4 PB. Gateways go over within seconds (sealane.daemon.supply);
-what was sealed before stays under its key, which its holders still have.
+A new epoch begins when an operator asks for it, when a node that holds the key loses its trust,
+when a volume is shared with a tenant no more, and with the lease that brings a key near 4 PB.
+Gateways go over within seconds (sealane.daemon.supply); what was sealed before stays under its key,
+which its holders still have.
 """
 
 import uuid
@@ -39,6 +40,33 @@ class KeyEpochs:
                 self._registry.volumes.sealed(volume.name, after),
             )
             return None if revision is None else after
+
+        return await self._registry.settle(attempt)
+
+    async def withdraw(self, volume_id: uuid.UUID, tenant: str) -> tuple[VolumeRecord, bool]:
+        """End a tenant's share of a volume and begin its next key epoch, in one commit.
+
+        False: the volume can't have another epoch; the share has ended all the same.
+        UsageError `volume.not_found`, `volume.share.not_found`.
+        """
+
+        async def attempt() -> tuple[VolumeRecord, bool] | None:
+            volume = await self._registry.volume(volume_id)
+            if volume.record.share_of(tenant) is None:
+                raise UsageError(
+                    "volume.share.not_found",
+                    f"volume {volume_id} is not shared with tenant {tenant[:80]!r}",
+                )
+            after, is_rotated = volume.record.without_share(tenant), True
+            try:
+                after = after.in_next_epoch()
+            except UsageError:
+                is_rotated = False
+            revision = await self._registry.commit(
+                [self._registry.volumes.unchanged(volume.name, volume)],
+                self._registry.volumes.sealed(volume.name, after),
+            )
+            return None if revision is None else (after, is_rotated)
 
         return await self._registry.settle(attempt)
 

@@ -7,6 +7,7 @@ another broker has overtaken, authorizes nobody.
 
 import asyncio
 import datetime as dt
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -16,12 +17,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
+from sealane.daemon.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.calls import page_limit
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import monotonic_ns, utc_now
+from sealane.daemon.devices import ServedDevice
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
@@ -40,6 +44,13 @@ NONCE_BYTES: Final = 32
 REASON_CHARACTERS_MAX: Final = 200
 # A process that its successor was taken for must not come back; more of them don't run at a time.
 _SUPERSEDED_MAX: Final = 16
+
+
+class CheckDevice(Protocol):
+    """Raises VerificationError unless the caller's opening of a device still counts."""
+
+    async def __call__(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
+        """Check it."""
 
 
 class CheckPolicy(Protocol):
@@ -61,16 +72,17 @@ class Membership:
     """The nodes of one authority, for one of its brokers.
 
     `cover` returns once the commit of a revision can't be rolled back unnoticed; `check_policy`
-    knows which versions of the policy still count; `lost` is told the SPIFFE id of every role that
-    is revoked.
+    knows which versions of the policy still count, `check_device` which openings of devices;
+    `lost` is told the SPIFFE id of every role that is revoked.
     """
 
     def __init__(
         self,
         registry: Registry,
         *,
-        cover: Callable[[int], Awaitable[None]],
+        cover: Cover,
         check_policy: CheckPolicy,
+        check_device: CheckDevice,
         lost: Callable[[str], Awaitable[None]],
         audit: Audit,
         metrics: Metrics,
@@ -79,6 +91,7 @@ class Membership:
         self._registry = registry
         self._cover = cover
         self._check_policy = check_policy
+        self._check_device = check_device
         self._lost = lost
         self._audit = audit
         self._metrics = metrics
@@ -155,30 +168,35 @@ class Membership:
         return [leaf for leaf in leaves if leaf.not_valid_after_utc > self._now()]
 
     async def authorize(
-        self, caller: Subject, *, nonce: bytes, peers: Sequence[PeerIncarnation]
+        self,
+        caller: Subject,
+        *,
+        nonce: bytes,
+        peers: Sequence[PeerIncarnation],
+        device: ServedDevice | None = None,
     ) -> bytes:
-        """Return the serialized Authorization for these peers of the caller."""
+        """Return the serialized Authorization for these peers of the caller.
+
+        VerificationError `device.…` if the caller lost the device that it serves them from.
+        """
         if len(nonce) != NONCE_BYTES or len(peers) > PEERS_PER_CALL_MAX:
             raise UsageError(
                 "authorization.request",
                 f"a nonce of {len(nonce)} bytes for {len(peers)} peers; allowed: {NONCE_BYTES} "
                 f"bytes, at most {PEERS_PER_CALL_MAX} peers",
             )
+        if device is not None:
+            await self._check_device(
+                caller, device_id=device.device_id, fencing_epoch=device.fencing_epoch
+            )
         refusals = await asyncio.gather(*(self._refusal(caller, peer) for peer in peers))
         for reason in filter(None, refusals):
             self._metrics.authorizations_refused.labels(reason).inc()
         return trust_pb2.Authorization(
-            subject=trust_pb2.PeerIncarnation(
-                spiffe_id=caller.spiffe_id, incarnation=caller.incarnation
-            ),
+            subject=peer_message(peer_of(caller)),
             nonce=nonce,
             verdicts=[
-                trust_pb2.Verdict(
-                    peer=trust_pb2.PeerIncarnation(
-                        spiffe_id=peer.spiffe_id, incarnation=peer.incarnation
-                    ),
-                    refusal=reason,
-                )
+                trust_pb2.Verdict(peer=peer_message(peer), refusal=reason)
                 for peer, reason in zip(peers, refusals, strict=True)
             ],
         ).SerializeToString(deterministic=True)
@@ -236,9 +254,30 @@ class Membership:
             stored = await self._stored(node, role)
             if stored is None or PEER_ROLES.get(role) != caller.role:
                 return UNKNOWN
-            return self._standing(stored.record, peer.incarnation)
+            return self._standing(stored.record, peer.incarnation) or (
+                await self._volume_refusal(caller, stored.record.tenant, peer)
+            )
         except VerificationError as error:
             return UNKNOWN if error.reason == "certificate.profile" else error.reason
+
+    async def _volume_refusal(self, caller: Subject, tenant: str, peer: PeerIncarnation) -> str:
+        """Return why a gateway of `tenant` may not use a volume of the caller; empty: it may.
+
+        One answer for all reasons, whether there is such a volume or not.
+        """
+        if not peer.volume_id:
+            return ""
+        if not _is_uuid(peer.volume_id):
+            return NO_VOLUME
+        stored = await self._registry.volumes.get(peer.volume_id)
+        if (
+            stored is None
+            or stored.record.is_deleted
+            or stored.record.target_node != caller.node
+            or not stored.record.allows(tenant, writing=not peer.is_read_only)
+        ):
+            return NO_VOLUME
+        return ""
 
     def _standing(self, record: NodeRecord, incarnation: bytes) -> str:
         """Return why this incarnation may not act; VerificationError: its policy is too old."""
@@ -270,6 +309,13 @@ class Membership:
 
 def _name(node: str, role: str) -> str:
     return f"{role}/{node}"
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _roles(node: str, role: str) -> Sequence[str]:

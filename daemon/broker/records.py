@@ -23,13 +23,19 @@ from sealane.crypto.lease import (
     LEASE_RANGES_MAX,
     START_EPOCH_MAX,
 )
+from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, U64_MAX, AnchorKind
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.errors import LeaseError, UsageError, VerificationError
 
+FENCING_EPOCH_MAX: Final = (1 << 32) - 1
+
 _MAC_BYTES: Final = 32
+SHARES_MAX: Final = 64
+"""Tenants that one volume is shared with at a time."""
 
 KeyEpoch = Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
 BrokerInstance = Annotated[int, Field(ge=1, le=INSTANCE_MAX)]
+FencingEpoch = Annotated[int, Field(ge=1, le=FENCING_EPOCH_MAX)]
 StartEpoch = Annotated[int, Field(ge=0, le=START_EPOCH_MAX)]
 
 
@@ -56,6 +62,13 @@ class TenantRecord(Record):
     volume_count: Annotated[int, Field(ge=0)] = 0
 
 
+class ShareRecord(Record):
+    """A tenant whose gateways may use a volume of another."""
+
+    tenant: str
+    read_only: bool
+
+
 class VolumeRecord(Record):
     """One registered volume: what its descriptor says (protocol/v1/broker.proto).
 
@@ -78,6 +91,33 @@ class VolumeRecord(Record):
     counters_leased: Annotated[int, Field(ge=0)] = 0
     request_id: uuid.UUID | None = None
     is_deleted: bool = False
+    device_id: uuid.UUID | None = None
+    shares: Annotated[tuple[ShareRecord, ...], Field(max_length=SHARES_MAX)] = ()
+
+    def allows(self, tenant: str, *, writing: bool = False) -> bool:
+        """Whether gateways of `tenant` may use it: its own, and those it is shared with."""
+        share = self.share_of(tenant)
+        return tenant == self.tenant or (share is not None and not (writing and share.read_only))
+
+    def share_of(self, tenant: str) -> ShareRecord | None:
+        """Return what another tenant may do; None: nothing."""
+        return next((share for share in self.shares if share.tenant == tenant), None)
+
+    def without_share(self, tenant: str) -> "VolumeRecord":
+        """Return it as it is for its other tenants."""
+        left = tuple(share for share in self.shares if share.tenant != tenant)
+        return self.model_copy(update={"shares": left})
+
+    def with_share(self, share: ShareRecord) -> "VolumeRecord":
+        """Return it shared so, by the names of the tenants; UsageError `volume.share.limit`."""
+        shares = [*self.without_share(share.tenant).shares, share]
+        if len(shares) > SHARES_MAX:
+            raise UsageError(
+                "volume.share.limit",
+                f"volume {self.volume_id} is shared with {SHARES_MAX} tenants, which is the limit",
+            )
+        ordered = tuple(sorted(shares, key=lambda each: each.tenant))
+        return self.model_copy(update={"shares": ordered})
 
     @property
     def key_epochs(self) -> range:
@@ -214,6 +254,55 @@ class GrantRecord(Record):
         return sum(end - mark for (_, end), mark in zip(self.ranges, self.touched, strict=True))
 
 
+class Opening(Record):
+    """A process that may serve a device; `until`: only so long, the device went to another node."""
+
+    node: str
+    incarnation: bytes
+    fencing_epoch: FencingEpoch
+    until: dt.datetime | None = None
+
+
+class DeviceRecord(Record):
+    """A store directory of a target (DESIGN §5.5): whose it is, and who keeps its anchor.
+
+    The fencing epoch grows with each opening and each move. Until `is_initialised`, what its owner
+    finds in it is believed. A forgotten device stays, so that it never counts as a new one.
+    """
+
+    device_id: uuid.UUID
+    owner: str
+    fencing_epoch: FencingEpoch = 1
+    wrapped_secret: bytes
+    anchor: AnchorKind | None = None
+    is_initialised: bool = False
+    opening: Opening | None = None
+    opened_at: dt.datetime | None = None
+    is_forgotten: bool = False
+
+
+class DeviceRequestRecord(Record):
+    """What one node shows or may show: the unknown device it came with, or that the next may be."""
+
+    device_id: uuid.UUID | None = None
+    anchor: AnchorKind | None = None
+    is_next_authorized: bool = False
+
+
+class ServedRecord(Record):
+    """The device that one process of a target has open: its volumes go there."""
+
+    device_id: uuid.UUID
+    incarnation: bytes
+
+
+class AnchorRecord(Record):
+    """One record of a device's anchor (sealane.daemon.anchors)."""
+
+    number: Annotated[int, Field(ge=1, le=U64_MAX)]
+    blob: Annotated[bytes, Field(min_length=1, max_length=BLOB_BYTES_MAX)]
+
+
 class PolicyRecord(Record):
     """The policy in force, as its owner gave it; versions only grow."""
 
@@ -337,6 +426,12 @@ class Tables:
         self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
         self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
+        self.devices = Table(store, "devices", DeviceRecord, record_key=record_key)
+        self.device_requests = Table(
+            store, "device-requests", DeviceRequestRecord, record_key=record_key
+        )
+        self.served = Table(store, "served", ServedRecord, record_key=record_key)
+        self.anchors = Table(store, "anchors", AnchorRecord, record_key=record_key)
 
 
 def instance_name(instance: int) -> str:

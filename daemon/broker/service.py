@@ -16,9 +16,9 @@ from sealane.crypto.lease import Arena, Lease
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.key_epochs import KeyEpochs
-from sealane.daemon.broker.records import GrantRecord, Stored, VolumeRecord
+from sealane.daemon.broker.records import GrantRecord, ShareRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.calls import page_limit
+from sealane.daemon.calls import page_limit, parse_uuid
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -139,22 +139,22 @@ class BrokerService:
             third_party=third_party,
             fully_sealed=is_sealed,
             filling_gateway=caller.node if is_sealed else "",
-            request_id=_uuid(request_id, what="request id"),
+            request_id=parse_uuid(request_id, what="request id"),
         )
         stored, is_new = await self.registry.register(record)
-        return broker_pb2.RegisterVolumeResponse(volume=self._signed(stored), is_new=is_new)
+        return broker_pb2.RegisterVolumeResponse(volume=self._signed(stored, caller), is_new=is_new)
 
     async def descriptor(
         self, caller: Subject, volume_id: str
     ) -> broker_pb2.SignedVolumeDescriptor:
-        """Return a volume's signed descriptor to its tenant's gateways or its target."""
-        return self._signed(await self._volume(caller, volume_id))
+        """Return a volume's signed descriptor to its target or a gateway that may use it."""
+        return self._signed(await self._volume(caller, volume_id), caller)
 
     async def descriptors(
         self, caller: Subject, *, page_size: int, page_token: str
     ) -> tuple[list[broker_pb2.SignedVolumeDescriptor], str]:
         """Return a page of descriptors and the token of the next one (empty: no more)."""
-        after = str(_uuid(page_token, what="page token")) if page_token else ""
+        after = str(parse_uuid(page_token, what="page token")) if page_token else ""
         limit = page_limit(page_size)
         is_target = caller.role == "target"
         records = await self.registry.list_volumes(
@@ -165,29 +165,92 @@ class BrokerService:
         )
         more = len(records) > limit
         page = records[:limit]
-        return [self._signed(r) for r in page], str(page[-1].volume_id) if more else ""
+        return [self._signed(r, caller) for r in page], str(page[-1].volume_id) if more else ""
 
     async def finish_filling(
         self, caller: Subject, volume_id: str
     ) -> broker_pb2.SignedVolumeDescriptor:
         """Let gateways attach a volume that the caller, and nobody else, has filled."""
-        record = await self._volume(caller, volume_id)
+        record = await self._own_volume(caller, volume_id)
         if record.filling_gateway not in {"", caller.node}:
             raise VerificationError(
                 "volume.filling.refused",
                 f"volume {record.volume_id} is filled by gateway {record.filling_gateway!r}",
             )
-        return self._signed(await self.registry.finish_filling(record.volume_id))
+        return self._signed(await self.registry.finish_filling(record.volume_id), caller)
 
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
         """Forget a volume: no key of it is released again."""
-        record = await self._volume(caller, volume_id)
+        record = await self._own_volume(caller, volume_id)
         revision = await self.registry.unregister(record.volume_id)
         # A key that nobody may have any more must not come back with an older store.
         await self._instance.cover(revision)
         await self.audit.record(
             "volume.unregister", subject=caller.spiffe_id, outcome="done", volume_id=volume_id
         )
+
+    async def share_volume(
+        self, caller: Subject, volume_id: str, *, tenant: str, read_only: bool
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let gateways of another tenant use a volume of the caller's.
+
+        UsageError `volume.share.tenant`, `.third_party`, `.limit`. It doesn't tell whether there is
+        such a tenant: that is the policy's.
+        """
+        record = await self._own_volume(caller, volume_id)
+        if NAME_PATTERN.fullmatch(tenant) is None or tenant == record.tenant:
+            raise UsageError(
+                "volume.share.tenant", f"tenant {tenant[:80]!r}; allowed: another one's name"
+            )
+        if record.third_party:
+            raise UsageError(
+                "volume.share.third_party",
+                f"volume {record.volume_id} belongs to gateway {record.target_node!r} alone; "
+                "volumes on a target of ours can be shared",
+            )
+        share = ShareRecord(tenant=tenant, read_only=read_only)
+        shared = await self.registry.share(record.volume_id, share)
+        await self.audit.record(
+            "volume.share",
+            subject=caller.spiffe_id,
+            outcome="done",
+            volume_id=volume_id,
+            shared_with=tenant,
+            read_only=read_only,
+        )
+        get_logger().info(
+            "volume_shared", volume_id=volume_id, shared_with=tenant, read_only=read_only
+        )
+        return self._signed(shared, caller)
+
+    async def unshare_volume(
+        self, caller: Subject, volume_id: str, *, tenant: str
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """End a tenant's share; nothing sealed from its new key epoch on is open to that tenant.
+
+        UsageError `volume.share.not_found`.
+        """
+        record = await self._own_volume(caller, volume_id)
+        after, is_rotated = await self.key_epochs.withdraw(record.volume_id, tenant)
+        # An older store must not bring the share back.
+        await self._instance.cover(await self.registry.store.revision())
+        await self.audit.record(
+            "volume.unshare",
+            subject=caller.spiffe_id,
+            outcome="done",
+            volume_id=volume_id,
+            shared_with=tenant,
+            key_epoch=after.key_epoch,
+            rotated=is_rotated,
+        )
+        get_logger().info("volume_unshared", volume_id=volume_id, shared_with=tenant)
+        if is_rotated:
+            await self._cover_rotation([after])
+        else:
+            get_logger().error(
+                "key_not_rotated", volume_id=volume_id, reason="volume.key_epoch.limit"
+            )
+        return self._signed(after, caller)
 
     async def rotate_key(self, volume_id: uuid.UUID) -> VolumeRecord:
         """Begin a volume's next key epoch; UsageError `volume.not_found`, `volume.key_epoch.…`."""
@@ -401,22 +464,44 @@ class BrokerService:
         if key_epoch != volume.record.key_epoch:
             raise _wrong_epoch(volume.record, key_epoch)
         _check_owner(volume.record, caller)
+        if not volume.record.allows(caller.tenant, writing=True):
+            raise VerificationError(
+                "volume.read_only",
+                f"volume {volume.record.volume_id} is shared with tenant {caller.tenant!r} to be "
+                "read: it gets no counters",
+            )
         return volume
 
     async def _volume(self, caller: Subject, volume_id: str) -> VolumeRecord:
         return (await self._stored_volume(caller, volume_id)).record
 
     async def _stored_volume(self, caller: Subject, volume_id: str) -> Stored[VolumeRecord]:
-        stored = await self.registry.volume(_uuid(volume_id, what="volume id"))
+        stored = await self.registry.volume(parse_uuid(volume_id, what="volume id"))
         record = stored.record
-        is_owner = caller.role == "gateway" and caller.tenant == record.tenant
+        is_user = caller.role == "gateway" and record.allows(caller.tenant)
         is_target = caller.role == "target" and caller.node == record.target_node
-        if not is_owner and not is_target:
+        if not is_user and not is_target:
             # The same answer as for a volume that isn't there: ids of other tenants stay unknown.
             raise UsageError("volume.not_found", f"there is no volume {record.volume_id}")
         return stored
 
-    def _signed(self, record: VolumeRecord) -> broker_pb2.SignedVolumeDescriptor:
+    async def _own_volume(self, caller: Subject, volume_id: str) -> VolumeRecord:
+        """Return a volume of the caller's tenant; refuse one that is only shared with it."""
+        record = await self._volume(caller, volume_id)
+        if caller.tenant != record.tenant:
+            raise VerificationError(
+                "volume.tenant.refused",
+                f"volume {record.volume_id} is shared with tenant {caller.tenant!r}, and another's",
+            )
+        return record
+
+    def _signed(self, record: VolumeRecord, caller: Subject) -> broker_pb2.SignedVolumeDescriptor:
+        # A tenant is told of its own share only, the target of none.
+        told = [
+            share
+            for share in record.shares
+            if caller.role == "gateway" and caller.tenant in {record.tenant, share.tenant}
+        ]
         descriptor = broker_pb2.VolumeDescriptor(
             volume_id=str(record.volume_id),
             generation=record.generation,
@@ -430,6 +515,11 @@ class BrokerService:
             fully_sealed=record.fully_sealed,
             filling_gateway=record.filling_gateway,
             oldest_key_epoch=record.oldest_key_epoch,
+            device_id="" if record.device_id is None else str(record.device_id),
+            shares=[
+                broker_pb2.VolumeShare(tenant=share.tenant, read_only=share.read_only)
+                for share in told
+            ],
         ).SerializeToString(deterministic=True)
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
@@ -492,10 +582,3 @@ def _lease_message(record: VolumeRecord, key_epoch: int, granted: Lease) -> byte
         ],
         lease_id=granted.lease_id,
     ).SerializeToString()
-
-
-def _uuid(text: str, *, what: str) -> uuid.UUID:
-    try:
-        return uuid.UUID(text)
-    except ValueError as error:
-        raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error

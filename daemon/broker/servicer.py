@@ -138,6 +138,35 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             await self._broker.unregister_volume(caller, request.volume_id)
         return empty_pb2.Empty()
 
+    async def SetVolumeShare(
+        self,
+        request: broker_pb2.SetVolumeShareRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Share a volume with another tenant."""
+        caller = self._caller(context)
+        tenant, read_only = request.share.tenant, request.share.read_only
+        async with self._recorded(
+            "volume.share", caller, volume_id=request.volume_id, shared_with=tenant
+        ):
+            return await self._broker.share_volume(
+                caller, request.volume_id, tenant=tenant, read_only=read_only
+            )
+
+    async def RemoveVolumeShare(
+        self,
+        request: broker_pb2.RemoveVolumeShareRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Share a volume with a tenant no more."""
+        caller = self._caller(context)
+        async with self._recorded(
+            "volume.unshare", caller, volume_id=request.volume_id, shared_with=request.tenant
+        ):
+            return await self._broker.unshare_volume(
+                caller, request.volume_id, tenant=request.tenant
+            )
+
     async def FinishFilling(
         self,
         request: broker_pb2.FinishFillingRequest,

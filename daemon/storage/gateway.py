@@ -14,7 +14,7 @@ from typing import Final
 
 from sealane import _native
 from sealane.crypto.lease import CounterRange
-from sealane.daemon.ports import Export, OpenQueue, VolumeKey
+from sealane.daemon.ports import Export, OpenQueue, VolumeFailure, VolumeKey
 from sealane.daemon.storage.back_end import (
     AssociationEpochs,
     BackEnd,
@@ -166,9 +166,9 @@ class AttachedVolume(Exported):
         """Events since the last call."""
         return self._feed.take()
 
-    def fail(self, detail: str) -> None:
-        """End every command that is or will be under way: this gateway may not act any more."""
-        self.native.fail("gateway.barred", detail)
+    def fail(self, reason: VolumeFailure, detail: str) -> None:
+        """End every command that is or will be under way with an error."""
+        self.native.fail(reason, detail)
 
     async def detach(self) -> None:
         """Stop the export and its queues and flush; the key goes with them.
@@ -309,6 +309,7 @@ class Gateway(Provider):
                 if volume.fully_sealed
                 else FRONT_COMMANDS,
                 fused_blocks=FRONT_FUSED_BLOCKS,
+                is_write_protected=volume.read_only,
             ),
             host_nqn=host_nqn,
             back_end=back_end,
@@ -353,6 +354,7 @@ class Gateway(Provider):
             commands_per_key_max=self._settings.commands_per_key_max,
             nonce_ledger=self._settings.nonce_ledger,
             fully_sealed=volume.fully_sealed,
+            read_only=volume.read_only,
         )
         for epoch in volume.keys.keys() - {newest}:
             native.add_key(key_epoch=epoch, key=volume.keys[epoch])

@@ -18,7 +18,7 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.storage.catalogue import STORE_SUFFIX
+from sealane.daemon.storage.catalogue import STORE_SUFFIX, make_directory
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -69,6 +69,7 @@ class _Ticket:
     association_epoch: int
     incarnation: int
     gateway: PeerIncarnation | None
+    is_read_only: bool
     expires: float
     is_void: bool = False
 
@@ -124,6 +125,7 @@ class _Served:
     fence: _Fence
     epoch: int
     gateway: PeerIncarnation | None
+    is_read_only: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -214,6 +216,7 @@ class TargetSubsystem(Exported):
                 host_nqn=association.host_nqn,
                 host_id=association.host_id.bytes,
                 controller_id=association.controller_id,
+                read_only=ticket.is_read_only,
             )
             controller.set_namespaces([(_NAMESPACE_ID, self.native, "optimized")])
             served = _Served(
@@ -221,9 +224,13 @@ class TargetSubsystem(Exported):
                 fence=ticket.fence,
                 epoch=ticket.association_epoch,
                 gateway=ticket.gateway,
+                is_read_only=ticket.is_read_only,
             )
             self.served[association.association_id] = served
             self.feed.add(controller)
+        elif (served.gateway, served.is_read_only) != (ticket.gateway, ticket.is_read_only):
+            # An association lives by one authorization and may do what that one says.
+            raise UnavailableError("queue.association", "the association has another access")
         served.epoch = ticket.association_epoch
         return served.controller
 
@@ -247,7 +254,7 @@ class TargetSubsystem(Exported):
             listener.end_association(association_id)
         if ending:
             self.feed.publish(
-                StorageEvent(kind="gateway_fenced", reason=reason, detail=gateway.spiffe_id)
+                StorageEvent(kind="gateway_fenced", reason=reason, detail=gateway.name)
             )
 
     async def drain(self, association_id: int) -> None:
@@ -341,12 +348,7 @@ class Target(Provider):
     async def start(self) -> None:
         """Listen."""
         if self._directory is not None:
-            try:
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    "target.directory", f"can't make {self._directory}: {error.strerror}"
-                ) from error
+            make_directory(self._directory)
         await self._listener.start()
 
     async def stop(self) -> None:
@@ -408,7 +410,7 @@ class Target(Provider):
     def serve_volume(
         self, volume_id: uuid.UUID, native: _native.Namespace, *, path: Path | None = None
     ) -> None:
-        """Serve a sealed namespace that somebody made; `delete_volume` closes it."""
+        """Serve a sealed namespace that somebody made; `close_volume` closes it."""
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
@@ -435,14 +437,12 @@ class Target(Provider):
     def _path(self, volume_id: uuid.UUID) -> Path | None:
         return self._directory / f"{volume_id}{STORE_SUFFIX}" if self._directory else None
 
-    async def delete_volume(self, volume_id: uuid.UUID) -> None:
-        """Close the volume's queues and remove its store."""
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
+        """Close the volume's queues and let its store go; what wasn't flushed may be lost."""
         volume = self._volume(volume_id)
         del self._volumes[volume_nqn(volume_id)]
         await self._listener.end_export(volume)
         await volume.close(keep=False)
-        if volume.path is not None:
-            await asyncio.to_thread(volume.path.unlink, missing_ok=True)
 
     def admit_queue(
         self,
@@ -455,10 +455,12 @@ class Target(Provider):
         association_epoch: int,
         incarnation: int,
         gateway: PeerIncarnation | None,
+        is_read_only: bool = False,
     ) -> None:
         """Admit one Connect with `ticket` within 30 s. Takes over `secret` and wipes it later.
 
-        `gateway` is whose queue it is: `fence_gateway` ends it.
+        Commands that change sectors are refused on the queue if it `is_read_only`. `gateway` is
+        whose queue it is: `fence_gateway` ends it.
         """
         volume = self._volume(volume_id)
         check_nqn(host_nqn)
@@ -485,6 +487,7 @@ class Target(Provider):
             association_epoch=association_epoch,
             incarnation=incarnation,
             gateway=gateway,
+            is_read_only=is_read_only,
             expires=now + TICKET_SECONDS,
         )
 

@@ -45,6 +45,7 @@ _SELECT_FEATURES = 1 << 4
 _IDENTIFIERS_NOT_REUSED = 0x08
 _WRITE_HINTS = 0x10
 _THIN = 0x01
+_WRITE_PROTECTED = 0x01  # NSATTR
 _DEALLOCATED_READS_ZERO = 0x01
 _WRITE_ZEROES_DEALLOCATES = 0x08
 
@@ -191,6 +192,7 @@ def encode_namespace(subsystem: Subsystem, namespace: Namespace) -> bytes:
     data[48:64] = _capacity(namespace).to_bytes(16, "little")
     struct.pack_into("<H", data, 72, _OPTIMAL_WRITE_BLOCKS - 1)
     struct.pack_into("<I", data, 92, _ana_group(subsystem, namespace))
+    data[99] = _WRITE_PROTECTED if namespace.is_write_protected else 0
     data[104:120] = namespace.namespace_uuid.bytes  # NGUID
     data[120:128] = namespace.eui64.ljust(8, b"\0")
     struct.pack_into("<HBB", data, 128, namespace.metadata_bytes, _BLOCK_EXPONENT, 0)
@@ -235,6 +237,7 @@ def encode_independent_namespace(subsystem: Subsystem, namespace: Namespace) -> 
     data[1] = _sharing(subsystem)
     data[2] = _reservation_capabilities(subsystem)
     struct.pack_into("<I", data, 4, _ana_group(subsystem, namespace))
+    data[8] = _WRITE_PROTECTED if namespace.is_write_protected else 0
     data[14] = 0x01  # ready
     return bytes(data)
 

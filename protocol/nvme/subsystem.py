@@ -32,6 +32,7 @@ class Namespace:
     metadata_bytes: int = 0
     eui64: bytes = b""
     ana_state: AnaState = AnaState.OPTIMIZED
+    is_write_protected: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ def volume_subsystem(
     transfer_max: int,
     commands: frozenset[IoOpcode] = BASIC_COMMANDS,
     fused_blocks: int = 0,
+    is_write_protected: bool = False,
 ) -> Subsystem:
     """Return the subsystem of one volume: a single namespace whose UUID is the volume's."""
     namespace = Namespace(
@@ -81,6 +83,7 @@ def volume_subsystem(
         namespace_uuid=volume_id,
         block_count=block_count,
         metadata_bytes=metadata_bytes,
+        is_write_protected=is_write_protected,
     )
     return Subsystem(
         nqn=nqn,

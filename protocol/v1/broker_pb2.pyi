@@ -36,6 +36,8 @@ class VolumeDescriptor(message.Message):
     FULLY_SEALED_FIELD_NUMBER: builtins.int
     FILLING_GATEWAY_FIELD_NUMBER: builtins.int
     OLDEST_KEY_EPOCH_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
+    DEVICE_ID_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     """UUID, RFC 9562 text form"""
     generation: builtins.int
@@ -57,6 +59,14 @@ class VolumeDescriptor(message.Message):
     """not empty: this node still seals them, and nobody attaches"""
     oldest_key_epoch: builtins.int
     """Sectors may be sealed under the key epochs from this one to key_epoch; zero: only key_epoch."""
+    device_id: builtins.str
+    """where its sectors lie; empty: in a target's memory, or a third party"""
+    @builtins.property
+    def shares(self) -> containers.RepeatedCompositeFieldContainer[VolumeShare]:
+        """Other tenants whose gateways may use it: all of them to a gateway of the owner, to another
+        tenant's its own only, to the target none (it asks, see Trust.AuthorizePeers).
+        """
+
     def __init__(
         self,
         *,
@@ -72,10 +82,32 @@ class VolumeDescriptor(message.Message):
         fully_sealed: builtins.bool = ...,
         filling_gateway: builtins.str = ...,
         oldest_key_epoch: builtins.int = ...,
+        shares: abc.Iterable[VolumeShare] | None = ...,
+        device_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "oldest_key_epoch", b"oldest_key_epoch", "sector_count", b"sector_count", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "oldest_key_epoch", b"oldest_key_epoch", "sector_count", b"sector_count", "shares", b"shares", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class VolumeShare(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    read_only: builtins.bool
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        read_only: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["read_only", b"read_only", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -208,6 +240,47 @@ class FinishFillingRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetVolumeShareRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    @builtins.property
+    def share(self) -> VolumeShare: ...
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+        share: VolumeShare | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["share", b"share", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RemoveVolumeShareRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    tenant: builtins.str
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tenant", b"tenant", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,16 @@ class BrokerStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
                 _registered_method=True)
+        self.SetVolumeShare = channel.unary_unary(
+                '/sealane.v1.Broker/SetVolumeShare',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SetVolumeShareRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                _registered_method=True)
+        self.RemoveVolumeShare = channel.unary_unary(
+                '/sealane.v1.Broker/RemoveVolumeShare',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.RemoveVolumeShareRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                _registered_method=True)
         self.GetVolumeKey = channel.unary_unary(
                 '/sealane.v1.Broker/GetVolumeKey',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.GetVolumeKeyRequest.SerializeToString,
@@ -113,6 +123,20 @@ class BrokerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetVolumeShare(self, request, context):
+        """Lets gateways of another tenant use the volume; again: changes what they may do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveVolumeShare(self, request, context):
+        """Ends that, and begins a new key epoch in the same step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetVolumeKey(self, request, context):
         """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key.
         """
@@ -160,6 +184,16 @@ def add_BrokerServicer_to_server(servicer, server):
             'FinishFilling': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishFilling,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
+            ),
+            'SetVolumeShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetVolumeShare,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SetVolumeShareRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
+            ),
+            'RemoveVolumeShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveVolumeShare,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.RemoveVolumeShareRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
             ),
             'GetVolumeKey': grpc.unary_unary_rpc_method_handler(
@@ -313,6 +347,60 @@ class Broker:
             target,
             '/sealane.v1.Broker/FinishFilling',
             sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetVolumeShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/SetVolumeShare',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SetVolumeShareRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveVolumeShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/RemoveVolumeShare',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.RemoveVolumeShareRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
             options,
             channel_credentials,

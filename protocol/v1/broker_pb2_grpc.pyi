@@ -40,6 +40,10 @@ class BrokerStub:
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
     FinishFilling: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]
     """From the filling gateway: every sector of the volume is sealed and durable."""
+    SetVolumeShare: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SetVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]
+    """Lets gateways of another tenant use the volume; again: changes what they may do."""
+    RemoveVolumeShare: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RemoveVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]
+    """Ends that, and begins a new key epoch in the same step."""
     GetVolumeKey: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]
@@ -58,6 +62,10 @@ class BrokerAsyncStub(BrokerStub):
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     FinishFilling: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     """From the filling gateway: every sector of the volume is sealed and durable."""
+    SetVolumeShare: _aio.UnaryUnaryMultiCallable[_broker_pb2.SetVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """Lets gateways of another tenant use the volume; again: changes what they may do."""
+    RemoveVolumeShare: _aio.UnaryUnaryMultiCallable[_broker_pb2.RemoveVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """Ends that, and begins a new key epoch in the same step."""
     GetVolumeKey: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetVolumeKeyRequest, _broker_pb2.SealedVolumeKey]  # type: ignore[assignment]
     """Releases one key epoch of one volume, HPKE-sealed to the caller's attested KEM key."""
     GrantLease: _aio.UnaryUnaryMultiCallable[_broker_pb2.GrantLeaseRequest, _broker_pb2.SealedLease]  # type: ignore[assignment]
@@ -103,6 +111,22 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
         """From the filling gateway: every sector of the volume is sealed and durable."""
+
+    @_abc_1.abstractmethod
+    def SetVolumeShare(
+        self,
+        request: _broker_pb2.SetVolumeShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """Lets gateways of another tenant use the volume; again: changes what they may do."""
+
+    @_abc_1.abstractmethod
+    def RemoveVolumeShare(
+        self,
+        request: _broker_pb2.RemoveVolumeShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """Ends that, and begins a new key epoch in the same step."""
 
     @_abc_1.abstractmethod
     def GetVolumeKey(

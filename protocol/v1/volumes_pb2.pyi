@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
+from sealane.protocol.v1 import broker_pb2 as broker_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -54,6 +55,9 @@ class Volume(message.Message):
     THIRD_PARTY_FIELD_NUMBER: builtins.int
     CLAIMS_FIELD_NUMBER: builtins.int
     FILLED_BYTES_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"volumes/{uuid}" """
     display_name: builtins.str
@@ -68,11 +72,19 @@ class Volume(message.Message):
     """not on a target of ours: its name in the gateway's configuration"""
     filled_bytes: builtins.int
     """filling: how far, if this gateway does it"""
+    tenant: builtins.str
+    """whose volume it is"""
+    read_only: builtins.bool
+    """this gateway may only read it"""
     @builtins.property
     def attachment(self) -> Attachment: ...
     @builtins.property
     def claims(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """of docs/threat-model.md, those that hold in this mode"""
+
+    @builtins.property
+    def shares(self) -> containers.RepeatedCompositeFieldContainer[broker_pb2.VolumeShare]:
+        """another tenant's volume: only what this one may do"""
 
     def __init__(
         self,
@@ -89,10 +101,13 @@ class Volume(message.Message):
         third_party: builtins.str = ...,
         claims: abc.Iterable[builtins.str] | None = ...,
         filled_bytes: builtins.int = ...,
+        tenant: builtins.str = ...,
+        shares: abc.Iterable[broker_pb2.VolumeShare] | None = ...,
+        read_only: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "read_only", b"read_only", "shares", b"shares", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,6 +314,47 @@ class DetachVolumeRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ShareVolumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    @builtins.property
+    def share(self) -> broker_pb2.VolumeShare: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        share: broker_pb2.VolumeShare | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class UnshareVolumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    tenant: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tenant: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,16 @@ class VolumesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.DetachVolumeRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
                 _registered_method=True)
+        self.ShareVolume = channel.unary_unary(
+                '/sealane.v1.Volumes/ShareVolume',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.ShareVolumeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+                _registered_method=True)
+        self.UnshareVolume = channel.unary_unary(
+                '/sealane.v1.Volumes/UnshareVolume',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.UnshareVolumeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+                _registered_method=True)
         self.WatchVolume = channel.unary_stream(
                 '/sealane.v1.Volumes/WatchVolume',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.WatchVolumeRequest.SerializeToString,
@@ -114,6 +124,20 @@ class VolumesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShareVolume(self, request, context):
+        """Lets gateways of another tenant use a volume of this one; again: changes what they may do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnshareVolume(self, request, context):
+        """Ends that. The volume goes over to a new key epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchVolume(self, request, context):
         """Events of the volume, the gateway's own and the target's.
         """
@@ -152,6 +176,16 @@ def add_VolumesServicer_to_server(servicer, server):
             'DetachVolume': grpc.unary_unary_rpc_method_handler(
                     servicer.DetachVolume,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.DetachVolumeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
+            ),
+            'ShareVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareVolume,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.ShareVolumeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
+            ),
+            'UnshareVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnshareVolume,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.UnshareVolumeRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
             ),
             'WatchVolume': grpc.unary_stream_rpc_method_handler(
@@ -322,6 +356,60 @@ class Volumes:
             target,
             '/sealane.v1.Volumes/DetachVolume',
             sealane_dot_protocol_dot_v1_dot_volumes__pb2.DetachVolumeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/ShareVolume',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.ShareVolumeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnshareVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/UnshareVolume',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.UnshareVolumeRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
             options,
             channel_credentials,

@@ -41,6 +41,10 @@ class VolumesStub:
     DeleteVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]
     AttachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]
     DetachVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]
+    ShareVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ShareVolumeRequest, _volumes_pb2.Volume]
+    """Lets gateways of another tenant use a volume of this one; again: changes what they may do."""
+    UnshareVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.UnshareVolumeRequest, _volumes_pb2.Volume]
+    """Ends that. The volume goes over to a new key epoch."""
     WatchVolume: _grpc.UnaryStreamMultiCallable[_volumes_pb2.WatchVolumeRequest, _storage_pb2.VolumeEvent]
     """Events of the volume, the gateway's own and the target's."""
 
@@ -55,6 +59,10 @@ class VolumesAsyncStub(VolumesStub):
     DeleteVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DeleteVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     AttachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.AttachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
     DetachVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.DetachVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    ShareVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ShareVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Lets gateways of another tenant use a volume of this one; again: changes what they may do."""
+    UnshareVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.UnshareVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Ends that. The volume goes over to a new key epoch."""
     WatchVolume: _aio.UnaryStreamMultiCallable[_volumes_pb2.WatchVolumeRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
     """Events of the volume, the gateway's own and the target's."""
 
@@ -102,6 +110,22 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.DetachVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+
+    @_abc_1.abstractmethod
+    def ShareVolume(
+        self,
+        request: _volumes_pb2.ShareVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Lets gateways of another tenant use a volume of this one; again: changes what they may do."""
+
+    @_abc_1.abstractmethod
+    def UnshareVolume(
+        self,
+        request: _volumes_pb2.UnshareVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Ends that. The volume goes over to a new key epoch."""
 
     @_abc_1.abstractmethod
     def WatchVolume(

@@ -405,10 +405,19 @@ class ReservationState(TypedDict):
 
 @final
 class Controller:
-    """Every I/O queue of one association. `host_id` has 16 bytes."""
+    """Every I/O queue of one association. `host_id` has 16 bytes.
+
+    `read_only`: commands that change blocks end with Namespace is Write Protected.
+    """
 
     def __new__(
-        cls, *, association: int, host_nqn: str, host_id: bytes, controller_id: int
+        cls,
+        *,
+        association: int,
+        host_nqn: str,
+        host_id: bytes,
+        controller_id: int,
+        read_only: bool = False,
     ) -> Controller: ...
     @property
     def association(self) -> int: ...
@@ -472,8 +481,9 @@ class GatewayVolume:
     `command_timeout_seconds`: how long the target may take for a command; `hold_seconds`: how long
     commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept to be sent again;
     `nonce_ledger`: file that every seal is noted in (tests); `fully_sealed`: an unwritten sector is
-    an error, and writing zeroes seals zeros. Events of kind "association_lost" ask
-    for a newer association for every queue, "rekey_due" for a queue with fresh keys in this one.
+    an error, and writing zeroes seals zeros; `read_only`: hosts may change nothing, and no counters
+    are needed. Events of kind "association_lost" ask for a newer association for every queue,
+    "rekey_due" for a queue with fresh keys in this one.
     """
 
     def __new__(
@@ -491,6 +501,7 @@ class GatewayVolume:
         commands_per_key_max: int = ...,
         nonce_ledger: str | os.PathLike[str] | None = None,
         fully_sealed: bool = False,
+        read_only: bool = False,
     ) -> GatewayVolume: ...
     def add_counters(
         self, *, broker_instance: int, start_epoch: int, start: int, end: int
@@ -547,7 +558,9 @@ class GatewayVolume:
     def lose_association(self, detail: str) -> None: ...
     # Ends the volume: every command ends with an error from now on.
     def fail(
-        self, reason: Literal["verification.limit", "gateway.barred"], detail: str
+        self,
+        reason: Literal["verification.limit", "gateway.barred", "volume.withdrawn"],
+        detail: str,
     ) -> None: ...
     # Since the last byte from the host on any I/O queue of the association; None if it has none.
     def idle_ms(self, association: int) -> int | None: ...

@@ -11,15 +11,10 @@ from typing import cast
 import pytest
 
 from sealane.client import Attachment, Client, NodeStatus, Volume, connect
-from sealane.daemon.ctl import (
-    Output,
-    _full,
-    _status_rows,
-    _subsystem_rows,
-    _volume_attach,
-    main,
-    parse_via,
-)
+from sealane.daemon.ctl import _status_rows, main
+from sealane.daemon.ctl_output import Output
+from sealane.daemon.ctl_subsystems import _subsystem_rows
+from sealane.daemon.ctl_volumes import _full, _volume_attach, parse_via
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import subsystems_pb2
 

@@ -35,10 +35,20 @@ class EpochBroker:
     arena: Arena = field(default_factory=lambda: Arena(broker_instance=1, start_epoch=1))
     handed_out: list[bytearray] = field(default_factory=list)
     returned: list[int] = field(default_factory=list)
+    tenant: str = "t"
+    questions: int = 0
+    shares: list[broker_pb2.VolumeShare] = field(default_factory=list)
 
     async def descriptor(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
+        self.questions += 1
+        if not self.tenant:
+            raise UsageError("volume.not_found", "there is no such volume")
         return broker_pb2.VolumeDescriptor(
-            volume_id=volume_id, key_epoch=self.newest, oldest_key_epoch=self.oldest
+            volume_id=volume_id,
+            tenant=self.tenant,
+            shares=self.shares,
+            key_epoch=self.newest,
+            oldest_key_epoch=self.oldest,
         )
 
     async def key(self, _: broker_pb2.VolumeDescriptor, *, key_epoch: int) -> bytearray:
@@ -64,9 +74,15 @@ class Port:
 
     counters: list[CounterRange]
     keys: dict[int, bytes] = field(default_factory=dict)
+    failed: str = ""
 
     def add_key(self, key_epoch: int, key: bytearray) -> None:
         self.keys[key_epoch] = bytes(key)
+
+    def fail(self, reason: str, detail: str) -> None:
+        assert not self.failed
+        assert detail
+        self.failed = reason
 
     def add_counters(self, granted: Iterable[CounterRange]) -> None:
         self.counters += granted
@@ -89,7 +105,13 @@ class World:
     @contextlib.asynccontextmanager
     async def supplied(self) -> AsyncIterator[None]:
         client = cast("BrokerClient", self.broker)
-        runs = Supply(self.attached, broker=client, leases=LeaseCache(client), events=self.events)
+        runs = Supply(
+            self.attached,
+            tenant=lambda: "t",
+            broker=client,
+            leases=LeaseCache(client),
+            events=self.events,
+        )
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(runs.run())
             yield
@@ -178,3 +200,36 @@ async def test_keys_are_wiped_also_when_one_is_refused() -> None:
             pass
     assert len(broker.handed_out) == 1
     assert not any(broker.handed_out[0])
+
+
+async def test_a_volume_that_is_shared_no_more_is_failed_and_left_alone(world: World) -> None:
+    async with world.supplied():
+        world.broker.tenant = ""
+        await until(lambda: world.port.failed)
+        asked, world.port.counters = world.broker.questions, []
+        await asyncio.sleep(0.05)
+    assert world.port.failed == "volume.withdrawn"
+    assert not world.port.counters
+    assert world.broker.questions == asked
+
+
+async def test_a_volume_that_may_only_be_read_by_now_is_failed(world: World) -> None:
+    world.broker.tenant = "owner"
+    world.broker.shares = [broker_pb2.VolumeShare(tenant="t")]
+    async with world.supplied():
+        await asyncio.sleep(0.05)
+        assert not world.port.failed
+        world.broker.shares = [broker_pb2.VolumeShare(tenant="t", read_only=True)]
+        await until(lambda: world.port.failed)
+
+
+async def test_a_reader_follows_key_epochs_without_a_lease(world: World) -> None:
+    attached = world.attached[VOLUME]
+    attached.is_read_only, attached.leases, world.port.counters = True, LeaseHolder(), []
+    granted = world.broker.arena.counters_free
+    async with world.supplied():
+        world.broker.newest = 2
+        await until(lambda: 2 in world.port.keys)
+        await asyncio.sleep(0.02)
+    assert attached.descriptor.key_epoch == 2
+    assert world.broker.arena.counters_free == granted

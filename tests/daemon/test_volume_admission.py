@@ -14,6 +14,8 @@ from sealane.crypto.certificates import Subject
 from sealane.daemon.clock import utc_now
 from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
+from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.status import error_of
@@ -53,12 +55,85 @@ async def test_only_gateways_get_keys_and_leases(world: World) -> None:
         assert caught.value.reason == "call.role.refused"
 
 
-async def test_other_tenants_gateway_is_refused_by_the_target(world: World) -> None:
-    volume_id = await create(world)
+async def test_other_tenants_gateway_hears_of_a_volume_what_it_hears_of_none(
+    world: World,
+) -> None:
+    volume_id, unknown = await create(world), str(uuid.uuid4())
     stranger = world.identities["stranger"]
-    with pytest.raises(VerificationError) as caught:
-        await world.namespace(stranger, volume_id)
-    assert caught.value.reason == "namespace.tenant.refused"
+    heard = []
+    for asked in (volume_id, unknown):
+        with pytest.raises(UsageError) as caught:
+            await world.namespace(stranger, asked)
+        assert caught.value.reason == "namespace.not_found"
+        heard.append(str(caught.value).replace(asked, "ID"))
+        for call in (
+            world.storage.open_queue(
+                stranger.subject, storage_pb2.OpenQueueRequest(volume_id=asked, queue_id=1)
+            ),
+            world.storage.delete(stranger.subject, asked),
+        ):
+            with pytest.raises(UsageError) as caught:
+                await call
+            heard.append(str(caught.value).replace(asked, "ID"))
+        with pytest.raises(UsageError) as caught:
+            world.storage.check_watch(stranger.subject, asked)
+        heard.append(str(caught.value).replace(asked, "ID"))
+    assert len(set(heard)) == 1
+    assert not world.target.admitted
+
+
+async def test_a_namespace_is_made_for_its_tenants_gateways_only(world: World) -> None:
+    answer = await world.broker.register_volume(
+        world.identities["gateway"].subject,
+        request_id=str(uuid.uuid4()),
+        display_name="",
+        size_bytes=4096,
+        target_node="s",
+    )
+    with pytest.raises(UsageError) as caught:
+        await world.storage.create(world.identities["stranger"].subject, answer.volume)
+    assert caught.value.reason == "namespace.not_found"
+    assert not world.target.volumes
+
+
+async def test_a_shared_volume_is_used_under_an_authorization_of_its_own(world: World) -> None:
+    volume_id = await create(world)
+    owner, stranger = world.identities["gateway"].subject, world.identities["stranger"]
+    await world.broker.share_volume(owner, volume_id, tenant="other", read_only=True)
+    await world.namespace(stranger, volume_id)
+
+    def request(*, read_only: bool) -> storage_pb2.OpenQueueRequest:
+        return QueueOpening(
+            volume_id=uuid.UUID(volume_id),
+            target=world.identities["target"].subject,
+            gateway_node="x",
+            kem=stranger.keys.kem,
+            queue_id=1,
+            association_epoch=1,
+            read_only=read_only,
+        ).request
+
+    with pytest.raises(UsageError) as caught:
+        await world.storage.open_queue(stranger.subject, request(read_only=False))
+    assert caught.value.reason == "namespace.not_found"
+    await world.storage.open_queue(stranger.subject, request(read_only=True))
+    (admitted,) = world.target.admitted.values()
+    use = PeerIncarnation(
+        spiffe_id=stranger.subject.spiffe_id,
+        incarnation=stranger.subject.incarnation,
+        volume_id=volume_id,
+        is_read_only=True,
+    )
+    assert (admitted["gateway"], admitted["is_read_only"]) == (use, True)
+    # Events tell of all who use it, and who may delete it is its owner.
+    with pytest.raises(UsageError):
+        world.storage.check_watch(stranger.subject, volume_id)
+    with pytest.raises(UsageError):
+        await world.storage.delete(stranger.subject, volume_id)
+    await world.broker.unshare_volume(owner, volume_id, tenant="other")
+    async with asyncio.timeout(10):
+        await world.target.fencing.wait()
+    assert world.target.fenced == {use: "volume.not_found"}
 
 
 async def test_forged_descriptor_makes_no_namespace(world: World) -> None:

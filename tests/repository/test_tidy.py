@@ -57,6 +57,15 @@ def test_proto_forbids_unsafe_code() -> None:
     assert "#![forbid(unsafe_code)]" in (ROOT / "native/sim/src/lib.rs").read_text()
 
 
+def test_unsafe_code_of_the_erasure_code_is_in_one_file() -> None:
+    library = (ROOT / "native/erasure/src/lib.rs").read_text()
+    assert "#![deny(unsafe_code)]" in library
+    assert re.findall(r"#\[allow\(unsafe_code\)\]\nmod (\w+);", library) == ["kernels"]
+    assert [
+        path.name for path in tracked("native/erasure/*.rs") if "unsafe {" in path.read_text()
+    ] == ["kernels.rs"]
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     broken = []
     for path in tracked("*.md"):

@@ -46,7 +46,12 @@ class World:
     newest_epoch: int = 1
 
     def grant(
-        self, queue_id: int, *, epoch: int | None = None, host_nqn: str = GATEWAY
+        self,
+        queue_id: int,
+        *,
+        epoch: int | None = None,
+        host_nqn: str = GATEWAY,
+        is_read_only: bool = False,
     ) -> QueueGrant:
         """What the control channel does, in one process; `epoch` None: the newest."""
         epoch = self.newest_epoch if epoch is None else epoch
@@ -61,6 +66,7 @@ class World:
             association_epoch=epoch,
             incarnation=7,
             gateway=None,
+            is_read_only=is_read_only,
         )
         traddr, trsvcid = self.via or self.target.address
         grant = QueueGrant(

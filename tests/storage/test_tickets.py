@@ -186,3 +186,15 @@ async def test_host_must_authenticate(world: World) -> None:
     with pytest.raises(VerificationError) as caught:
         await host.connect()
     assert caught.value.reason == "authentication.required"
+
+
+async def test_an_association_has_one_access(world: World) -> None:
+    writing, reading = world.grant(1), world.grant(2, is_read_only=True)
+    async with world.back_host() as host:
+        await host.request_queues(2)
+        queue = await host.connect_queue(1, ticket=writing.ticket)
+        with contextlib.suppress(NvmeStatusError, UnavailableError):
+            (await host.connect_queue(2, ticket=reading.ticket)).close()
+        await world.reason("queue.association", at_target=True)
+        assert world.target.statistics(world.volume_id)["queues_running"] == 1
+        queue.close()

@@ -12,6 +12,7 @@ import pytest
 
 from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
@@ -35,9 +36,16 @@ COMPARE_FAILURE = 0x285
 NODES = ("g1", "g2", "g3", "g4")
 
 
+KEMS = {node: X25519KemKey.create() for node in ("s", *NODES)}
+
+
 def subject(node: str) -> Subject:
     return Subject(
-        node=node, role="gateway", tenant="acme", incarnation=bytes(16), kem_public_key=bytes(32)
+        node=node,
+        role="target" if node == "s" else "gateway",
+        tenant="acme",
+        incarnation=bytes(16),
+        kem_public_key=KEMS[node].public_key,
     )
 
 
@@ -54,8 +62,9 @@ class Rack:
     def opening(self, node: str, queue_id: int, epoch: int) -> QueueOpening:
         return QueueOpening(
             volume_id=self.volume_id,
-            target_node="s",
+            target=subject("s"),
             gateway_node=node,
+            kem=KEMS[node],
             queue_id=queue_id,
             association_epoch=epoch,
         )
@@ -131,6 +140,7 @@ async def rack() -> AsyncIterator[Rack]:
         node="s",
         store="memory",
         anchor=authority.certificate,
+        kem=KEMS["s"],
         authorizations=all_authorized(target),
     )
     volume_id = uuid.uuid4()
@@ -182,7 +192,7 @@ async def test_each_reads_what_the_other_wrote_and_may_reconnect(rack: Rack) -> 
 async def test_newer_association_of_one_keeps_the_others_epoch(rack: Rack) -> None:
     await rack.open_queue("g1", 1, 5)
     await rack.open_queue("g2", 1, 1 << 62)
-    epochs = [rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES[:2]]
+    epochs = [await rack.service.namespace(subject(n), str(rack.volume_id)) for n in NODES[:2]]
     assert [each.association_epoch for each in epochs] == [5, 1 << 62]
     await rack.open_queue("g1", 1, 6)
     with pytest.raises(VerificationError) as caught:

@@ -37,6 +37,7 @@ class VolumeKey:
     generation: int = 1
     sector_count: int = SECTORS
     fully_sealed: bool = False
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sealane.daemon.authorizations import STALE, Authorizations
+from sealane.daemon.authorizations import (
+    NO_VOLUME,
+    REFUSED_VOLUMES_MAX,
+    STALE,
+    Authorizations,
+)
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
 from trust.world import running_authorizations
@@ -204,3 +209,25 @@ async def test_many_who_wait_ask_once(world: World) -> None:
     await asyncio.wait(tasks)
     assert len(world.asked) == 1
     assert all(task.exception() is None for task in tasks[1:])
+
+
+async def test_a_peer_that_guesses_volumes_is_not_asked_for_any_more(world: World) -> None:
+    made = world.authorizations()
+
+    def use(number: int, name: str = "g") -> PeerIncarnation:
+        return replace(_peer(name), volume_id=f"volume {number}")
+
+    for number in range(REFUSED_VOLUMES_MAX + 1):
+        world.refusals[use(number)] = NO_VOLUME
+    for number in range(REFUSED_VOLUMES_MAX):
+        with pytest.raises(VerificationError) as refused:
+            await made.require(use(number))
+        assert refused.value.reason == NO_VOLUME
+    asked = len(world.asked)
+    with pytest.raises(UnavailableError) as caught:
+        await made.require(use(REFUSED_VOLUMES_MAX))
+    assert caught.value.reason == "authorization.limit"
+    assert len(world.asked) == asked
+    # Nobody else pays for it, nor does what the peer may do without that volume.
+    await made.require(use(1, "h"))
+    await made.require(_peer())

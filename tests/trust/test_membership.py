@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +20,14 @@ from sealane.crypto.certificates import (
     verify_authorization,
     verify_verifier,
 )
+from sealane.daemon.authorizations import NO_VOLUME, peer_from, peer_of
 from sealane.daemon.broker.membership import PEERS_PER_CALL_MAX, Membership
+from sealane.daemon.broker.records import ShareRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.clock import utc_now
+from sealane.daemon.devices import ServedDevice
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
@@ -59,7 +63,14 @@ class World:
     now: dt.datetime
     covered: list[int] = field(default_factory=list)
     policy_version: int = 1
+    openings: list[tuple[Subject, uuid.UUID, int]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+
+    async def _check_device(
+        self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int
+    ) -> None:
+        if (caller, device_id, fencing_epoch) not in self.openings:
+            raise VerificationError("device.fenced", "not the newest opening")
 
     async def _lost(self, spiffe_id: str) -> None:
         self.lost.append(spiffe_id)
@@ -69,6 +80,7 @@ class World:
             self.registry,
             cover=self._cover,
             check_policy=self._check_policy,
+            check_device=self._check_device,
             lost=self._lost,
             audit=self.audit,
             metrics=Metrics(),
@@ -272,6 +284,18 @@ async def test_questions_are_bounded(world: World, nonce: bytes, count: int) -> 
     assert await _reason(UsageError, asked) == "authorization.request"
 
 
+async def test_who_lost_the_device_is_told_of_no_peer(world: World) -> None:
+    device_id = uuid.UUID(int=1)
+    world.openings = [(TARGET, device_id, 2)]
+    for epoch in (1, 2):
+        served = ServedDevice(device_id=device_id, fencing_epoch=epoch)
+        asked = world.membership().authorize(TARGET, nonce=NONCE, peers=[], device=served)
+        if epoch == 2:
+            assert await asked
+        else:
+            assert await _reason(VerificationError, asked) == "device.fenced"
+
+
 @pytest.mark.parametrize("name", ["", "spiffe://sealane/gateway/", "spiffe://other/gateway/g"])
 async def test_malformed_names_are_unknown(world: World, name: str) -> None:
     peer = PeerIncarnation(spiffe_id=name, incarnation=bytes(16))
@@ -302,3 +326,51 @@ async def test_signature_covers_the_authorization(world: World) -> None:
         with pytest.raises(VerificationError) as caught:
             verify_authorization(bad[0], authorization=bad[1], signature=bad[2])
         assert caught.value.reason == "authorization.signature"
+
+
+async def test_a_volume_is_used_by_its_tenant_and_those_it_is_shared_with(world: World) -> None:
+    volume_id, elsewhere, gone, filler = (uuid.uuid4() for _ in range(4))
+    shares = (
+        ShareRecord(tenant="reader", read_only=True),
+        ShareRecord(tenant="w", read_only=False),
+    )
+    for each, node in ((volume_id, "s"), (elsewhere, "s2"), (gone, "s")):
+        record = VolumeRecord(
+            volume_id=each,
+            tenant="t",
+            display_name="",
+            sector_count=1,
+            target_node=node,
+            generation=1,
+            key_epoch=1,
+            shares=shares,
+            is_deleted=each == gone,
+        )
+        await world.registry.commit((), world.registry.volumes.sealed(str(each), record))
+    gateways = {
+        tenant: replace(GATEWAY, node=f"g-{tenant}", tenant=tenant)
+        for tenant in ("t", "reader", "w", "other")
+    }
+    for gateway in gateways.values():
+        await world.attest(gateway)
+
+    async def may(tenant: str, volume: object, *, reading: bool = False) -> str:
+        use = replace(peer_of(gateways[tenant]), volume_id=str(volume), is_read_only=reading)
+        content = await world.membership().authorize(TARGET, nonce=NONCE, peers=[use])
+        (verdict,) = trust_pb2.Authorization.FromString(content).verdicts
+        assert peer_from(verdict.peer) == use
+        return verdict.refusal
+
+    for tenant, writes, reads in (
+        ("t", "", ""),
+        ("reader", NO_VOLUME, ""),
+        ("w", "", ""),
+        ("other", NO_VOLUME, NO_VOLUME),
+    ):
+        assert await may(tenant, volume_id) == writes
+        assert await may(tenant, volume_id, reading=True) == reads
+        # One answer for all that is not to be had here.
+        for volume in (elsewhere, gone, filler, "x", f"{volume_id}".upper(), "\x00" * 9):
+            assert await may(tenant, volume, reading=True) == NO_VOLUME
+    await world.membership().revoke("g-w", "gateway", reason="")
+    assert await may("w", volume_id) == "node.revoked"

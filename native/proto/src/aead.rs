@@ -62,6 +62,11 @@ impl Secret {
         Self::take(&mut bytes)
     }
 
+    /// The bytes, for ciphers of this crate that aren't in here.
+    pub(crate) fn bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+
     fn key(&self) -> LessSafeKey {
         let unbound = UnboundKey::new(&AES_256_GCM, &self.0).expect("key length is fixed");
         LessSafeKey::new(unbound)

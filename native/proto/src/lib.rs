@@ -6,7 +6,7 @@
 
 pub mod aead;
 pub mod digest;
-pub mod erasure;
+pub mod freshness;
 pub mod ip;
 pub mod key_ring;
 pub mod link;

@@ -38,7 +38,7 @@ create_exception!(
 );
 
 /// Why control may fail a volume.
-const FAILURES: [&str; 2] = ["verification.limit", "gateway.barred"];
+const FAILURES: [&str; 3] = ["verification.limit", "gateway.barred", "volume.withdrawn"];
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -62,7 +62,8 @@ impl GatewayVolume {
     #[new]
     #[pyo3(signature = (*, volume_id, generation, sector_count, oldest_key_epoch, key_epoch, key,
         command_timeout_seconds=30.0, hold_seconds=60.0, journal_bytes_max=64 << 20,
-        commands_per_key_max=1 << 48, nonce_ledger=None, fully_sealed=false))]
+        commands_per_key_max=1 << 48, nonce_ledger=None, fully_sealed=false,
+        read_only=false))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn new(
         volume_id: &[u8],
@@ -77,6 +78,7 @@ impl GatewayVolume {
         commands_per_key_max: u64,
         nonce_ledger: Option<PathBuf>,
         fully_sealed: bool,
+        read_only: bool,
     ) -> PyResult<Self> {
         if commands_per_key_max == 0 || commands_per_key_max > 1 << 48 {
             return Err(invalid("commands_per_key_max must be 1 to 2^48"));
@@ -88,7 +90,11 @@ impl GatewayVolume {
             journal_bytes_max,
             commands_per_key_max,
         };
-        let format = VolumeFormat { block_count: sector_count, is_fully_sealed: fully_sealed };
+        let format = VolumeFormat {
+            block_count: sector_count,
+            is_fully_sealed: fully_sealed,
+            is_read_only: read_only,
+        };
         let secret = take_secret("key", key)?;
         let keys = KeyRing::new(identity, oldest_key_epoch, key_epoch, &secret).map_err(invalid)?;
         let volume = EngineGateway::new(keys, format, settings, nonce_ledger.as_deref())?;

@@ -274,14 +274,16 @@ struct Controller {
 #[pymethods]
 impl Controller {
     #[new]
-    #[pyo3(signature = (*, association, host_nqn, host_id, controller_id))]
+    #[pyo3(signature = (*, association, host_nqn, host_id, controller_id, read_only=false))]
     fn new(
         association: u64,
         host_nqn: String,
         host_id: &[u8],
         controller_id: u16,
+        read_only: bool,
     ) -> PyResult<Self> {
         let engine = EngineController::new(association, array("host_id", host_id)?)?;
+        let engine = if read_only { engine.read_only() } else { engine };
         Ok(Self { engine, association, host_nqn, controller_id })
     }
 

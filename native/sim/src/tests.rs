@@ -255,6 +255,6 @@ fn impossible_scenarios_are_refused() {
     let mut corrupt = Scenario::fast(1);
     corrupt.forward.corrupt_parts_per_billion = 1;
     assert_eq!(refusal(corrupt), Err(ScenarioError::Corruption));
-    let odd = Scenario { unit_bytes: 1407, ..small };
-    assert!(matches!(refusal(odd), Err(ScenarioError::Session(_))));
+    let tiny = Scenario { unit_bytes: 255, ..small };
+    assert!(matches!(refusal(tiny), Err(ScenarioError::Session(_))));
 }

@@ -30,7 +30,7 @@ pub struct Block {
     pub coded_start: u32,
     /// One past its last coded index.
     pub coded_end: u32,
-    /// Bytes of the symbols that are coded, even.
+    /// Bytes of the symbols that are coded.
     pub symbol_bytes: usize,
 }
 
@@ -132,7 +132,7 @@ impl Layout {
         let coded_start = number * (k + u32::from(self.m));
         // A lone unit is coded at its own size; beside others it is padded with zeros to theirs.
         let symbol_bytes = if data_count == 1 {
-            self.unit_length(data_start).next_multiple_of(2).max(2)
+            self.unit_length(data_start).max(1)
         } else {
             usize::from(self.unit_bytes)
         };
@@ -196,7 +196,6 @@ mod tests {
                         prop_assert!(index < m);
                         prop_assert_eq!(block, layout.block_of(coded));
                         prop_assert_eq!(block.coded_start + block.data_count + u32::from(index), coded);
-                        prop_assert!(block.symbol_bytes.is_multiple_of(2));
                         for unit in block.data_start..block.data_start + block.data_count {
                             prop_assert!(layout.unit_length(unit) <= block.symbol_bytes);
                         }

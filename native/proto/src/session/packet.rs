@@ -5,7 +5,7 @@
 use crate::aead::{NONCE_BYTES, TAG_BYTES};
 
 /// The version this machine speaks, in the high half of the first byte.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of the header that every packet has.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the message descriptor that follows it in unit packets.
@@ -219,7 +219,7 @@ mod tests {
         };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
-        let expected: Vec<u8> = std::iter::once(0x19).chain(1..=0x2a).collect();
+        let expected: Vec<u8> = std::iter::once(0x29).chain(1..=0x2a).collect();
         assert_eq!(bytes, expected);
         let nonce = [0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15];
         assert_eq!(header.nonce(), nonce);

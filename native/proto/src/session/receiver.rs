@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::erasure::Decoder;
+use sealane_erasure::Coder;
 
 use super::bitmap::Bitmap;
 use super::events::Events;
@@ -85,6 +85,14 @@ struct Landing {
     parity: BTreeMap<u32, Vec<(u8, Vec<u8>)>>,
 }
 
+/// Decodes blocks in private memory.
+#[derive(Debug, Default)]
+struct Restorer {
+    coder: Coder,
+    /// The data symbols of one block, padded.
+    symbols: Vec<u8>,
+}
+
 /// Progress of one message, for the acknowledgement.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress<'a> {
@@ -106,8 +114,7 @@ pub struct Receiver {
     scratch_bytes: usize,
     /// Buffers of dropped parity, for reuse; bounded with the scratch.
     spare: Vec<Vec<u8>>,
-    decoder: Decoder,
-    symbols: Vec<u8>,
+    restorer: Restorer,
     decoded_units: u64,
 }
 
@@ -124,8 +131,7 @@ impl Receiver {
             window: VecDeque::new(),
             scratch_bytes: 0,
             spare: Vec::new(),
-            decoder: Decoder::default(),
-            symbols: Vec::new(),
+            restorer: Restorer::default(),
             decoded_units: 0,
         }
     }
@@ -317,25 +323,7 @@ impl Receiver {
         let is_missing = |i: u32| !landing.arrived.get(block.coded_start + i);
         let missing: Vec<u32> = (0..block.data_count).filter(|i| is_missing(*i)).collect();
         if !missing.is_empty() && self.payload == PayloadMode::Real {
-            let symbol_bytes = block.symbol_bytes;
-            self.symbols.clear();
-            self.symbols.resize(block.data_count as usize * symbol_bytes, 0);
-            let symbols = self.symbols.chunks_exact_mut(symbol_bytes).enumerate();
-            for (i, symbol) in symbols.filter(|(i, _)| !is_missing(*i as u32)) {
-                let unit = block.data_start + i as u32;
-                let at = offset + layout.unit_offset(unit);
-                memory.read(at, &mut symbol[..layout.unit_length(unit)]);
-            }
-            let shape = (block.data_count as usize, layout.m(), symbol_bytes);
-            let symbols = self.symbols.chunks_exact(symbol_bytes).enumerate();
-            let data = symbols.filter(|(i, _)| !is_missing(*i as u32));
-            let recovery = parity.iter().map(|(i, symbol)| (usize::from(*i), &symbol[..]));
-            let decoded = self.decoder.decode(shape, data, recovery, |i, symbol| {
-                let unit = block.data_start + i as u32;
-                let length = layout.unit_length(unit);
-                memory.write(offset + layout.unit_offset(unit), &symbol[..length]);
-            });
-            debug_assert_eq!(decoded, Ok(()), "k symbols of a layout's shape decode");
+            self.restorer.restore(&layout, &block, &missing, &parity, (offset, memory));
         }
         for (_, buffer) in parity {
             self.scratch_bytes -= buffer.len();
@@ -387,6 +375,43 @@ impl Receiver {
         while self.window.front().is_some_and(|first| matches!(first.state, State::Ended)) {
             self.window.pop_front();
             self.base += 1;
+        }
+    }
+}
+
+impl Restorer {
+    /// Computes the missing data units of a block, which has enough parity, and writes them to their
+    /// place in the message that starts at the offset.
+    fn restore<M: Memory>(
+        &mut self,
+        layout: &Layout,
+        block: &Block,
+        missing: &[u32],
+        parity: &[(u8, Vec<u8>)],
+        (offset, memory): (u64, &mut M),
+    ) {
+        self.symbols.clear();
+        self.symbols.resize(block.data_count as usize * block.symbol_bytes, 0);
+        let mut present = Vec::with_capacity(block.data_count as usize);
+        let mut restored = Vec::with_capacity(missing.len());
+        for (i, symbol) in self.symbols.chunks_exact_mut(block.symbol_bytes).enumerate() {
+            if missing.contains(&(i as u32)) {
+                restored.push((i, symbol));
+                continue;
+            }
+            let unit = block.data_start + i as u32;
+            let length = layout.unit_length(unit);
+            memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
+            present.push((i, &*symbol));
+        }
+        let parity = parity.iter().map(|(i, symbol)| (usize::from(*i), &symbol[..]));
+        let parity: Vec<(usize, &[u8])> = parity.collect();
+        let decoded = self.coder.decode(&present, &parity, &mut restored);
+        debug_assert_eq!(decoded, Ok(()), "k symbols of a layout's shape decode");
+        for (i, symbol) in restored {
+            let unit = block.data_start + i as u32;
+            let length = layout.unit_length(unit);
+            memory.write(offset + layout.unit_offset(unit), &symbol[..length]);
         }
     }
 }

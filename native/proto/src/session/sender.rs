@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::erasure::Encoder;
+use sealane_erasure::Coder;
+
 use crate::link::Nanos;
 
 use super::bitmap::Bitmap;
@@ -68,7 +69,7 @@ struct ParityCache {
     of: Option<(u64, u32)>,
     bytes: Vec<u8>,
     symbols: Vec<u8>,
-    encoder: Encoder,
+    coder: Coder,
 }
 
 /// All messages that this end sends. Message numbers rise by one per post.
@@ -433,9 +434,10 @@ impl ParityCache {
             let length = layout.unit_length(unit);
             memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
         }
-        let Self { symbols, encoder, bytes, .. } = self;
-        let coded = encoder.encode(symbols, block.symbol_bytes, layout.m(), bytes);
+        self.bytes.resize(usize::from(layout.m()) * block.symbol_bytes, 0);
+        let data: Vec<&[u8]> = self.symbols.chunks_exact(block.symbol_bytes).collect();
+        let mut parity: Vec<&mut [u8]> = self.bytes.chunks_exact_mut(block.symbol_bytes).collect();
+        let coded = self.coder.encode(&data, &mut parity);
         debug_assert_eq!(coded, Ok(()), "a layout is a valid shape");
-        bytes.resize(usize::from(layout.m()) * block.symbol_bytes, 0);
     }
 }

@@ -33,7 +33,7 @@ pub struct SessionConfig {
     pub connection_id_local: u64,
     /// Connection id in the packets that this end sends.
     pub connection_id_peer: u64,
-    /// Payload bytes of a full unit. Even.
+    /// Payload bytes of a full unit.
     pub unit_bytes: u16,
     /// Units of a chunk, the grain in which a landing message is published. At least 1.
     pub chunk_units: u16,
@@ -50,10 +50,8 @@ pub struct SessionConfig {
 /// A value of [`SessionConfig`] is out of range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The unit is too small, too large, or odd.
-    #[error(
-        "unit_bytes is {0}: an even number from {UNIT_BYTES_MIN} to {UNIT_BYTES_MAX} is needed"
-    )]
+    /// The unit is too small or too large.
+    #[error("unit_bytes is {0}: from {UNIT_BYTES_MIN} to {UNIT_BYTES_MAX} is needed")]
     UnitBytes(u16),
     /// A chunk has no units.
     #[error("chunk_units is 0: at least 1 is needed")]
@@ -72,8 +70,7 @@ pub enum ConfigError {
 impl SessionConfig {
     /// Checks every range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let even = self.unit_bytes.is_multiple_of(2);
-        if !even || !(UNIT_BYTES_MIN..=UNIT_BYTES_MAX).contains(&self.unit_bytes) {
+        if !(UNIT_BYTES_MIN..=UNIT_BYTES_MAX).contains(&self.unit_bytes) {
             return Err(ConfigError::UnitBytes(self.unit_bytes));
         }
         if self.chunk_units == 0 {

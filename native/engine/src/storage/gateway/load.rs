@@ -149,7 +149,8 @@ mod tests {
         };
         let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
         let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [7; 32])).unwrap();
-        let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed: false };
+        let format =
+            VolumeFormat { block_count: BLOCKS, is_fully_sealed: false, is_read_only: false };
         GatewayVolume::new(keys, format, settings, None).unwrap()
     }
 

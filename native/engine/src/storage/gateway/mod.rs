@@ -70,6 +70,8 @@ pub struct VolumeFormat {
     /// Every sector was sealed before the first attach: an unwritten one is an error, and writing
     /// zeroes seals zeros.
     pub is_fully_sealed: bool,
+    /// The volume is another tenant's, shared to be read: hosts may not change it.
+    pub is_read_only: bool,
 }
 
 /// What an operator may choose for a volume.
@@ -294,7 +296,7 @@ impl GatewayVolume {
         settings: GatewaySettings,
         ledger: Option<&Path>,
     ) -> io::Result<Self> {
-        let VolumeFormat { block_count, is_fully_sealed } = format;
+        let VolumeFormat { block_count, is_fully_sealed, is_read_only } = format;
         let shared = Shared {
             keys,
             is_fully_sealed,
@@ -316,7 +318,7 @@ impl GatewayVolume {
             block_bytes: DATA_BYTES,
             block_count,
             commands,
-            access: Access::Full,
+            access: if is_read_only { Access::ReadOnly } else { Access::Full },
         };
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared), namespace })
     }

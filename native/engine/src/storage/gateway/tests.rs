@@ -69,7 +69,7 @@ fn shared(settings: GatewaySettings) -> Arc<Shared> {
 }
 
 fn shared_of(settings: GatewaySettings, is_fully_sealed: bool) -> Arc<Shared> {
-    let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed };
+    let format = VolumeFormat { block_count: BLOCKS, is_fully_sealed, is_read_only: false };
     let identity = VolumeIdentity { volume_id: [1; 16], generation: 1 };
     let keys = KeyRing::new(identity, 1, 1, &Secret::take(&mut [3; 32])).unwrap();
     let volume = GatewayVolume::new(keys, format, settings, None).unwrap();

@@ -59,6 +59,7 @@ struct State {
     error_count: u64,
     /// The newest last.
     errors: VecDeque<ErrorEntry>,
+    is_read_only: bool,
     mailboxes: Vec<(u16, Weak<Mailbox>)>,
 }
 
@@ -106,13 +107,22 @@ impl Controller {
         Ok(Self { queues: Queues::default(), shared: Arc::new(shared) })
     }
 
+    /// The same for a host that may change nothing: commands that would end with Namespace is Write
+    /// Protected.
+    #[must_use]
+    pub fn read_only(self) -> Self {
+        self.shared.lock().is_read_only = true;
+        self
+    }
+
     // Commands.
 
     /// Makes these the controller's namespaces. Running queues change over on their own threads;
     /// commands that were accepted before are still executed.
     pub fn set_namespaces(&self, entries: Vec<(u32, Arc<Namespace>, AnaState)>) {
         let mut state = self.shared.lock();
-        let assign = |(nsid, namespace, state)| Assigned { nsid, namespace, state };
+        let is_read_only = state.is_read_only;
+        let assign = |(nsid, namespace, state)| Assigned { nsid, namespace, state, is_read_only };
         state.namespaces = entries.into_iter().map(assign).collect();
         let namespaces = state.namespaces.clone();
         state.mailboxes.retain(|(_, mailbox)| {

@@ -56,6 +56,8 @@ pub struct Assigned {
     pub namespace: Arc<Namespace>,
     /// How the controller reaches it.
     pub state: AnaState,
+    /// The controller's host may not change it.
+    pub is_read_only: bool,
 }
 
 impl Assigned {
@@ -78,7 +80,10 @@ impl Assigned {
             block_bytes: self.namespace.block_bytes,
             block_count: self.namespace.block_count,
             commands,
-            access: self.state.access(),
+            access: match self.state.access() {
+                Access::Full if self.is_read_only => Access::ReadOnly,
+                access => access,
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use sealane_proto::sector::{IV_BYTES, block_iv, is_unwritten, set_expected_iv};
 
 use super::hosts::{Host, controller, plain, sealed};
 use super::store::ShuffledStore;
-use crate::storage::target::{AnaState, Namespace};
+use crate::storage::target::{AnaState, Controller, Namespace};
 
 fn world(is_sealed: bool) -> (ShuffledStore, Arc<Namespace>) {
     let store = ShuffledStore::new(64, is_sealed, 1);
@@ -197,4 +197,24 @@ fn namespaces_and_their_states_change_while_the_queue_runs() {
     until(Status::INVALID_NAMESPACE);
     controller.set_namespaces(vec![(1, Arc::clone(&second), AnaState::Optimized)]);
     assert!(until(Status::SUCCESS).1 == plain(0, 1), "another namespace");
+}
+
+#[test]
+fn a_read_only_host_reads_and_changes_nothing() {
+    let (_, namespace) = world(true);
+    let owner = controller(1, &namespace);
+    assert_eq!(Host::connect(&owner, 1, true).write(0, sealed(1)), Status::SUCCESS);
+    let reader = Controller::new(2, [2; 16]).unwrap().read_only();
+    reader.set_namespaces(vec![(1, Arc::clone(&namespace), AnaState::Optimized)]);
+    let mut host = Host::connect(&reader, 1, true);
+    let protected = Status::NAMESPACE_WRITE_PROTECTED.final_();
+    assert_eq!(host.write(0, sealed(2)), protected);
+    let deallocate = HostCommand::WriteZeroes { lba: 0, blocks: 1, deallocate: true };
+    assert_eq!(host.status(deallocate), protected);
+    assert_eq!(host.status(HostCommand::Flush), Status::SUCCESS);
+    assert_eq!(host.read(0, 1), sealed(1));
+    // Access is no ANA state: where the host may do nothing, that is what it hears.
+    reader.set_namespaces(vec![(1, Arc::clone(&namespace), AnaState::Inaccessible)]);
+    while host.write(0, sealed(2)) == protected {}
+    assert_eq!(host.write(0, sealed(2)).code(), Status::ANA_INACCESSIBLE.code());
 }

@@ -1,0 +1,1 @@
+"""Sealing and erasure coding beside other libraries, one core."""

@@ -1,0 +1,80 @@
+"""`python -m benchmarks.kernels`: sealing, tree nodes and erasure coding beside other libraries.
+
+Builds and runs the Rust program of this folder on one core: every case once a round, in turn, each
+round beginning with another one; symbols stay in the caches. ISA-L is measured where libisal2 is
+installed. Prints medians and spread, keeps every sample as JSON and draws a plot.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from benchmarks.kernels.report import Sample, decode_table, plot, tables
+from rich.console import Console
+
+FOLDER: Final = Path(__file__).parent
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("what", nargs="*", choices=["aead", "node", "erasure", []], help="only this (all)")
+    add("--rounds", type=int, default=21, help="rounds; medians are shown (21)")
+    add("--core", type=int, default=None, help="run on this core (any)")
+    add("--output", type=Path, default=Path("sealane-kernels"), help="directory")
+    return found
+
+
+def run(arguments: argparse.Namespace) -> list[Sample]:
+    """Build the program in release mode, run it, read its samples."""
+    command = ["cargo", "run", "--release", "--quiet", "--locked"]
+    command += ["--manifest-path", str(FOLDER / "Cargo.toml"), "--"]
+    command += [str(arguments.rounds), *arguments.what]
+    if arguments.core is not None:
+        os.sched_setaffinity(0, {arguments.core})
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [Sample(**json.loads(line)) for line in printed.splitlines()]
+
+
+def processor() -> str:
+    """Name the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def main() -> int:
+    """Measure, print, keep."""
+    arguments = parser().parse_args()
+    console = Console(width=200)
+    samples = run(arguments)
+    for table in tables(samples):
+        console.print(table)
+    if any(sample.what == "decode" for sample in samples):
+        console.print(decode_table(samples))
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    document = {
+        "processor": processor(),
+        "rounds": arguments.rounds,
+        "load_average": os.getloadavg(),
+        "samples": [asdict(sample) for sample in samples],
+    }
+    (arguments.output / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    plot(arguments.output / "kernels.png", samples)
+    console.print(f"kept: {arguments.output / 'results.json'}, {arguments.output / 'kernels.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+//! AES-256-GCM at the sizes of a packet, of a sector and of a large unit; GMAC over a sector.
+
+use std::hint::black_box;
+
+use aes_gcm::aead::{AeadInPlace, KeyInit};
+use aws_lc_rs::aead as aws;
+use ring::aead as ringed;
+
+use crate::{Case, measure};
+
+/// Any key.
+pub const KEY: [u8; 32] = [7; 32];
+
+/// A nonce of its own for each call.
+pub fn nonce(number: u64) -> [u8; 12] {
+    let mut nonce = [0; 12];
+    nonce[..8].copy_from_slice(&number.to_le_bytes());
+    nonce
+}
+
+/// Sealing in place, the tag apart; GMAC is sealing nothing.
+pub fn measure_all(rounds: u64) {
+    for (shape, data_bytes, aad_bytes) in [
+        ("1408 B", 1408, 32),
+        ("4096 B", 4096, 32),
+        ("8192 B", 8192, 32),
+        ("GMAC 4160 B", 0, 4160),
+    ] {
+        seal(rounds, shape, data_bytes, aad_bytes);
+    }
+}
+
+fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
+    let aws_key = aws::LessSafeKey::new(aws::UnboundKey::new(&aws::AES_256_GCM, &KEY).unwrap());
+    let ring_key =
+        ringed::LessSafeKey::new(ringed::UnboundKey::new(&ringed::AES_256_GCM, &KEY).unwrap());
+    let rust_key = aes_gcm::Aes256Gcm::new_from_slice(&KEY).unwrap();
+    let aad = vec![3; aad_bytes];
+    let (mut a, mut b, mut c) = (
+        vec![1; data_bytes],
+        vec![1; data_bytes],
+        vec![1; data_bytes],
+    );
+    let mut cases = [
+        Case::new("aws-lc-rs", |number| {
+            let nonce = aws::Nonce::assume_unique_for_key(nonce(number));
+            let tag = aws_key.seal_in_place_separate_tag(nonce, aws::Aad::from(&aad), &mut a);
+            let _ = black_box(tag.unwrap());
+        }),
+        Case::new("ring", |number| {
+            let nonce = ringed::Nonce::assume_unique_for_key(nonce(number));
+            let tag = ring_key.seal_in_place_separate_tag(nonce, ringed::Aad::from(&aad), &mut b);
+            let _ = black_box(tag.unwrap());
+        }),
+        Case::new("aes-gcm", |number| {
+            black_box(rust_key.encrypt_in_place_detached(&nonce(number).into(), &aad, &mut c))
+                .unwrap();
+        }),
+    ];
+    measure(rounds, "seal", shape, data_bytes.max(aad_bytes), &mut cases);
+}

@@ -1,0 +1,86 @@
+//! Times sealing, node functions and erasure coding beside other libraries, one core, rounds interleaved.
+//!
+//! Prints one JSON object a line for each case and round; `python -m benchmarks.kernels` reads them.
+//! Arguments: rounds, then what to run ("aead", "node", "erasure"; all if none is named).
+
+mod aead;
+mod erasure;
+mod isal;
+mod node;
+
+use std::time::Instant;
+
+/// Time that one sample takes at least, in nanoseconds: below that the clock and the loop matter.
+const SAMPLE_NANOS: f64 = 400_000.0;
+
+/// A named piece of work over some bytes; the number makes nonces differ.
+pub struct Case<'a> {
+    /// Library or kernel.
+    pub name: String,
+    /// The work. Does it once for each call.
+    pub work: Box<dyn FnMut(u64) + 'a>,
+}
+
+impl<'a> Case<'a> {
+    /// A case.
+    pub fn new(name: impl Into<String>, work: impl FnMut(u64) + 'a) -> Self {
+        Self {
+            name: name.into(),
+            work: Box::new(work),
+        }
+    }
+}
+
+/// Runs all cases in turn, in each round beginning with another one, and prints every sample.
+pub fn measure(rounds: u64, what: &str, shape: &str, bytes: usize, cases: &mut [Case<'_>]) {
+    let calls: Vec<u64> = cases.iter_mut().map(calls_per_sample).collect();
+    let count = cases.len() as u64;
+    let mut call = 1 << 32;
+    for round in 0..rounds {
+        for turn in 0..count {
+            let index = ((round + turn) % count) as usize;
+            let case = &mut cases[index];
+            let start = Instant::now();
+            for _ in 0..calls[index] {
+                call += 1;
+                (case.work)(call);
+            }
+            let nanos = start.elapsed().as_nanos() as f64 / calls[index] as f64;
+            println!(
+                r#"{{"what": "{what}", "shape": "{shape}", "who": "{}", "bytes": {bytes}, "round": {round}, "nanos": {nanos:.1}}}"#,
+                case.name
+            );
+        }
+    }
+}
+
+/// Calls that fill a sample; they warm the case up as well.
+fn calls_per_sample(case: &mut Case<'_>) -> u64 {
+    let mut calls = 1;
+    loop {
+        let start = Instant::now();
+        (0..calls).for_each(|call| (case.work)(call));
+        let nanos = start.elapsed().as_nanos() as f64;
+        if nanos >= SAMPLE_NANOS {
+            return calls;
+        }
+        calls = (calls * 2).max((calls as f64 * SAMPLE_NANOS / nanos.max(1.0)).min(1e6) as u64);
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rounds = arguments
+        .first()
+        .map_or(21, |rounds| rounds.parse().expect("rounds: a number"));
+    let runs = |what: &str| arguments.len() < 2 || arguments[1..].iter().any(|name| name == what);
+    if runs("aead") {
+        aead::measure_all(rounds);
+    }
+    if runs("node") {
+        node::measure_all(rounds);
+    }
+    if runs("erasure") {
+        erasure::measure_all(rounds);
+    }
+}

@@ -1,0 +1,59 @@
+"""`sealanectl session VERB`: inter-datacenter sessions of a fabric."""
+
+# ruff: noqa: ARG001 - every command has one signature
+
+import argparse
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from sealane.client import Client, translated
+from sealane.daemon.ctl_output import CALL_SECONDS, AddVerb, Output, pages
+from sealane.protocol.v1 import sessions_pb2
+
+
+def add_session_verbs(verbs: Any, verb: AddVerb, named: AddVerb) -> None:
+    """Add the verbs of the noun `session`."""
+    verb(verbs, "list", _session_list, "show every session")
+    named(verbs, "get", _session_get, "show a session")
+    named(verbs, "close", _session_close, "close a session")
+
+
+async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:
+    def call(token: str) -> Awaitable[sessions_pb2.ListSessionsResponse]:
+        request = sessions_pb2.ListSessionsRequest(page_token=token)
+        return client.sessions.ListSessions(request, timeout=CALL_SECONDS)
+
+    with translated():
+        output.show([_session_row(s) async for page in pages(call) for s in page.sessions])
+
+
+async def _session_get(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = sessions_pb2.GetSessionRequest(name=options.name)
+    with translated():
+        session = await client.sessions.GetSession(request, timeout=CALL_SECONDS)
+    row = MessageToDict(
+        session, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    output.show_one(row)
+
+
+async def _session_close(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = sessions_pb2.CloseSessionRequest(name=options.name)
+    with translated():
+        await client.sessions.CloseSession(request, timeout=CALL_SECONDS)
+
+
+def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
+    return {
+        "name": session.name,
+        "display_name": session.display_name,
+        "state": sessions_pb2.Session.State.Name(session.state).lower(),
+        "peer": session.peer_node,
+        "direction": session.direction,
+        "rate_bits_per_second": session.rate_bits_per_second,
+        "packets_sent": session.statistics["packets_sent"],
+        "retransmitted_packets": session.statistics["retransmitted_packets"],
+        "close_reason": session.close_reason,
+    }

@@ -1,0 +1,293 @@
+//! Products of a coefficient matrix and symbols, with what the processor has. All unsafe code of the
+//! crate is here: calls of functions that need a processor feature, and loads and stores whose
+//! bounds one assertion in [`multiply`] covers.
+
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::wildcard_imports)] // intrinsics have a prefix of their own
+use std::arch::x86_64::*;
+
+#[cfg(target_arch = "x86_64")]
+use crate::field::{AFFINE, NIBBLES};
+use crate::portable;
+
+/// Outputs that one pass over the sources makes, at most.
+const ROWS_MAX: usize = 8;
+
+/// A way to multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// AVX-512 with the affine instruction of GFNI: 64 products an instruction.
+    Gfni,
+    /// AVX2 with two 16-entry tables for each coefficient.
+    Avx2,
+    /// Shifts and sums of 64-bit words.
+    Portable,
+}
+
+impl Kernel {
+    /// Fastest first.
+    pub const ALL: [Self; 3] = [Self::Gfni, Self::Avx2, Self::Portable];
+
+    /// Whether this processor can run it.
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Gfni => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("gfni")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Gfni | Self::Avx2 => false,
+            Self::Portable => true,
+        }
+    }
+
+    /// The fastest that this processor can run.
+    pub fn best() -> Self {
+        let available = Self::ALL.into_iter().find(|kernel| kernel.is_available());
+        available.unwrap_or(Self::Portable)
+    }
+}
+
+/// Rows of a pass and the coefficients of those, source after source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pass {
+    rows: usize,
+    coefficients: Vec<u8>,
+    /// All coefficients of the first row are 1.
+    first_is_sum: bool,
+}
+
+/// A coefficient matrix, cut into passes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Matrix {
+    passes: Vec<Pass>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Matrix {
+    /// Replaces the matrix by one of `rows` × `columns`.
+    pub fn fill(&mut self, rows: usize, columns: usize, entry: impl Fn(usize, usize) -> u8) {
+        self.passes.clear();
+        (self.rows, self.columns) = (rows, columns);
+        let mut start = 0;
+        while start < rows {
+            // Passes of 8, 4, 2 and 1 rows: the kernels are compiled for those.
+            let count = 1 << (rows - start).min(ROWS_MAX).ilog2();
+            let mut coefficients = Vec::with_capacity(count * columns);
+            for column in 0..columns {
+                coefficients.extend((start..start + count).map(|row| entry(row, column)));
+            }
+            let first_is_sum = coefficients.iter().step_by(count).all(|factor| *factor == 1);
+            self.passes.push(Pass { rows: count, coefficients, first_is_sum });
+            start += count;
+        }
+    }
+}
+
+/// Writes the matrix times the sources to the outputs.
+///
+/// # Panics
+/// If the matrix has another shape, the symbols are not all equally long, or the processor
+/// cannot run the kernel.
+pub fn multiply(kernel: Kernel, matrix: &Matrix, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    let length = outputs.first().map_or(0, |output| output.len());
+    // Every load and store of this file relies on these.
+    assert!(sources.iter().all(|source| source.len() == length), "sources differ in length");
+    assert!(outputs.iter().all(|output| output.len() == length), "outputs differ in length");
+    assert_eq!((matrix.rows, matrix.columns), (outputs.len(), sources.len()), "shape of matrix");
+    assert!(kernel.is_available(), "{kernel:?} needs another processor");
+    let mut rest = outputs;
+    for pass in &matrix.passes {
+        let (outputs, behind) = rest.split_at_mut(pass.rows);
+        rest = behind;
+        match kernel {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the processor has the features, lengths and shape were asserted above.
+            Kernel::Gfni => unsafe { gfni_pass(pass, sources, outputs) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the processor has the features, lengths and shape were asserted above.
+            Kernel::Avx2 => unsafe { avx2_pass(pass, sources, outputs) },
+            _ => portable::multiply(&pass.coefficients, sources, outputs, 0),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+unsafe fn gfni_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    // More vectors a step where fewer rows leave registers for them: each source is then read in
+    // longer runs, which is what its prefetching needs.
+    // SAFETY: as of this function; rows are outputs.len().
+    unsafe {
+        match (pass.rows, pass.first_is_sum) {
+            (8, false) => gfni_rows::<8, 2, false>(pass, sources, outputs),
+            (8, true) => gfni_rows::<8, 2, true>(pass, sources, outputs),
+            (4, false) => gfni_rows::<4, 4, false>(pass, sources, outputs),
+            (4, true) => gfni_rows::<4, 4, true>(pass, sources, outputs),
+            (2, false) => gfni_rows::<2, 4, false>(pass, sources, outputs),
+            (2, true) => gfni_rows::<2, 4, true>(pass, sources, outputs),
+            (_, false) => gfni_rows::<1, 8, false>(pass, sources, outputs),
+            (_, true) => gfni_rows::<1, 8, true>(pass, sources, outputs),
+        }
+    }
+}
+
+/// `ROWS` outputs, `WIDTH` vectors a step, the rest vector by vector under a mask.
+///
+/// # Safety
+/// The processor has the features; sources and outputs are equally long; `ROWS` outputs; the pass
+/// has `ROWS` coefficients for each source.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+unsafe fn gfni_rows<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
+    pass: &Pass,
+    sources: &[&[u8]],
+    outputs: &mut [&mut [u8]],
+) {
+    let length = outputs[0].len();
+    let step = WIDTH * 64;
+    let whole = length - length % step;
+    let full = [u64::MAX; WIDTH];
+    for at in (0..whole).step_by(step) {
+        // SAFETY: at + WIDTH · 64 ≤ length.
+        unsafe {
+            gfni_tile::<ROWS, WIDTH, SUM>(pass, sources, outputs, at, full);
+        }
+    }
+    for at in (whole..length).step_by(64) {
+        let mask = u64::MAX >> (64 - (length - at).min(64));
+        // SAFETY: the mask has no bit for bytes from `length` on.
+        unsafe {
+            gfni_tile::<ROWS, 1, SUM>(pass, sources, outputs, at, [mask]);
+        }
+    }
+}
+
+/// One step: `WIDTH` vectors of each source from byte `at` on, those bytes that the masks name.
+///
+/// # Safety
+/// As [`gfni_rows`]; bytes that the masks name are inside sources and outputs.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+#[inline]
+unsafe fn gfni_tile<const ROWS: usize, const WIDTH: usize, const SUM: bool>(
+    pass: &Pass,
+    sources: &[&[u8]],
+    outputs: &mut [&mut [u8]],
+    at: usize,
+    masks: [u64; WIDTH],
+) {
+    let mut sums = [[_mm512_setzero_si512(); WIDTH]; ROWS];
+    let product = |vector, factor: u8| {
+        let matrix = _mm512_set1_epi64(AFFINE[usize::from(factor)].cast_signed());
+        _mm512_gf2p8affine_epi64_epi8::<0>(vector, matrix)
+    };
+    // Two sources at a time: one instruction adds both products.
+    let mut pairs = sources.chunks_exact(2);
+    let mut factors = pass.coefficients.chunks_exact(2 * ROWS);
+    for (pair, factors) in (&mut pairs).zip(&mut factors) {
+        // SAFETY: handed on.
+        let (a, b): ([_; WIDTH], [_; WIDTH]) =
+            unsafe { (gfni_load(pair[0], at, masks), gfni_load(pair[1], at, masks)) };
+        for row in 0..ROWS {
+            for i in 0..WIDTH {
+                let (a, b) = if SUM && row == 0 {
+                    (a[i], b[i])
+                } else {
+                    (product(a[i], factors[row]), product(b[i], factors[ROWS + row]))
+                };
+                sums[row][i] = _mm512_ternarylogic_epi64::<0x96>(sums[row][i], a, b);
+            }
+        }
+    }
+    if let ([last], factors) = (pairs.remainder(), factors.remainder()) {
+        // SAFETY: handed on.
+        let last: [_; WIDTH] = unsafe { gfni_load(last, at, masks) };
+        for row in 0..ROWS {
+            for i in 0..WIDTH {
+                sums[row][i] = _mm512_xor_si512(sums[row][i], product(last[i], factors[row]));
+            }
+        }
+    }
+    for (sums, output) in sums.iter().zip(outputs.iter_mut()) {
+        for (i, mask) in masks.into_iter().enumerate() {
+            let place = output.as_mut_ptr().wrapping_add(at + i * 64).cast();
+            // SAFETY: bytes under the mask are inside the output.
+            unsafe { _mm512_mask_storeu_epi8(place, mask, sums[i]) };
+        }
+    }
+}
+
+/// # Safety
+/// Bytes that the masks name, from byte `at` on, are inside `source`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+unsafe fn gfni_load<const WIDTH: usize>(
+    source: &[u8],
+    at: usize,
+    masks: [u64; WIDTH],
+) -> [__m512i; WIDTH] {
+    let mut vectors = [_mm512_setzero_si512(); WIDTH];
+    for (i, mask) in masks.into_iter().enumerate() {
+        let place = source.as_ptr().wrapping_add(at + i * 64).cast();
+        // SAFETY: bytes under the mask are inside the source.
+        vectors[i] = unsafe { _mm512_maskz_loadu_epi8(mask, place) };
+    }
+    vectors
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2_pass(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    // SAFETY: as of this function; rows are outputs.len().
+    unsafe {
+        match pass.rows {
+            8 => avx2_rows::<8>(pass, sources, outputs),
+            4 => avx2_rows::<4>(pass, sources, outputs),
+            2 => avx2_rows::<2>(pass, sources, outputs),
+            _ => avx2_rows::<1>(pass, sources, outputs),
+        }
+    }
+}
+
+/// `ROWS` outputs, 32 bytes a step; the portable kernel does the bytes behind the last whole step.
+///
+/// # Safety
+/// The processor has AVX2; sources and outputs are equally long; `ROWS` outputs.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2_rows<const ROWS: usize>(pass: &Pass, sources: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    let length = outputs[0].len();
+    let whole = length - length % 32;
+    let nibble = _mm256_set1_epi8(0x0f);
+    for at in (0..whole).step_by(32) {
+        let mut sums = [_mm256_setzero_si256(); ROWS];
+        for (source, factors) in sources.iter().zip(pass.coefficients.chunks_exact(ROWS)) {
+            // SAFETY: at + 32 ≤ length.
+            let vector = unsafe { _mm256_loadu_si256(source.as_ptr().add(at).cast()) };
+            let low = _mm256_and_si256(vector, nibble);
+            let high = _mm256_and_si256(_mm256_srli_epi64::<4>(vector), nibble);
+            for row in 0..ROWS {
+                let tables = NIBBLES[usize::from(factors[row])].as_ptr();
+                // SAFETY: both tables of 16 bytes are inside the 32.
+                let (below, above) = unsafe {
+                    (_mm_loadu_si128(tables.cast()), _mm_loadu_si128(tables.add(16).cast()))
+                };
+                let below = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(below), low);
+                let above = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(above), high);
+                sums[row] = _mm256_xor_si256(sums[row], _mm256_xor_si256(below, above));
+            }
+        }
+        for (sum, output) in sums.iter().zip(outputs.iter_mut()) {
+            // SAFETY: at + 32 ≤ length.
+            unsafe { _mm256_storeu_si256(output.as_mut_ptr().add(at).cast(), *sum) };
+        }
+    }
+    portable::multiply(&pass.coefficients, sources, outputs, whole);
+}

@@ -1,0 +1,65 @@
+"""One role of a node that attests at a real broker from within the test, which has all it knows."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from control_plane import Daemon, Site
+from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.enrolment import Enrolment
+from sealane.daemon.evidence.choose import open_driver
+from sealane.daemon.identity import Identity
+from sealane.daemon.metrics import Metrics
+from sealane.daemon.trust_client import TrustClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Insider:
+    """Its keys and certificate, and its calls to the broker."""
+
+    config: EnrolmentConfig
+    identity: Identity
+    broker: BrokerClient
+    trust: TrustClient
+
+
+def enrolment_config(
+    site: Site, broker: Daemon, *, node: str, broker_address: str = ""
+) -> EnrolmentConfig:
+    """Return what the node's configuration would say."""
+    site.key(node)
+    return EnrolmentConfig(
+        broker_node="broker",
+        broker_address=broker_address or broker.addresses["broker"],
+        attestation_address=broker.addresses["attestation"],
+        trust_anchor=str(site.root / "broker" / "trust-anchor.pem"),
+        evidence="software",
+        key_file=str(site.root / f"{node}.pem"),
+    )
+
+
+@contextlib.asynccontextmanager
+async def insider(
+    site: Site, broker: Daemon, *, node: str, role: str = "gateway", broker_address: str = ""
+) -> AsyncIterator[Insider]:
+    """Attest as `role` of `node`, which the policy must allow."""
+    config = enrolment_config(site, broker, node=node, broker_address=broker_address)
+    driver = open_driver(config, tcti="")
+    enrolment = Enrolment(config, node=node, role=role, driver=driver)
+    identity = Identity(
+        node=node, role=role, anchor=enrolment.anchor, obtain=enrolment.obtain, metrics=Metrics()
+    )
+    await identity.renew()
+    trust = TrustClient(config, identity)
+    identity.find_peer = trust.leaves
+    try:
+        yield Insider(
+            config=config,
+            identity=identity,
+            broker=BrokerClient(config, identity),
+            trust=trust,
+        )
+    finally:
+        await identity.channels.close()
+        driver.close()
