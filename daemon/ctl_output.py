@@ -5,9 +5,10 @@ import datetime as dt
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
 
-from sealane.client import Client
+if TYPE_CHECKING:
+    from sealane.client import Client
 
 CALL_SECONDS: Final = 60.0
 
@@ -79,7 +80,7 @@ class Output:
             print(aligned.rstrip(), file=self.file)
 
 
-Command = Callable[[Client, argparse.Namespace, Output], Awaitable[None]]
+Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]
 AddVerb = Callable[[Any, str, Command, str], argparse.ArgumentParser]
 """(verbs, name, what it runs, help) → its parser."""
 

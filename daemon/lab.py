@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealane.daemon.arguments import OneLineParser, bounded
-from sealane.daemon.config import load_section
 from sealane.daemon.ctl_output import Output
+from sealane.daemon.sections import load_section
 from sealane.errors import Error, UnavailableError, UsageError
 from sealane.transport.lab.control import LabConnection, launch, run_inside, the_only_lab
 from sealane.transport.lab.measure import SHARE_MAX, measure

@@ -153,7 +153,7 @@ def test_a_machine_is_not_asked_for_more_than_it_carries(tmp_path: Path) -> None
     result = command("up", path, "--name", "t-too-much")
 
     assert result.returncode == 2
-    assert "the links carry 66666667 packets a second of 1500 bytes" in result.stderr
+    assert "packets a second of 1500 bytes when all are busy" in result.stderr
     assert "lab.capacity" in result.stderr
     assert "t-too-much" not in lab_names(0)
 
@@ -238,11 +238,17 @@ def test_killing_up_leaves_no_lab(tmp_path: Path) -> None:
 
 
 def test_a_stranger_is_not_answered(shared: RunningLab) -> None:
-    code = (
-        "import os, socket, sys; os.setuid(65534)\n"
-        "peer = socket.socket(socket.AF_UNIX); peer.connect(sys.argv[1].replace('@', chr(0)))\n"
-        'peer.sendall(b\'{"request": "down"}\\n\'); sys.exit(len(peer.recv(1000)))'
-    )
+    code = """
+import os, socket, sys
+os.setuid(65534)
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(sys.argv[1].replace("@", chr(0)))
+try:
+    peer.sendall(b'{"request": "down"}\\n')
+    sys.exit(len(peer.recv(1000)))
+except ConnectionError:
+    pass
+"""
     address = socket_address(shared.name, 0).replace("\0", "@")
 
     result = subprocess.run(["python3", "-c", code, address], timeout=30, check=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from labs import CLEAN, wan
-from sealane.daemon.config import load_section
+from sealane.daemon.sections import load_section
 from sealane.errors import UsageError
 from sealane.transport.lab.plan import hosts_file, plan
 from sealane.transport.lab.topology import Topology, check_name
