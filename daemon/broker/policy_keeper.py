@@ -17,7 +17,8 @@ from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
-# Nodes are told at once; this is for those that do not listen.
+# Nodes are told with the next answer that they get; this is how long they have. Whoever the new
+# policy refuses meanwhile has no time left.
 REAPPRAISAL_SECONDS: Final = 30
 
 CHANGED: Final = "attestation.policy.changed"
@@ -148,8 +149,8 @@ class PolicyKeeper:
         self._enact(policy, Stored(record, revision, _IN_FORCE))
         return policy
 
-    def check_version(self, version: int, *, now_ns: int) -> None:
-        """Refuse a result under an older policy, some time after the change.
+    def check_version(self, version: int, *, now_ns: int) -> bool:
+        """Refuse a result under an older policy, some time after the change; True: soon.
 
         VerificationError `attestation.policy.changed`: attest again.
         """
@@ -160,6 +161,7 @@ class PolicyKeeper:
                 f"attested under policy version {version}, version {self.policy.version} is in "
                 "force: attest again",
             )
+        return version != self.policy.version
 
     def _accept(self, document: bytes, signature: bytes, *, source: str) -> Policy:
         if self._owner is not None:

@@ -185,7 +185,8 @@ class NodeRecord(Record):
     """One role of a node: the leaf it was issued last (DER) and whether it is revoked.
 
     `previous_leaf` is of the same incarnation, `superseded` are those before it, newest first.
-    Nothing issued until `restored_at` counts.
+    Nothing issued until `restored_at` counts. `hardware_sha256` is of the hardware id that it last
+    attested with, `refused_version` that of a newer policy which refused that hardware since.
     """
 
     node: str
@@ -195,6 +196,8 @@ class NodeRecord(Record):
     leaf: bytes = b""
     previous_leaf: bytes = b""
     policy_version: int = 0
+    hardware_sha256: bytes = b""
+    refused_version: int = 0
     superseded: tuple[bytes, ...] = ()
     attested_at: dt.datetime | None = None
     revocation: Revocation | None = None
