@@ -38,7 +38,7 @@ POLICY_CHANGED: Final = "attestation.policy.changed"
 # Peers that answer so have newer facts than our certificate: only a fresh attestation can tell.
 _OUTDATED: Final = {REVOKED, POLICY_CHANGED, "certificate.expired", "token.expired"}
 # Not about us: the challenge ran out on its way.
-_STALE: Final = "attestation.nonce.stale"
+STALE: Final = "attestation.nonce.stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,5 +300,5 @@ def _is_refusal(error: Error) -> bool:
     return (
         isinstance(error, VerificationError)
         and error.reason.startswith(("attestation.", "node."))
-        and error.reason != _STALE
+        and error.reason != STALE
     )
