@@ -8,6 +8,7 @@ one in another's place. An older version under the same key passes: that is what
 import datetime as dt
 import hmac
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Generic, TypeVar
 
@@ -335,9 +336,12 @@ class Table(Generic[R]):
         """Return what a commit compares so that `name` still is as it was read."""
         return Compare(self.key(name), 0 if stored is None else stored.revision)
 
-    def opened(self, key: str, value: bytes, *, revision: int) -> Stored[R]:
-        """Check and parse what a watch reported."""
-        return self._opened(Entry(key, value, revision))
+    async def watch(self, *, from_revision: int) -> AsyncIterator[Stored[R]]:
+        """Yield records that are put from that revision on; errors as `Store.watch` and `get`."""
+        async for commit in self._store.watch(self._prefix, from_revision=from_revision):
+            for change in commit:
+                if change.value is not None:
+                    yield self._opened(Entry(change.key, change.value, change.revision))
 
     def _opened(self, entry: Entry) -> Stored[R]:
         mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]
