@@ -25,6 +25,7 @@ from sealane.transport.model.path import Loss, Path
 
 RTO_FACTOR: Final = 3.0
 """Time-out in round trips: 1 + alpha, alpha = 2."""
+NEGLIGIBLE: Final = 1e-15
 NACK_FACTOR: Final = 1.0
 """The same where the receiver reports gaps: the paper's best case."""
 
@@ -187,7 +188,10 @@ def _early(
 
 
 def _block_pending(loss: Loss, losses: BlockLosses, m: int) -> "_BlockPending":
-    return _BlockPending(loss, losses.lost[m + 1 :])
+    lacking = losses.lost[m + 1 :]
+    # What is less likely than a rounding error need not be carried along.
+    count = int(np.searchsorted(-lacking[::-1].cumsum()[::-1], -NEGLIGIBLE))
+    return _BlockPending(loss, lacking[: max(count, 1)])
 
 
 @dataclass(frozen=True, slots=True)
