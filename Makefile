@@ -88,6 +88,10 @@ bench-storage: build ## plain and secure volumes side by side; ARGS="--target HO
 bench-storage-path: build ## what the secure path costs beside the plain one: ratios, CPU per I/O by role
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
 
+.PHONY: bench-freshness
+bench-freshness: build ## node functions, tree, pending changes: rates, latencies, memory
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.freshness $(ARGS)
+
 .PHONY: bench-kernels
 bench-kernels: build ## sealing and erasure coding beside ISA-L and other libraries, one core
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)
@@ -126,6 +130,11 @@ fuzz: $(STAMP)/fuzz ## coverage-guided fuzzing of every parser, FUZZ_SECONDS (60
 .PHONY: fuzz-short
 fuzz-short: ## the same for 2 s each, two at a time: what CI runs
 	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2"
+
+.PHONY: thread-sanitizer
+thread-sanitizer: ## the tree's tests under ThreadSanitizer (a nightly toolchain with rust-src)
+	cd native && RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/thread-sanitizer \
+	  cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu -p sealane-proto --lib freshness
 
 .PHONY: mutants
 mutants: build ## take each security check out by itself and see its tests fail; ARGS names some

@@ -280,10 +280,14 @@ class Client:
         """
         return Disk(front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds)
 
+    async def node(self) -> nodes_pb2.Node:
+        """Return what the daemon is, and what its roles show to their peers."""
+        with translated():
+            return await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=_CALL_SECONDS)
+
     async def status(self) -> NodeStatus:
         """Return what the daemon is."""
-        with translated():
-            node = await self._nodes.GetNode(nodes_pb2.GetNodeRequest(), timeout=_CALL_SECONDS)
+        node = await self.node()
         expires = None
         if node.HasField("certificate_expire_time"):
             expires = node.certificate_expire_time.ToDatetime(tzinfo=dt.UTC)

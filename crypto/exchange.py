@@ -24,12 +24,14 @@ class Exchange:
         self.public_key: bytes = self._private.public_key().public_bytes_raw()
         """32 bytes for the peer."""
 
-    def derive(self, peer_public: bytes, transcript: bytes, label: str) -> bytearray:
+    def derive(
+        self, peer_public: bytes, transcript: bytes, label: str, *, also: bytearray | bytes = b""
+    ) -> bytearray:
         """Derive 32 secret bytes for the use that `label` names; the consumer wipes them.
 
-        HKDF-SHA256 with the shared secret as input, SHA-256 of the transcript as salt and the
-        label as info. Raises VerificationError for a share of wrong length or low order: the
-        result would not depend on our own secret (RFC 7748 §6.1).
+        HKDF-SHA256 with the shared secret (and what both know `also`, behind it) as input, SHA-256
+        of the transcript as salt and the label as info. Raises VerificationError for a share of
+        wrong length or low order: the result would not depend on our own secret (RFC 7748 §6.1).
         """
         if len(peer_public) != PUBLIC_KEY_BYTES:
             raise VerificationError(
@@ -45,15 +47,17 @@ class Exchange:
                 "exchange.share.low_order", "the peer's public key is a point of low order"
             ) from None
         secret = bytearray(SECRET_BYTES)
+        material = shared + also
         try:
             HKDF(
                 algorithm=SHA256(),
                 length=SECRET_BYTES,
                 salt=hashlib.sha256(transcript).digest(),
                 info=label.encode(),
-            ).derive_into(shared, secret)
+            ).derive_into(material, secret)
         finally:
             wipe(shared)
+            wipe(material)
         return secret
 
 

@@ -1,25 +1,30 @@
 """The secret of one secure I/O queue: what both ends put into the exchange (docs/secure-queue.md).
 
-Gateway and target exchange ephemeral shares over mutual TLS (`Storage.OpenQueue`); every value
-both must agree on is in the transcript, so a changed one gives keys that fit nothing.
+Gateway and target exchange ephemeral shares over mutual TLS (`Storage.OpenQueue`), and each seals
+a random share to the other's attested KEM key: who has only stolen a TLS key, or sits between two,
+gets a secret that opens nothing. Every value both must agree on is in the transcript, so a changed
+one gives keys that fit nothing.
 """
 
+import secrets
 import uuid
 from dataclasses import dataclass
 from typing import Final
 
 from sealane.crypto.encoding import fields
-from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange
-from sealane.errors import ProtocolError
+from sealane.crypto.exchange import PUBLIC_KEY_BYTES, SECRET_BYTES, Exchange, wipe
+from sealane.crypto.kem import KemKey, seal, unseal
+from sealane.errors import ProtocolError, VerificationError
 
 NONCE_BYTES: Final = 16
 TICKET_BYTES: Final = 16
-_LABEL: Final = "sealane queue secret v1"
+_LABEL: Final = "sealane queue secret v2"
+_OFFER: Final = "sealane queue offer v2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueTranscript:
-    """What one secure queue is between whom."""
+class QueueOffer:
+    """What queue a gateway asks for; its share is sealed to the target for this alone."""
 
     volume_id: uuid.UUID
     host_nqn: str
@@ -27,38 +32,102 @@ class QueueTranscript:
     gateway_node: str
     queue_id: int
     association_epoch: int
-    target_incarnation: int
-    gateway_nonce: bytes
-    target_nonce: bytes
-    gateway_key: bytes
-    target_key: bytes
+    is_read_only: bool
+    nonce: bytes
+    public_key: bytes
 
     def __post_init__(self) -> None:
-        if len(self.gateway_nonce) != NONCE_BYTES or len(self.target_nonce) != NONCE_BYTES:
-            raise ProtocolError("queue.nonce.malformed", f"a nonce has {NONCE_BYTES} bytes")
-        if len(self.gateway_key) != PUBLIC_KEY_BYTES or len(self.target_key) != PUBLIC_KEY_BYTES:
-            raise ProtocolError("queue.key.malformed", f"a share has {PUBLIC_KEY_BYTES} bytes")
+        _check_sizes(self.nonce, self.public_key)
+
+    def encode(self) -> bytes:
+        """Return the bytes that the sealed share and the transcript bind."""
+        return fields(
+            _OFFER,
+            self.volume_id.bytes,
+            self.host_nqn.encode(),
+            self.target_node.encode(),
+            self.gateway_node.encode(),
+            self.queue_id.to_bytes(4, "big"),
+            self.association_epoch.to_bytes(8, "big"),
+            self.is_read_only.to_bytes(1, "big"),
+            self.nonce,
+            self.public_key,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueTranscript:
+    """What one secure queue is between whom; the target's share is sealed for this alone."""
+
+    offer: QueueOffer
+    target_incarnation: int
+    nonce: bytes
+    public_key: bytes
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.nonce, self.public_key)
 
     def encode(self) -> bytes:
         """Return the bytes both sides hash."""
         return fields(
             _LABEL,
-            self.volume_id.bytes,
-            self.host_nqn.encode(),
-            self.target_node.encode(),
-            self.gateway_node.encode(),
-            self.queue_id.to_bytes(2, "big"),
-            self.association_epoch.to_bytes(8, "big"),
+            self.offer.encode(),
             self.target_incarnation.to_bytes(8, "big"),
-            self.gateway_nonce,
-            self.target_nonce,
-            self.gateway_key,
-            self.target_key,
+            self.nonce,
+            self.public_key,
         )
 
 
+def new_share() -> bytearray:
+    """Return what one end adds to the secret, 32 bytes; the caller wipes it."""
+    return bytearray(secrets.token_bytes(SECRET_BYTES))
+
+
+def seal_share(
+    share: bytearray,
+    bound: QueueOffer | QueueTranscript,
+    *,
+    kem_algorithm: str,
+    public_key: bytes,
+) -> bytes:
+    """Seal a share to the peer's attested KEM key; VerificationError `key.kem.invalid`."""
+    try:
+        return seal(share, algorithm=kem_algorithm, public_key=public_key, info=bound.encode())
+    except ValueError as error:
+        raise VerificationError("key.kem.invalid", "the peer's KEM key is not usable") from error
+
+
+def open_share(sealed: bytes, bound: QueueOffer | QueueTranscript, *, key: KemKey) -> bytearray:
+    """Open the peer's share; the caller wipes it. Blocks as the key does.
+
+    VerificationError `secret.sealed`: changed, or sealed for another queue or to another key.
+    """
+    share = unseal(sealed, key=key, info=bound.encode())
+    if len(share) != SECRET_BYTES:
+        wipe(share)
+        raise VerificationError("secret.sealed", f"a queue share has {SECRET_BYTES} bytes")
+    return share
+
+
 def derive_queue_secret(
-    own: Exchange, *, peer_key: bytes, transcript: QueueTranscript
+    own: Exchange,
+    *,
+    peer_key: bytes,
+    gateway_share: bytearray,
+    target_share: bytearray,
+    transcript: QueueTranscript,
 ) -> bytearray:
-    """Derive the 32-byte queue secret; the consumer wipes it."""
-    return own.derive(peer_key, transcript.encode(), _LABEL)
+    """Derive the 32-byte queue secret; the consumer wipes it. Wipes both shares."""
+    shares = gateway_share + target_share
+    try:
+        return own.derive(peer_key, transcript.encode(), _LABEL, also=shares)
+    finally:
+        for secret in (shares, gateway_share, target_share):
+            wipe(secret)
+
+
+def _check_sizes(nonce: bytes, public_key: bytes) -> None:
+    if len(nonce) != NONCE_BYTES:
+        raise ProtocolError("queue.nonce.malformed", f"a nonce has {NONCE_BYTES} bytes")
+    if len(public_key) != PUBLIC_KEY_BYTES:
+        raise ProtocolError("queue.key.malformed", f"a share has {PUBLIC_KEY_BYTES} bytes")

@@ -60,27 +60,58 @@ PAGE_SIZE_MAX: Final = 1000
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[None]]
 """Raises unless this caller, by this leaf and result, may act now: the server's own knowledge."""
+Refused: TypeAlias = Callable[[str, str, str], Awaitable[None]]
+"""(method, caller's SPIFFE id or UNKNOWN_CALLER, reason id) of a call that was refused."""
+UNKNOWN_CALLER: Final = "unknown"
+
+
+async def no_record(method: str, subject: str, reason: str) -> None:
+    """Record nothing: for nodes without an audit log, whose log and metrics have each refusal."""
 
 
 class TlsOnly:
     """Checks callers of the attestation listener, who have no certificate yet."""
 
-    async def authorize(self, method: str, context: Context) -> None:  # noqa: ARG002
+    def __init__(self, *, refused: Refused = no_record) -> None:
+        self._refused = refused
+
+    async def authorize(self, method: str, context: Context) -> None:
         """Raise VerificationError `call.tls.unauthenticated` unless the call came by TLS 1.3."""
-        _check_tls(context.auth_context())
+        try:
+            _check_tls(context.auth_context())
+        except VerificationError as error:
+            await self._refused(method, UNKNOWN_CALLER, error.reason)
+            raise
 
 
 class Authorizer:
     """Checks callers of the mutual-TLS servers against the broker's trust anchor."""
 
-    def __init__(self, anchor: x509.Certificate, *, admit: Admit, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        anchor: x509.Certificate,
+        *,
+        admit: Admit,
+        metrics: Metrics,
+        refused: Refused = no_record,
+    ) -> None:
         self._anchor = anchor
         self._admit = admit
         self._metrics = metrics
+        self._refused = refused
 
     async def authorize(self, method: str, context: Context) -> None:
-        """Raise VerificationError if the caller may not call `method`."""
-        caller = self.caller(context)
+        """Raise VerificationError if the caller may not call `method`; `refused` is told first."""
+        subject = UNKNOWN_CALLER
+        try:
+            caller = self.caller(context)
+            subject = caller.spiffe_id
+            await self._check(method, caller, context)
+        except VerificationError as error:
+            await self._refused(method, subject, error.reason)
+            raise
+
+    async def _check(self, method: str, caller: Subject, context: Context) -> None:
         allowed = ALLOWED_ROLES.get(method, frozenset())
         if caller.role not in allowed:
             raise VerificationError(
@@ -99,7 +130,7 @@ class Authorizer:
             token, verifier = _token_of(context)
             certificate = _parse_der(verifier)
             verify_verifier(certificate, anchor=self._anchor, now=now)
-            result = _verified(token, verifier)
+            result = verified_result(token, verifier)
             result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
         except VerificationError as error:
             self._metrics.token_refusals.labels(error.reason).inc()
@@ -171,8 +202,11 @@ def _parse_der(der: bytes) -> x509.Certificate:
 
 
 @functools.lru_cache(maxsize=1024)
-def _verified(token: str, verifier: bytes) -> AttestationResult:
-    # The signature is checked once; whose and when the result is, at every call.
+def verified_result(token: str, verifier: bytes) -> AttestationResult:
+    """Return the result, signed by the key of `verifier` (DER), whose certificate isn't checked.
+
+    The signature is checked once; whose and when the result is, at every call.
+    """
     key = _parse_der(verifier).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise VerificationError("certificate.profile", "the verifier's key is not on P-384")

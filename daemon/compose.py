@@ -6,7 +6,7 @@ Order: metrics, broker, target, gateway, fabric, Unix socket. A role needs only 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,16 +16,13 @@ from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.daemon.authorizations import (
-    AUTHORIZATION_SECONDS,
-    Authorizations,
-    Lost,
     peer_of,
 )
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
-from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
+from sealane.daemon.broker.refusals import CallRefusals
 from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
 from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -34,16 +31,13 @@ from sealane.daemon.clock import utc_now
 from sealane.daemon.config import (
     BrokerConfig,
     Config,
-    EnrolmentConfig,
     FabricConfig,
     GatewayConfig,
     TargetConfig,
     ThirdPartyConfig,
 )
-from sealane.daemon.enrolment import Enrolment
+from sealane.daemon.enrolled import EnrolledRoles
 from sealane.daemon.events import EventLog
-from sealane.daemon.evidence.choose import open_driver
-from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.fabric.service import FabricService, Peer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
@@ -57,7 +51,6 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
 from sealane.daemon.servers import (
     bind_tcp,
@@ -76,7 +69,6 @@ from sealane.daemon.storage.target import FILE_STORES, Target
 from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
-from sealane.daemon.trust_client import TrustClient
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -140,14 +132,12 @@ class Daemon:
         self.config = config
         self.metrics = Metrics()
         self.addresses: dict[str, str] = {}
-        self.identities: list[Identity] = []
         self._tasks = tasks
         self._stack = stack
         self._started = utc_now()
         self._services: list[str] = []
         self._event_logs: list[EventLog] = []
-        self._is_development = False
-        self._driver: Driver | None = None
+        self._enrolled = EnrolledRoles(config, metrics=self.metrics, spawn=self.spawn, stack=stack)
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
         self._verifier: VerifierParts | None = None
@@ -208,8 +198,11 @@ class Daemon:
             obtain=issue,
             metrics=self.metrics,
         )
-        await self._keep(identity)
-        verifier = await open_verifier(config, broker, self._stack, node=node, metrics=self.metrics)
+        await self._enrolled.keep(identity)
+        verifier = await open_verifier(
+            config, broker, instance, self._stack, node=node, metrics=self.metrics
+        )
+        membership = verifier.membership
         self.spawn("broker-policy", verifier.keeper.keep_refreshed())
         self._verifier = verifier
         policy_pb2_grpc.add_PoliciesServicer_to_server(
@@ -219,22 +212,20 @@ class Daemon:
             AuditLogServicer(state / AUDIT_NAME, lambda: broker.audit.head), self._local
         )
         self._services += ["sealane.v1.Policies", "sealane.v1.AuditLog"]
-        self._is_development |= verifier.keeper.policy.software_allowed
+        self._enrolled.is_development |= verifier.keeper.policy.software_allowed
         operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
         self._services.append("sealane.v1.Operator")
-        membership = Membership(
-            broker.registry,
-            cover=instance.cover,
-            check_policy=verifier.keeper.check_version,
-            lost=broker.rotate_keys_of,
-            audit=broker.audit,
-            metrics=self.metrics,
-        )
-        verifier.service.enter = membership.attested
         trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
         self._services.append("sealane.v1.Membership")
-        authorizer = Authorizer(authority.certificate, admit=membership.admit, metrics=self.metrics)
-        open_server = new_server(self.metrics, TlsOnly())
+        refusals = CallRefusals(broker.audit)
+        self._stack.push_async_callback(refusals.close)
+        authorizer = Authorizer(
+            authority.certificate,
+            admit=membership.admit,
+            metrics=self.metrics,
+            refused=refusals.note,
+        )
+        open_server = new_server(self.metrics, TlsOnly(refused=refusals.note))
         attestation_pb2_grpc.add_AttestationServicer_to_server(
             AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
         )
@@ -256,7 +247,7 @@ class Daemon:
         await self._stack.enter_async_context(running(open_server))
 
     async def _start_target(self, config: TargetConfig) -> None:
-        identity, trust = await self._enrol("target")
+        identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
         keeps_files = config.store in FILE_STORES
         directory = Path(self.config.target_directory) if keeps_files else None
@@ -272,7 +263,7 @@ class Daemon:
         self._stack.push_async_callback(target.stop)
         self.addresses["target"] = join_address(*target.address)
         await self._start_plain(config, target)
-        authorizations = self._authorizations(
+        authorizations = self._enrolled.authorize_peers(
             identity,
             trust,
             uses=target.gateways,
@@ -284,6 +275,7 @@ class Daemon:
             node=self.config.node.name,
             store=config.store,
             anchor=identity.anchor,
+            kem=identity.keys.kem,
             authorizations=authorizations,
             catalogue=Catalogue(directory) if directory is not None else None,
         )
@@ -357,7 +349,7 @@ class Daemon:
             get_logger().info("reloaded")
 
     async def _start_gateway(self, config: GatewayConfig) -> None:
-        identity, _ = await self._enrol("gateway")
+        identity, _ = await self._enrolled.enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
         ledger = os.environ.get(_LEDGER_VARIABLE)
         if ledger:
@@ -386,7 +378,7 @@ class Daemon:
         service = VolumeService(
             config,
             identity=identity,
-            broker=BrokerClient(self._enrolment, identity),
+            broker=BrokerClient(self._enrolled.config, identity),
             gateway=gateway,
             third_parties=third_parties,
         )
@@ -398,7 +390,7 @@ class Daemon:
         self._services.append("sealane.v1.Volumes")
 
     async def _start_fabric(self, config: FabricConfig, run_directory: RunDirectory) -> None:
-        identity, trust = await self._enrol("fabric")
+        identity, trust = await self._enrolled.enrol("fabric")
 
         @contextlib.asynccontextmanager
         async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
@@ -426,7 +418,7 @@ class Daemon:
             establish_with=establish_over(connect_peer),
         )
         await self._stack.enter_async_context(service.running())
-        authorizations = self._authorizations(
+        authorizations = self._enrolled.authorize_peers(
             identity,
             trust,
             uses=service.peers,
@@ -461,99 +453,15 @@ class Daemon:
         sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(service), self._local)
         self._services.append("sealane.v1.Sessions")
 
-    @property
-    def _enrolment(self) -> EnrolmentConfig:
-        if self.config.enrolment is None:
-            raise UsageError("config.missing", "enrolment: missing")
-        return self.config.enrolment
-
-    def _authorizations(
-        self,
-        identity: Identity,
-        trust: TrustClient,
-        *,
-        uses: Callable[[], Iterable[PeerIncarnation]],
-        lost: Lost,
-        fresh_seconds: float = AUTHORIZATION_SECONDS,
-        keep_seconds: float | None = None,
-    ) -> Authorizations:
-        """Keep asking the broker about the peers of a role that is about to serve."""
-        role = identity.role
-
-        async def count_and_end(peer: PeerIncarnation, reason: str) -> None:
-            self.metrics.authorizations_lost.labels(role, reason).inc()
-            await lost(peer, reason)
-
-        authorizations = Authorizations(
-            ask=trust.authorize,
-            uses=uses,
-            lost=count_and_end,
-            fresh_seconds=fresh_seconds,
-            keep_seconds=keep_seconds,
-        )
-        identity.on_barred.append(authorizations.lose_all)
-        self.metrics.broker_away.labels(role).set_function(
-            lambda: int(authorizations.is_broker_away)
-        )
-        self.metrics.add_statistics(
-            f"{role}_authorization", ("peer",), lambda: by_owner(authorizations.ages())
-        )
-        self.spawn(f"{role}-authorizations", authorizations.run())
-        return authorizations
-
-    async def _enrol(self, role: str) -> tuple[Identity, TrustClient]:
-        driver = await self._evidence_driver()
-        enrolment = Enrolment(self._enrolment, node=self.config.node.name, role=role, driver=driver)
-        if driver.is_development:
-            self._is_development = True
-            get_logger().warning(
-                "software_evidence",
-                role=role,
-                evidence=driver.evidence_type,
-                message="this node proves possession of a key file only; for development only",
-            )
-        identity = Identity(
-            node=self.config.node.name,
-            role=role,
-            anchor=enrolment.anchor,
-            obtain=enrolment.obtain,
-            metrics=self.metrics,
-            kem=await driver.create_kem_key(),
-        )
-        await self._keep(identity)
-        trust = TrustClient(self._enrolment, identity)
-        identity.find_peer = trust.leaves
-        self._stack.push_async_callback(identity.channels.close)
-        self.metrics.channels.labels(role).set_function(lambda: identity.channels.count)
-        return identity, trust
-
-    async def _evidence_driver(self) -> Driver:
-        """Open the driver at the first role; the others share it."""
-        if self._driver is None:
-            config, tcti = self._enrolment, self.config.tpm.tcti
-            self._driver = await asyncio.to_thread(open_driver, config, tcti=tcti)
-            self._stack.callback(self._driver.close)
-            get_logger().info(
-                "evidence_opened",
-                evidence=self._driver.evidence_type,
-                hardware_id=self._driver.hardware_id,
-            )
-        return self._driver
-
-    async def _keep(self, identity: Identity) -> None:
-        await identity.renew()
-        self.identities.append(identity)
-        self.spawn(f"renew-{identity.role}", identity.keep_renewed())
-
     async def _start_local(self, run_directory: RunDirectory) -> None:
         nodes_pb2_grpc.add_NodesServicer_to_server(
             NodesServicer(
                 node=self.config.node.name,
                 roles=self.config.roles,
-                identities=self.identities,
+                identities=self._enrolled.identities,
                 addresses=self.addresses,
                 evidence=self.config.enrolment.evidence if self.config.enrolment else "",
-                is_development=self._is_development,
+                is_development=self._enrolled.is_development,
                 started=self._started,
             ),
             self._local,

@@ -1,6 +1,7 @@
 """`sealanectl attest`: evidence in files, its claims, and what a policy makes of it."""
 
 import argparse
+import asyncio
 import datetime as dt
 import hashlib
 import sys
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sealane.client import connect
 from sealane.crypto.attestation.appraisal import Appraisal, appraise
 from sealane.crypto.attestation.ar4si import tier_of
 from sealane.crypto.evidence.claims import Binding, Claims
@@ -29,6 +31,7 @@ from sealane.daemon.broker.policy import (
 )
 from sealane.daemon.clock import utc_now
 from sealane.daemon.ctl_output import Output
+from sealane.daemon.ctl_result import show_identities, show_token, token_in
 from sealane.errors import UsageError, VerificationError
 
 _EXPORT_SECONDS: Final = 3600.0
@@ -54,7 +57,15 @@ class _StatedBinding(Binding):
 
 
 def _attest_show(options: argparse.Namespace, output: Output) -> None:
-    items = decode_collection(_read_evidence(options.file))
+    if str(options.file) == "self":
+        asyncio.run(_show_self(options, output))
+        return
+    content = _read_evidence(options.file)
+    token = token_in(content)
+    if token is not None:
+        show_token(token, utc_now(), output)
+        return
+    items = decode_collection(content)
     output.show(
         [
             {
@@ -66,6 +77,11 @@ def _attest_show(options: argparse.Namespace, output: Output) -> None:
             for label, item in items.items()
         ]
     )
+
+
+async def _show_self(options: argparse.Namespace, output: Output) -> None:
+    async with connect(options.socket) as client:
+        show_identities((await client.node()).identities, utc_now(), output)
 
 
 def _attest_verify(options: argparse.Namespace, output: Output) -> None:
@@ -252,8 +268,15 @@ def _time(text: str) -> dt.datetime:
 
 def add_attest_noun(nouns: Any, noun: Any) -> Any:
     """Add `attest` to sealanectl's parser; returns what takes further verbs."""
-    verbs = noun(nouns, "attest", "evidence, without a daemon")
-    offline(verbs, "show", _attest_show, "list the items of an evidence collection")
+    verbs = noun(nouns, "attest", "evidence and what was made of it")
+    offline(
+        verbs,
+        "show",
+        _attest_show,
+        "show what the daemon's roles show to their peers, an attestation result, or the items of "
+        "an evidence collection",
+        metavar="self|FILE",
+    )
     made = offline(verbs, "verify", _attest_verify, "verify evidence and apply a policy to it")
     made.add_argument("--type", help="the file is one item of this type, not a collection")
     bound = made.add_mutually_exclusive_group(required=True)
@@ -270,9 +293,11 @@ def add_attest_noun(nouns: Any, noun: Any) -> Any:
     return verbs
 
 
-def offline(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+def offline(
+    verbs: Any, name: str, run: Any, text: str, *, metavar: str = "FILE"
+) -> argparse.ArgumentParser:
     """Add a verb about a file, which needs no daemon."""
     made: argparse.ArgumentParser = verbs.add_parser(name, help=text)
-    made.add_argument("file", type=Path, metavar="FILE")
+    made.add_argument("file", type=Path, metavar=metavar)
     made.set_defaults(run=run, is_offline=True)
     return made

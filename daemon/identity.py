@@ -11,7 +11,7 @@ can't call or be called: what it has lives as long as its peers' authorizations.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,6 +125,16 @@ class Identity:
     def certificate(self) -> x509.Certificate:
         """The current leaf; UnavailableError before the first enrolment and while barred."""
         return self._current().leaf
+
+    @property
+    def metadata(self) -> Mapping[str, str | bytes]:
+        """What goes with every call: the attestation result and its verifier's certificate."""
+        return dict(self._current().metadata)
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether it has enrolled and isn't barred."""
+        return self._own is not None
 
     @property
     def subject(self) -> Subject:

@@ -5,16 +5,17 @@
 import datetime as dt
 from collections.abc import Mapping, Sequence
 
+from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import timestamp_pb2
 
 from sealane import __version__
-from sealane.daemon.calls import Context
+from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY, Context
 from sealane.daemon.identity import Identity
 from sealane.protocol.v1 import nodes_pb2, nodes_pb2_grpc
 
 
 class NodesServicer(nodes_pb2_grpc.NodesServicer):
-    """Answers `sealanectl status`."""
+    """Answers `sealanectl status` and `attest show self`."""
 
     def __init__(
         self,
@@ -46,10 +47,24 @@ class NodesServicer(nodes_pb2_grpc.NodesServicer):
             addresses=self._addresses,
             start_time=_timestamp(self._started),
         )
-        if self._identities:
-            earliest = min(i.certificate.not_valid_after_utc for i in self._identities)
+        # A role that is barred has none.
+        certified = [identity for identity in self._identities if identity.has_certificate]
+        if certified:
+            earliest = min(i.certificate.not_valid_after_utc for i in certified)
             answer.certificate_expire_time.CopyFrom(_timestamp(earliest))
+        answer.identities.extend(map(_shown, certified))
         return answer
+
+
+def _shown(identity: Identity) -> nodes_pb2.RoleIdentity:
+    metadata = identity.metadata
+    return nodes_pb2.RoleIdentity(
+        role=identity.role,
+        certificate=identity.certificate.public_bytes(Encoding.DER),
+        token=str(metadata.get(RESULT_KEY, "")),
+        verifier_certificate=bytes(metadata.get(VERIFIER_KEY, b"")),  # type: ignore[arg-type]
+        trust_anchor=identity.anchor.public_bytes(Encoding.DER),
+    )
 
 
 def _timestamp(moment: dt.datetime) -> timestamp_pb2.Timestamp:

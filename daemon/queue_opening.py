@@ -3,8 +3,19 @@
 import secrets
 import uuid
 
+from sealane.crypto.certificates import Subject
 from sealane.crypto.exchange import Exchange
-from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.crypto.kem import KemKey
+from sealane.crypto.queue import (
+    NONCE_BYTES,
+    TICKET_BYTES,
+    QueueOffer,
+    QueueTranscript,
+    derive_queue_secret,
+    new_share,
+    open_share,
+    seal_share,
+)
 from sealane.daemon.ports import QueueGrant
 from sealane.errors import ProtocolError
 from sealane.protocol.nvme.nqn import gateway_nqn
@@ -12,61 +23,80 @@ from sealane.protocol.v1 import storage_pb2
 
 
 class QueueOpening:
-    """One exchange: `request` goes to the target, its answer to `grant`, once."""
+    """One exchange: `request` goes to `target`, whom its certificate names; the answer to `grant`.
+
+    `kem` is this gateway's attested KEM key.
+    """
 
     def __init__(
         self,
         *,
         volume_id: uuid.UUID,
-        target_node: str,
+        target: Subject,
         gateway_node: str,
+        kem: KemKey,
         queue_id: int,
         association_epoch: int,
         read_only: bool = False,
     ) -> None:
         self._own = Exchange()
-        self._volume_id = volume_id
-        self._target_node = target_node
-        self._gateway_node = gateway_node
+        self._kem = kem
+        self._share = new_share()
+        self._offer = QueueOffer(
+            volume_id=volume_id,
+            host_nqn=gateway_nqn(gateway_node),
+            target_node=target.node,
+            gateway_node=gateway_node,
+            queue_id=queue_id,
+            association_epoch=association_epoch,
+            is_read_only=read_only,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            public_key=self._own.public_key,
+        )
         self.request = storage_pb2.OpenQueueRequest(
             volume_id=str(volume_id),
-            host_nqn=gateway_nqn(gateway_node),
+            host_nqn=self._offer.host_nqn,
             queue_id=queue_id,
-            public_key=self._own.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
+            public_key=self._offer.public_key,
+            nonce=self._offer.nonce,
             association_epoch=association_epoch,
             read_only=read_only,
+            sealed_share=seal_share(
+                self._share,
+                self._offer,
+                kem_algorithm=target.kem_algorithm,
+                public_key=target.kem_public_key,
+            ),
         )
 
     def grant(self, answer: storage_pb2.OpenQueueResponse) -> QueueGrant:
-        """Derive the queue's secret. ProtocolError for a ticket of another length."""
+        """Derive the queue's secret, once. Blocks as the KEM key does.
+
+        ProtocolError for a ticket of another length, VerificationError `secret.sealed` for a share
+        that the target didn't seal to this gateway for this queue.
+        """
         if len(answer.ticket) != TICKET_BYTES:
             raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")
-        request = self.request
+        transcript = QueueTranscript(
+            offer=self._offer,
+            target_incarnation=answer.target_incarnation,
+            nonce=answer.nonce,
+            public_key=answer.public_key,
+        )
         secret = derive_queue_secret(
             self._own,
             peer_key=answer.public_key,
-            transcript=QueueTranscript(
-                volume_id=self._volume_id,
-                host_nqn=request.host_nqn,
-                target_node=self._target_node,
-                gateway_node=self._gateway_node,
-                queue_id=request.queue_id,
-                association_epoch=request.association_epoch,
-                target_incarnation=answer.target_incarnation,
-                gateway_nonce=request.nonce,
-                target_nonce=answer.nonce,
-                gateway_key=request.public_key,
-                target_key=answer.public_key,
-            ),
+            gateway_share=self._share,
+            target_share=open_share(answer.sealed_share, transcript, key=self._kem),
+            transcript=transcript,
         )
         return QueueGrant(
             ticket=answer.ticket,
             secret=secret,
-            association_epoch=request.association_epoch,
+            association_epoch=self._offer.association_epoch,
             target_incarnation=answer.target_incarnation,
             traddr=answer.traddr,
             trsvcid=answer.trsvcid,
             subsystem_nqn=answer.subsystem_nqn,
-            host_nqn=request.host_nqn,
+            host_nqn=self._offer.host_nqn,
         )

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,17 @@ from google.protobuf.message import DecodeError
 
 from sealane.crypto.certificates import Subject, verify_descriptor
 from sealane.crypto.exchange import Exchange
-from sealane.crypto.queue import NONCE_BYTES, TICKET_BYTES, QueueTranscript, derive_queue_secret
+from sealane.crypto.kem import KemKey
+from sealane.crypto.queue import (
+    NONCE_BYTES,
+    TICKET_BYTES,
+    QueueOffer,
+    QueueTranscript,
+    derive_queue_secret,
+    new_share,
+    open_share,
+    seal_share,
+)
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
@@ -39,6 +49,16 @@ EVENT_POLL_SECONDS: Final = 0.1
 _QUEUE_ID_MAX: Final = 65534
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchanged:
+    """A queue's secret, and what the gateway needs to derive it."""
+
+    secret: bytearray
+    public_key: bytes
+    nonce: bytes
+    sealed_share: bytes
+
+
 class StorageService:
     """The namespaces of one target process."""
 
@@ -49,10 +69,12 @@ class StorageService:
         node: str,
         store: str,
         anchor: x509.Certificate,
+        kem: KemKey,
         authorizations: Authorizations,
         catalogue: Catalogue | None = None,
     ) -> None:
-        """Serve `target`; `catalogue` remembers its volumes over a restart."""
+        """Serve `target`, whose attested KEM key is `kem`; `catalogue` remembers its volumes."""
+        self._kem = kem
         self._target = target
         self._authorizations = authorizations
         self._catalogue = catalogue
@@ -216,24 +238,8 @@ class StorageService:
                 "queue.association.stale",
                 f"association epoch {request.association_epoch}; allowed: {oldest} and up",
             )
-        own = Exchange()
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        secret = derive_queue_secret(
-            own,
-            peer_key=request.public_key,
-            transcript=QueueTranscript(
-                volume_id=volume_id,
-                host_nqn=host_nqn,
-                target_node=self._node,
-                gateway_node=caller.node,
-                queue_id=request.queue_id,
-                association_epoch=request.association_epoch,
-                target_incarnation=self.incarnation,
-                gateway_nonce=request.nonce,
-                target_nonce=nonce,
-                gateway_key=request.public_key,
-                target_key=own.public_key,
-            ),
+        exchanged = await asyncio.to_thread(
+            self._exchange, caller, request, volume_id=volume_id, host_nqn=host_nqn
         )
         # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
         # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
@@ -247,7 +253,7 @@ class StorageService:
             volume_id=volume_id,
             host_nqn=host_nqn,
             queue_id=request.queue_id,
-            secret=secret,
+            secret=exchanged.secret,
             association_epoch=request.association_epoch,
             incarnation=self.incarnation,
             gateway=gateway,
@@ -256,12 +262,61 @@ class StorageService:
         traddr, trsvcid = self._target.address
         return storage_pb2.OpenQueueResponse(
             ticket=ticket,
-            public_key=own.public_key,
-            nonce=nonce,
+            public_key=exchanged.public_key,
+            nonce=exchanged.nonce,
+            sealed_share=exchanged.sealed_share,
             target_incarnation=self.incarnation,
             traddr=traddr,
             trsvcid=trsvcid,
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
+        )
+
+    def _exchange(
+        self,
+        caller: Subject,
+        request: storage_pb2.OpenQueueRequest,
+        *,
+        volume_id: uuid.UUID,
+        host_nqn: str,
+    ) -> "_Exchanged":
+        """Agree on a queue's secret; blocks as the KEM key does."""
+        own = Exchange()
+        offer = QueueOffer(
+            volume_id=volume_id,
+            host_nqn=host_nqn,
+            target_node=self._node,
+            gateway_node=caller.node,
+            queue_id=request.queue_id,
+            association_epoch=request.association_epoch,
+            is_read_only=request.read_only,
+            nonce=request.nonce,
+            public_key=request.public_key,
+        )
+        transcript = QueueTranscript(
+            offer=offer,
+            target_incarnation=self.incarnation,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            public_key=own.public_key,
+        )
+        share = new_share()
+        sealed = seal_share(
+            share,
+            transcript,
+            kem_algorithm=caller.kem_algorithm,
+            public_key=caller.kem_public_key,
+        )
+        secret = derive_queue_secret(
+            own,
+            peer_key=request.public_key,
+            gateway_share=open_share(request.sealed_share, offer, key=self._kem),
+            target_share=share,
+            transcript=transcript,
+        )
+        return _Exchanged(
+            secret=secret,
+            public_key=own.public_key,
+            nonce=transcript.nonce,
+            sealed_share=sealed,
         )
 
     async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:

@@ -3,6 +3,7 @@
 Makes and removes them, and opens the back end of a volume that is to be attached or filled.
 """
 
+import asyncio
 import contextlib
 import uuid
 from dataclasses import dataclass, replace
@@ -11,9 +12,11 @@ from typing import Final
 
 import grpc
 
+from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
 from sealane.daemon.broker_client import BrokerClient
+from sealane.daemon.clock import utc_now
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.identity import Identity
 from sealane.daemon.ports import OpenQueue, QueueGrant, ThirdPartyPort, ThirdPartyVolumePort
@@ -190,19 +193,23 @@ class VolumeBackEnds:
         read_only: bool,
     ) -> QueueGrant:
         """Exchange keys with the target for one secure queue."""
-        opening = QueueOpening(
-            volume_id=uuid.UUID(descriptor.volume_id),
-            target_node=descriptor.target_node,
-            gateway_node=self._identity.node,
-            queue_id=queue_id,
-            association_epoch=association_epoch,
-            read_only=read_only,
-        )
-        async with self.target_channel() as channel:
-            answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(
+        config, identity = self._config, self._identity
+        async with identity.connection(
+            config.target_address, config.target_node, "target"
+        ) as connection:
+            opening = QueueOpening(
+                volume_id=uuid.UUID(descriptor.volume_id),
+                target=verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now()),
+                gateway_node=identity.node,
+                kem=identity.keys.kem,
+                queue_id=queue_id,
+                association_epoch=association_epoch,
+                read_only=read_only,
+            )
+            answer = await storage_pb2_grpc.StorageStub(connection.channel).OpenQueue(
                 opening.request, timeout=CALL_SECONDS
             )
-        grant = opening.grant(answer)
+        grant = await asyncio.to_thread(opening.grant, answer)
         return replace(
             grant, traddr=via.traddr or grant.traddr, trsvcid=via.trsvcid or grant.trsvcid
         )

@@ -18,6 +18,7 @@ from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations
+from sealane.daemon.broker.refusals import CallRefusals
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
 from sealane.daemon.broker_client import BrokerClient
@@ -318,6 +319,7 @@ class World:
     third_parties: "RecordingThirdParties"
     refused: dict[str, str]
     """Why the broker authorizes a peer no more, by SPIFFE id."""
+    refusals: CallRefusals
 
     async def namespace(
         self, identity: Identity, volume_id: str, *, node: str = "s", role: str = "target"
@@ -394,12 +396,20 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             ask=ask, uses=target.gateways, lost=target.fence_gateway, fresh_seconds=0.3
         )
         await stack.enter_async_context(running_authorizations(authorizations))
-        authorizer = Authorizer(broker.authority.certificate, admit=everybody, metrics=metrics)
+        refusals = CallRefusals(broker.audit)
+        stack.push_async_callback(refusals.close)
+        authorizer = Authorizer(
+            broker.authority.certificate,
+            admit=everybody,
+            metrics=metrics,
+            refused=refusals.note,
+        )
         storage = StorageService(
             target,
             node="s",
             store="memory",
             anchor=broker.authority.certificate,
+            kem=identities["target"].keys.kem,
             authorizations=authorizations,
         )
         broker_server = new_server(metrics, authorizer)
@@ -448,6 +458,7 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             addresses,
             third_parties,
             refused,
+            refusals,
         )
 
 

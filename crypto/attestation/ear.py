@@ -42,6 +42,7 @@ class Submodule:
     status: Tier
     vector: Mapping[str, int]
     evidence_type: str
+    reference: str
     hardware_id_sha256: bytes
 
 
@@ -158,18 +159,7 @@ def verify_result(token: str, *, verifier_key: ec.EllipticCurvePublicKey) -> Att
     VerificationError `token.malformed` or `token.signature`. Whose and when it is, is for
     `AttestationResult.check`, at every use.
     """
-    if len(token) > TOKEN_CHARACTERS_MAX:
-        raise VerificationError(
-            "token.malformed",
-            f"an attestation result of {len(token)} characters; allowed: {TOKEN_CHARACTERS_MAX}",
-        )
-    parts = token.split(".")
-    if len(parts) != 3 or not all(_is_canonical(part) for part in parts):
-        raise VerificationError("token.malformed", "the attestation result is not a compact JWS")
-    if _parse_object(_decode(parts[0])) != _HEADER:
-        raise VerificationError(
-            "token.malformed", f"the attestation result's header is not {json.dumps(_HEADER)}"
-        )
+    _check_form(token)
     try:
         # Its times are ours to check, with a time that comes in.
         claims = jwt.decode(
@@ -191,6 +181,34 @@ def verify_result(token: str, *, verifier_key: ec.EllipticCurvePublicKey) -> Att
         raise VerificationError(
             "token.malformed", "the attestation result is not one of a verifier"
         ) from error
+    return _parsed(claims)
+
+
+def read_unverified(token: str) -> AttestationResult:
+    """Return what a result says, whoever signed it: for people to look at, and nothing else.
+
+    VerificationError `token.malformed`.
+    """
+    _check_form(token)
+    return _parsed(_parse_object(_decode(token.split(".")[1])))
+
+
+def _check_form(token: str) -> None:
+    if len(token) > TOKEN_CHARACTERS_MAX:
+        raise VerificationError(
+            "token.malformed",
+            f"an attestation result of {len(token)} characters; allowed: {TOKEN_CHARACTERS_MAX}",
+        )
+    parts = token.split(".")
+    if len(parts) != 3 or not all(_is_canonical(part) for part in parts):
+        raise VerificationError("token.malformed", "the attestation result is not a compact JWS")
+    if _parse_object(_decode(parts[0])) != _HEADER:
+        raise VerificationError(
+            "token.malformed", f"the attestation result's header is not {json.dumps(_HEADER)}"
+        )
+
+
+def _parsed(claims: Any) -> AttestationResult:
     try:
         return _parse(claims)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -229,6 +247,7 @@ def _parse_submodule(values: Mapping[str, Any]) -> Submodule:
         status=status,
         vector=vector,
         evidence_type=str(values["sealane.evidence-type"]),
+        reference=str(values["sealane.reference"]),
         hardware_id_sha256=bytes.fromhex(values["sealane.hardware-id-sha256"]),
     )
 

@@ -1,4 +1,4 @@
-"""Puts the verifier together: policy in force, evidence verifiers, service."""
+"""Puts the verifier together: policy in force, evidence verifiers, books of nodes, service."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -16,6 +16,8 @@ from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.instance import Instance
+from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.policy import (
     OwnerKey,
     parse_owner_key,
@@ -42,6 +44,7 @@ class VerifierParts:
     keeper: PolicyKeeper
     collateral: CollateralKeeper
     service: VerifierService
+    membership: Membership
 
 
 def evidence_verifiers(
@@ -92,6 +95,7 @@ async def offer_policy(keeper: PolicyKeeper, config: BrokerConfig) -> None:
 async def open_verifier(
     config: BrokerConfig,
     broker: BrokerService,
+    instance: Instance,
     stack: contextlib.AsyncExitStack,
     *,
     node: str,
@@ -131,8 +135,17 @@ async def open_verifier(
         )
     keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
     await offer_policy(keeper, config)
+    membership = Membership(
+        broker.registry,
+        cover=instance.cover,
+        check_policy=keeper.check_version,
+        lost=broker.rotate_keys_of,
+        audit=broker.audit,
+        metrics=metrics,
+    )
     service = VerifierService(
         verifier,
+        enter=membership.attested,
         authority=authority,
         broker=node,
         audit=broker.audit,
@@ -140,4 +153,6 @@ async def open_verifier(
         metrics=metrics,
     )
     stack.callback(service.close)
-    return VerifierParts(keeper=keeper, collateral=collateral, service=service)
+    return VerifierParts(
+        keeper=keeper, collateral=collateral, service=service, membership=membership
+    )

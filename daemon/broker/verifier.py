@@ -68,6 +68,7 @@ class VerifierService:
         self,
         verifier: Verifier,
         *,
+        enter: Enter,
         authority: CertificateAuthority,
         broker: str,
         audit: Audit,
@@ -83,8 +84,7 @@ class VerifierService:
         self._threads = ThreadPoolExecutor(VERIFICATIONS_AT_ONCE, thread_name_prefix="verifier")
         self._waiting = 0
         self._clocks = clocks
-        self.enter: Enter | None = None
-        """Enters what is issued in the books of nodes, which may refuse it."""
+        self._enter = enter
 
     def close(self) -> None:
         """Wait for what is being verified."""
@@ -160,11 +160,10 @@ class VerifierService:
             )
             await self._check_clock(verified)
             issued = self._issue(verified, challenge, now=utc_now())
-            if self.enter is not None:
-                # Not before the evidence has proved who asks: revocations are nobody else's.
-                await self.enter(
-                    verified.subject(), issued.certificate, verified.appraisal.policy.version
-                )
+            # Not before the evidence has proved who asks: revocations are nobody else's.
+            await self._enter(
+                verified.subject(), issued.certificate, verified.appraisal.policy.version
+            )
         except VerificationError as error:
             subject = "unknown" if challenge is None else spiffe_id(challenge.node, challenge.role)
             await self._refuse(

@@ -64,6 +64,7 @@ class Node(message.Message):
     CERTIFICATE_EXPIRE_TIME_FIELD_NUMBER: builtins.int
     ADDRESSES_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
+    IDENTITIES_FIELD_NUMBER: builtins.int
     node: builtins.str
     version: builtins.str
     evidence_driver: builtins.str
@@ -79,6 +80,10 @@ class Node(message.Message):
 
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp: ...
+    @builtins.property
+    def identities(self) -> containers.RepeatedCompositeFieldContainer[RoleIdentity]:
+        """of every role that has a certificate now"""
+
     def __init__(
         self,
         *,
@@ -90,9 +95,45 @@ class Node(message.Message):
         certificate_expire_time: timestamp_pb2.Timestamp | None = ...,
         addresses: abc.Mapping[builtins.str, builtins.str] | None = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
+        identities: abc.Iterable[RoleIdentity] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["certificate_expire_time", b"certificate_expire_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "evidence_driver", b"evidence_driver", "node", b"node", "roles", b"roles", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["addresses", b"addresses", "certificate_expire_time", b"certificate_expire_time", "development", b"development", "evidence_driver", b"evidence_driver", "identities", b"identities", "node", b"node", "roles", b"roles", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RoleIdentity(message.Message):
+    """What a role shows to its peers."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    VERIFIER_CERTIFICATE_FIELD_NUMBER: builtins.int
+    TRUST_ANCHOR_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    certificate: builtins.bytes
+    """DER"""
+    token: builtins.str
+    """attestation result, an EAR; empty for a broker"""
+    verifier_certificate: builtins.bytes
+    """DER, of the key that signed it"""
+    trust_anchor: builtins.bytes
+    """DER"""
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        certificate: builtins.bytes = ...,
+        token: builtins.str = ...,
+        verifier_certificate: builtins.bytes = ...,
+        trust_anchor: builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["certificate", b"certificate", "role", b"role", "token", b"token", "trust_anchor", b"trust_anchor", "verifier_certificate", b"verifier_certificate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from sealane.protocol.v1 import broker_pb2 as sealane_dot_protocol_dot_v1_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/storage.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a sealane/protocol/v1/broker.proto\"P\n\x16\x43reateNamespaceRequest\x12\x36\n\ndescriptor\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\"+\n\x16\x44\x65leteNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"(\n\x13GetNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"\'\n\x12WatchEventsRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"\x9a\x01\n\x10OpenQueueRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x10\n\x08host_nqn\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x19\n\x11\x61ssociation_epoch\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\"\x9a\x01\n\x11OpenQueueResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x1a\n\x12target_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06traddr\x18\x05 \x01(\t\x12\x0f\n\x07trsvcid\x18\x06 \x01(\r\x12\x15\n\rsubsystem_nqn\x18\x07 \x01(\t\"\xbb\x01\n\tNamespace\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x14\n\x0csector_count\x18\x02 \x01(\x04\x12\x17\n\x0fsectors_written\x18\x03 \x01(\x04\x12\r\n\x05reads\x18\x04 \x01(\x04\x12\x0e\n\x06writes\x18\x05 \x01(\x04\x12\x10\n\x08refusals\x18\x06 \x01(\x04\x12\x11\n\tfreshness\x18\x07 \x01(\t\x12\r\n\x05store\x18\x08 \x01(\t\x12\x19\n\x11\x61ssociation_epoch\x18\t \x01(\x04\"\x95\x01\n\x0bVolumeEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tvolume_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0b\n\x03lba\x18\x05 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x0e\n\x06origin\x18\x07 \x01(\t2\x83\x03\n\x07Storage\x12M\n\x0f\x43reateNamespace\x12\".sealane.v1.CreateNamespaceRequest\x1a\x16.google.protobuf.Empty\x12M\n\x0f\x44\x65leteNamespace\x12\".sealane.v1.DeleteNamespaceRequest\x1a\x16.google.protobuf.Empty\x12H\n\tOpenQueue\x12\x1c.sealane.v1.OpenQueueRequest\x1a\x1d.sealane.v1.OpenQueueResponse\x12\x46\n\x0cGetNamespace\x12\x1f.sealane.v1.GetNamespaceRequest\x1a\x15.sealane.v1.Namespace\x12H\n\x0bWatchEvents\x12\x1e.sealane.v1.WatchEventsRequest\x1a\x17.sealane.v1.VolumeEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/storage.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a sealane/protocol/v1/broker.proto\"P\n\x16\x43reateNamespaceRequest\x12\x36\n\ndescriptor\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\"+\n\x16\x44\x65leteNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"(\n\x13GetNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"\'\n\x12WatchEventsRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"\xb0\x01\n\x10OpenQueueRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x10\n\x08host_nqn\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x19\n\x11\x61ssociation_epoch\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x14\n\x0csealed_share\x18\x08 \x01(\x0c\"\xb0\x01\n\x11OpenQueueResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x1a\n\x12target_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06traddr\x18\x05 \x01(\t\x12\x0f\n\x07trsvcid\x18\x06 \x01(\r\x12\x15\n\rsubsystem_nqn\x18\x07 \x01(\t\x12\x14\n\x0csealed_share\x18\x08 \x01(\x0c\"\xbb\x01\n\tNamespace\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x14\n\x0csector_count\x18\x02 \x01(\x04\x12\x17\n\x0fsectors_written\x18\x03 \x01(\x04\x12\r\n\x05reads\x18\x04 \x01(\x04\x12\x0e\n\x06writes\x18\x05 \x01(\x04\x12\x10\n\x08refusals\x18\x06 \x01(\x04\x12\x11\n\tfreshness\x18\x07 \x01(\t\x12\r\n\x05store\x18\x08 \x01(\t\x12\x19\n\x11\x61ssociation_epoch\x18\t \x01(\x04\"\x95\x01\n\x0bVolumeEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tvolume_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0b\n\x03lba\x18\x05 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x0e\n\x06origin\x18\x07 \x01(\t2\x83\x03\n\x07Storage\x12M\n\x0f\x43reateNamespace\x12\".sealane.v1.CreateNamespaceRequest\x1a\x16.google.protobuf.Empty\x12M\n\x0f\x44\x65leteNamespace\x12\".sealane.v1.DeleteNamespaceRequest\x1a\x16.google.protobuf.Empty\x12H\n\tOpenQueue\x12\x1c.sealane.v1.OpenQueueRequest\x1a\x1d.sealane.v1.OpenQueueResponse\x12\x46\n\x0cGetNamespace\x12\x1f.sealane.v1.GetNamespaceRequest\x1a\x15.sealane.v1.Namespace\x12H\n\x0bWatchEvents\x12\x1e.sealane.v1.WatchEventsRequest\x1a\x17.sealane.v1.VolumeEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,13 +43,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHEVENTSREQUEST']._serialized_start=314
   _globals['_WATCHEVENTSREQUEST']._serialized_end=353
   _globals['_OPENQUEUEREQUEST']._serialized_start=356
-  _globals['_OPENQUEUEREQUEST']._serialized_end=510
-  _globals['_OPENQUEUERESPONSE']._serialized_start=513
-  _globals['_OPENQUEUERESPONSE']._serialized_end=667
-  _globals['_NAMESPACE']._serialized_start=670
-  _globals['_NAMESPACE']._serialized_end=857
-  _globals['_VOLUMEEVENT']._serialized_start=860
-  _globals['_VOLUMEEVENT']._serialized_end=1009
-  _globals['_STORAGE']._serialized_start=1012
-  _globals['_STORAGE']._serialized_end=1399
+  _globals['_OPENQUEUEREQUEST']._serialized_end=532
+  _globals['_OPENQUEUERESPONSE']._serialized_start=535
+  _globals['_OPENQUEUERESPONSE']._serialized_end=711
+  _globals['_NAMESPACE']._serialized_start=714
+  _globals['_NAMESPACE']._serialized_end=901
+  _globals['_VOLUMEEVENT']._serialized_start=904
+  _globals['_VOLUMEEVENT']._serialized_end=1053
+  _globals['_STORAGE']._serialized_start=1056
+  _globals['_STORAGE']._serialized_end=1443
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,6 @@
 """sealanectl attest, policy and audit: what an engineer sees, and the exit codes."""
 
+import datetime as dt
 import json
 import signal
 from collections.abc import Iterator
@@ -7,12 +8,21 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from control_plane import Site, daemon, sealanectl, short_directory, wait_for_log
+from sealane.client import connect
 from sealane.crypto.attestation.runtime_data import RuntimeData
+from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey
+from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
+from sealane.daemon.clock import utc_now
+from sealane.daemon.ctl_output import Output
+from sealane.daemon.ctl_result import show_identities
+from sealane.protocol.v1 import nodes_pb2
+from trust.results import result_for
 
 POLICY = """version = {version}
 [software]
@@ -142,3 +152,89 @@ def test_newer_policy_file_is_taken_at_sighup(site: Site) -> None:
         wait_for_log(broker.process, config, "reloaded")
         shown = sealanectl("--socket", broker.socket, "--output", "json", "policy", "show")
         assert json.loads(shown.stdout)["version"] == 2
+
+
+async def test_a_node_shows_what_it_shows_to_its_peers(site: Site) -> None:
+    site.write_policy({"g": ["gateway"]})
+    with daemon(site.broker_config()) as broker:
+        config = site.write_config(
+            "g",
+            site.enrolment("g", broker)
+            + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\ntarget_address = "h:1"\n',
+        )
+        with daemon(config) as gateway:
+            show = ("--socket", gateway.socket, "--output", "json", "attest", "show", "self")
+            (shown,) = json.loads(sealanectl(*show).stdout)
+            table = sealanectl("--socket", gateway.socket, "attest", "show", "self")
+            async with connect(gateway.socket) as client:
+                (identity,) = (await client.node()).identities
+        own = json.loads(
+            sealanectl("--socket", broker.socket, *show[2:]).stdout,
+        )
+    assert shown["SPIFFE id"] == shown["subject"] == "spiffe://sealane/gateway/g"
+    assert (shown["tenant"], shown["policy version"]) == ("t", 1)
+    assert shown["signature"] == "verified, and for this certificate"
+    assert "s left" in shown["certificate until"]
+    assert shown["submodules"][0]["vector"]["runtime-opaque"] == 32
+    assert table.returncode == 0
+    for text in ("gateway/g", "runtime-opaque", "warning", "policy version"):
+        assert text in table.stdout
+    # The broker's own certificate rests on nobody's evidence.
+    assert (own[0]["role"], own[0]["submodules"]) == ("broker", [])
+    file = site.root / "token.jwt"
+    file.write_text(f"{identity.token}\n")
+    (said,) = json.loads(sealanectl("--output", "json", "attest", "show", file).stdout)
+    assert said["signature"].startswith("NOT CHECKED")
+    assert said["result"] == shown["result"]
+    file.write_text(identity.token[:-40])
+    spoiled = sealanectl("attest", "show", file)
+    assert spoiled.returncode == 0, "a signature of any length is not looked at"
+    file.write_text(identity.token.rpartition(".")[0])
+    spoiled = sealanectl("attest", "show", file)
+    assert (spoiled.returncode, spoiled.stderr[-18:]) == (3, "[token.malformed]\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"token": "other"}, "token.holder.mismatch"),
+        ({"trust_anchor": "other"}, "certificate.issuer"),
+        ({"verifier_certificate": "other"}, "token.signature"),
+        ({"late": True}, "certificate.expired"),
+    ],
+)
+def test_an_identity_that_does_not_hold_is_shown_so(
+    capsys: pytest.CaptureFixture[str], change: dict[str, object], reason: str
+) -> None:
+    now = utc_now().replace(microsecond=0)
+    authority = CertificateAuthority.create(broker="b", now=now)
+    own, other = (_identity(authority, now) for _ in range(2))
+    stranger = _identity(CertificateAuthority.create(broker="b", now=now), now)
+    if "token" in change:
+        own.token = other.token
+        own.verifier_certificate = other.verifier_certificate
+    if "trust_anchor" in change:
+        own.trust_anchor = stranger.trust_anchor
+    if "verifier_certificate" in change:
+        own.verifier_certificate = other.verifier_certificate
+    later = dt.timedelta(minutes=11 if "late" in change else 0)
+    show_identities([own], now + later, Output("json"))
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert shown["signature"].startswith("REFUSED")
+    assert shown["signature"].endswith(f"[{reason}]")
+
+
+def _identity(authority: CertificateAuthority, now: dt.datetime) -> nodes_pb2.RoleIdentity:
+    subject = Subject(
+        node="g", role="gateway", tenant="t", incarnation=bytes(16), kem_public_key=bytes(32)
+    )
+    leaf = authority.issue(subject, ec.generate_private_key(ec.SECP256R1()).public_key(), now=now)
+    metadata = result_for(authority, subject, leaf, now=now)
+    der = serialization.Encoding.DER
+    return nodes_pb2.RoleIdentity(
+        role="gateway",
+        certificate=leaf.public_bytes(der),
+        token=str(metadata[RESULT_KEY]),
+        verifier_certificate=bytes(metadata[VERIFIER_KEY]),  # type: ignore[arg-type]
+        trust_anchor=authority.certificate.public_bytes(der),
+    )

@@ -1,13 +1,21 @@
 """What the broker refuses is in its audit log before it is answered, and so is what it grants."""
 
+import asyncio
+import datetime as dt
 import uuid
 from typing import Any, cast
 
 import pytest
 
 from brokers import MemoryAudit
+from sealane.daemon.broker import refusals
 from sealane.daemon.broker.operator_servicer import OperatorServicer
-from sealane.daemon.broker.refusals import TEXT_MAX, refusals_recorded
+from sealane.daemon.broker.refusals import (
+    KINDS_MAX,
+    TEXT_MAX,
+    CallRefusals,
+    refusals_recorded,
+)
 from sealane.daemon.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2, broker_pb2_grpc, operator_pb2
@@ -78,3 +86,70 @@ async def test_a_refusal_that_cannot_be_recorded_is_a_failure() -> None:
         async with refusals_recorded(FullLog(), "key.release", subject="s"):
             raise VerificationError("volume.owner.refused", "not yours")
     assert caught.value.reason == "audit.unwritable"
+
+
+async def test_calls_refused_alike_are_recorded_once_and_then_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = [dt.datetime(2026, 1, 1, 0, 0, second, tzinfo=dt.UTC) for second in range(6)]
+    monkeypatch.setattr(refusals, "utc_now", iter(moments).__next__)
+    audit = MemoryAudit()
+    calls = CallRefusals(audit)
+    for subject in ("unknown", "unknown", GATEWAY, "unknown", "unknown"):
+        await calls.note("/m", subject, "certificate.expired")
+    # The first of each before it is answered.
+    assert [(r["subject"], r.get("count")) for r in audit.records] == [
+        ("unknown", None),
+        (GATEWAY, None),
+    ]
+    await calls.close()
+    (summed,) = audit.records[2:]
+    assert summed == {
+        "kind": "call",
+        "subject": "unknown",
+        "outcome": "refused",
+        "reason": "certificate.expired",
+        "method": "/m",
+        "count": 3,
+        "first": moments[1].isoformat(),
+        "last": moments[4].isoformat(),
+    }
+
+
+def _calls(audit: MemoryAudit) -> int:
+    return sum(cast("int", record.get("count", 1)) for record in audit.records)
+
+
+async def test_a_flood_of_refused_calls_leaves_a_bounded_number_of_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refusals, "SUMMARY_SECONDS", 0.02)
+    audit = MemoryAudit()
+    calls = CallRefusals(audit)
+    for number in range(50 * KINDS_MAX):
+        await calls.note("/m", f"spiffe://sealane/gateway/g{number}", "call.role.refused")
+        await calls.note("/m", "unknown", "certificate.issuer")
+    assert len(audit.records) <= KINDS_MAX + 1
+    async with asyncio.timeout(10):
+        while _calls(audit) < 100 * KINDS_MAX:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert len(audit.records) <= 2 * (KINDS_MAX + 1)
+    # A new minute tells callers apart again.
+    await calls.note("/m", GATEWAY, "call.role.refused")
+    assert audit.records[-1]["subject"] == GATEWAY
+    await calls.close()
+
+
+async def test_calls_that_fail_the_checks_of_every_call_are_recorded(world: World) -> None:
+    identity = world.identities["target"]
+    for _ in range(3):
+        with pytest.raises(VerificationError):
+            async with identity.channel(world.addresses["broker"], "b", "broker") as channel:
+                await broker_pb2_grpc.BrokerStub(channel).GetVolumeKey(
+                    broker_pb2.GetVolumeKeyRequest()
+                )
+    await world.refusals.close()
+    first, summed = of_kind(world, "call")
+    assert (first["subject"], first["reason"]) == (identity.subject.spiffe_id, "call.role.refused")
+    assert first["method"] == "/sealane.v1.Broker/GetVolumeKey"
+    assert summed["count"] == 2

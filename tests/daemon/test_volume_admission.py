@@ -11,14 +11,13 @@ import pytest
 from cryptography import x509
 
 from sealane.crypto.certificates import Subject
-from sealane.crypto.exchange import Exchange
 from sealane.daemon.clock import utc_now
 from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.volumes import Via
 from sealane.errors import UnavailableError, UsageError, VerificationError
-from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
     broker_pb2,
@@ -104,15 +103,15 @@ async def test_a_shared_volume_is_used_under_an_authorization_of_its_own(world: 
     await world.namespace(stranger, volume_id)
 
     def request(*, read_only: bool) -> storage_pb2.OpenQueueRequest:
-        return storage_pb2.OpenQueueRequest(
-            volume_id=volume_id,
-            host_nqn=gateway_nqn("x"),
+        return QueueOpening(
+            volume_id=uuid.UUID(volume_id),
+            target=world.identities["target"].subject,
+            gateway_node="x",
+            kem=stranger.keys.kem,
             queue_id=1,
-            public_key=Exchange().public_key,
-            nonce=bytes(16),
             association_epoch=1,
             read_only=read_only,
-        )
+        ).request
 
     with pytest.raises(UsageError) as caught:
         await world.storage.open_queue(stranger.subject, request(read_only=False))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.events import Event
 from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.target import Target
@@ -51,6 +52,7 @@ class Site:
             node="s",
             store="file",
             anchor=self.authority.certificate,
+            kem=X25519KemKey.create(),
             authorizations=all_authorized(target),
             catalogue=Catalogue(self.directory),
         )

@@ -12,6 +12,7 @@ import pytest
 
 from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
+from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
@@ -35,9 +36,16 @@ COMPARE_FAILURE = 0x285
 NODES = ("g1", "g2", "g3", "g4")
 
 
+KEMS = {node: X25519KemKey.create() for node in ("s", *NODES)}
+
+
 def subject(node: str) -> Subject:
     return Subject(
-        node=node, role="gateway", tenant="acme", incarnation=bytes(16), kem_public_key=bytes(32)
+        node=node,
+        role="target" if node == "s" else "gateway",
+        tenant="acme",
+        incarnation=bytes(16),
+        kem_public_key=KEMS[node].public_key,
     )
 
 
@@ -54,8 +62,9 @@ class Rack:
     def opening(self, node: str, queue_id: int, epoch: int) -> QueueOpening:
         return QueueOpening(
             volume_id=self.volume_id,
-            target_node="s",
+            target=subject("s"),
             gateway_node=node,
+            kem=KEMS[node],
             queue_id=queue_id,
             association_epoch=epoch,
         )
@@ -131,6 +140,7 @@ async def rack() -> AsyncIterator[Rack]:
         node="s",
         store="memory",
         anchor=authority.certificate,
+        kem=KEMS["s"],
         authorizations=all_authorized(target),
     )
     volume_id = uuid.uuid4()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -15,6 +16,7 @@ from sealane.crypto.attestation.challenge import Challenge
 from sealane.crypto.attestation.policy import Hardware, Policy, software_reference
 from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.attestation.verifier import Verifier
+from sealane.crypto.certificates import Subject
 from sealane.crypto.evidence.cmw import PRIMARY, Item, encode_collection
 from sealane.crypto.evidence.software import MEDIA_TYPE, SoftwareKey, SoftwareVerifier
 from sealane.crypto.keys import WrappingKey
@@ -103,6 +105,10 @@ class Node:
         )
 
 
+async def _enter(subject: Subject, leaf: x509.Certificate, policy_version: int) -> None:
+    """Keep no books of nodes."""
+
+
 @contextlib.asynccontextmanager
 async def running_verifier(
     directory: Path,
@@ -118,6 +124,7 @@ async def running_verifier(
             audience=AUDIENCE,
             verifier_key_sha256=VERIFIER_KEY,
         ),
+        enter=_enter,
         authority=registry.authority,
         broker="b",
         audit=audit,

@@ -2,7 +2,8 @@
 //!
 //! In order of sectors, so that a merge goes through it set by set, and a run of sectors is looked
 //! up by one descent. A B-tree: no insertion ever waits for the table to be built anew. The caller
-//! bounds it: an insertion adds one entry at most, a void range one range and the cut of another.
+//! bounds it: an insertion adds one entry at most, a void range one range. Most sectors that are
+//! looked up aren't in it; a filter says so without a descent.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,9 +35,41 @@ pub enum Step<E> {
     },
 }
 
+/// Bits of the filter, as a power of two: a megabyte, and one group in eight looks taken when a
+/// million entries are scattered.
+const FILTER_BITS_LOG: u32 = 23;
+/// Sectors of a group, which has one bit: a run of sectors needs few.
+const GROUP_SECTORS: u64 = 32;
+
+/// Groups of sectors that have entries, and some that haven't. Allocated by the first entry.
+#[derive(Debug, Default)]
+struct Filter(Vec<u64>);
+
+impl Filter {
+    /// Where the bit of a group is. The multiplier is 2⁶⁴ over the golden ratio (Knuth, TAOCP §6.4).
+    fn place(group: u64) -> (usize, u64) {
+        let hash = group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS_LOG);
+        ((hash / 64) as usize, 1 << (hash % 64))
+    }
+
+    fn add(&mut self, lba: u64) {
+        if self.0.is_empty() {
+            self.0 = vec![0; 1 << (FILTER_BITS_LOG - 6)];
+        }
+        let (word, bit) = Self::place(lba / GROUP_SECTORS);
+        self.0[word] |= bit;
+    }
+
+    fn may_have(&self, sectors: Range<u64>) -> bool {
+        let groups = sectors.start / GROUP_SECTORS..sectors.end.div_ceil(GROUP_SECTORS);
+        !self.0.is_empty() && groups.map(Self::place).any(|(word, bit)| self.0[word] & bit != 0)
+    }
+}
+
 /// Changes that are newer than their leaf pages.
 #[derive(Debug)]
 pub struct Pending<E> {
+    filter: Filter,
     entries: BTreeMap<u64, E>,
     /// Start to end, disjoint. An entry inside a range is newer than the range.
     voids: BTreeMap<u64, u64>,
@@ -44,7 +77,7 @@ pub struct Pending<E> {
 
 impl<E> Default for Pending<E> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), voids: BTreeMap::new() }
+        Self { filter: Filter::default(), entries: BTreeMap::new(), voids: BTreeMap::new() }
     }
 }
 
@@ -59,6 +92,7 @@ impl<E: Copy> Pending<E> {
 
     /// Makes an entry current. Returns what it replaced in this table.
     pub fn insert(&mut self, lba: u64, entry: E) -> Option<E> {
+        self.filter.add(lba);
         self.entries.insert(lba, entry)
     }
 
@@ -86,15 +120,20 @@ impl<E: Copy> Pending<E> {
     /// What is known of a sector.
     #[must_use]
     pub fn get(&self, lba: u64) -> Known<E> {
-        match self.entries.get(&lba) {
-            Some(entry) => Known::Entry(*entry),
-            None if self.is_void(lba) => Known::Void,
-            None => Known::Absent,
+        if self.filter.may_have(lba..lba.saturating_add(1))
+            && let Some(entry) = self.entries.get(&lba)
+        {
+            return Known::Entry(*entry);
         }
+        if self.is_void(lba) { Known::Void } else { Known::Absent }
     }
 
     /// What is known of a run of sectors, in order.
     pub fn get_run(&self, sectors: Range<u64>, mut found: impl FnMut(u64, Known<E>)) {
+        if self.voids.is_empty() && !self.filter.may_have(sectors.clone()) {
+            sectors.for_each(|lba| found(lba, Known::Absent));
+            return;
+        }
         let mut entries = self.entries.range(sectors.clone()).peekable();
         let mut voids = self.voids_in(sectors.clone()).peekable();
         for lba in sectors {

@@ -31,6 +31,11 @@ pub struct Root {
     pub tag: [u8; NODE_BYTES],
 }
 
+/// Memory of regions that became void. Of a petabyte that was full it takes a second to be given
+/// back to the system: drop it where nobody waits.
+#[derive(Debug)]
+pub struct Freed(#[expect(dead_code, reason = "only dropped")] Vec<Region>);
+
 #[derive(Debug)]
 struct Level {
     node_count: u64,
@@ -114,13 +119,14 @@ impl Tree {
     }
 
     /// Makes a range of leaves void and commits the root. Takes time for the regions in the range,
-    /// not for its leaves, and frees their memory.
+    /// not for its leaves, and hands out their memory.
     ///
     /// # Panics
     /// If the range ends beyond the tree.
-    pub fn void(&mut self, leaves: Range<u64>) {
+    pub fn void(&mut self, leaves: Range<u64>) -> Freed {
         assert!(leaves.end <= self.leaf_count(), "beyond the tree");
         let (mut start, mut end) = (leaves.start, leaves.end.max(leaves.start));
+        let mut freed = Vec::new();
         let mut changes: Vec<Change> = Vec::new();
         for height in 0..self.levels.len() {
             let level = &mut self.levels[height];
@@ -135,13 +141,14 @@ impl Tree {
             let edges = (start..inner.start).chain(inner.end..end);
             changes.extend(edges.map(|index| (index, level.node(index))));
             changes.sort_unstable_by_key(|(index, _)| *index);
-            level.clear(inner);
+            level.clear(inner, &mut freed);
             let mut above = Vec::new();
             level.all().climb(&self.key, height + 1, &changes, &mut above);
             changes = above;
             (start, end) = (parents.start, parents.end);
         }
         self.commit += 1;
+        Freed(freed)
     }
 
     // Questions.
@@ -291,8 +298,8 @@ impl Level {
         region.map_or(0, |region| region[place])
     }
 
-    /// Makes nodes void and frees regions that are void as a whole.
-    fn clear(&mut self, nodes: Range<u64>) {
+    /// Makes nodes void and takes out regions that are void as a whole.
+    fn clear(&mut self, nodes: Range<u64>, freed: &mut Vec<Region>) {
         if nodes.is_empty() {
             return;
         }
@@ -305,7 +312,7 @@ impl Level {
                 from == 0 && (to == REGION_NODES || is_last && nodes.end == self.node_count);
             let Some(region) = self.regions.get_mut(index) else { return };
             if is_whole {
-                *region = None;
+                freed.extend(region.take());
             } else if let Some(region) = region {
                 region[from..to].fill(0);
             }

@@ -1,0 +1,1 @@
+"""What freshness costs: its pieces by themselves, and device operations a write."""

@@ -1,0 +1,104 @@
+"""`python -m benchmarks.freshness [WHAT ...]`: what the pieces of freshness cost.
+
+A Rust program (src/) measures, this one builds and runs it, prints tables, keeps every sample as
+JSON and draws a plot. Rates are per second of *processor* time, so that busy neighbours hardly
+change them; latencies are wall time, and a machine with other work to do shows in them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.freshness import report
+from rich.console import Console
+from rich.table import Table
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parents[1]
+PROGRAM: Final = ROOT / "native/target/release/sealane-benchmark-freshness"
+TABLE_COLUMNS: Final = 132
+
+Samples = Sequence[Mapping[str, Any]]
+
+WHAT: Final[Mapping[str, Callable[[Samples], Table]]] = {
+    "functions": report.functions,
+    "updates": report.updates,
+    "writers": report.writers,
+    "memory": report.memory,
+    "pending": report.pending,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.freshness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = found.add_argument
+    add("what", nargs="*", choices=[[], *WHAT], help="all of them, if none is named")
+    add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
+    add("--pool", type=int, default=19, help="log2 of the leaves updated; 0: all, 12 GB (19)")
+    add("--terabytes", type=int, default=10, help="largest tree that is filled; 1000: 12 GB (10)")
+    add("--output", type=Path, default=Path("sealane-freshness"), help="directory")
+    return found
+
+
+def build() -> None:
+    """Build the measuring program where the engine was built."""
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise SystemExit("cargo isn't there: `make build` says what is missing")
+    subprocess.run(
+        [cargo, "build", "--quiet", "--release", "--locked"],
+        cwd=HERE,
+        env=os.environ | {"CARGO_TARGET_DIR": str(ROOT / "native/target")},
+        check=True,
+    )
+
+
+def samples(what: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run one measurement."""
+    options = {
+        "functions": [arguments.rounds],
+        "updates": [arguments.rounds, arguments.pool],
+        "writers": [arguments.rounds],
+        "memory": [arguments.terabytes],
+    }
+    command = [PROGRAM, what, *map(str, options.get(what, []))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> int:
+    """Measure; show tables, keep JSON and plot."""
+    arguments = parser().parse_args()
+    console = Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
+    build()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    machine = {
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+        "load_average": os.getloadavg(),
+    }
+    found = {}
+    for what in arguments.what or WHAT:
+        found[what] = samples(what, arguments)
+        console.print(WHAT[what](found[what]))
+        kept = {"settings": machine | {"rounds": arguments.rounds}, "samples": found[what]}
+        (arguments.output / f"{what}.json").write_text(json.dumps(kept, indent=1))
+    report.plot(arguments.output / "freshness.png", found)
+    console.print(f"JSON and freshness.png in {arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
