@@ -23,6 +23,7 @@ from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
     broker_pb2,
+    devices_pb2_grpc,
     nodes_pb2,
     nodes_pb2_grpc,
     operator_pb2_grpc,
@@ -258,8 +259,8 @@ class Client:
     """An open connection.
 
     `sessions` is the stub that `sealane.client.session` builds on, `subsystems` that of a target's
-    plain subsystems, `operator` that of a broker's keys and leases, `membership` that of its nodes,
-    `policies` and `audit_log` those of its verifier.
+    plain subsystems, `operator` that of a broker's keys and leases, `devices` that of its devices,
+    `membership` that of its nodes, `policies` and `audit_log` those of its verifier.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -267,6 +268,7 @@ class Client:
         self.sessions = sessions_pb2_grpc.SessionsStub(channel)
         self.subsystems = subsystems_pb2_grpc.SubsystemsStub(channel)
         self.operator = operator_pb2_grpc.OperatorStub(channel)
+        self.devices = devices_pb2_grpc.DeviceRegistryStub(channel)
         self.policies = policy_pb2_grpc.PoliciesStub(channel)
         self.audit_log = policy_pb2_grpc.AuditLogStub(channel)
         self.membership = trust_pb2_grpc.MembershipStub(channel)

@@ -25,7 +25,9 @@ _SIGNATURE_DOMAIN: Final = "sealane sealed secret v1"
 class Context:
     """What a sealed secret is for; becomes HPKE's `info`.
 
-    `arena` is (broker instance, start epoch) of a lease and None for a key.
+    `arena` is (broker instance, start epoch) of a lease and None for a key. A device secret has the
+    device's UUID in place of the volume's and the fencing epoch in place of the key's. `beside` is
+    the digest of what the signature vouches for though it isn't sealed; empty: nothing.
     """
 
     purpose: str
@@ -35,6 +37,7 @@ class Context:
     volume_id: str
     key_epoch: int
     arena: tuple[int, int] | None = None
+    beside: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.request_id) != REQUEST_ID_BYTES:
@@ -57,6 +60,7 @@ class Context:
             self.volume_id.encode(),
             self.key_epoch.to_bytes(4, "big"),
             arena,
+            *([self.beside] if self.beside else []),
         )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import secrets
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -23,11 +24,12 @@ from sealane.crypto.certificates import Subject, verify_leaf, verify_verifier
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import CORRELATION_KEY, get_logger
 from sealane.daemon.metrics import Metrics
-from sealane.errors import Error, VerificationError
+from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
 
 _GATEWAY: Final = frozenset({"gateway"})
-_STORAGE: Final = frozenset({"gateway", "target"})
+_TARGET: Final = frozenset({"target"})
+_STORAGE: Final = _GATEWAY | _TARGET
 
 # A method of the mutual-TLS servers that has no row is refused.
 ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
@@ -41,6 +43,10 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
     "/sealane.v1.Broker/GrantLease": _GATEWAY,
     "/sealane.v1.Broker/ReturnLease": _GATEWAY,
+    "/sealane.v1.Devices/OpenDevice": _TARGET,
+    "/sealane.v1.Devices/ConfirmDevice": _TARGET,
+    "/sealane.v1.Devices/AdvanceAnchor": _TARGET,
+    "/sealane.v1.Devices/CloseDevice": _TARGET,
     "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/OpenQueue": _GATEWAY,
@@ -355,6 +361,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 def _is_correlation_id(text: str) -> bool:
     return 1 <= len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
+
+
+def parse_uuid(text: str, *, what: str) -> uuid.UUID:
+    """Parse what a caller gave as the id of `what`; UsageError `request.malformed`."""
+    try:
+        return uuid.UUID(text)
+    except ValueError as error:
+        raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error
 
 
 def page_limit(page_size: int) -> int:

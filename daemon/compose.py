@@ -19,6 +19,8 @@ from sealane.daemon.authorizations import (
     peer_of,
 )
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
+from sealane.daemon.broker.device_books import DeviceBooks
+from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
 from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
@@ -36,6 +38,7 @@ from sealane.daemon.config import (
     TargetConfig,
     ThirdPartyConfig,
 )
+from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.enrolled import EnrolledRoles
 from sealane.daemon.events import EventLog
 from sealane.daemon.fabric.service import FabricService, Peer
@@ -60,7 +63,6 @@ from sealane.daemon.servers import (
     running,
     split_address,
 )
-from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
@@ -69,6 +71,7 @@ from sealane.daemon.storage.target import FILE_STORES, Target
 from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
+from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -76,6 +79,7 @@ from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (
     attestation_pb2_grpc,
     broker_pb2_grpc,
+    devices_pb2_grpc,
     nodes_pb2_grpc,
     operator_pb2_grpc,
     policy_pb2_grpc,
@@ -215,6 +219,11 @@ class Daemon:
         self._enrolled.is_development |= verifier.keeper.policy.software_allowed
         operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
         self._services.append("sealane.v1.Operator")
+        books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
+        devices_pb2_grpc.add_DeviceRegistryServicer_to_server(
+            DeviceRegistryServicer(books), self._local
+        )
+        self._services.append("sealane.v1.DeviceRegistry")
         trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
         self._services.append("sealane.v1.Membership")
         refusals = CallRefusals(broker.audit)
@@ -240,6 +249,9 @@ class Daemon:
             TrustServicer(membership, authority, authorizer), server
         )
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
+        devices_pb2_grpc.add_DevicesServicer_to_server(
+            DevicesServicer(verifier.devices, authorizer), server
+        )
         self.addresses["broker"] = bind_tcp(
             server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
         )
@@ -249,8 +261,21 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        keeps_files = config.store in FILE_STORES
-        directory = Path(self.config.target_directory) if keeps_files else None
+        directory, device, catalogue = None, None, None
+        if config.store in FILE_STORES:
+            directory = Path(self.config.target_directory)
+            client = DeviceClient(self._enrolled.config, identity)
+            # Before the target, so that it is let go after all that the target still writes.
+            device, catalogue = await self._stack.enter_async_context(
+                opened_device(
+                    config,
+                    directory=directory,
+                    state=Path(self.config.node.state_dir),
+                    client=client,
+                    timeout_seconds=self._enrolled.config.timeout_seconds,
+                    tcti=self.config.tpm.tcti,
+                )
+            )
         target = Target(
             traddr=traddr,
             trsvcid=trsvcid,
@@ -265,7 +290,7 @@ class Daemon:
         await self._start_plain(config, target)
         authorizations = self._enrolled.authorize_peers(
             identity,
-            trust,
+            trust.authorize if device is None else authorize_at(trust, device),
             uses=target.gateways,
             lost=target.fence_gateway,
             fresh_seconds=config.authorization_seconds,
@@ -277,10 +302,13 @@ class Daemon:
             anchor=identity.anchor,
             kem=identity.keys.kem,
             authorizations=authorizations,
-            catalogue=Catalogue(directory) if directory is not None else None,
+            device=device,
+            catalogue=catalogue,
         )
         self._event_logs.append(service.events)
         await service.restore()
+        if device is not None:
+            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
         self.spawn("target-events", service.poll_events())
         self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
@@ -420,7 +448,7 @@ class Daemon:
         await self._stack.enter_async_context(service.running())
         authorizations = self._enrolled.authorize_peers(
             identity,
-            trust,
+            trust.authorize,
             uses=service.peers,
             lost=service.end_peer,
             keep_seconds=config.trust_grace_seconds,

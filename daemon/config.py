@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from sealane.daemon.anchors.anchor import AnchorKind
 from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.daemon.config_types import (
     AbsolutePath,
@@ -77,6 +78,10 @@ class EtcdConfig(Section):
         return self
 
 
+# TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
+NvIndex = Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)]
+
+
 class BrokerConfig(Section):
     """The broker role."""
 
@@ -92,10 +97,10 @@ class BrokerConfig(Section):
     store: Literal["sqlite", "etcd"] = "sqlite"
     etcd: EtcdConfig | None = None
     head_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    device_init: Literal["first-come", "authorized"] = "first-come"
     tpm_roots: AbsolutePath | None = None
     counters: Literal["file", "tpm2"] = "file"
-    # TCG's registry of reserved TPM 2.0 handles leaves this range to the TPM's owner.
-    counter_index: Annotated[int, Field(ge=0x0180_0000, le=0x01BF_FFFE)] = 0x0180_5EA0
+    counter_index: NvIndex = 0x0180_5EA0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -189,6 +194,9 @@ class TargetConfig(Section):
     store: Literal["emulated", "file", "inline", "memory"] = "file"
     drive: str | None = None
     directory: AbsolutePath | None = None
+    anchor: AnchorKind = "broker"
+    anchor_index: NvIndex = 0x0180_5EA2
+    anchor_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     discovery_listen: BindAddress | None = None
     authorization_seconds: Annotated[int, Field(ge=3, le=int(AUTHORIZATION_SECONDS))] = int(
         AUTHORIZATION_SECONDS

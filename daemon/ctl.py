@@ -23,6 +23,7 @@ from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.ctl_attest import add_attest_noun
 from sealane.daemon.ctl_broker import add_broker_verbs
 from sealane.daemon.ctl_collateral import add_collateral_verbs
+from sealane.daemon.ctl_devices import add_device_verbs
 from sealane.daemon.ctl_keys import add_key_verbs
 from sealane.daemon.ctl_machine import add_machine_verb
 from sealane.daemon.ctl_nodes import add_node_verbs
@@ -105,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     add_session_verbs(_noun(nouns, "session", "inter-datacenter sessions"), _verb, _named)
     add_subsystem_verbs(_noun(nouns, "subsystem", "plain subsystems of a target"), _verb, _named)
     add_node_verbs(_noun(nouns, "node", "nodes of a broker: who attested, who is revoked"), _verb)
+
+    add_device_verbs(_noun(nouns, "device", "store directories of targets, at a broker"), _verb)
 
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)

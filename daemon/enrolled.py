@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from sealane.daemon.authorizations import AUTHORIZATION_SECONDS, Authorizations, Lost
+from sealane.daemon.authorizations import AUTHORIZATION_SECONDS, Ask, Authorizations, Lost
 from sealane.daemon.config import Config, EnrolmentConfig
 from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.evidence.choose import open_driver
@@ -51,7 +51,7 @@ class EnrolledRoles:
     def authorize_peers(
         self,
         identity: Identity,
-        trust: TrustClient,
+        ask: Ask,
         *,
         uses: Callable[[], Iterable[PeerIncarnation]],
         lost: Lost,
@@ -66,7 +66,7 @@ class EnrolledRoles:
             await lost(peer, reason)
 
         authorizations = Authorizations(
-            ask=trust.authorize,
+            ask=ask,
             uses=uses,
             lost=count_and_end,
             fresh_seconds=fresh_seconds,

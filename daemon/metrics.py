@@ -146,6 +146,9 @@ class Metrics:
         self.leases_returned = Counter(
             "sealane_broker_leases_returned", "Counter leases given back.", registry=r
         )
+        self.anchors_advanced = Counter(
+            "sealane_broker_anchors_advanced", "Records of devices' anchors changed.", registry=r
+        )
         self.keys_released = Counter(
             "sealane_broker_keys_released", "Volume keys released.", registry=r
         )

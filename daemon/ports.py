@@ -232,8 +232,8 @@ class TargetPort(Protocol):
     ) -> None:
         """Open the sector store that an earlier process made."""
 
-    async def delete_volume(self, volume_id: uuid.UUID) -> None:
-        """Close its queues and remove its store."""
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
+        """Close its queues and let its store go; what wasn't flushed may be lost."""
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
         """Remove the store of a volume that isn't open, if there is one."""

@@ -36,7 +36,8 @@ from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation, TargetPort
-from sealane.daemon.storage.catalogue import Catalogue
+from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.storage.device import Device
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
@@ -71,13 +72,19 @@ class StorageService:
         anchor: x509.Certificate,
         kem: KemKey,
         authorizations: Authorizations,
-        catalogue: Catalogue | None = None,
+        device: Device | None = None,
+        catalogue: AnchoredCatalogue | None = None,
     ) -> None:
-        """Serve `target`, whose attested KEM key is `kem`; `catalogue` remembers its volumes."""
+        """Serve `target`, whose attested KEM key is `kem`.
+
+        Volumes that outlive the process are of `device`, in its catalogue.
+        """
         self._kem = kem
         self._target = target
         self._authorizations = authorizations
+        self._device = device
         self._catalogue = catalogue
+        self._loss: Error | None = None
         self._node = node
         self._store = store
         self._anchor = anchor
@@ -91,15 +98,16 @@ class StorageService:
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
         """Make the namespace a descriptor describes; again is harmless."""
-        descriptor = self._own_descriptor(signed)
+        descriptor = self._own_descriptor(signed, is_restored=False)
         if descriptor.tenant != caller.tenant:
             raise self._not_found(descriptor.volume_id)
         # A caller that gives up must not leave a store that nobody knows of.
         await asyncio.shield(self._create(descriptor, signed.SerializeToString()))
 
     def _own_descriptor(
-        self, signed: broker_pb2.SignedVolumeDescriptor
+        self, signed: broker_pb2.SignedVolumeDescriptor, *, is_restored: bool
     ) -> broker_pb2.VolumeDescriptor:
+        """Verify a descriptor; a restored one is of the time when its volume was made."""
         descriptor = open_descriptor(self._anchor, signed)
         if descriptor.third_party or descriptor.mode not in {"", MODE_OFF}:
             raise UsageError(
@@ -107,19 +115,38 @@ class StorageService:
                 f"volume {descriptor.volume_id} has mode {descriptor.mode!r} on third party "
                 f"{descriptor.third_party!r}; allowed here: remote, {MODE_OFF}, and no third party",
             )
-        if descriptor.target_node != self._node:
-            raise UsageError(
-                "namespace.target",
-                f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
-                f"this is {self._node!r}",
-            )
+        self._check_place(descriptor, is_restored=is_restored)
+        # A device takes its volumes along to another target.
+        descriptor.target_node = self._node
         # Not what the volume is: one is gone once it is filled, others are asked of the broker.
         descriptor.ClearField("filling_gateway")
         descriptor.ClearField("shares")
         return descriptor
 
+    def _check_place(self, descriptor: broker_pb2.VolumeDescriptor, *, is_restored: bool) -> None:
+        own = "" if self._device is None else str(self._device.device_id)
+        # Made before there were devices: it lies where its target then kept it.
+        is_older = not descriptor.device_id and (
+            is_restored or descriptor.volume_id in self._descriptors
+        )
+        if descriptor.device_id != own and not is_older:
+            raise UsageError(
+                "namespace.device",
+                f"volume {descriptor.volume_id} is on device {descriptor.device_id!r}, this target "
+                f"serves {own!r}",
+            )
+        has_moved = is_restored and bool(descriptor.device_id)
+        if descriptor.target_node != self._node and not has_moved:
+            raise UsageError(
+                "namespace.target",
+                f"volume {descriptor.volume_id} is for target {descriptor.target_node!r}, "
+                f"this is {self._node!r}",
+            )
+
     async def _create(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
         async with self._changing:
+            self._check_held()
+            await self._settle()
             known = self._descriptors.get(descriptor.volume_id)
             if known is None:
                 if len(self._descriptors) >= NAMESPACES_MAX:
@@ -140,14 +167,28 @@ class StorageService:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
             self._own(caller, volume_id)
+            await self._settle()
             if self._catalogue is not None:
-                await asyncio.to_thread(self._catalogue.begin_removal, uuid.UUID(volume_id))
+                await self._catalogue.begin_removal(uuid.UUID(volume_id))
             # Forgotten first: the event poller and the metrics must not ask for it meanwhile.
             del self._descriptors[volume_id]
-            await self._target.delete_volume(uuid.UUID(volume_id))
-            if self._catalogue is not None:
-                await asyncio.to_thread(self._catalogue.forget, uuid.UUID(volume_id))
+            await self._target.close_volume(uuid.UUID(volume_id))
+            await self._settle()
             self.events.report(volume_id, "deleted")
+
+    async def abandon(self, loss: Error) -> None:
+        """Serve nothing any more: the device is another's, or its anchor failed."""
+        self._loss = loss
+        async with self._changing:
+            abandoned = [*self._descriptors]
+            self._descriptors.clear()
+            for volume_id in abandoned:
+                await self._target.close_volume(uuid.UUID(volume_id))
+                self.events.report(volume_id, "abandoned", reason=loss.reason)
+
+    def _check_held(self) -> None:
+        if self._loss is not None:
+            raise self._loss
 
     async def _make(self, descriptor: broker_pb2.VolumeDescriptor, signed: bytes) -> None:
         """Make the store, and remember it once it is whole."""
@@ -161,25 +202,36 @@ class StorageService:
         if self._catalogue is None:
             await create()
             return
-        await asyncio.to_thread(self._catalogue.begin, volume_id, signed)
+        await self._catalogue.begin(volume_id, signed)
         try:
             await create()
         except Error:
             # Nothing was there before, so what is there now is a half-made store.
             await self._discard(self._catalogue, volume_id)
             raise
-        await asyncio.to_thread(self._catalogue.finish, volume_id)
+        try:
+            await self._catalogue.finish(volume_id)
+        except Error:
+            # Whether it is on the list can't be told: its store stays until it is not.
+            await self._target.close_volume(volume_id)
+            raise
 
-    async def _discard(self, catalogue: Catalogue, volume_id: uuid.UUID) -> None:
+    async def _settle(self) -> None:
+        """Remove the stores of volumes that have left the catalogue."""
+        if self._catalogue is not None:
+            for volume_id in await self._catalogue.settle():
+                await self._discard(self._catalogue, volume_id)
+
+    async def _discard(self, catalogue: AnchoredCatalogue, volume_id: uuid.UUID) -> None:
         await self._target.discard_store(volume_id)
-        await asyncio.to_thread(catalogue.forget, volume_id)
+        await catalogue.forget(volume_id)
 
     async def restore(self) -> None:
         """Open the volumes that an earlier process left; what can't be opened is reported."""
         if self._catalogue is None:
             return
         async with self._changing:
-            found = await asyncio.to_thread(self._catalogue.scan)
+            found = await self._catalogue.scan()
             for volume_id in found.unfinished:
                 await self._discard(self._catalogue, volume_id)
                 self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
@@ -200,7 +252,7 @@ class StorageService:
             raise VerificationError(
                 "volume.descriptor.malformed", "the descriptor file can't be parsed"
             ) from error
-        descriptor = self._own_descriptor(signed)
+        descriptor = self._own_descriptor(signed, is_restored=True)
         if descriptor.volume_id != str(volume_id):
             raise VerificationError(
                 "volume.descriptor.other",
@@ -361,6 +413,7 @@ class StorageService:
 
     def _own(self, caller: Subject, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Return a volume of the caller's tenant."""
+        self._check_held()
         descriptor = self._descriptors.get(volume_id)
         if descriptor is None or descriptor.tenant != caller.tenant:
             raise self._not_found(volume_id)
@@ -370,6 +423,7 @@ class StorageService:
         self, caller: Subject, volume_id: str, *, is_read_only: bool
     ) -> tuple[broker_pb2.VolumeDescriptor, PeerIncarnation]:
         """Return a volume that the caller may use, and whose authorization its use needs."""
+        self._check_held()
         descriptor = self._descriptors.get(volume_id)
         if descriptor is not None and descriptor.tenant == caller.tenant:
             return descriptor, peer_of(caller)

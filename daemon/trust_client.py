@@ -12,6 +12,7 @@ from sealane.daemon.brokers import Brokers
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.devices import ServedDevice
 from sealane.daemon.identity import Identity
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
@@ -51,14 +52,24 @@ class TrustClient:
                 )
         return leaves
 
-    async def authorize(self, nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
+    async def authorize(
+        self,
+        nonce: bytes,
+        peers: Sequence[PeerIncarnation],
+        *,
+        device: ServedDevice | None = None,
+    ) -> Sequence[str]:
         """Return for each peer why it may not act, empty if it may.
 
-        VerificationError `authorization.signature` or `authorization.mismatch` for an answer that
-        the broker didn't give, or not to this question.
+        VerificationError `device.…` if `device`, which we serve them from, isn't ours any more;
+        `authorization.signature` or `authorization.mismatch` for an answer that the broker didn't
+        give, or not to this question.
         """
         asked = [*map(peer_message, peers)]
         request = trust_pb2.AuthorizePeersRequest(nonce=nonce, peers=asked)
+        if device is not None:
+            request.device.device_id = str(device.device_id)
+            request.device.fencing_epoch = device.fencing_epoch
         signed = await self._brokers.call(
             lambda channel: TrustStub(channel).AuthorizePeers(request, timeout=_CALL_SECONDS)
         )

@@ -87,7 +87,7 @@ class RecordingTarget:
     ) -> None:
         self.volumes[volume_id] = sector_count
 
-    async def delete_volume(self, volume_id: uuid.UUID) -> None:
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
         del self.volumes[volume_id]
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:

@@ -1,6 +1,10 @@
-"""Anchors a second, and what a TPM takes for each of the things that it is asked.
+"""Anchors a second of each kind, and what a TPM takes for each of the things that it is asked.
 
-The TPM is swtpm unless SEALANE_TCTI names one: then figures of a real TPM come out, and two NV
+The broker is a process of its own with SQLite where temporary directories are, asked over mutual
+TLS. "volumes at once" is a flush of each of 32 volumes at the same time: `operation` ends when all
+are anchored, in one or two calls.
+
+The TPM is swtpm unless SEALANE_TCTI names one: then figures of a real TPM come out, and three NV
 indices of its owner are used and removed. swtpm answers in memory and saves its state to a file,
 so its figures are those of our code and of the disk, not of a chip: those take 5 to 100 ms for
 each of these commands.
@@ -9,16 +13,19 @@ each of these commands.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
+from benchmarks.control.broker_anchor import OpenDevice, open_device
 from benchmarks.control.result import Result
 from rich import box
 from rich.table import Table
@@ -27,6 +34,7 @@ from sealane.crypto.attestation.runtime_data import RuntimeData
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.kem import seal, unseal
 from sealane.daemon.anchors.anchor import CATALOGUE, Anchor, Anchored, Change
+from sealane.daemon.anchors.device_anchors import DeviceAnchors
 from sealane.daemon.anchors.file_anchor import FileAnchor
 from sealane.daemon.anchors.tpm_anchor import TpmAnchor
 from sealane.daemon.anchors.tpm_counter import TpmCounter
@@ -42,13 +50,28 @@ from vendors.authority import NOW
 _DEVICE: Final = UUID(int=1)
 _ANCHOR_INDEX: Final = 0x0180_5EA8
 _COUNTER_INDEX: Final = 0x0180_5EA9
+_OTHER_INDEX: Final = 0x0180_5EAA
+_AT_ONCE: Final = 32
+_BLOB_BYTES: Final = 96
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def run(arguments: argparse.Namespace) -> Result:
     """Measure every operation, round by round."""
     samples = []
-    with tempfile.TemporaryDirectory() as directory, _connected(Path(directory)) as tpm:
-        cells = _cells(tpm, Path(directory))
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        _connected(Path(directory)) as tpm,
+        asyncio.Runner() as runner,
+        contextlib.ExitStack() as stack,
+    ):
+        # One loop for all: channels live on the loop that made them.
+        run = runner.run
+        broker = open_device(volumes=_AT_ONCE)
+        device = run(broker.__aenter__())
+        stack.callback(lambda: run(broker.__aexit__(None, None, None)))
+        cells = _cells(tpm, Path(directory), device, run)
         for operation in cells.values():
             operation()
         for number in range(arguments.rounds):
@@ -63,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Result:
                         "p99_ms": taken[len(taken) * 99 // 100] * 1e3,
                     }
                 )
-        for index in (_ANCHOR_INDEX, _COUNTER_INDEX):
+        for index in (_ANCHOR_INDEX, _COUNTER_INDEX, _OTHER_INDEX):
             tpm.call(lambda e, i=index: e.nv_undefine_space(e.tr_from_tpmpublic(i)))
     table = Table(box=box.SIMPLE, title="anchors and TPM, medians of the rounds")
     for heading in ("operation", "per second", "p50 ms", "p99 ms"):
@@ -89,22 +112,33 @@ def _connected(directory: Path) -> Iterator[Tpm]:
         yield tpm
 
 
-def _cells(tpm: Tpm, directory: Path) -> dict[str, Callable[[], object]]:
+def _cells(
+    tpm: Tpm, directory: Path, device: OpenDevice, run: Run
+) -> dict[str, Callable[[], object]]:
     anchors = directory / "anchors"
     anchors.mkdir()
     counter = TpmCounter(tpm, index=_COUNTER_INDEX)
     tpm2 = TpmAnchor.initialise(tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX)
     file = FileAnchor.initialise(anchors / "file", device_id=_DEVICE)
 
+    anchored: dict[str, Anchor] = {"file": file, "tpm2": tpm2, "broker": device.anchor}
+
+    other: dict[str, Any] = {"device_id": UUID(int=2), "index": _OTHER_INDEX}
+    TpmAnchor.initialise(tpm, anchors / "other", **other).release()
+
     def reopen() -> None:
-        nonlocal tpm2
-        tpm2.release()
-        tpm2 = TpmAnchor.open(tpm, anchors / "tpm2", device_id=_DEVICE, index=_ANCHOR_INDEX)
+        TpmAnchor.open(tpm, anchors / "other", **other).release()
 
     return {
         "a durable file": lambda: write_durably(anchors / "plain", bytes(200)),
-        "anchor file: advance": lambda: _advance(file),
-        "anchor tpm2: advance": lambda: _advance(tpm2),
+        **{
+            f"anchor {kind}: advance": partial(_advance, anchor, CATALOGUE, run)
+            for kind, anchor in anchored.items()
+        },
+        **{
+            f"anchor {kind}: {_AT_ONCE} volumes at once": _flushes(anchor, device.names, run)
+            for kind, anchor in anchored.items()
+        },
         "anchor tpm2: open": reopen,
         "counter tpm2: increment": counter.increment,
         **_evidence(tpm),
@@ -139,11 +173,27 @@ def _evidence(tpm: Tpm) -> dict[str, Callable[[], object]]:
     }
 
 
-def _advance(anchor: Anchor) -> None:
-    found = anchor.records.get(CATALOGUE)
+def _advance(anchor: Anchor, name: str, run: Run) -> None:
+    found = anchor.records.get(name)
     number = 0 if found is None else found.number
-    record = Anchored(number=number + 1, blob=bytes(64))
-    asyncio.run(anchor.advance([Change(name=CATALOGUE, expected=number, record=record)]))
+    record = Anchored(number=number + 1, blob=bytes(_BLOB_BYTES))
+    run(anchor.advance([Change(name=name, expected=number, record=record)]))
+
+
+def _flushes(anchor: Anchor, names: Sequence[str], run: Run) -> Callable[[], None]:
+    """Return what anchors a newer state of each record, all told at once."""
+    anchors: list[DeviceAnchors] = []
+    numbers = itertools.count(1)
+
+    async def flush() -> None:
+        if not anchors:
+            anchors.append(DeviceAnchors(anchor))
+        number = next(numbers)
+        await asyncio.gather(
+            *(anchors[0].advance(name, number, bytes(_BLOB_BYTES)) for name in names)
+        )
+
+    return lambda: run(flush())
 
 
 def _measure(operation: Callable[[], object], *, seconds: float) -> list[float]:

@@ -9,11 +9,12 @@ has what each kind guarantees.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 from uuid import UUID
 
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
+AnchorKind = Literal["broker", "tpm2", "file", "none"]
 U64_MAX: Final = (1 << 64) - 1
 BLOB_BYTES_MAX: Final = 128
 CATALOGUE: Final = "catalogue"

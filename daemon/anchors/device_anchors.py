@@ -16,8 +16,8 @@ from sealane.daemon.logs import get_logger
 from sealane.errors import Error, UnavailableError
 from sealane.transport.tasks import TaskOwner
 
-ANCHOR_SECONDS: Final = 10.0
-"""How long `advance` waits for an anchor that doesn't answer (DESIGN §5.5: bounded, then error)."""
+ANCHOR_SECONDS: Final = 8.0
+"""How long `advance` waits (DESIGN §5.5: bounded, then error); less than callers of a target do."""
 _RETRY_SECONDS: Final = 0.25
 
 
@@ -91,6 +91,7 @@ class DeviceAnchors:
         except Error as error:
             get_logger().error("not_anchored", reason=error.reason, message=str(error.args[0]))
         finally:
+            self._lost = None
             await self._tasks.close()
             self._fail(UnavailableError(FAILED, "the device is closed"))
             await self._anchor.close()
@@ -131,11 +132,11 @@ class DeviceAnchors:
                     self._hurry.clear()
                 await self._send()
         except Error as error:
-            self._fail(error)
-            if self._lost is not None:
-                self._lost(error)
+            self._end(error)
         finally:
             self._is_working = False
+            if self._sending:
+                self._end(UnavailableError(FAILED, "anchoring was broken off"))
 
     async def _pause(self) -> None:
         if self._spacing_seconds:
@@ -176,6 +177,11 @@ class DeviceAnchors:
     def _number(self, name: str) -> int:
         record = self._records.get(name)
         return 0 if record is None else record.number
+
+    def _end(self, error: Error) -> None:
+        self._fail(error)
+        if self._lost is not None:
+            self._lost(error)
 
     def _fail(self, error: Error) -> None:
         self._failure = self._failure or error

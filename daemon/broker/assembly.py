@@ -16,6 +16,7 @@ from sealane.crypto.evidence.software import SoftwareVerifier
 from sealane.crypto.evidence.tpm2 import Tpm2Verifier
 from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.collateral import CollateralKeeper
+from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.membership import Membership
 from sealane.daemon.broker.policy import (
@@ -39,12 +40,13 @@ from sealane.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierParts:
-    """What the broker role needs of its verifier."""
+    """What the broker role needs of its verifier, and of what that enters nodes into."""
 
     keeper: PolicyKeeper
     collateral: CollateralKeeper
     service: VerifierService
     membership: Membership
+    devices: Devices
 
 
 def evidence_verifiers(
@@ -135,10 +137,18 @@ async def open_verifier(
         )
     keeper = PolicyKeeper(broker.registry, owner=owner, audit=broker.audit, changed=enact)
     await offer_policy(keeper, config)
+    devices = Devices(
+        broker.registry,
+        init=config.device_init,
+        cover=instance.cover,
+        audit=broker.audit,
+        metrics=metrics,
+    )
     membership = Membership(
         broker.registry,
         cover=instance.cover,
         check_policy=keeper.check_version,
+        check_device=devices.check,
         lost=broker.rotate_keys_of,
         audit=broker.audit,
         metrics=metrics,
@@ -154,5 +164,9 @@ async def open_verifier(
     )
     stack.callback(service.close)
     return VerifierParts(
-        keeper=keeper, collateral=collateral, service=service, membership=membership
+        keeper=keeper,
+        collateral=collateral,
+        service=service,
+        membership=membership,
+        devices=devices,
     )

@@ -9,6 +9,7 @@ crash the store is at most one ahead.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sealane.crypto.lease import START_EPOCH_MAX, Arena
@@ -17,6 +18,9 @@ from sealane.daemon.broker.records import HeadRecord, InstanceRecord, Stored, in
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.logs import get_logger
 from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
+
+Cover = Callable[[int], Awaitable[None]]
+"""Returns once the commit of a revision can't be rolled back unnoticed: `Instance.cover`."""
 
 _UNUSED: Final = 0  # what a counter says before its first increment
 

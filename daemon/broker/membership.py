@@ -19,12 +19,14 @@ from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiffe_id, spiffe_id
 from sealane.daemon.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.policy_keeper import CHANGED
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.calls import page_limit
 from sealane.daemon.channels import UNATTESTED
 from sealane.daemon.clock import monotonic_ns, utc_now
+from sealane.daemon.devices import ServedDevice
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
@@ -43,6 +45,13 @@ NONCE_BYTES: Final = 32
 REASON_CHARACTERS_MAX: Final = 200
 # A process that its successor was taken for must not come back; more of them don't run at a time.
 _SUPERSEDED_MAX: Final = 16
+
+
+class CheckDevice(Protocol):
+    """Raises VerificationError unless the caller's opening of a device still counts."""
+
+    async def __call__(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
+        """Check it."""
 
 
 class CheckPolicy(Protocol):
@@ -64,16 +73,17 @@ class Membership:
     """The nodes of one authority, for one of its brokers.
 
     `cover` returns once the commit of a revision can't be rolled back unnoticed; `check_policy`
-    knows which versions of the policy still count; `lost` is told the SPIFFE id of every role that
-    is revoked.
+    knows which versions of the policy still count, `check_device` which openings of devices;
+    `lost` is told the SPIFFE id of every role that is revoked.
     """
 
     def __init__(
         self,
         registry: Registry,
         *,
-        cover: Callable[[int], Awaitable[None]],
+        cover: Cover,
         check_policy: CheckPolicy,
+        check_device: CheckDevice,
         lost: Callable[[str], Awaitable[None]],
         audit: Audit,
         metrics: Metrics,
@@ -82,6 +92,7 @@ class Membership:
         self._registry = registry
         self._cover = cover
         self._check_policy = check_policy
+        self._check_device = check_device
         self._lost = lost
         self._audit = audit
         self._metrics = metrics
@@ -200,14 +211,26 @@ class Membership:
         return [leaf for leaf in leaves if leaf.not_valid_after_utc > self._now()]
 
     async def authorize(
-        self, caller: Subject, *, nonce: bytes, peers: Sequence[PeerIncarnation]
+        self,
+        caller: Subject,
+        *,
+        nonce: bytes,
+        peers: Sequence[PeerIncarnation],
+        device: ServedDevice | None = None,
     ) -> bytes:
-        """Return the serialized Authorization for these peers of the caller."""
+        """Return the serialized Authorization for these peers of the caller.
+
+        VerificationError `device.…` if the caller lost the device that it serves them from.
+        """
         if len(nonce) != NONCE_BYTES or len(peers) > PEERS_PER_CALL_MAX:
             raise UsageError(
                 "authorization.request",
                 f"a nonce of {len(nonce)} bytes for {len(peers)} peers; allowed: {NONCE_BYTES} "
                 f"bytes, at most {PEERS_PER_CALL_MAX} peers",
+            )
+        if device is not None:
+            await self._check_device(
+                caller, device_id=device.device_id, fencing_epoch=device.fencing_epoch
             )
         refusals = await asyncio.gather(*(self._refusal(caller, peer) for peer in peers))
         for reason in filter(None, refusals):

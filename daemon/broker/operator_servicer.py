@@ -9,8 +9,7 @@ from google.protobuf import timestamp_pb2
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.broker.service import BrokerService
-from sealane.daemon.calls import PAGE_SIZE_MAX, Context, page_limit
-from sealane.errors import UsageError
+from sealane.daemon.calls import PAGE_SIZE_MAX, Context, page_limit, parse_uuid
 from sealane.protocol.v1 import operator_pb2, operator_pb2_grpc
 
 
@@ -27,7 +26,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         async with refusals_recorded(
             self._broker.audit, "key.rotate", subject="operator", volume_id=request.volume_id
         ):
-            volume = await self._broker.rotate_key(_uuid(request.volume_id))
+            volume = await self._broker.rotate_key(_volume_id(request.volume_id))
         return operator_pb2.VolumeKeyEpochs(
             volume_id=str(volume.volume_id),
             oldest_key_epoch=volume.oldest_key_epoch,
@@ -39,7 +38,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     ) -> operator_pb2.ListLeasesResponse:
         """Return a page of the books; a page of one volume's leases may be short."""
         limit = page_limit(request.page_size)
-        wanted = _uuid(request.volume_id) if request.volume_id else None
+        wanted = _volume_id(request.volume_id) if request.volume_id else None
         page, has_more = await self._broker.registry.grants.page(
             after=request.page_token, limit=limit
         )
@@ -82,8 +81,5 @@ def _entry(record: GrantRecord, served: set[tuple[int, int]]) -> operator_pb2.Le
     )
 
 
-def _uuid(text: str) -> uuid.UUID:
-    try:
-        return uuid.UUID(text.removeprefix("volumes/"))
-    except ValueError as error:
-        raise UsageError("request.malformed", f"volume {text[:80]!r}; allowed: a UUID") from error
+def _volume_id(name: str) -> uuid.UUID:
+    return parse_uuid(name.removeprefix("volumes/"), what="volume")

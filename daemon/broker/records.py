@@ -24,8 +24,11 @@ from sealane.crypto.lease import (
     LEASE_RANGES_MAX,
     START_EPOCH_MAX,
 )
+from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, U64_MAX, AnchorKind
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.errors import LeaseError, UsageError, VerificationError
+
+FENCING_EPOCH_MAX: Final = (1 << 32) - 1
 
 _MAC_BYTES: Final = 32
 SHARES_MAX: Final = 64
@@ -33,6 +36,7 @@ SHARES_MAX: Final = 64
 
 KeyEpoch = Annotated[int, Field(ge=1, le=KEY_EPOCH_MAX)]
 BrokerInstance = Annotated[int, Field(ge=1, le=INSTANCE_MAX)]
+FencingEpoch = Annotated[int, Field(ge=1, le=FENCING_EPOCH_MAX)]
 StartEpoch = Annotated[int, Field(ge=0, le=START_EPOCH_MAX)]
 
 
@@ -88,6 +92,7 @@ class VolumeRecord(Record):
     counters_leased: Annotated[int, Field(ge=0)] = 0
     request_id: uuid.UUID | None = None
     is_deleted: bool = False
+    device_id: uuid.UUID | None = None
     shares: Annotated[tuple[ShareRecord, ...], Field(max_length=SHARES_MAX)] = ()
 
     def allows(self, tenant: str, *, writing: bool = False) -> bool:
@@ -253,6 +258,55 @@ class GrantRecord(Record):
         return sum(end - mark for (_, end), mark in zip(self.ranges, self.touched, strict=True))
 
 
+class Opening(Record):
+    """A process that may serve a device; `until`: only so long, the device went to another node."""
+
+    node: str
+    incarnation: bytes
+    fencing_epoch: FencingEpoch
+    until: dt.datetime | None = None
+
+
+class DeviceRecord(Record):
+    """A store directory of a target (DESIGN §5.5): whose it is, and who keeps its anchor.
+
+    The fencing epoch grows with each opening and each move. Until `is_initialised`, what its owner
+    finds in it is believed. A forgotten device stays, so that it never counts as a new one.
+    """
+
+    device_id: uuid.UUID
+    owner: str
+    fencing_epoch: FencingEpoch = 1
+    wrapped_secret: bytes
+    anchor: AnchorKind | None = None
+    is_initialised: bool = False
+    opening: Opening | None = None
+    opened_at: dt.datetime | None = None
+    is_forgotten: bool = False
+
+
+class DeviceRequestRecord(Record):
+    """What one node shows or may show: the unknown device it came with, or that the next may be."""
+
+    device_id: uuid.UUID | None = None
+    anchor: AnchorKind | None = None
+    is_next_authorized: bool = False
+
+
+class ServedRecord(Record):
+    """The device that one process of a target has open: its volumes go there."""
+
+    device_id: uuid.UUID
+    incarnation: bytes
+
+
+class AnchorRecord(Record):
+    """One record of a device's anchor (sealane.daemon.anchors)."""
+
+    number: Annotated[int, Field(ge=1, le=U64_MAX)]
+    blob: Annotated[bytes, Field(min_length=1, max_length=BLOB_BYTES_MAX)]
+
+
 class PolicyRecord(Record):
     """The policy in force, as its owner gave it; versions only grow."""
 
@@ -379,6 +433,12 @@ class Tables:
         self.collateral = Table(store, "collateral", CollateralRecord, record_key=record_key)
         self.clocks = Table(store, "clocks", ClockRecord, record_key=record_key)
         self.nodes = Table(store, "nodes", NodeRecord, record_key=record_key)
+        self.devices = Table(store, "devices", DeviceRecord, record_key=record_key)
+        self.device_requests = Table(
+            store, "device-requests", DeviceRequestRecord, record_key=record_key
+        )
+        self.served = Table(store, "served", ServedRecord, record_key=record_key)
+        self.anchors = Table(store, "anchors", AnchorRecord, record_key=record_key)
 
 
 def instance_name(instance: int) -> str:

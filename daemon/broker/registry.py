@@ -22,6 +22,7 @@ from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KEY_BYTES, KeyWrapper, new_key
 from sealane.daemon.broker.records import (
     AuthorityRecord,
+    DeviceRecord,
     GrantRecord,
     RequestRecord,
     ShareRecord,
@@ -42,6 +43,7 @@ _ATTEMPTS_MAX: Final = 64
 _BACK_OFF_SECONDS: Final = 0.002
 _BACK_OFF_SECONDS_MAX: Final = 0.25
 _RECORD_KEY: Final = "record key"
+_DEVICE: Final = "device secret"
 
 _Result = TypeVar("_Result")
 
@@ -128,10 +130,33 @@ class Registry(Tables):
         record = (await self.settle(attempt)).record
         return self._wrapping.unwrap(record.wrapped_key, purpose="tenant key", owner=tenant)
 
+    def wrap_device_secret(self, secret: bytearray, device_id: uuid.UUID) -> bytes:
+        """Wrap the secret of a device for its record."""
+        return self._wrapping.wrap(secret, purpose=_DEVICE, owner=str(device_id))
+
+    def device_secret(self, record: DeviceRecord) -> bytearray:
+        """Return a device's secret; the caller wipes it."""
+        return self._wrapping.unwrap(
+            record.wrapped_secret, purpose=_DEVICE, owner=str(record.device_id)
+        )
+
+    async def served_device(self, target_node: str) -> Stored[DeviceRecord] | None:
+        """Return the device that the target's present process has open."""
+        served = await self.served.get(target_node)
+        member = await self.nodes.get(f"target/{target_node}")
+        if (
+            served is None
+            or member is None
+            or member.record.incarnation != served.record.incarnation
+        ):
+            return None
+        return await self.devices.get(str(served.record.device_id))
+
     async def register(self, record: VolumeRecord) -> tuple[VolumeRecord, bool]:
         """Store `record`, or return what the same request stored before; True: it is new.
 
-        UsageError `volume.request.exists` if that asked for another volume.
+        A volume on a target goes to the device that the target serves. UsageError
+        `volume.request.exists` if the request asked for another volume.
         """
         request = f"{record.tenant}/{record.request_id}"
 
@@ -150,20 +175,26 @@ class Registry(Tables):
                     f"{VOLUMES_PER_TENANT_MAX}",
                 )
             after = before.model_copy(update={"volume_count": before.volume_count + 1})
-            name = str(record.volume_id)
+            name, made = str(record.volume_id), record
+            compares = [
+                self.requests.unchanged(request, None),
+                self.tenants.unchanged(record.tenant, tenant),
+                self.volumes.unchanged(name, None),
+            ]
+            device = None if record.third_party else await self.served_device(record.target_node)
+            if device is not None:
+                # Not while it goes to another node, or goes for good.
+                compares.append(self.devices.unchanged(device.name, device))
+                made = record.model_copy(update={"device_id": device.record.device_id})
             revision = await self.commit(
-                [
-                    self.requests.unchanged(request, None),
-                    self.tenants.unchanged(record.tenant, tenant),
-                    self.volumes.unchanged(name, None),
-                ],
+                compares,
                 {
                     **self.requests.sealed(request, RequestRecord(volume_id=record.volume_id)),
                     **self.tenants.sealed(record.tenant, after),
-                    **self.volumes.sealed(name, record),
+                    **self.volumes.sealed(name, made),
                 },
             )
-            return None if revision is None else (record, True)
+            return None if revision is None else (made, True)
 
         stored, is_new = await self.settle(attempt)
         if _wanted(stored) != _wanted(record):

@@ -18,7 +18,7 @@ from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.key_epochs import KeyEpochs
 from sealane.daemon.broker.records import GrantRecord, ShareRecord, Stored, VolumeRecord
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.calls import page_limit
+from sealane.daemon.calls import page_limit, parse_uuid
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
@@ -139,7 +139,7 @@ class BrokerService:
             third_party=third_party,
             fully_sealed=is_sealed,
             filling_gateway=caller.node if is_sealed else "",
-            request_id=_uuid(request_id, what="request id"),
+            request_id=parse_uuid(request_id, what="request id"),
         )
         stored, is_new = await self.registry.register(record)
         return broker_pb2.RegisterVolumeResponse(volume=self._signed(stored, caller), is_new=is_new)
@@ -154,7 +154,7 @@ class BrokerService:
         self, caller: Subject, *, page_size: int, page_token: str
     ) -> tuple[list[broker_pb2.SignedVolumeDescriptor], str]:
         """Return a page of descriptors and the token of the next one (empty: no more)."""
-        after = str(_uuid(page_token, what="page token")) if page_token else ""
+        after = str(parse_uuid(page_token, what="page token")) if page_token else ""
         limit = page_limit(page_size)
         is_target = caller.role == "target"
         records = await self.registry.list_volumes(
@@ -476,7 +476,7 @@ class BrokerService:
         return (await self._stored_volume(caller, volume_id)).record
 
     async def _stored_volume(self, caller: Subject, volume_id: str) -> Stored[VolumeRecord]:
-        stored = await self.registry.volume(_uuid(volume_id, what="volume id"))
+        stored = await self.registry.volume(parse_uuid(volume_id, what="volume id"))
         record = stored.record
         is_user = caller.role == "gateway" and record.allows(caller.tenant)
         is_target = caller.role == "target" and caller.node == record.target_node
@@ -515,6 +515,7 @@ class BrokerService:
             fully_sealed=record.fully_sealed,
             filling_gateway=record.filling_gateway,
             oldest_key_epoch=record.oldest_key_epoch,
+            device_id="" if record.device_id is None else str(record.device_id),
             shares=[
                 broker_pb2.VolumeShare(tenant=share.tenant, read_only=share.read_only)
                 for share in told
@@ -581,10 +582,3 @@ def _lease_message(record: VolumeRecord, key_epoch: int, granted: Lease) -> byte
         ],
         lease_id=granted.lease_id,
     ).SerializeToString()
-
-
-def _uuid(text: str, *, what: str) -> uuid.UUID:
-    try:
-        return uuid.UUID(text)
-    except ValueError as error:
-        raise UsageError("request.malformed", f"{what} {text[:80]!r}; allowed: a UUID") from error

@@ -11,7 +11,8 @@ from google.protobuf import empty_pb2, timestamp_pb2
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.daemon.authorizations import peer_from
 from sealane.daemon.broker.membership import Member, Membership
-from sealane.daemon.calls import Authorizer, Context
+from sealane.daemon.calls import Authorizer, Context, parse_uuid
+from sealane.daemon.devices import ServedDevice
 from sealane.protocol.v1 import trust_pb2, trust_pb2_grpc
 
 
@@ -38,7 +39,10 @@ class TrustServicer(trust_pb2_grpc.TrustServicer):
     ) -> trust_pb2.SignedAuthorization:
         """Say which peers may act."""
         authorization = await self._membership.authorize(
-            self._caller(context), nonce=request.nonce, peers=[*map(peer_from, request.peers)]
+            self._caller(context),
+            nonce=request.nonce,
+            peers=[*map(peer_from, request.peers)],
+            device=_device(request),
         )
         return trust_pb2.SignedAuthorization(
             authorization=authorization,
@@ -76,6 +80,15 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         """Take a revocation back."""
         await self._membership.restore(request.node, request.role)
         return empty_pb2.Empty()
+
+
+def _device(request: trust_pb2.AuthorizePeersRequest) -> ServedDevice | None:
+    if not request.HasField("device"):
+        return None
+    return ServedDevice(
+        device_id=parse_uuid(request.device.device_id, what="device"),
+        fencing_epoch=request.device.fencing_epoch,
+    )
 
 
 def _message(member: Member) -> trust_pb2.Member:

@@ -2,7 +2,8 @@
 
 `<volume id>.volume` holds the descriptor, `<volume id>.sectors` the store. While a volume is being
 made or removed its descriptor is called `.volume.unfinished`: what a crash leaves under that name
-was never announced, or is being forgotten, and goes at the next start. Nothing else is deleted.
+was never announced, or is being forgotten, and goes at the next start, unless the anchor has it on
+its list (sealane.daemon.storage.anchored_catalogue). Nothing else is deleted.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from sealane.daemon.files import FILE_BYTES_MAX, read_bounded
+from sealane.daemon.storage.device import DEVICE_FILES
 from sealane.errors import UnavailableError, UsageError
 
 STORE_SUFFIX: Final = ".sectors"
@@ -31,6 +33,14 @@ class Found:
     """Volumes that were being made or removed."""
     strays: Sequence[tuple[str, str]]
     """Files that are none of this, by name, each with what is wrong."""
+
+
+def make_directory(directory: Path) -> None:
+    """Make a target's directory unless it is there; UsageError `target.directory`."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("target.directory", f"can't make {directory}: {error.strerror}") from error
 
 
 class Catalogue:
@@ -83,6 +93,8 @@ class Catalogue:
         for name in names:
             stem, dot, rest = name.partition(".")
             volume_id, suffix = _volume_id(stem), dot + rest
+            if name in DEVICE_FILES:
+                continue
             if volume_id is None or suffix not in {STORE_SUFFIX, _FINISHED, _UNFINISHED}:
                 strays.append((name, "not a file of a volume"))
             elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & {*names}:
@@ -96,6 +108,14 @@ class Catalogue:
             elif suffix == _FINISHED:
                 self._add(volume_id, name, volumes, strays)
         return Found(volumes=volumes, unfinished=unfinished, strays=strays)
+
+    def unfinished(self, found: Found, *, limit: int) -> list[tuple[uuid.UUID, bytes]]:
+        """Return up to `limit` unfinished volumes with a store, with their descriptor files."""
+        volumes: list[tuple[uuid.UUID, bytes]] = []
+        for volume_id in found.unfinished[:limit]:
+            if self._path(volume_id, STORE_SUFFIX).exists():
+                self._add(volume_id, f"{volume_id}{_UNFINISHED}", volumes, [])
+        return volumes
 
     def _add(
         self,

@@ -18,7 +18,7 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.storage.catalogue import STORE_SUFFIX
+from sealane.daemon.storage.catalogue import STORE_SUFFIX, make_directory
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -348,12 +348,7 @@ class Target(Provider):
     async def start(self) -> None:
         """Listen."""
         if self._directory is not None:
-            try:
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    "target.directory", f"can't make {self._directory}: {error.strerror}"
-                ) from error
+            make_directory(self._directory)
         await self._listener.start()
 
     async def stop(self) -> None:
@@ -415,7 +410,7 @@ class Target(Provider):
     def serve_volume(
         self, volume_id: uuid.UUID, native: _native.Namespace, *, path: Path | None = None
     ) -> None:
-        """Serve a sealed namespace that somebody made; `delete_volume` closes it."""
+        """Serve a sealed namespace that somebody made; `close_volume` closes it."""
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
@@ -442,14 +437,12 @@ class Target(Provider):
     def _path(self, volume_id: uuid.UUID) -> Path | None:
         return self._directory / f"{volume_id}{STORE_SUFFIX}" if self._directory else None
 
-    async def delete_volume(self, volume_id: uuid.UUID) -> None:
-        """Close the volume's queues and remove its store."""
+    async def close_volume(self, volume_id: uuid.UUID) -> None:
+        """Close the volume's queues and let its store go; what wasn't flushed may be lost."""
         volume = self._volume(volume_id)
         del self._volumes[volume_nqn(volume_id)]
         await self._listener.end_export(volume)
         await volume.close(keep=False)
-        if volume.path is not None:
-            await asyncio.to_thread(volume.path.unlink, missing_ok=True)
 
     def admit_queue(
         self,

@@ -276,7 +276,7 @@ class ThirdPartyVolume:
     async def _close_store(self) -> None:
         native, self._native = self._native, None
         if native is not None:
-            await self._stores.target.delete_volume(self._volume_id)
+            await self._stores.target.close_volume(self._volume_id)
         association, self._association = self._association, None
         if association is not None:
             await association.close()

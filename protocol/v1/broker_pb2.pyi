@@ -37,6 +37,7 @@ class VolumeDescriptor(message.Message):
     FILLING_GATEWAY_FIELD_NUMBER: builtins.int
     OLDEST_KEY_EPOCH_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
+    DEVICE_ID_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     """UUID, RFC 9562 text form"""
     generation: builtins.int
@@ -58,6 +59,8 @@ class VolumeDescriptor(message.Message):
     """not empty: this node still seals them, and nobody attaches"""
     oldest_key_epoch: builtins.int
     """Sectors may be sealed under the key epochs from this one to key_epoch; zero: only key_epoch."""
+    device_id: builtins.str
+    """where its sectors lie; empty: in a target's memory, or a third party"""
     @builtins.property
     def shares(self) -> containers.RepeatedCompositeFieldContainer[VolumeShare]:
         """Other tenants whose gateways may use it: all of them to a gateway of the owner, to another
@@ -80,10 +83,11 @@ class VolumeDescriptor(message.Message):
         filling_gateway: builtins.str = ...,
         oldest_key_epoch: builtins.int = ...,
         shares: abc.Iterable[VolumeShare] | None = ...,
+        device_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "oldest_key_epoch", b"oldest_key_epoch", "sector_count", b"sector_count", "shares", b"shares", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "display_name", b"display_name", "filling_gateway", b"filling_gateway", "fully_sealed", b"fully_sealed", "generation", b"generation", "key_epoch", b"key_epoch", "mode", b"mode", "oldest_key_epoch", b"oldest_key_epoch", "sector_count", b"sector_count", "shares", b"shares", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/trust.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"#\n\x0eGetPeerRequest\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\"\x1f\n\x04Peer\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x03(\t\"_\n\x0fPeerIncarnation\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x11\n\tread_only\x18\x04 \x01(\x08\"R\n\x15\x41uthorizePeersRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12*\n\x05peers\x18\x02 \x03(\x0b\x32\x1b.sealane.v1.PeerIncarnation\"s\n\rAuthorization\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12%\n\x08verdicts\x18\x03 \x03(\x0b\x32\x13.sealane.v1.Verdict\"E\n\x07Verdict\x12)\n\x04peer\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"?\n\x13SignedAuthorization\x12\x15\n\rauthorization\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Member\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xfb\x01\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x0c\x12/\n\x0b\x61ttest_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12/\n\x0brevoke_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"?\n\x11RevokeNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"0\n\x12RestoreNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t2\x96\x01\n\x05Trust\x12\x37\n\x07GetPeer\x12\x1a.sealane.v1.GetPeerRequest\x1a\x10.sealane.v1.Peer\x12T\n\x0e\x41uthorizePeers\x12!.sealane.v1.AuthorizePeersRequest\x1a\x1f.sealane.v1.SignedAuthorization2\xe2\x01\n\nMembership\x12H\n\tListNodes\x12\x1c.sealane.v1.ListNodesRequest\x1a\x1d.sealane.v1.ListNodesResponse\x12\x43\n\nRevokeNode\x12\x1d.sealane.v1.RevokeNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0bRestoreNode\x12\x1e.sealane.v1.RestoreNodeRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsealane/protocol/v1/trust.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"#\n\x0eGetPeerRequest\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\"\x1f\n\x04Peer\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x03(\t\"_\n\x0fPeerIncarnation\x12\x11\n\tspiffe_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x11\n\tvolume_id\x18\x03 \x01(\t\x12\x11\n\tread_only\x18\x04 \x01(\x08\"|\n\x15\x41uthorizePeersRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12*\n\x05peers\x18\x02 \x03(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12(\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x18.sealane.v1.ServedDevice\"8\n\x0cServedDevice\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x15\n\rfencing_epoch\x18\x02 \x01(\r\"s\n\rAuthorization\x12,\n\x07subject\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12%\n\x08verdicts\x18\x03 \x03(\x0b\x32\x13.sealane.v1.Verdict\"E\n\x07Verdict\x12)\n\x04peer\x18\x01 \x01(\x0b\x32\x1b.sealane.v1.PeerIncarnation\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"?\n\x13SignedAuthorization\x12\x15\n\rauthorization\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.sealane.v1.Member\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xfb\x01\n\x06Member\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x0c\x12/\n\x0b\x61ttest_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12/\n\x0brevoke_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"?\n\x11RevokeNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"0\n\x12RestoreNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t2\x96\x01\n\x05Trust\x12\x37\n\x07GetPeer\x12\x1a.sealane.v1.GetPeerRequest\x1a\x10.sealane.v1.Peer\x12T\n\x0e\x41uthorizePeers\x12!.sealane.v1.AuthorizePeersRequest\x1a\x1f.sealane.v1.SignedAuthorization2\xe2\x01\n\nMembership\x12H\n\tListNodes\x12\x1c.sealane.v1.ListNodesRequest\x1a\x1d.sealane.v1.ListNodesResponse\x12\x43\n\nRevokeNode\x12\x1d.sealane.v1.RevokeNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0bRestoreNode\x12\x1e.sealane.v1.RestoreNodeRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERINCARNATION']._serialized_start=179
   _globals['_PEERINCARNATION']._serialized_end=274
   _globals['_AUTHORIZEPEERSREQUEST']._serialized_start=276
-  _globals['_AUTHORIZEPEERSREQUEST']._serialized_end=358
-  _globals['_AUTHORIZATION']._serialized_start=360
-  _globals['_AUTHORIZATION']._serialized_end=475
-  _globals['_VERDICT']._serialized_start=477
-  _globals['_VERDICT']._serialized_end=546
-  _globals['_SIGNEDAUTHORIZATION']._serialized_start=548
-  _globals['_SIGNEDAUTHORIZATION']._serialized_end=611
-  _globals['_LISTNODESREQUEST']._serialized_start=613
-  _globals['_LISTNODESREQUEST']._serialized_end=670
-  _globals['_LISTNODESRESPONSE']._serialized_start=672
-  _globals['_LISTNODESRESPONSE']._serialized_end=751
-  _globals['_MEMBER']._serialized_start=754
-  _globals['_MEMBER']._serialized_end=1005
-  _globals['_REVOKENODEREQUEST']._serialized_start=1007
-  _globals['_REVOKENODEREQUEST']._serialized_end=1070
-  _globals['_RESTORENODEREQUEST']._serialized_start=1072
-  _globals['_RESTORENODEREQUEST']._serialized_end=1120
-  _globals['_TRUST']._serialized_start=1123
-  _globals['_TRUST']._serialized_end=1273
-  _globals['_MEMBERSHIP']._serialized_start=1276
-  _globals['_MEMBERSHIP']._serialized_end=1502
+  _globals['_AUTHORIZEPEERSREQUEST']._serialized_end=400
+  _globals['_SERVEDDEVICE']._serialized_start=402
+  _globals['_SERVEDDEVICE']._serialized_end=458
+  _globals['_AUTHORIZATION']._serialized_start=460
+  _globals['_AUTHORIZATION']._serialized_end=575
+  _globals['_VERDICT']._serialized_start=577
+  _globals['_VERDICT']._serialized_end=646
+  _globals['_SIGNEDAUTHORIZATION']._serialized_start=648
+  _globals['_SIGNEDAUTHORIZATION']._serialized_end=711
+  _globals['_LISTNODESREQUEST']._serialized_start=713
+  _globals['_LISTNODESREQUEST']._serialized_end=770
+  _globals['_LISTNODESRESPONSE']._serialized_start=772
+  _globals['_LISTNODESRESPONSE']._serialized_end=851
+  _globals['_MEMBER']._serialized_start=854
+  _globals['_MEMBER']._serialized_end=1105
+  _globals['_REVOKENODEREQUEST']._serialized_start=1107
+  _globals['_REVOKENODEREQUEST']._serialized_end=1170
+  _globals['_RESTORENODEREQUEST']._serialized_start=1172
+  _globals['_RESTORENODEREQUEST']._serialized_end=1220
+  _globals['_TRUST']._serialized_start=1223
+  _globals['_TRUST']._serialized_end=1373
+  _globals['_MEMBERSHIP']._serialized_start=1376
+  _globals['_MEMBERSHIP']._serialized_end=1602
 # @@protoc_insertion_point(module_scope)

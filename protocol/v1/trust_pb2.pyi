@@ -93,21 +93,47 @@ class AuthorizePeersRequest(message.Message):
 
     NONCE_FIELD_NUMBER: builtins.int
     PEERS_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
     nonce: builtins.bytes
     """32 random bytes, used once"""
     @builtins.property
     def peers(self) -> containers.RepeatedCompositeFieldContainer[PeerIncarnation]:
         """at most 1024"""
 
+    @builtins.property
+    def device(self) -> ServedDevice:
+        """what the caller serves; nothing is said to who lost it"""
+
     def __init__(
         self,
         *,
         nonce: builtins.bytes = ...,
         peers: abc.Iterable[PeerIncarnation] | None = ...,
+        device: ServedDevice | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["device", b"device"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device", b"device", "nonce", b"nonce", "peers", b"peers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ServedDevice(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: builtins.int
+    FENCING_EPOCH_FIELD_NUMBER: builtins.int
+    device_id: builtins.str
+    fencing_epoch: builtins.int
+    def __init__(
+        self,
+        *,
+        device_id: builtins.str = ...,
+        fencing_epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["nonce", b"nonce", "peers", b"peers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "fencing_epoch", b"fencing_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,58 +1,22 @@
 """The records of a device: what is told at once goes together, and nothing is told twice over."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
 
+from anchors.memory_anchor import MemoryAnchor
 from sealane.daemon.anchors.anchor import (
     CATALOGUE,
     CHANGES_MAX,
     Anchored,
-    Change,
-    changed,
     volume_record,
 )
 from sealane.daemon.anchors.device_anchors import DeviceAnchors
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 A, B = (volume_record(UUID(int=n)) for n in (1, 2))
-
-
-class MemoryAnchor:
-    """An anchor that answers when it is let, as it is told to."""
-
-    def __init__(self) -> None:
-        self.records: Mapping[str, Anchored] = {}
-        self.calls: list[list[Change]] = []
-        self.open = asyncio.Event()
-        self.open.set()
-        self.called = asyncio.Event()
-        self.errors: list[Error] = []
-        self.loses_answers = False
-        self.is_closed = False
-
-    async def advance(self, changes: Sequence[Change]) -> None:
-        self.calls.append([*changes])
-        self.called.set()
-        await self.open.wait()
-        if self.errors and not self.loses_answers:
-            raise self.errors.pop(0)
-        self.records = changed(self.records, changes)
-        if self.errors:
-            raise self.errors.pop(0)
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-    async def hold(self, anchors: DeviceAnchors) -> "asyncio.Future[None]":
-        """Begin a call that does not come back before `open` is set."""
-        self.open.clear()
-        self.called.clear()
-        task = asyncio.ensure_future(anchors.advance(CATALOGUE, 1, b"held"))
-        await self.called.wait()
-        return task
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from sealane.daemon.metrics import Metrics
 from sealane.daemon.servers import server_options
 from sealane.errors import Error, VerificationError
 from sealane.protocol.status import REASON_KEY, error_of, one_line, status_of
-from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, trust_pb2
+from sealane.protocol.v1 import broker_pb2, devices_pb2, sessions_pb2, storage_pb2, trust_pb2
 from trust.results import Metadata, result_for
 
 AUTHORITY = CertificateAuthority.create(broker="b", now=utc_now())
@@ -188,6 +188,7 @@ async def test_method_without_a_row_is_refused() -> None:
 def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
     services = [
         broker_pb2.DESCRIPTOR.services_by_name["Broker"],
+        devices_pb2.DESCRIPTOR.services_by_name["Devices"],
         storage_pb2.DESCRIPTOR.services_by_name["Storage"],
         sessions_pb2.DESCRIPTOR.services_by_name["SessionPeer"],
         trust_pb2.DESCRIPTOR.services_by_name["Trust"],

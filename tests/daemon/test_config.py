@@ -24,8 +24,8 @@ MISTAKES = {
         NODE + BROKER + 'listne = "127.0.0.1:1"\n',
         (
             "broker.listne: unknown key; did you mean 'listen'? allowed: allow_unsigned_policy, "
-            "attestation_listen, collateral_dir, counter_index, counters, etcd, head_seconds, hsm, "
-            "instance, key_file, listen, policy_file, policy_owner_key, store, "
+            "attestation_listen, collateral_dir, counter_index, counters, device_init, etcd, "
+            "head_seconds, hsm, instance, key_file, listen, policy_file, policy_owner_key, store, "
             "tpm_roots [config.key.unknown]"
         ),
     ),

@@ -274,7 +274,7 @@ async def test_polls_during_a_delete_find_nothing_to_ask(world: World) -> None:
     volume_id = await create(world)
     asked: list[uuid.UUID] = []
 
-    async def delete_volume(deleted: uuid.UUID) -> None:
+    async def close_volume(deleted: uuid.UUID) -> None:
         def take_events(volume: uuid.UUID) -> Sequence[NativeEvent]:
             asked.append(volume)
             raise UsageError("volume.unknown", "gone")
@@ -286,7 +286,7 @@ async def test_polls_during_a_delete_find_nothing_to_ask(world: World) -> None:
                 await world.storage.poll_events()
         assert world.storage.statistics() == {}
 
-    world.target.delete_volume = delete_volume  # type: ignore[method-assign]
+    world.target.close_volume = close_volume  # type: ignore[method-assign]
     await world.storage.delete(world.identities["gateway"].subject, volume_id)
     assert asked == []
 

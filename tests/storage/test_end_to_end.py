@@ -189,10 +189,12 @@ async def test_detach_reports_a_journal_that_it_cannot_flush(
     assert dropped == [reason]
 
 
-async def test_deleted_volume_leaves_no_file(world: World) -> None:
+async def test_closed_volume_is_not_served_and_discarding_it_leaves_no_file(world: World) -> None:
     assert world.path is not None
     assert world.path.stat().st_mode & 0o777 == 0o600
-    await world.target.delete_volume(world.volume_id)
+    await world.target.close_volume(world.volume_id)
+    assert world.path.exists()
+    await world.target.discard_store(world.volume_id)
     assert not world.path.exists()
     with pytest.raises(UsageError):
         world.grant(1)

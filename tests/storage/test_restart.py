@@ -5,17 +5,18 @@ import datetime as dt
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.events import Event
-from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService
-from sealane.errors import UnavailableError, UsageError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import broker_pb2
+from storage.store_device import open_device, volume_files
 from trust.world import all_authorized
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
@@ -31,10 +32,22 @@ class Site:
         self.directory = directory
         self.authority = CertificateAuthority.create(broker="b", now=NOW)
         self.events: list[Event] = []
+        self.device_id = ""
 
-    def signed(self, volume_id: str, *, node: str = "s", sectors: int = 64) -> bytes:
+    def signed(
+        self,
+        volume_id: str,
+        *,
+        node: str = "s",
+        sectors: int = 64,
+        device_id: str | None = None,
+    ) -> bytes:
         descriptor = broker_pb2.VolumeDescriptor(
-            volume_id=volume_id, target_node=node, tenant="acme", sector_count=sectors
+            volume_id=volume_id,
+            target_node=node,
+            tenant="acme",
+            sector_count=sectors,
+            device_id=self.device_id if device_id is None else device_id,
         ).SerializeToString()
         return broker_pb2.SignedVolumeDescriptor(
             descriptor=descriptor, signature=self.authority.sign_descriptor(descriptor)
@@ -46,24 +59,27 @@ class Site:
     @contextlib.asynccontextmanager
     async def process(self) -> AsyncIterator[StorageService]:
         target = Target(traddr="127.0.0.1", trsvcid=0, store_kind="file", directory=self.directory)
-        await target.start()
-        service = StorageService(
-            target,
-            node="s",
-            store="file",
-            anchor=self.authority.certificate,
-            kem=X25519KemKey.create(),
-            authorizations=all_authorized(target),
-            catalogue=Catalogue(self.directory),
-        )
-        service.events.publish = self.events.append  # type: ignore[method-assign]
-        try:
-            await service.restore()
-            yield service
-        finally:
-            await target.stop()
+        async with open_device(self.directory) as (device, catalogue):
+            self.device_id = str(device.device_id)
+            await target.start()
+            service = StorageService(
+                target,
+                node="s",
+                store="file",
+                anchor=self.authority.certificate,
+                kem=X25519KemKey.create(),
+                authorizations=all_authorized(target),
+                device=device,
+                catalogue=catalogue,
+            )
+            service.events.publish = self.events.append  # type: ignore[method-assign]
+            try:
+                await service.restore()
+                yield service
+            finally:
+                await target.stop()
 
-    async def create(self, service: StorageService, **values: int) -> str:
+    async def create(self, service: StorageService, **values: Any) -> str:
         volume_id = str(uuid.uuid4())
         signed = broker_pb2.SignedVolumeDescriptor.FromString(self.signed(volume_id, **values))
         await service.create(CALLER, signed)
@@ -94,7 +110,7 @@ async def test_deleted_volume_stays_deleted(site: Site) -> None:
     async with site.process() as service:
         volume_id = await site.create(service)
         await service.delete(CALLER, volume_id)
-    assert [*site.directory.iterdir()] == []
+    assert volume_files(site.directory) == set()
     async with site.process() as service:
         with pytest.raises(UsageError, match="no volume"):
             await service.namespace(CALLER, volume_id)
@@ -108,7 +124,7 @@ async def test_volume_that_a_crash_left_half_made_or_half_removed_goes(site: Sit
         assert site.said("discarded") == [(volume_id, "volume.unfinished")]
         with pytest.raises(UsageError):
             await service.namespace(CALLER, volume_id)
-    assert [*site.directory.iterdir()] == []
+    assert volume_files(site.directory) == set()
 
 
 async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +138,7 @@ async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.Mo
         monkeypatch.setattr(Target, "create_volume", fail)
         with pytest.raises(UnavailableError, match="no room"):
             await site.create(service)
-    assert [*site.directory.iterdir()] == []
+    assert volume_files(site.directory) == set()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +147,8 @@ async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.Mo
         (lambda site, volume: site.signed(volume)[:-1] + b"x", "volume.descriptor.signature"),
         (lambda _site, _volume: b"\xff", "volume.descriptor.malformed"),
         (lambda site, _volume: site.signed(str(uuid.uuid4())), "volume.descriptor.other"),
-        (lambda site, volume: site.signed(volume, node="other"), "namespace.target"),
+        (lambda site, volume: site.signed(volume, node="other", device_id=""), "namespace.target"),
+        (lambda site, volume: site.signed(volume, device_id="x"), "namespace.device"),
         (lambda site, volume: site.signed(volume, sectors=65), "store.open"),
         (lambda site, volume: Site(site.directory).signed(volume), "volume.descriptor.signature"),
     ],
@@ -143,7 +160,7 @@ async def test_descriptor_that_does_not_fit_is_reported_and_nothing_is_deleted(
         volume_id = await site.create(service)
         other = await site.create(service)
     site.path(volume_id, "volume").write_bytes(content(site, volume_id))
-    files = {path: path.read_bytes() for path in site.directory.iterdir()}
+    files = {path: path.read_bytes() for path in volume_files(site.directory)}
     async with site.process() as service:
         assert site.said("skipped") == [(volume_id, reason)]
         assert site.said("restored") == [(other, "")]
@@ -152,7 +169,7 @@ async def test_descriptor_that_does_not_fit_is_reported_and_nothing_is_deleted(
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
         with pytest.raises(UsageError, match="exists already"):
             await service.create(CALLER, signed)
-    assert {*files} == {*site.directory.iterdir()}
+    assert {*files} == volume_files(site.directory)
     assert site.path(volume_id, "volume").read_bytes() == files[site.path(volume_id, "volume")]
 
 
@@ -165,3 +182,52 @@ async def test_damaged_store_is_reported_and_left(site: Site) -> None:
     async with site.process():
         assert site.said("skipped") == [(volume_id, "store.open")]
     assert path.stat().st_size == 4096
+
+
+async def test_volume_of_another_device_is_not_made_here(site: Site) -> None:
+    async with site.process() as service:
+        for device_id in ("", str(uuid.uuid4())):
+            with pytest.raises(UsageError) as caught:
+                await site.create(service, device_id=device_id)
+            assert caught.value.reason == "namespace.device"
+
+
+async def test_volume_that_came_with_its_device_is_served_by_the_new_target(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+        # As of another target: the device was moved here since.
+    site.path(volume_id, "volume").write_bytes(site.signed(volume_id, node="before"))
+    async with site.process() as service:
+        assert site.said("restored") == [(volume_id, "")]
+        signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
+        await service.create(CALLER, signed)
+        # What is new is for the target that it names.
+        with pytest.raises(UsageError) as caught:
+            await site.create(service, node="before")
+        assert caught.value.reason == "namespace.target"
+
+
+async def test_volume_from_before_devices_is_served(site: Site) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    older = site.signed(volume_id, device_id="")
+    site.path(volume_id, "volume").write_bytes(older)
+    async with site.process() as service:
+        assert site.said("restored") == [(volume_id, "")]
+        await service.create(CALLER, broker_pb2.SignedVolumeDescriptor.FromString(older))
+
+
+async def test_nothing_is_served_of_a_device_that_was_lost(site: Site) -> None:
+    loss = VerificationError("device.fenced", "moved")
+    async with site.process() as service:
+        volume_id = await site.create(service)
+        await service.abandon(loss)
+        assert site.said("abandoned") == [(volume_id, "device.fenced")]
+        with pytest.raises(VerificationError, match=r"device\.fenced"):
+            await service.namespace(CALLER, volume_id)
+        with pytest.raises(VerificationError, match=r"device\.fenced"):
+            await site.create(service)
+        with pytest.raises(VerificationError, match=r"device\.fenced"):
+            await service.delete(CALLER, volume_id)
+    async with site.process():
+        assert site.said("restored") == [(volume_id, "")]

@@ -27,6 +27,7 @@ from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.daemon.calls import RESULT_KEY, VERIFIER_KEY
 from sealane.daemon.clock import utc_now
+from sealane.daemon.devices import ServedDevice
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
@@ -64,7 +65,14 @@ class World:
     covered: list[int] = field(default_factory=list)
     policy_version: int = 1
     is_overlapping: bool = False
+    openings: list[tuple[Subject, uuid.UUID, int]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+
+    async def _check_device(
+        self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int
+    ) -> None:
+        if (caller, device_id, fencing_epoch) not in self.openings:
+            raise VerificationError("device.fenced", "not the newest opening")
 
     async def _lost(self, spiffe_id: str) -> None:
         self.lost.append(spiffe_id)
@@ -74,6 +82,7 @@ class World:
             self.registry,
             cover=self._cover,
             check_policy=self._check_policy,
+            check_device=self._check_device,
             lost=self._lost,
             audit=self.audit,
             metrics=Metrics(),
@@ -334,6 +343,18 @@ async def test_questions_are_bounded(world: World, nonce: bytes, count: int) -> 
     peer = PeerIncarnation(spiffe_id=GATEWAY.spiffe_id, incarnation=b"")
     asked = world.membership().authorize(TARGET, nonce=nonce, peers=[peer] * count)
     assert await _reason(UsageError, asked) == "authorization.request"
+
+
+async def test_who_lost_the_device_is_told_of_no_peer(world: World) -> None:
+    device_id = uuid.UUID(int=1)
+    world.openings = [(TARGET, device_id, 2)]
+    for epoch in (1, 2):
+        served = ServedDevice(device_id=device_id, fencing_epoch=epoch)
+        asked = world.membership().authorize(TARGET, nonce=NONCE, peers=[], device=served)
+        if epoch == 2:
+            assert await asked
+        else:
+            assert await _reason(VerificationError, asked) == "device.fenced"
 
 
 @pytest.mark.parametrize("name", ["", "spiffe://sealane/gateway/", "spiffe://other/gateway/g"])

@@ -1,0 +1,301 @@
+"""What a broker's operator does about devices: authorizes new ones, moves them, forgets them."""
+
+import datetime as dt
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from sealane.daemon.anchors.anchor import Anchored
+from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.devices import (
+    FENCE,
+    anchor_records,
+    check_node,
+    check_room,
+    new_device,
+)
+from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.records import (
+    DeviceRecord,
+    DeviceRequestRecord,
+    Opening,
+    Stored,
+    VolumeRecord,
+)
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX
+from sealane.daemon.calls import page_limit
+from sealane.daemon.clock import utc_now
+from sealane.daemon.logs import get_logger
+from sealane.errors import UsageError
+
+# Page tokens: which of the two tables, and behind which name.
+_DEVICES: Final = "d"
+_REQUESTS: Final = "r"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A device as it stands now; `device_id` is None for "whatever the node shows next"."""
+
+    device_id: uuid.UUID | None
+    owner: str
+    fencing_epoch: int
+    anchor: str
+    state: str
+    opened_at: dt.datetime | None
+
+
+class DeviceBooks:
+    """The devices of one authority, for the operator of one of its brokers."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        cover: Cover,
+        audit: Audit,
+        now: Callable[[], dt.datetime] = utc_now,
+    ) -> None:
+        self.audit = audit
+        self._registry = registry
+        self._cover = cover
+        self._now = now
+
+    async def entries(self, *, page_size: int, page_token: str) -> tuple[list[Entry], str]:
+        """Return a page of devices, then of nodes that ask for one, and the next page's token."""
+        limit = page_limit(page_size)
+        kind, _, after = (page_token or f"{_DEVICES}:").partition(":")
+        if kind == _DEVICES:
+            devices, has_more = await self._registry.devices.page(after=after, limit=limit)
+            token = f"{_DEVICES}:{devices[-1].name}" if has_more else f"{_REQUESTS}:"
+            return [self._entry(each.record) for each in devices], token
+        requests, has_more = await self._registry.device_requests.page(after=after, limit=limit)
+        return (
+            [_request_entry(each.name, each.record) for each in requests],
+            f"{_REQUESTS}:{requests[-1].name}" if has_more else "",
+        )
+
+    async def details(
+        self, device_id: uuid.UUID
+    ) -> tuple[Entry, list[tuple[str, Anchored]], list[uuid.UUID]]:
+        """Return a device, what brokers keep of its anchor, and its volumes; `device.not_found`."""
+        record = (await self._known(device_id)).record
+        volumes = [each.record.volume_id async for each in self._volumes(device_id)]
+        return self._entry(record), await anchor_records(self._registry, device_id), volumes
+
+    async def authorize(self, device_id: uuid.UUID) -> None:
+        """Let a device in that a node has shown and that was refused; `device.not_found`."""
+        requests = self._registry.device_requests
+
+        async def attempt() -> str | None:
+            request = await self._asking(device_id)
+            node = request.name
+            await check_room(self._registry, node)
+            record = new_device(self._registry, device_id, owner=node)
+            table, name = self._registry.devices, str(device_id)
+            revision = await self._registry.commit(
+                [table.unchanged(name, None), requests.unchanged(node, request)],
+                table.sealed(name, record),
+                [requests.key(node)],
+            )
+            return None if revision is None else node
+
+        node = await self._registry.settle(attempt)
+        await self._note("device.init", device_id=str(device_id), node=node)
+
+    async def authorize_next(self, node: str) -> None:
+        """Let in whatever unknown device `node` shows next."""
+        check_node(node)
+        requests = self._registry.device_requests
+
+        async def attempt() -> int | None:
+            record = DeviceRequestRecord(is_next_authorized=True)
+            return await self._registry.commit(
+                [requests.unchanged(node, await requests.get(node))], requests.sealed(node, record)
+            )
+
+        await self._registry.settle(attempt)
+        await self._note("device.init", device_id="", node=node)
+
+    async def believe_anew(self, device_id: uuid.UUID) -> None:
+        """Drop a known device's anchor: what its owner finds at the next opening is believed."""
+        revision, owner = await self._change(
+            device_id,
+            lambda record: {
+                "is_initialised": False,
+                "fencing_epoch": record.fencing_epoch + 1,
+                "opening": None,
+            },
+        )
+        await self._drop_anchor(device_id)
+        await self._cover(revision)
+        await self._note("device.init", device_id=str(device_id), node=owner, anew=True)
+
+    async def move(self, device_id: uuid.UUID, node: str) -> None:
+        """Give a device, with its volumes, to another node; the old owner is refused from now on.
+
+        Asked again after it was cut short, it ends what it began.
+        """
+        check_node(node)
+        stored = await self._known(device_id)
+        if stored.record.owner != node:
+            await check_room(self._registry, node)
+        revision, _ = await self._change(
+            device_id,
+            lambda record: (
+                {}
+                if record.owner == node
+                else {
+                    "owner": node,
+                    "fencing_epoch": record.fencing_epoch + 1,
+                    "opening": self._ending(record),
+                    # A machine's own anchor stays with the machine.
+                    "is_initialised": record.is_initialised and record.anchor == "broker",
+                }
+            ),
+        )
+        async for volume in self._volumes(device_id):
+            await self._move_volume(volume.record.volume_id, node)
+        await self._cover(max(revision, await self._registry.store.revision()))
+        await self._note(
+            "device.move", device_id=str(device_id), node=node, owner_before=stored.record.owner
+        )
+
+    async def forget(self, device_id: uuid.UUID) -> None:
+        """Refuse a device for ever, and drop secret and anchor; `device.volumes.state` with any."""
+        async for volume in self._volumes(device_id):
+            raise UsageError(
+                "device.volumes.state",
+                f"volume {volume.record.volume_id} lies on device {device_id}: delete its volumes "
+                "first",
+            )
+        revision, owner = await self._change(
+            device_id,
+            lambda record: {
+                "is_forgotten": True,
+                "wrapped_secret": b"",
+                "fencing_epoch": record.fencing_epoch + 1,
+                "opening": None,
+            },
+        )
+        await self._drop_anchor(device_id)
+        await self._cover(revision)
+        await self._note("device.forget", device_id=str(device_id), node=owner)
+
+    def _entry(self, record: DeviceRecord) -> Entry:
+        return Entry(
+            device_id=record.device_id,
+            owner=record.owner,
+            fencing_epoch=record.fencing_epoch,
+            anchor=record.anchor or "",
+            state=_state(record, self._now()),
+            opened_at=record.opened_at,
+        )
+
+    def _ending(self, record: DeviceRecord) -> Opening | None:
+        """Return the opening that a move or the like ends, with the time by which it has."""
+        if record.opening is None:
+            return None
+        until = record.opening.until or self._now() + FENCE
+        return record.opening.model_copy(update={"until": until})
+
+    async def _known(self, device_id: uuid.UUID) -> Stored[DeviceRecord]:
+        stored = await self._registry.devices.get(str(device_id))
+        if stored is None or stored.record.is_forgotten:
+            raise UsageError("device.not_found", f"there is no device {device_id}")
+        return stored
+
+    async def _change(
+        self, device_id: uuid.UUID, update: Callable[[DeviceRecord], dict[str, object]]
+    ) -> tuple[int, str]:
+        """Change a device's record; returns the revision and whose it was."""
+        table, served = self._registry.devices, self._registry.served
+
+        async def attempt() -> tuple[int, str] | None:
+            stored = await self._known(device_id)
+            owner = stored.record.owner
+            update_now = update(stored.record)
+            if not update_now:
+                return stored.revision, owner
+            mine = await served.get(owner)
+            is_served = mine is not None and mine.record.device_id == device_id
+            revision = await self._registry.commit(
+                [table.unchanged(stored.name, stored), served.unchanged(owner, mine)],
+                table.sealed(stored.name, stored.record.model_copy(update=update_now)),
+                [served.key(owner)] if is_served else [],
+            )
+            return None if revision is None else (revision, owner)
+
+        return await self._registry.settle(attempt)
+
+    async def _asking(self, device_id: uuid.UUID) -> Stored[DeviceRequestRecord]:
+        after, has_more = "", True
+        while has_more:
+            page, has_more = await self._registry.device_requests.page(
+                after=after, limit=PAGE_ENTRIES_MAX
+            )
+            for each in page:
+                if each.record.device_id == device_id:
+                    return each
+                after = each.name
+        raise UsageError(
+            "device.not_found", f"no target has asked for device {device_id}; see device list"
+        )
+
+    async def _volumes(self, device_id: uuid.UUID) -> AsyncIterator[Stored[VolumeRecord]]:
+        after, has_more = "", True
+        while has_more:
+            page, has_more = await self._registry.volumes.page(after=after, limit=PAGE_ENTRIES_MAX)
+            for each in page:
+                after = each.name
+                if each.record.device_id == device_id and not each.record.is_deleted:
+                    yield each
+
+    async def _move_volume(self, volume_id: uuid.UUID, node: str) -> None:
+        table, name = self._registry.volumes, str(volume_id)
+
+        async def attempt() -> bool | None:
+            stored = await table.get(name)
+            if stored is None or stored.record.target_node == node:
+                return True
+            moved = stored.record.model_copy(update={"target_node": node})
+            revision = await self._registry.commit(
+                [table.unchanged(name, stored)], table.sealed(name, moved)
+            )
+            return None if revision is None else True
+
+        await self._registry.settle(attempt)
+
+    async def _drop_anchor(self, device_id: uuid.UUID) -> None:
+        records = await anchor_records(self._registry, device_id)
+        keys = [self._registry.anchors.key(f"{device_id}/{name}") for name, _ in records]
+        for start in range(0, len(keys), COMMIT_CHANGES_MAX):
+            await self._registry.commit(deletes=keys[start : start + COMMIT_CHANGES_MAX])
+
+    async def _note(self, kind: str, **detail: str | bool) -> None:
+        await self.audit.record(kind, subject="operator", outcome="done", reason="", **detail)
+        get_logger().warning(kind.replace(".", "_"), **detail)
+
+
+def _state(record: DeviceRecord, now: dt.datetime) -> str:
+    opening = record.opening
+    if record.is_forgotten:
+        return "forgotten"
+    if opening is not None and opening.until is not None:
+        return "waiting" if now < opening.until else "closed"
+    if not record.is_initialised:
+        return "new"
+    return "closed" if opening is None else "open"
+
+
+def _request_entry(node: str, record: DeviceRequestRecord) -> Entry:
+    return Entry(
+        device_id=record.device_id,
+        owner=node,
+        fencing_epoch=0,
+        anchor=record.anchor or "",
+        state="authorized" if record.is_next_authorized else "asking",
+        opened_at=None,
+    )

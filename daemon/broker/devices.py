@@ -1,0 +1,419 @@
+"""Devices (DESIGN §5.5): the store directories of targets, each with one owner and one anchor.
+
+Whoever holds a device's newest fencing epoch serves it; every change compares the device's record,
+so an opening or a move ends whatever was under way in the name of an older one. A move lets nobody
+in before the process that had the device open has closed it, or must have stopped for want of
+authorizations.
+"""
+
+import asyncio
+import datetime as dt
+import hashlib
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
+from sealane.crypto.exchange import wipe
+from sealane.crypto.hpke import Context, SignedSecret, seal_signed
+from sealane.crypto.keys import new_key
+from sealane.daemon.anchors.anchor import (
+    CATALOGUE,
+    Anchored,
+    AnchorKind,
+    Change,
+    check_changes,
+)
+from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
+from sealane.daemon.broker.audit import Audit
+from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.records import (
+    AnchorRecord,
+    DeviceRecord,
+    DeviceRequestRecord,
+    Opening,
+    ServedRecord,
+    Stored,
+)
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
+from sealane.daemon.clock import utc_now
+from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, OWNER_REFUSED
+from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics
+from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.protocol.v1 import devices_pb2
+
+DeviceInit = Literal["first-come", "authorized"]
+DEVICES_PER_NODE_MAX: Final = 16
+FOUND_MAX: Final = 1024
+FENCE: Final = dt.timedelta(seconds=AUTHORIZATION_SECONDS) + SKEW
+"""After this a process that hears nothing has stopped, by any broker's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What the owner gets: the state, serialized, and the device secret, sealed beside it."""
+
+    state: bytes
+    secret: SignedSecret
+
+
+class Devices:
+    """What targets ask about their devices; the operator's side is `DeviceBooks`."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        init: DeviceInit,
+        cover: Cover,
+        audit: Audit,
+        metrics: Metrics,
+        now: Callable[[], dt.datetime] = utc_now,
+    ) -> None:
+        self.audit = audit
+        self._registry = registry
+        self._init = init
+        self._cover = cover
+        self._metrics = metrics
+        self._now = now
+        if init == "first-come":
+            get_logger().warning(
+                "device_init_first_come",
+                message="whatever unknown device a target shows is believed as it is found: who "
+                "can empty a target's directory makes a new device of it; for development only",
+            )
+
+    async def open(
+        self,
+        caller: Subject,
+        *,
+        device_id: uuid.UUID,
+        anchor: str,
+        found: Sequence[bytes],
+        request_id: bytes,
+    ) -> Opened:
+        """Make the caller the one process that serves the device, and release its secret to it.
+
+        `found` is what the catalogue's blob may be. VerificationError `device.init.refused`
+        (unknown, and not authorized), `device.owner.refused`, `device.forgotten`,
+        `device.anchor.mismatch`. UnavailableError `device.busy`: who had it before may still serve.
+        """
+        kind = _kind(anchor)
+        if len(found) > FOUND_MAX:
+            raise UsageError("device.request", f"{len(found)} states; allowed: {FOUND_MAX}")
+        name = str(device_id)
+
+        async def attempt() -> DeviceRecord | None:
+            stored = await self._registry.devices.get(name)
+            if stored is None:
+                return await self._created(caller, device_id, kind)
+            self._check_may_open(stored.record, caller, kind)
+            compares = [self._registry.devices.unchanged(name, stored)]
+            if kind == "broker" and stored.record.is_initialised:
+                compares.append(await self._check_found(device_id, found))
+            return await self._opened(stored.record, caller, kind, compares=compares)
+
+        record = await self._registry.settle(attempt)
+        opened = await self._release(record, caller, request_id)
+        await self.audit.record(
+            "device.open",
+            subject=caller.spiffe_id,
+            outcome="granted",
+            device_id=name,
+            fencing_epoch=record.fencing_epoch,
+            anchor=kind,
+            is_initial=not record.is_initialised,
+            incarnation=caller.incarnation,
+        )
+        return opened
+
+    async def confirm(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
+        """From now on believe only what is anchored."""
+
+        async def attempt() -> int | None:
+            stored = await self._held(caller, device_id, fencing_epoch)
+            return await self._commit(stored, is_initialised=True)
+
+        # An older store must not make what is found believed once more.
+        await self._cover(await self._registry.settle(attempt))
+
+    async def advance(
+        self,
+        caller: Subject,
+        *,
+        device_id: uuid.UUID,
+        fencing_epoch: int,
+        changes: Sequence[Change],
+    ) -> None:
+        """Change records of the anchor, all or none; errors as `Anchor.advance` and `check`."""
+        check_changes(changes)
+        table = self._registry.anchors
+
+        async def attempt() -> bool | None:
+            stored = await self._held(caller, device_id, fencing_epoch)
+            names = [f"{device_id}/{change.name}" for change in changes]
+            found = await asyncio.gather(*map(table.get, names))
+            compares = [self._registry.devices.unchanged(stored.name, stored)]
+            puts: dict[str, bytes] = {}
+            deletes: list[str] = []
+            for name, change, before in zip(names, changes, found, strict=True):
+                if not change.is_due(_anchored(before)):
+                    continue
+                compares.append(table.unchanged(name, before))
+                if change.record is None:
+                    deletes.append(table.key(name))
+                    continue
+                if before is None:
+                    await self._check_volume(stored.record, change.name)
+                record = AnchorRecord(number=change.record.number, blob=change.record.blob)
+                puts |= table.sealed(name, record)
+            if not puts and not deletes:
+                return True
+            return None if await self._registry.commit(compares, puts, deletes) is None else True
+
+        await self._registry.settle(attempt)
+        self._metrics.anchors_advanced.inc(len(changes))
+
+    async def close(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
+        """Note that the caller's process serves the device no longer; harmless if it didn't."""
+
+        async def attempt() -> bool | None:
+            stored = await self._registry.devices.get(str(device_id))
+            opening = None if stored is None else stored.record.opening
+            if stored is None or opening is None or not _is_of(opening, caller, fencing_epoch):
+                return True
+            return None if await self._commit(stored, opening=None) is None else True
+
+        await self._registry.settle(attempt)
+
+    async def check(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
+        """Raise VerificationError unless the caller's opening of the device still counts.
+
+        `device.owner.refused`, `device.forgotten`, `device.fenced`.
+        """
+        await self._held(caller, device_id, fencing_epoch)
+
+    async def _created(
+        self, caller: Subject, device_id: uuid.UUID, kind: AnchorKind
+    ) -> DeviceRecord | None:
+        requests = self._registry.device_requests
+        request = await requests.get(caller.node)
+        is_next = request is not None and request.record.is_next_authorized
+        if self._init != "first-come" and not is_next:
+            asks = DeviceRequestRecord(device_id=device_id, anchor=kind)
+            await self._registry.commit(
+                [requests.unchanged(caller.node, request)], requests.sealed(caller.node, asks)
+            )
+            raise VerificationError(
+                "device.init.refused",
+                f"device {device_id} of target {caller.node} is unknown: sealanectl device init "
+                f"{device_id}, at the broker, if it is new and empty",
+            )
+        await check_room(self._registry, caller.node)
+        fresh = new_device(self._registry, device_id, owner=caller.node)
+        compares = [
+            self._registry.devices.unchanged(str(device_id), None),
+            requests.unchanged(caller.node, request),
+        ]
+        deletes = [] if request is None else [requests.key(caller.node)]
+        return await self._opened(fresh, caller, kind, compares=compares, deletes=deletes)
+
+    def _check_may_open(self, record: DeviceRecord, caller: Subject, kind: AnchorKind) -> None:
+        _check_owner(record, caller)
+        opening = record.opening
+        if opening is not None and opening.until is not None and self._now() < opening.until:
+            raise UnavailableError(
+                "device.busy",
+                f"device {record.device_id} may still be served by {opening.node} until "
+                f"{opening.until:%H:%M:%S} UTC, unless that ends before",
+            )
+        if record.is_initialised and record.anchor != kind:
+            raise VerificationError(
+                MISMATCH,
+                f"device {record.device_id} is anchored by {record.anchor!r}, not by {kind!r}: "
+                "sealanectl device init --anew changes that",
+            )
+
+    async def _check_found(self, device_id: uuid.UUID, found: Sequence[bytes]) -> Compare:
+        table, name = self._registry.anchors, f"{device_id}/{CATALOGUE}"
+        kept = await table.get(name)
+        if kept is None or kept.record.blob not in found:
+            raise VerificationError(
+                MISMATCH,
+                f"what was found of device {device_id} is not what was anchored: its list of "
+                "volumes was put back, or changed",
+            )
+        return table.unchanged(name, kept)
+
+    async def _opened(
+        self,
+        record: DeviceRecord,
+        caller: Subject,
+        kind: AnchorKind,
+        *,
+        compares: Sequence[Compare],
+        deletes: Sequence[str] = (),
+    ) -> DeviceRecord | None:
+        epoch = record.fencing_epoch + 1
+        opening = Opening(node=caller.node, incarnation=caller.incarnation, fencing_epoch=epoch)
+        after = record.model_copy(
+            update={
+                "fencing_epoch": epoch,
+                "anchor": kind,
+                "opening": opening,
+                "opened_at": self._now(),
+            }
+        )
+        served = ServedRecord(device_id=record.device_id, incarnation=caller.incarnation)
+        puts = {
+            **self._registry.devices.sealed(str(record.device_id), after),
+            **self._registry.served.sealed(caller.node, served),
+        }
+        revision = await self._registry.commit(compares, puts, deletes)
+        return None if revision is None else after
+
+    async def _release(self, record: DeviceRecord, caller: Subject, request_id: bytes) -> Opened:
+        """Seal the secret to the caller, beside the state that this opening found."""
+        state = devices_pb2.DeviceState(
+            device_id=str(record.device_id),
+            fencing_epoch=record.fencing_epoch,
+            is_initial=not record.is_initialised,
+            records=[
+                devices_pb2.AnchorRecord(name=name, number=each.number, blob=each.blob)
+                for name, each in await anchor_records(self._registry, record.device_id)
+            ],
+        ).SerializeToString(deterministic=True)
+        secret = self._registry.device_secret(record)
+        try:
+            sealed = seal_signed(
+                secret,
+                recipient_key=caller.kem_public_key,
+                kem_algorithm=caller.kem_algorithm,
+                context=Context(
+                    purpose="device secret",
+                    recipient=caller.spiffe_id,
+                    incarnation=caller.incarnation,
+                    request_id=request_id,
+                    volume_id=str(record.device_id),
+                    key_epoch=record.fencing_epoch,
+                    beside=hashlib.sha256(state).digest(),
+                ),
+                signing_key=self._registry.authority.signing_key,
+            )
+        finally:
+            wipe(secret)
+        return Opened(state=state, secret=sealed)
+
+    async def _held(
+        self, caller: Subject, device_id: uuid.UUID, fencing_epoch: int
+    ) -> Stored[DeviceRecord]:
+        stored = await self._registry.devices.get(str(device_id))
+        if stored is None:
+            raise VerificationError(FENCED, f"device {device_id} is not open")
+        _check_owner(stored.record, caller)
+        opening = stored.record.opening
+        if opening is None or not _is_of(opening, caller, fencing_epoch):
+            raise VerificationError(
+                FENCED,
+                f"fencing epoch {fencing_epoch} of device {device_id} is over: it was opened "
+                "again, closed or moved",
+            )
+        return stored
+
+    async def _check_volume(self, record: DeviceRecord, name: str) -> None:
+        """Raise unless a new record is the catalogue's, or of a volume on the device."""
+        if name == CATALOGUE:
+            return
+        volume = (await self._registry.volume(uuid.UUID(name.partition("/")[2]))).record
+        if volume.device_id not in {None, record.device_id} or volume.target_node != record.owner:
+            raise VerificationError(
+                "device.volume.refused",
+                f"volume {volume.volume_id} doesn't lie on device {record.device_id}",
+            )
+
+    async def _commit(self, stored: Stored[DeviceRecord], **update: object) -> int | None:
+        table = self._registry.devices
+        return await self._registry.commit(
+            [table.unchanged(stored.name, stored)],
+            table.sealed(stored.name, stored.record.model_copy(update=update)),
+        )
+
+
+def new_device(registry: Registry, device_id: uuid.UUID, *, owner: str) -> DeviceRecord:
+    """Return the record of a device that nobody has opened yet, with a fresh secret."""
+    secret = new_key()
+    try:
+        wrapped = registry.wrap_device_secret(secret, device_id)
+    finally:
+        wipe(secret)
+    return DeviceRecord(device_id=device_id, owner=owner, wrapped_secret=wrapped)
+
+
+async def check_room(registry: Registry, node: str) -> None:
+    """Raise UnavailableError `device.limit` if a node owns as many devices as it may."""
+    owned, after, has_more = 0, "", True
+    while has_more:
+        page, has_more = await registry.devices.page(after=after, limit=PAGE_ENTRIES_MAX)
+        owned += sum(each.record.owner == node and not each.record.is_forgotten for each in page)
+        after = page[-1].name if page else after
+    if owned >= DEVICES_PER_NODE_MAX:
+        raise UnavailableError(
+            "device.limit",
+            f"target {node} owns {owned} devices; allowed: {DEVICES_PER_NODE_MAX}. Forget some",
+        )
+
+
+async def anchor_records(registry: Registry, device_id: uuid.UUID) -> list[tuple[str, Anchored]]:
+    """Return all records of a device's anchor that the brokers keep, by name."""
+    found: list[tuple[str, Anchored]] = []
+    within, after, has_more = f"{device_id}/", "", True
+    while has_more:
+        page, has_more = await registry.anchors.page(
+            within=within, after=after, limit=PAGE_ENTRIES_MAX
+        )
+        for each in page:
+            record = Anchored(number=each.record.number, blob=each.record.blob)
+            found.append((each.name.removeprefix(within), record))
+            after = each.name
+    return found
+
+
+def check_node(node: str) -> None:
+    """Raise UsageError `node.malformed` unless `node` can be the name of one."""
+    if NAME_PATTERN.fullmatch(node) is None:
+        raise UsageError("node.malformed", f"node {node[:80]!r}; allowed: the name of a node")
+
+
+def _check_owner(record: DeviceRecord, caller: Subject) -> None:
+    if record.is_forgotten:
+        raise VerificationError(
+            FORGOTTEN,
+            f"device {record.device_id} was forgotten: empty its directory to make a new one of it",
+        )
+    if record.owner != caller.node:
+        raise VerificationError(
+            OWNER_REFUSED, f"device {record.device_id} doesn't belong to target {caller.node}"
+        )
+
+
+def _is_of(opening: Opening, caller: Subject, fencing_epoch: int) -> bool:
+    mine = (caller.node, caller.incarnation, fencing_epoch)
+    return (opening.node, opening.incarnation, opening.fencing_epoch) == mine
+
+
+def _kind(anchor: str) -> AnchorKind:
+    for kind in get_args(AnchorKind):
+        if kind == anchor:
+            return kind  # type: ignore[no-any-return]
+    raise UsageError(
+        "device.request", f"anchor {anchor[:80]!r}; allowed: {', '.join(get_args(AnchorKind))}"
+    )
+
+
+def _anchored(stored: Stored[AnchorRecord] | None) -> Anchored | None:
+    if stored is None:
+        return None
+    return Anchored(number=stored.record.number, blob=stored.record.blob)

@@ -1,0 +1,21 @@
+"""What brokers and targets say about devices: an opening of one, and why one is over."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+FENCED: Final = "device.fenced"
+FORGOTTEN: Final = "device.forgotten"
+OWNER_REFUSED: Final = "device.owner.refused"
+MISMATCH: Final = "device.anchor.mismatch"
+
+LOST: Final = frozenset({FENCED, FORGOTTEN, OWNER_REFUSED})
+"""What an opening that doesn't count any more is refused with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedDevice:
+    """A device as one process of a target has it open."""
+
+    device_id: uuid.UUID
+    fencing_epoch: int

@@ -1,0 +1,200 @@
+"""A target's device from the first look at its directory to the last word to the broker."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from sealane.crypto.exchange import wipe
+from sealane.daemon.anchors.anchor import Anchor
+from sealane.daemon.anchors.broker import BrokerAnchor, NoAnchor
+from sealane.daemon.anchors.choose import open_tpm
+from sealane.daemon.anchors.file_anchor import FileAnchor
+from sealane.daemon.authorizations import Ask, Authorizations
+from sealane.daemon.config import TargetConfig
+from sealane.daemon.device_client import DeviceClient, OpenedDevice
+from sealane.daemon.devices import LOST
+from sealane.daemon.logs import get_logger
+from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.runtime import prepare_directory
+from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.storage.catalogue import Catalogue, make_directory
+from sealane.daemon.storage.device import Device, DeviceFile
+from sealane.daemon.storage_control import StorageService
+from sealane.daemon.trust_client import TrustClient
+from sealane.errors import Error, UnavailableError, VerificationError
+
+ANCHORS_NAME: Final = "anchors"
+_RETRY_SECONDS: Final = 0.5
+
+
+@contextlib.asynccontextmanager
+async def opened_device(
+    config: TargetConfig,
+    *,
+    directory: Path,
+    state: Path,
+    client: DeviceClient,
+    timeout_seconds: float,
+    tcti: str,
+) -> AsyncIterator[tuple[Device, AnchoredCatalogue]]:
+    """Open the device that `directory` is, and have its catalogue be what is anchored.
+
+    Waits up to `timeout_seconds` for a broker, and for a former owner to end. Errors as
+    `DeviceClient.open`, those of its kind of anchor (docs/anchors.md), `device.anchor.mismatch`.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        device, catalogue, is_initial = await _open(
+            config,
+            directory=directory,
+            state=state,
+            client=client,
+            timeout_seconds=timeout_seconds,
+            tcti=tcti,
+            stack=stack,
+        )
+        is_believed = is_initial or config.anchor == "none"
+        await catalogue.adopt(device.anchors, is_believed=is_believed)
+        if is_initial:
+            await client.confirm(device.served)
+        get_logger().info(
+            "device_opened",
+            device_id=str(device.device_id),
+            fencing_epoch=device.served.fencing_epoch,
+            anchor=config.anchor,
+            is_initial=is_initial,
+        )
+        yield device, catalogue
+
+
+def authorize_at(trust: TrustClient, device: Device) -> Ask:
+    """Ask about the peers of a target that serves `device`, and lose it if the answer says so."""
+
+    async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
+        try:
+            return await trust.authorize(nonce, peers, device=device.served)
+        except VerificationError as error:
+            if error.reason in LOST:
+                device.lose(error)
+            raise
+
+    return ask
+
+
+async def abandon_lost(
+    device: Device, client: DeviceClient, authorizations: Authorizations, service: StorageService
+) -> None:
+    """Once the device is lost: fence its gateways, let go of its volumes, and say so."""
+    loss = await device.wait_lost()
+    get_logger().error("device_lost", reason=loss.reason, message=str(loss.args[0]))
+    authorizations.lose_all(loss.reason)
+    await service.abandon(loss)
+    await device.close()
+    await _tell_closed(client, device)
+
+
+async def _tell_closed(client: DeviceClient, device: Device) -> None:
+    """Tell the broker that nothing serves the device here; whoever waits for it waits less."""
+    try:
+        await client.close(device.served)
+    except Error as error:
+        get_logger().warning("device_close_untold", reason=error.reason, message=str(error.args[0]))
+
+
+async def _open(
+    config: TargetConfig,
+    *,
+    directory: Path,
+    state: Path,
+    client: DeviceClient,
+    timeout_seconds: float,
+    tcti: str,
+    stack: contextlib.AsyncExitStack,
+) -> tuple[Device, AnchoredCatalogue, bool]:
+    """Open the device, which `stack` closes; True: nothing of it was anchored before."""
+    make_directory(directory)
+    async with contextlib.AsyncExitStack() as half:
+        file = await asyncio.to_thread(DeviceFile, directory)
+        half.callback(file.release)
+        catalogue = AnchoredCatalogue(Catalogue(directory), file=file)
+        found = await catalogue.states() if config.anchor == "broker" else []
+        opened = await _opened(
+            client, file.device_id, config, found, timeout_seconds=timeout_seconds
+        )
+        half.callback(wipe, opened.secret)
+        anchor = await _anchor(opened, config, state=state, client=client, stack=stack, tcti=tcti)
+        device = Device(
+            opened.served,
+            file=file,
+            secret=opened.secret,
+            anchor=anchor,
+            anchor_seconds=config.anchor_seconds if config.anchor == "tpm2" else 0,
+        )
+        half.pop_all()
+    stack.push_async_callback(_tell_closed, client, device)
+    stack.push_async_callback(device.close)
+    return device, catalogue, opened.is_initial
+
+
+async def _opened(
+    client: DeviceClient,
+    device_id: uuid.UUID,
+    config: TargetConfig,
+    found: Sequence[bytes],
+    *,
+    timeout_seconds: float,
+) -> OpenedDevice:
+    """Open the device at a broker, asking again until the time is over."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_seconds
+    while True:
+        try:
+            return await client.open(device_id, anchor=config.anchor, found=found)
+        except UnavailableError as error:
+            if loop.time() >= deadline:
+                raise
+            get_logger().warning(
+                "device_not_open_yet", reason=error.reason, message=str(error.args[0])
+            )
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _anchor(
+    opened: OpenedDevice,
+    config: TargetConfig,
+    *,
+    state: Path,
+    client: DeviceClient,
+    stack: contextlib.AsyncExitStack,
+    tcti: str,
+) -> Anchor:
+    """Open the anchor that the configuration names; a device that begins begins a new one."""
+    if config.anchor == "broker":
+        return BrokerAnchor(opened.records, advance=partial(client.advance, opened.served))
+    if config.anchor == "none":
+        get_logger().warning(
+            "development_device",
+            message="nothing is anchored: who can put back the target's directory rolls it back; "
+            "for development only",
+        )
+        return NoAnchor()
+    directory = state / ANCHORS_NAME
+    prepare_directory(directory, key="node.state_dir")
+    device_id = opened.served.device_id
+    path = directory / str(device_id)
+    if opened.is_initial:
+        path.unlink(missing_ok=True)
+    if config.anchor == "file":
+        make = FileAnchor.initialise if opened.is_initial else FileAnchor.open
+        return await asyncio.to_thread(make, path, device_id=device_id)
+    tpm = await asyncio.to_thread(open_tpm, tcti)
+    stack.callback(tpm.close)
+    from sealane.daemon.anchors.tpm_anchor import TpmAnchor  # noqa: PLC0415 - an extra
+
+    make_tpm = TpmAnchor.initialise if opened.is_initial else TpmAnchor.open
+    return await asyncio.to_thread(
+        make_tpm, tpm, path, device_id=device_id, index=config.anchor_index
+    )

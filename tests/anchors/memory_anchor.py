@@ -1,0 +1,43 @@
+"""An anchor in memory that answers when it is let, as it is told to."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change, changed
+from sealane.daemon.anchors.device_anchors import DeviceAnchors
+from sealane.errors import Error
+
+
+class MemoryAnchor:
+    """Outlives those who use it: `close` only notes that it was called."""
+
+    def __init__(self) -> None:
+        self.records: Mapping[str, Anchored] = {}
+        self.calls: list[list[Change]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.called = asyncio.Event()
+        self.errors: list[Error] = []
+        self.loses_answers = False
+        self.is_closed = False
+
+    async def advance(self, changes: Sequence[Change]) -> None:
+        self.calls.append([*changes])
+        self.called.set()
+        await self.open.wait()
+        if self.errors and not self.loses_answers:
+            raise self.errors.pop(0)
+        self.records = changed(self.records, changes)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    async def hold(self, anchors: DeviceAnchors) -> "asyncio.Future[None]":
+        """Begin a call that does not come back before `open` is set."""
+        self.open.clear()
+        self.called.clear()
+        task = asyncio.ensure_future(anchors.advance(CATALOGUE, 1, b"held"))
+        await self.called.wait()
+        return task

@@ -1,0 +1,38 @@
+"""A target's directory as a device, without a broker: who serves it is nobody else's business."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sealane.daemon.anchors.anchor import Anchor
+from sealane.daemon.anchors.broker import NoAnchor
+from sealane.daemon.devices import ServedDevice
+from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
+from sealane.daemon.storage.catalogue import Catalogue, make_directory
+from sealane.daemon.storage.device import DEVICE_FILES, Device, DeviceFile
+
+
+@contextlib.asynccontextmanager
+async def open_device(
+    directory: Path, anchor: Anchor | None = None, *, is_believed: bool = True
+) -> AsyncIterator[tuple[Device, AnchoredCatalogue]]:
+    """Open `directory` with this anchor, by default with none."""
+    make_directory(directory)
+    file = DeviceFile(directory)
+    device = Device(
+        ServedDevice(device_id=file.device_id, fencing_epoch=1),
+        file=file,
+        secret=bytearray(range(32)),
+        anchor=anchor or NoAnchor(),
+    )
+    try:
+        catalogue = AnchoredCatalogue(Catalogue(directory), file=file)
+        await catalogue.adopt(device.anchors, is_believed=is_believed)
+        yield device, catalogue
+    finally:
+        await device.close()
+
+
+def volume_files(directory: Path) -> set[Path]:
+    """Return the files of `directory` that aren't the device's own."""
+    return {path for path in directory.iterdir() if path.name not in DEVICE_FILES}

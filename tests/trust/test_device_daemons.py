@@ -1,0 +1,298 @@
+"""Devices with real daemons: who may open one, what a put-back one meets, what a move ends."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory, wait_for_log
+from sealane.client import connect
+from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
+from sealane.errors import Error, UnavailableError
+from software_tpm import software_tpm
+from trust.relay import Relay
+from trust.test_revocation import HOST, Load
+
+pytestmark = pytest.mark.timeout(180)
+
+MIB = 1 << 20
+NOT_VERIFIED = 3
+UNAVAILABLE = 4
+# What a loaded machine may add to a bound before it counts as broken.
+SLACK_SECONDS = 10.0
+
+
+@dataclass
+class World:
+    """A broker, and the targets and gateways that a test starts."""
+
+    site: Site
+    stack: contextlib.AsyncExitStack
+    broker: Daemon = field(init=False)
+
+    @property
+    def directory(self) -> Path:
+        return self.site.root / "stores"
+
+    def start_broker(self, **settings: str) -> None:
+        config = self.site.broker_config()
+        extra = "".join(f'{key} = "{value}"\n' for key, value in settings.items())
+        config.write_text(config.read_text() + extra)
+        self.broker = self.stack.enter_context(daemon(config))
+
+    def target_config(self, node: str = "s", *, broker_address: str = "", **settings: Any) -> Path:
+        direct = self.broker.addresses["broker"]
+        values = {"directory": str(self.directory), "authorization_seconds": 3, **settings}
+        tpm = f'[tpm]\ntcti = "{values.pop("tcti")}"\n' if "tcti" in values else ""
+        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        enrolment = self.site.enrolment(node, self.broker, timeout_seconds=3)
+        return self.site.write_config(
+            node,
+            tpm
+            + enrolment.replace(
+                f'broker_address = "{direct}"', f'broker_address = "{broker_address or direct}"'
+            )
+            + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
+            + f'store = "file"\n{lines}[metrics]\nlisten = "127.0.0.1:0"\n',
+        )
+
+    @contextlib.contextmanager
+    def gateway(self, target: Daemon, *, target_node: str = "s") -> Iterator[Daemon]:
+        config = self.site.write_config(
+            "g",
+            self.site.enrolment("g", self.broker)
+            + f'[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "{target_node}"\n'
+            + f'target_address = "{target.addresses["target_control"]}"\n',
+        )
+        with daemon(config) as running:
+            yield running
+
+    def ctl(self, *arguments: str, fails_with: str = "") -> Any:
+        ended = sealanectl("--socket", self.broker.socket, "--output", "json", "device", *arguments)
+        if fails_with:
+            assert fails_with in ended.stderr
+            return None
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout) if ended.stdout else None
+
+    def devices(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ctl("list")
+        return found
+
+    def audited(self, kind: str) -> list[dict[str, Any]]:
+        text = (self.site.root / "broker" / "audit.jsonl").read_text()
+        records: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+        return [record for record in records if record["kind"] == kind]
+
+    def refused_start(self, config: Path, reason: str, *, code: int = NOT_VERIFIED) -> str:
+        ended = sealaned("--config", config)
+        assert ended.returncode == code, ended.stderr
+        assert reason in ended.stderr
+        return ended.stderr
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    with short_directory() as root:
+        async with contextlib.AsyncExitStack() as stack:
+            site = Site(root)
+            site.write_policy({"s": ["target"], "s2": ["target"], "g": ["gateway"]})
+            yield World(site, stack)
+
+
+async def _create(gateway: Daemon) -> str:
+    async with connect(gateway.socket) as client:
+        return (await client.volumes.create(size_bytes=MIB)).name
+
+
+async def test_new_device_needs_an_operator_where_the_broker_says_so(world: World) -> None:
+    world.start_broker(device_init="authorized")
+    config = world.target_config()
+    said = world.refused_start(config, "device.init.refused")
+    [asking] = world.devices()
+    assert (asking["owner"], asking["state"]) == ("s", "asking")
+    assert f"sealanectl device init {asking['device']}" in said
+    [refusal] = world.audited("device.open")
+    assert (refusal["outcome"], refusal["reason"]) == ("refused", "device.init.refused")
+    world.ctl("init", asking["device"])
+    with daemon(config) as target, world.gateway(target) as gateway:
+        volume = await _create(gateway)
+        shown = world.ctl("show", asking["device"])
+        assert (shown["owner"], shown["state"], shown["volumes"]) == ("s", "open", [volume])
+        assert [*shown["anchored"]] == ["catalogue"]
+        world.ctl("forget", asking["device"], fails_with="device.volumes.state")
+    assert world.devices()[0]["state"] == "closed"
+    kinds = [record["outcome"] for record in world.audited("device.open")]
+    assert kinds == ["refused", "granted"]
+    assert [r["detail"]["node"] for r in world.audited("device.init")] == ["s"]
+
+
+async def test_next_device_of_a_node_is_let_in_and_no_other(world: World) -> None:
+    world.start_broker(device_init="authorized")
+    world.ctl("init", "--next", "s")
+    assert [(row["owner"], row["state"]) for row in world.devices()] == [("s", "authorized")]
+    world.refused_start(world.target_config("s2", directory=f"{world.directory}2"), "device.init")
+    with daemon(world.target_config()):
+        pass
+    other = world.target_config(directory=f"{world.directory}3")
+    world.refused_start(other, "device.init.refused")
+
+
+@pytest.mark.parametrize("anchor", ["broker", "file", "tpm2"])
+async def test_directory_that_was_put_back_is_refused(
+    world: World, tmp_path: Path, anchor: str
+) -> None:
+    world.start_broker()
+    settings = {"anchor": anchor}
+    if anchor == "tpm2":
+        settings["tcti"] = world.stack.enter_context(software_tpm(tmp_path / "tpm")).tcti
+    config = world.target_config(**settings)
+    kept, newest = tmp_path / "kept", tmp_path / "newest"
+
+    def put_back(copy: Path) -> None:
+        shutil.rmtree(world.directory)
+        shutil.copytree(copy, world.directory)
+
+    with daemon(config) as target, world.gateway(target) as gateway:
+        volume = await _create(gateway)
+        # As it is while it is served: the same opening, and then another list.
+        shutil.copytree(world.directory, kept)
+        async with connect(gateway.socket) as client:
+            await client.volumes.delete(volume)
+        volume = await _create(gateway)
+        target.kill()
+        shutil.copytree(world.directory, newest)
+        put_back(kept)
+        world.refused_start(config, "device.anchor.mismatch")
+        put_back(newest)
+        with daemon(config) as again:
+            assert any(
+                line.get("kind") == "restored" and f"volumes/{line['volume_id']}" == volume
+                for line in again.log_lines()
+            )
+    # Put back from before the last start, with the same list.
+    put_back(newest)
+    world.refused_start(config, "device.anchor.mismatch")
+    if anchor == "broker":
+        refusals = [r for r in world.audited("device.open") if r["outcome"] == "refused"]
+        assert {r["reason"] for r in refusals} == {"device.anchor.mismatch"}
+    # The operator believes it all the same.
+    [device] = world.devices()
+    world.ctl("init", device["device"], "--anew")
+    with daemon(config):
+        assert world.devices()[0]["fencing epoch"] > device["fencing epoch"]
+
+
+async def test_another_kind_of_anchor_than_the_device_has_is_refused(world: World) -> None:
+    world.start_broker()
+    with daemon(world.target_config()):
+        pass
+    world.refused_start(world.target_config(anchor="none"), "device.anchor.mismatch")
+
+
+async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(world: World) -> None:
+    world.start_broker()
+    config = world.target_config()
+    with daemon(config) as old:
+        [device] = world.devices()
+        with world.gateway(old) as gateway:
+            async with connect(gateway.socket) as client, asyncio.TaskGroup() as tasks:
+                volume = await client.volumes.create(size_bytes=MIB)
+                attached = await client.volumes.attach(volume.name, host_nqn=HOST)
+                load = Load()
+                running = tasks.create_task(load.run(attached))
+                await load.goes_on()
+                world.refused_start(world.target_config("s2"), "anchor.in_use", code=UNAVAILABLE)
+                await asyncio.to_thread(world.ctl, "move", device["device"], "--to", "s2")
+                # It hears of it when it asks about its gateways the next time.
+                await asyncio.to_thread(wait_for_log, old.process, config, "device_lost")
+                with pytest.raises(Error):
+                    await client.volumes.create(size_bytes=MIB)
+                running.cancel()
+        # It has said that it serves nothing, so that the new owner needn't wait for its end.
+        with daemon(world.target_config("s2")) as new:
+            assert world.devices()[0]["owner"] == "s2"
+            assert old.stop() == 0
+            world.refused_start(_copy_of(world, config), "device.owner.refused")
+            with world.gateway(new, target_node="s2") as gateway:
+                async with connect(gateway.socket) as client, asyncio.TaskGroup() as tasks:
+                    found = await client.volumes.get(volume.name)
+                    assert found.target_node == "s2"
+                    attached = await client.volumes.attach(volume.name, host_nqn=HOST)
+                    load = Load()
+                    running = tasks.create_task(load.run(attached))
+                    await load.goes_on()
+                    running.cancel()
+                async with connect(gateway.socket) as client:
+                    await client.volumes.detach(volume.name)
+                    await client.volumes.delete(volume.name)
+    assert [r["detail"]["owner_before"] for r in world.audited("device.move")] == ["s"]
+
+
+def _copy_of(world: World, config: Path) -> Path:
+    """Copy the device's directory, as who has it under his hands can, and configure that one."""
+    copy = f"{world.directory}-copy"
+    shutil.copytree(world.directory, copy)
+    config.write_text(config.read_text().replace(str(world.directory), copy))
+    return config
+
+
+async def test_device_of_a_dead_owner_is_busy_until_it_must_have_stopped(world: World) -> None:
+    world.start_broker()
+    with daemon(world.target_config()) as old:
+        [device] = world.devices()
+        old.kill()
+    world.ctl("move", device["device"], "--to", "s2")
+    assert world.devices()[0]["state"] == "waiting"
+    world.refused_start(world.target_config("s2"), "device.busy", code=UNAVAILABLE)
+
+
+async def test_anchor_that_cannot_be_reached_is_waited_for_no_longer_than_the_bound(
+    world: World,
+) -> None:
+    world.start_broker()
+    relay = await world.stack.enter_async_context(Relay(world.broker.addresses["broker"]).running())
+    config = world.target_config(broker_address=relay.address, authorization_seconds=30)
+    target = await asyncio.to_thread(world.stack.enter_context, daemon(config))
+    with world.gateway(target) as gateway:
+        kept = await _create(gateway)
+        relay.cut()
+        began = time.monotonic()
+        with pytest.raises(UnavailableError) as caught:
+            await _create(gateway)
+        assert caught.value.reason == "anchor.timeout"
+        assert ANCHOR_SECONDS <= time.monotonic() - began < ANCHOR_SECONDS + SLACK_SECONDS
+        relay.mend()
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(UnavailableError):
+                    made = await _create(gateway)
+                    break
+        # Nothing is left of the volume that failed.
+        volumes = {f"volumes/{path.stem}" for path in world.directory.glob("*.sectors")}
+        assert volumes == {kept, made}
+    # In threads: the relay lives on this loop.
+    assert await asyncio.to_thread(target.stop) == 0
+    again = await asyncio.to_thread(world.stack.enter_context, daemon(config))
+    restored = [line for line in again.log_lines() if line.get("kind") == "restored"]
+    assert len(restored) == len(volumes)
+    assert await asyncio.to_thread(again.stop) == 0
+
+
+async def test_forgotten_device_is_refused_for_ever(world: World) -> None:
+    world.start_broker()
+    config = world.target_config()
+    with daemon(config):
+        [device] = world.devices()
+    world.ctl("forget", device["device"])
+    assert world.devices()[0]["state"] == "forgotten"
+    world.refused_start(config, "device.forgotten")
+    world.ctl("move", device["device"], "--to", "s2", fails_with="device.not_found")
+    assert len(world.audited("device.forget")) == 1
