@@ -6,8 +6,9 @@ It names the file, the key, the value found and the values allowed.
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -68,7 +69,7 @@ def _explain(model: type[BaseModel], fault: ErrorDetails, source: str) -> UsageE
     elif kind == "literal_error":
         allowed, reason = str(context["expected"]), "config.value"
     elif kind in {"greater_than_equal", "less_than_equal"}:
-        allowed, reason = _range_of(model, fault["loc"]), "config.range"
+        allowed, reason = _range_of(model, fault["loc"], context), "config.range"
     else:
         allowed, reason = _KINDS.get(kind, fault["msg"]), "config.type"
     return UsageError(reason, f"{source}: {key}: found {found}; allowed: {allowed}")
@@ -117,9 +118,20 @@ def _fields_beside(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[s
     return [field.alias or name for name, field in last.model_fields.items()]
 
 
-def _range_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    field = [*_models_along(model, loc)][-1].model_fields[str(loc[-1])]
-    bounds = [getattr(m, "ge", None) for m in field.metadata]
-    bounds += [getattr(m, "le", None) for m in field.metadata]
-    low, high = (b for b in bounds if b is not None)
-    return f"{low}…{high}"
+def _range_of(
+    model: type[BaseModel], loc: tuple[int | str, ...], context: Mapping[str, object]
+) -> str:
+    """Return the bounds of a value; of those inside arrays and tables, the one that was broken."""
+    models = [*_models_along(model, loc)]
+    names = [part for part in loc if isinstance(part, str)]
+    is_field = len(models) == len(names) and loc[-1] == names[-1]
+    stated = models[-1].model_fields[names[-1]].metadata if is_field else []
+    bounds = {
+        name: bound
+        for place in (SimpleNamespace(**context), *stated)
+        for name in ("ge", "le")
+        if (bound := getattr(place, name, None)) is not None
+    }
+    if "ge" not in bounds:
+        return f"at most {bounds['le']}"
+    return f"{bounds['ge']}…{bounds['le']}" if "le" in bounds else f"at least {bounds['ge']}"

@@ -36,8 +36,6 @@ RECEIVES_AHEAD: Final = 16
 MODEL_SAMPLES: Final = 20_000
 LISTEN_POLL_SECONDS: Final = 0.02
 LISTEN_SECONDS: Final = 10.0
-# Header, message descriptor and tag of a data packet (docs/session-wire.md), and IPv4 and UDP.
-PACKET_OVERHEAD_BYTES: Final = 32 + 7 + 16 + 28
 
 Advance = Callable[[int], None]
 
@@ -203,22 +201,15 @@ def make_run(
     path = model.Path(
         rate_bits_per_second=haul.link.rate_bits_per_second,
         round_trip_seconds=haul.link.rtt_seconds,
-        loss=haul.link.loss,
+        loss=model.Loss(rate=haul.link.loss),
         unit_bytes=UNIT_BYTES,
-        overhead_bytes=PACKET_OVERHEAD_BYTES,
+        overhead_bytes=model.PACKET_OVERHEAD_BYTES,
     )
-    random = np.random.default_rng(haul.seed)
+    scheme: model.Scheme = model.SelectiveRepeat()
     if isinstance(haul.reliability, ErasureCoded):
-        samples = model.sample_erasure_coded(
-            path,
-            MESSAGE_BYTES,
-            k=haul.reliability.k,
-            m=haul.reliability.m,
-            count=MODEL_SAMPLES,
-            random=random,
-        )
-    else:
-        samples = model.sample_selective_repeat(path, MESSAGE_BYTES, MODEL_SAMPLES, random)
+        scheme = model.ErasureCoded(k=haul.reliability.k, m=haul.reliability.m)
+    random = np.random.default_rng(haul.seed)
+    samples = model.sample(path, MESSAGE_BYTES, scheme, MODEL_SAMPLES, random)
     return SessionRun(
         scheme=scheme_name(haul.reliability),
         input_bytes=haul.source.size_bytes,
