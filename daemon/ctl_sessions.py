@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, AddVerb, Output, pages
+from sealane.daemon.ctl_plan import add_plan_verb
 from sealane.protocol.v1 import sessions_pb2
 
 
@@ -18,6 +19,7 @@ def add_session_verbs(verbs: Any, verb: AddVerb, named: AddVerb) -> None:
     verb(verbs, "list", _session_list, "show every session")
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "close", _session_close, "close a session")
+    add_plan_verb(verbs)
 
 
 async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:

@@ -36,8 +36,6 @@ RECEIVES_AHEAD: Final = 16
 MODEL_SAMPLES: Final = 20_000
 LISTEN_POLL_SECONDS: Final = 0.02
 LISTEN_SECONDS: Final = 10.0
-# Header, message descriptor and tag of a data packet (docs/session-wire.md), and IPv4 and UDP.
-PACKET_OVERHEAD_BYTES: Final = 32 + 7 + 16 + 28
 
 Advance = Callable[[int], None]
 
@@ -104,8 +102,8 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
         ):
             sent = await send_all(haul, session, advance)
             sha256_received, received = await receiving
-            counters = await link.finish()
-    return make_run(haul, sent, sha256_received, received, counters)
+            lost_packets = await link.lost_packets()
+    return make_run(haul, sent, sha256_received, received, lost_packets)
 
 
 async def send_all(haul: Haul, session: SendSession, advance: Advance) -> Sent:
@@ -197,28 +195,21 @@ def make_run(
     sent: Sent,
     sha256_received: str,
     received: dict[str, int],
-    counters: dict[str, int],
+    link_packets_lost: int,
 ) -> SessionRun:
     """Put the measured beside the predicted."""
     path = model.Path(
         rate_bits_per_second=haul.link.rate_bits_per_second,
         round_trip_seconds=haul.link.rtt_seconds,
-        loss=haul.link.loss,
+        loss=model.Loss(rate=haul.link.loss),
         unit_bytes=UNIT_BYTES,
-        overhead_bytes=PACKET_OVERHEAD_BYTES,
+        overhead_bytes=model.PACKET_OVERHEAD_BYTES,
     )
-    random = np.random.default_rng(haul.seed)
+    scheme: model.Scheme = model.SelectiveRepeat()
     if isinstance(haul.reliability, ErasureCoded):
-        samples = model.sample_erasure_coded(
-            path,
-            MESSAGE_BYTES,
-            k=haul.reliability.k,
-            m=haul.reliability.m,
-            count=MODEL_SAMPLES,
-            random=random,
-        )
-    else:
-        samples = model.sample_selective_repeat(path, MESSAGE_BYTES, MODEL_SAMPLES, random)
+        scheme = model.ErasureCoded(k=haul.reliability.k, m=haul.reliability.m)
+    random = np.random.default_rng(haul.seed)
+    samples = model.sample(path, MESSAGE_BYTES, scheme, MODEL_SAMPLES, random)
     return SessionRun(
         scheme=scheme_name(haul.reliability),
         input_bytes=haul.source.size_bytes,
@@ -233,7 +224,7 @@ def make_run(
         packets_retransmitted=sent.statistics["retransmitted_packets"],
         packets_parity=sent.statistics["parity_packets_sent"],
         units_decoded=received["decoded_units"],
-        link_packets_lost=counters["forward_lost_packets"] + counters["backward_lost_packets"],
+        link_packets_lost=link_packets_lost,
     )
 
 

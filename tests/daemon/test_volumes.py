@@ -4,10 +4,12 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import grpc
 import pytest
 
+from brokers import MemoryAudit
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.events import Event
@@ -186,6 +188,9 @@ async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
     assert world.volumes.attached(volume_id) is None
     world.gateway.failure = None
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    # The lease that the first one got was not used: it serves the second.
+    records = cast("MemoryAudit", world.broker.audit).records
+    assert [record["kind"] for record in records].count("lease.grant") == 1
 
 
 async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
@@ -211,7 +216,7 @@ async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: 
 async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
-    async def create_volume(volume_id: uuid.UUID, *, sector_count: int, freshness: bool) -> None:
+    async def create_volume(volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
         # As a thread does it that makes a file: the store is there whether one waits or not.
         world.target.volumes[volume_id] = sector_count
         started.set()

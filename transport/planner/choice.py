@@ -1,0 +1,206 @@
+"""Which scheme suits a message: candidates under a parity budget, ranked by the model.
+
+A plan is the outcome for one path and one estimate of its loss: a scheme for every size. Its rows
+are what the engine installs (`SessionEndpoint.install_plan`).
+"""
+
+import enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from sealane.errors import UsageError
+from sealane.transport.model import (
+    NACK_FACTOR,
+    ErasureCoded,
+    Loss,
+    Path,
+    Scheme,
+    SelectiveRepeat,
+    completion,
+    ideal,
+    wire_units,
+)
+
+DATA_UNITS: Final = (4, 8, 16, 32, 64, 128)
+PARITY_UNITS: Final = (1, 2, 4, 8, 16, 32)
+DEPTHS: Final = (1, 4, 8, 16, 32)
+PARITY_BYTES_MAX: Final = 16 << 20
+"""Parity of one group of interleaved blocks, most: what waits in private memory at each end."""
+BURST_MIN: Final = 1.2
+"""Mean run of losses from which on interleaving is tried."""
+PARITY_BUDGET: Final = 0.25
+"""Parity over data on the wire, most."""
+TIE: Final = 1.02
+"""Scores this close are equal: then the simpler scheme, with less parity, is taken."""
+SIZE_MIN: Final = 4 << 10
+SIZE_MAX: Final = 64 << 30
+RESOLUTION: Final = 48
+
+
+class Objective(enum.Enum):
+    """What of the completion time is to be small."""
+
+    MEAN = "mean"
+    P999 = "p999"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A scheme and what the model says of it for one message. Times in seconds."""
+
+    scheme: Scheme
+    mean: float
+    p50: float
+    p99: float
+    p999: float
+    parity: float
+    """Parity units over data units of the first transmission."""
+
+    def score(self, objective: Objective) -> float:
+        """Return what is compared."""
+        return self.mean if objective is Objective.MEAN else self.p999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """The scheme for messages of up to `length_max` bytes; k = m = 0 is selective repeat."""
+
+    length_max: int
+    k: int
+    m: int
+    depth: int
+
+    @property
+    def scheme(self) -> Scheme:
+        """The same for the model."""
+        return ErasureCoded(self.k, self.m, self.depth) if self.k else SelectiveRepeat()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Schemes by size, for one path and loss."""
+
+    path: Path
+    objective: Objective
+    parity_budget: float
+    rows: tuple[PlanRow, ...]
+    """By rising `length_max`; the last one is for all longer messages, too."""
+
+
+def candidates(loss: Loss, unit_bytes: int, parity_budget: float) -> Iterator[Scheme]:
+    """Yield selective repeat, and every code whose parity is within the budget."""
+    yield SelectiveRepeat()
+    depths = DEPTHS if loss.burst_packets >= BURST_MIN and not loss.is_independent else (1,)
+    for k in DATA_UNITS:
+        for m in PARITY_UNITS:
+            if m > k * parity_budget:
+                continue
+            for depth in depths:
+                if depth * m * unit_bytes <= PARITY_BYTES_MAX:
+                    yield ErasureCoded(k, m, depth)
+
+
+def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:
+    """Ask the model about a scheme."""
+    found = completion(path, message_bytes, scheme, RESOLUTION)
+    units = path.units(message_bytes)
+    return Candidate(
+        scheme=scheme,
+        mean=found.mean,
+        p50=found.quantile(0.5),
+        p99=found.quantile(0.99),
+        p999=found.quantile(0.999),
+        parity=(wire_units(path, message_bytes, scheme) - units) / units,
+    )
+
+
+def rank(
+    path: Path,
+    message_bytes: int,
+    objective: Objective = Objective.MEAN,
+    parity_budget: float = PARITY_BUDGET,
+) -> list[Candidate]:
+    """All candidates within the budget, the one to take first, then by score."""
+    check_budget(parity_budget)
+    found = [
+        evaluate(path, message_bytes, scheme)
+        for scheme in candidates(path.loss, path.unit_bytes, parity_budget)
+        if _parity(path, message_bytes, scheme) <= parity_budget
+    ]
+    found.sort(key=lambda candidate: candidate.score(objective))
+    limit = found[0].score(objective) * TIE
+    tied = [candidate for candidate in found if candidate.score(objective) <= limit]
+    best = min(tied, key=_effort)
+    return [best, *(candidate for candidate in found if candidate is not best)]
+
+
+def plan(
+    path: Path, objective: Objective = Objective.MEAN, parity_budget: float = PARITY_BUDGET
+) -> Plan:
+    """Choose for every size: a row for each power of two, equal neighbours taken together."""
+    rows: list[PlanRow] = []
+    for length_max in _sizes():
+        # In the middle of the row, on a logarithmic scale.
+        scheme = rank(path, round(length_max / math.sqrt(2)), objective, parity_budget)[0].scheme
+        k, m, depth = code_of(scheme)
+        if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
+            rows.pop()
+        rows.append(PlanRow(length_max=length_max, k=k, m=m, depth=depth))
+    return Plan(path=path, objective=objective, parity_budget=parity_budget, rows=tuple(rows))
+
+
+def code_of(scheme: Scheme) -> tuple[int, int, int]:
+    """(k, m, depth) as the engine and the wire have it."""
+    if isinstance(scheme, ErasureCoded):
+        return scheme.k, scheme.m, scheme.depth
+    return 0, 0, 1
+
+
+def scheme_text(scheme: Scheme) -> str:
+    """Name a scheme for people."""
+    if isinstance(scheme, SelectiveRepeat):
+        return "selective repeat" + (" (NACK)" if scheme.timeout_factor == NACK_FACTOR else "")
+    name = "XOR" if scheme.m == 1 else "MDS"
+    depth = f" depth {scheme.depth}" if scheme.depth > 1 else ""
+    return f"{name} ({scheme.k}, {scheme.m}){depth}"
+
+
+def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: Objective) -> str:
+    """Say in a sentence why the first is taken."""
+    best, repeat = ranked[0], next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
+    expected = path.units(message_bytes) * path.loss.rate
+    fastest = ideal(path, message_bytes)
+    losses = f"{expected:.2g} lost units expected in a message"
+    if best is repeat:
+        others = [c.score(objective) for c in ranked[1:]]
+        if not others or min(others) >= best.score(objective):
+            return f"{losses}: parity would cost more time than repeating"
+        return f"{losses}: parity would gain less than {TIE - 1:.0%}, so there is none"
+    gain = repeat.score(objective) / best.score(objective)
+    return (
+        f"{losses}: {gain:.2f} times as fast as selective repeat, "
+        f"{best.score(objective) / fastest:.2f} of ideal, for {best.parity:.0%} parity"
+    )
+
+
+def check_budget(parity_budget: float) -> None:
+    """Refuse a budget that is none."""
+    if not 0 <= parity_budget <= 1:
+        raise UsageError("plan.budget.range", f"parity budget {parity_budget}: from 0 to 1")
+
+
+@lru_cache
+def _sizes() -> tuple[int, ...]:
+    return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, SIZE_MAX.bit_length()))
+
+
+def _parity(path: Path, message_bytes: int, scheme: Scheme) -> float:
+    return wire_units(path, message_bytes, scheme) / path.units(message_bytes) - 1
+
+
+def _effort(candidate: Candidate) -> tuple[bool, float, int, int]:
+    k, _, depth = code_of(candidate.scheme)
+    return k != 0, candidate.parity, depth, k
