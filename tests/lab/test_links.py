@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from pyroute2 import IPRoute
+from pyroute2.netns import create_socket
 
 from labs import CLEAN, RunningLab, drain, needs_root, running, wan
 
@@ -92,6 +93,24 @@ def test_a_ping_takes_the_configured_round_trip(lab: RunningLab) -> None:
     assert min(trips) >= 0.010_008
     assert min(trips) < 0.0115
     assert statistics.median(trips) < 0.020
+
+
+def test_nobody_but_the_hosts_sends(lab: RunningLab) -> None:
+    assert lab.report("clean")["foreign_packets"] == 0
+
+
+def test_hosts_have_ipv6_too(start_lab: Callable[..., RunningLab]) -> None:
+    lab = start_lab(wan("long"))
+    with (
+        create_socket(lab.namespace("b"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as receiver,
+        create_socket(lab.namespace("a"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as sender,
+    ):
+        receiver.settimeout(10)
+        receiver.bind((lab.status["hosts"]["b"]["long"][1], 0))
+        sender.sendto(b"six", receiver.getsockname())
+        payload, peer = receiver.recvfrom(10)
+
+    assert (payload, peer[0]) == (b"six", lab.status["hosts"]["a"]["long"][1])
 
 
 def test_loss_has_its_rate(lab: RunningLab) -> None:
