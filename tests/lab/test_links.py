@@ -95,7 +95,13 @@ def test_a_ping_takes_the_configured_round_trip(lab: RunningLab) -> None:
     assert statistics.median(trips) < 0.020
 
 
-def test_nobody_but_the_hosts_sends(lab: RunningLab) -> None:
+def test_interfaces_send_nothing_by_themselves(lab: RunningLab) -> None:
+    with IPRoute(netns=lab.namespace("a"), flags=0) as route:
+        found = [address.get("address") for address in route.get_addr(family=socket.AF_INET6)]
+
+    # A link-local address would have solicitations and reports sent from it.
+    assert "::1" in found
+    assert not [address for address in found if address.startswith("fe80")]
     assert lab.report("clean")["foreign_packets"] == 0
 
 
@@ -303,6 +309,22 @@ def test_no_packet_exceeds_the_mtu(start_lab: Callable[..., RunningLab]) -> None
         assert len(receiver.recv(2000)) == 1472
 
     assert lab.report("long")["oversized_packets"] == 1
+
+
+def test_packets_that_a_host_has_no_room_for_are_counted(
+    start_lab: Callable[..., RunningLab],
+) -> None:
+    lab = start_lab(wan("long"))
+    with IPRoute(netns=lab.namespace("b"), flags=0) as route:
+        (index,) = route.link_lookup(ifname="long")
+        route.link("set", index=index, mtu=1280)
+    with lab.receiver("b", "long") as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        sender.send(bytes(1472))
+        sender.send(b"short")
+        assert receiver.recv(2000) == b"short"
+
+    assert lab.report("long")["missed_packets"] == 1
 
 
 def test_hosts_of_one_side_meet_before_the_link(start_lab: Callable[..., RunningLab]) -> None:
