@@ -41,6 +41,9 @@ class SessionEndpoint:
         idle_timeout_ns: int,
         initiator: bool,
     ) -> None: ...
+    # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
+    # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
+    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # ("establishing" | "established" | "closed", reason id); takes the notification back.
     def state(self) -> tuple[str, str]: ...
@@ -83,6 +86,7 @@ class JobRing:
     def entries(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: the plan decides.
     # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
     def post_send(
         self,
@@ -92,6 +96,8 @@ class JobRing:
         user_data: int,
         k: int = 0,
         m: int = 0,
+        depth: int = 1,
+        auto: bool = False,
         immediate: int | None = None,
     ) -> None: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
@@ -156,6 +162,7 @@ def simulate(
     depth: int = 1,
     slots: int = 16,
     erasure_code: tuple[int, int] | None = None,
+    interleaving: int = 1,
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
@@ -175,7 +182,8 @@ def simulate(
     """Send `count` messages over a simulated path and return what happened.
 
     Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
-    `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
+    `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
+    go out in turn; without it, selective repeat.
     Both ends send at the rate of the link, which is the same both ways, as are its faults but
     for loss. `real_payload` seals real bytes and compares them; otherwise only lengths travel.
     Defaults: 400 Gbit/s, 60 s of idle time-out, one day of virtual time at most.
