@@ -86,7 +86,7 @@ class JobRing:
     def entries(self) -> int: ...
     @property
     def slots(self) -> int: ...
-    # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: the plan decides.
+    # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: by plan.
     # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
     def post_send(
         self,
