@@ -1,19 +1,16 @@
 """Where the target's inline store keeps a block, for whoever owns the drive.
 
 Block *n* of the drive lies at byte 4160·*n*: data, then metadata (docs/secure-queue.md §1). In
-front of the volume's blocks is what keeps them fresh, if anything does (docs/stores.md §2a).
+front of the volume's blocks is what keeps them fresh, if anything does (docs/stores.md §2b).
 """
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from attacks.pdus import BLOCK
-
-# Leaves that one page of nodes tells of.
-NODES_PER_PAGE = 248
+from sealane.daemon.demo.adversary import block_start
 
 
 @dataclass(frozen=True)
@@ -39,28 +36,15 @@ class Slot:
         return replace(self, lba=lba)
 
 
-def place(path: Path, lba: int) -> int:
-    """Give the byte at which a sector's block begins."""
-    with path.open("rb") as file:
-        superblock = file.read(BLOCK)
-    if superblock[:8] != b"SEALSTOR":
-        return lba * BLOCK
-    sizes = struct.unpack_from("<5Q", superblock, 64)
-    block_count, leaf_entries, _, log_pages, _ = sizes
-    sets = -(-block_count // leaf_entries)
-    node_pages = -(-sets // NODES_PER_PAGE)
-    return (3 + log_pages + 2 * node_pages + 2 * sets + lba) * BLOCK
-
-
 def read_slot(path: Path, lba: int) -> Slot:
     """Read what is stored for a sector."""
     with path.open("rb") as file:
-        file.seek(place(path, lba))
+        file.seek(block_start(path, lba))
         return Slot(path, lba, file.read(BLOCK))
 
 
 def write_slot(slot: Slot) -> None:
     """Store a block behind the target's back."""
     with slot.path.open("r+b") as file:
-        file.seek(place(slot.path, slot.lba))
+        file.seek(block_start(slot.path, slot.lba))
         file.write(slot.block)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attacks.disk import place, read_slot
+from attacks.disk import read_slot
+from sealane.daemon.demo.adversary import block_start
 from sealane.daemon.storage.back_end import VERIFICATION_LOSSES_MAX
 from sealane.daemon.storage.gateway import GatewaySettings
 from sealane.transport.nvme.initiator import NvmeStatusError, VolumeQueue
@@ -52,7 +53,7 @@ async def test_flipped_bit_in_the_store_is_refused_by_its_tag(inline_world: Worl
         await queue.write(5, data(4096))
         block = bytearray(stored(world.path, 5))
         block[100] ^= 1
-        change(world.path, place(world.path, 5), block)
+        change(world.path, block_start(world.path, 5), block)
         assert await refused_read(queue, 5) == 0x282
         await world.reason("sector.tag")
         await queue.read(6, bytearray(4096))
@@ -66,12 +67,12 @@ async def test_swapped_and_older_sectors_in_the_store_are_stale(inline_world: Wo
         old = stored(world.path, 5)
         await queue.write(5, data(8192))
         five, six = stored(world.path, 5), stored(world.path, 6)
-        change(world.path, place(world.path, 5), six + five)
+        change(world.path, block_start(world.path, 5), six + five)
         assert await refused_read(queue, 5) == 0x284
-        change(world.path, place(world.path, 5), old + six)
+        change(world.path, block_start(world.path, 5), old + six)
         assert await refused_read(queue, 5) == 0x284
         await world.reason("sector.stale", at_target=True)
-        change(world.path, place(world.path, 5), five)
+        change(world.path, block_start(world.path, 5), five)
         await queue.read(5, bytearray(8192))
 
 

@@ -14,6 +14,7 @@ use super::sealed_file::{SealedFileStore, Trust};
 
 /// What a namespace is to keep its blocks in.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own, given by name")]
 pub struct StoreOptions<'a> {
     /// "memory", "emulated", "file", "inline" or "nvme".
     pub kind: &'a str,
