@@ -7,6 +7,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use sealane_proto::sector::{FORMAT_VERSION, field, metadata_mut};
+
 use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest,
 };
@@ -16,11 +18,17 @@ const RANGE_MAX: u64 = 40;
 /// Operations of the random part.
 const OPERATIONS: u64 = 600;
 
-/// A block as version `version` of `lba`: no two are alike.
+/// A block as version `version` of `lba`: no two are alike. With metadata, that of a written sector.
 pub fn block(block_bytes: usize, lba: u64, version: u64) -> Vec<u8> {
     let mut block = vec![0; block_bytes];
     let mut random = ChaCha8Rng::seed_from_u64(lba ^ version.rotate_left(32));
     random.fill_bytes(&mut block);
+    if let Some(sector) = block.first_chunk_mut::<BLOCK_BYTES>() {
+        metadata_mut(sector, field::MAC).fill(0);
+        metadata_mut(sector, (field::SEQUENCE.0, field::CHECKSUM.1)).fill(0);
+        metadata_mut(sector, field::VERSION).fill(FORMAT_VERSION);
+        metadata_mut(sector, field::FLAGS).fill(0);
+    }
     block
 }
 

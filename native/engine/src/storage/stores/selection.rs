@@ -9,7 +9,7 @@ use super::inline_file::InlineFileStore;
 use super::memory::MemoryStore;
 use super::nvme::NvmeStore;
 use super::plain_file::PlainFileStore;
-use super::sealed_file::SealedFileStore;
+use super::sealed_file::{SealedFileStore, Trust};
 
 /// What a namespace is to keep its blocks in.
 #[derive(Debug, Clone, Copy)]
@@ -41,9 +41,11 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::parse(drive)?))
         }
         ("file", true, Some(path), None) if creates && !in_place => {
-            Box::new(SealedFileStore::create(path, block_count)?)
+            Box::new(SealedFileStore::create(path, block_count, &Trust::default())?)
         }
-        ("file", true, Some(path), None) if !in_place => Box::new(SealedFileStore::open(path)?),
+        ("file", true, Some(path), None) if !in_place => {
+            Box::new(SealedFileStore::open(path, &Trust::default())?)
+        }
         // Plain blocks always lie in place, said or not.
         ("file", false, Some(path), None) if creates => {
             Box::new(PlainFileStore::create(path, block_count)?)
