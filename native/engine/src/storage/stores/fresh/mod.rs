@@ -26,3 +26,5 @@ mod authenticity_tests;
 mod power_cut_tests;
 #[cfg(test)]
 mod test_blocks;
+#[cfg(test)]
+mod worlds;
