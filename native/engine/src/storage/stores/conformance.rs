@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use sealane_proto::sector::{FORMAT_VERSION, field, metadata_mut};
+use sealane_proto::sector::{FORMAT_VERSION, IV_BYTES, block_iv, field, metadata_mut};
 
 use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest,
@@ -194,6 +194,24 @@ fn counts_operations(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
     assert_eq!(counter("device_failures"), failures + 1);
 }
 
+fn knows_what_is_current(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+    if !store.keeps_freshness() {
+        assert!(!channel.current_ivs(77, 3, 1));
+        return;
+    }
+    for version in 1..4 {
+        let buffer = blocks(BLOCK_BYTES, 3, 2, version);
+        let expected: Vec<_> =
+            buffer.as_chunks().0.iter().flat_map(block_iv).chain([0; IV_BYTES]).collect();
+        execute(channel, StoreRequest::Write { lba: 3, buffer, durable: false }).expect("write");
+        execute(channel, StoreRequest::Deallocate { lba: 5, blocks: 1 }).expect("deallocate");
+        assert!(channel.current_ivs(77, 3, 3));
+        let done = wait(channel, 1).remove(0);
+        assert!(done.result.is_ok() && done.ticket == 77);
+        assert_eq!(done.buffer, expected);
+    }
+}
+
 /// Checks an empty store of at least 200 blocks.
 pub fn check(store: &dyn BlockStore) {
     let mut channel = store.open().expect("channel");
@@ -201,4 +219,5 @@ pub fn check(store: &dyn BlockStore) {
     follows_the_model(store, &mut *channel);
     keeps_many_in_flight(store);
     counts_operations(store, &mut *channel);
+    knows_what_is_current(store, &mut *channel);
 }

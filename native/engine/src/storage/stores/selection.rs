@@ -28,12 +28,21 @@ pub struct StoreOptions<'a> {
     pub drive: Option<&'a str>,
     /// Whether blocks may be written over where they lie.
     pub in_place: bool,
+    /// Secret and anchor of a sealed file; no other store keeps freshness.
+    pub trust: &'a Trust<'a>,
 }
 
 /// Creates or opens a store. `InvalidInput` for options that don't go together.
 pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
-    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place } = *options;
+    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place, trust } =
+        *options;
     let store: Box<dyn BlockStore> = match (kind, is_sealed, path, drive) {
+        ("memory" | "emulated" | "inline" | "nvme", ..) | (_, false, ..)
+            if trust.anchor.is_some() || trust.secret.is_some() =>
+        {
+            let detail = format!("store {kind:?} has no use for a secret or an anchor");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
         ("memory", _, None, None) if creates && !in_place => {
             Box::new(MemoryStore::new(block_count, is_sealed))
         }
@@ -41,10 +50,10 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::parse(drive)?))
         }
         ("file", true, Some(path), None) if creates && !in_place => {
-            Box::new(SealedFileStore::create(path, block_count, &Trust::default())?)
+            Box::new(SealedFileStore::create(path, block_count, trust)?)
         }
         ("file", true, Some(path), None) if !in_place => {
-            Box::new(SealedFileStore::open(path, &Trust::default())?)
+            Box::new(SealedFileStore::open(path, trust)?)
         }
         // Plain blocks always lie in place, said or not.
         ("file", false, Some(path), None) if creates => {
@@ -92,6 +101,7 @@ mod tests {
         creates: true,
         drive: None,
         in_place: false,
+        trust: &Trust { secret: None, anchor: None },
     };
 
     #[test]

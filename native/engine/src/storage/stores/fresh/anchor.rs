@@ -94,6 +94,11 @@ pub trait Anchor: Debug + Send + Sync {
     fn advance(&self, to: &Anchored) -> Result<(), AnchorError>;
     /// When to advance it.
     fn policy(&self) -> AnchorPolicy;
+    /// Whether somebody who may say so believes what is found, of a store that was anchored and of
+    /// which this anchor knows nothing.
+    fn is_believed(&self) -> bool {
+        false
+    }
 }
 
 /// An anchor in memory, for tests.

@@ -186,7 +186,7 @@ impl<F: Layout> Map<F> {
         let changes = (state.active.entries() + state.active.voids()) as u64;
         state.failure.is_none()
             && changes > 0
-            && (changes > self.geometry.pending_max / 2 || log_used > half_log)
+            && (changes > self.geometry.pending_max / 4 * 3 || log_used > half_log)
     }
 
     /// Pages of the log that may be used before a checkpoint.

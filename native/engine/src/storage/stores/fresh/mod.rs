@@ -16,12 +16,15 @@ pub mod map;
 mod merge;
 pub mod nodes;
 pub mod placed;
+pub mod queued_anchor;
 mod recovery;
 mod slot_maps;
 pub mod superblock;
 
 #[cfg(test)]
 mod authenticity_tests;
+#[cfg(test)]
+mod cost_tests;
 #[cfg(test)]
 mod power_cut_tests;
 #[cfg(test)]

@@ -177,7 +177,8 @@ impl<F: Layout> Map<F> {
         if numbers.iter().any(|number| *number > NUMBER_MAX) {
             return Err(damaged("its checkpoint has a number that no store reaches"));
         }
-        if last.is_anchored && self.anchor.is_some() && anchored.is_none() {
+        let is_lost = |anchor: &Arc<dyn Anchor>| anchored.is_none() && !anchor.is_believed();
+        if last.is_anchored && self.anchor.as_ref().is_some_and(is_lost) {
             return Err(rolled_back("it was anchored, and its anchor knows nothing of it"));
         }
         Ok(found)
