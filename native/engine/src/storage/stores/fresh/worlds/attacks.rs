@@ -187,7 +187,7 @@ fn test_16_an_opening_that_was_cut_off_continues_no_other_one() {
     // The second doesn't find it, and is served.
     let slots = store.life.map.geometry().slot(0);
     let newest = (slots..).zip(&before[slots as usize..]).filter(|(_, page)| page.is_some());
-    let newest = newest.map(|(page, _)| page).next_back().expect("the slot of version 2");
+    let newest = newest.map(|(page, _)| page).last().expect("the slot of version 2");
     store.world.device.lie(newest, None, true);
     let map = store.reopen().expect("an honest crash");
     assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
