@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from sealane.errors import UsageError
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Ends with code 2 and one line; `--help` has the usage."""
@@ -24,3 +26,26 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end."""
         self.exit(2, f"{self.prog}: {message} (--help lists what is allowed)\n")
+
+
+class bounded:  # noqa: N801 - reads as a type in add_argument
+    """An integer with bounds that its error message names."""
+
+    def __init__(self, name: str, minimum: int, maximum: int) -> None:
+        self._name = name
+        self._minimum = minimum
+        self._maximum = maximum
+
+    def __call__(self, text: str) -> int:
+        """Read and check the number."""
+        try:
+            value = int(text)
+        except ValueError:
+            value = self._minimum - 1
+        if not self._minimum <= value <= self._maximum:
+            error = UsageError(
+                "option.range",
+                f"{self._name}: found {text!r}, allowed: {self._minimum} to {self._maximum}",
+            )
+            raise argparse.ArgumentTypeError(str(error))
+        return value

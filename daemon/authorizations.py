@@ -148,9 +148,10 @@ class Authorizations:
         caller: Subject,
         leaf: x509.Certificate,  # noqa: ARG002 - the broker's verdict covers leaf and result
         result: AttestationResult,  # noqa: ARG002
-    ) -> None:
+    ) -> bool:
         """Admit a call (sealane.daemon.calls): who may not act may not call either."""
         await self.require(peer_of(caller))
+        return False
 
     async def run(self) -> None:
         """Keep used peers authorized, and end what those have here that no longer are."""

@@ -59,13 +59,16 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
 RESULT_KEY: Final = "sealane-token"
 VERIFIER_KEY: Final = "sealane-verifier-bin"
 """Metadata of every call: the attestation result, and the certificate of the key that signed it."""
+ATTEST_AGAIN_KEY: Final = "sealane-attest-again"
+"""Trailing metadata of an answer whose caller attested under a policy that is about to end."""
 STREAM_CHECK_SECONDS: Final = 5.0
 """A stream outlives its caller's authorization by no more than this."""
 
 PAGE_SIZE_MAX: Final = 1000
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[None]]
-"""Raises unless this caller, by this leaf and result, may act now: the server's own knowledge."""
+Admit: TypeAlias = Callable[[Subject, x509.Certificate, AttestationResult], Awaitable[bool]]
+"""Raises unless this caller, by this leaf and result, may act now: the server's own knowledge.
+True: it should attest again soon."""
 Refused: TypeAlias = Callable[[str, str, str], Awaitable[None]]
 """(method, caller's SPIFFE id or UNKNOWN_CALLER, reason id) of a call that was refused."""
 UNKNOWN_CALLER: Final = "unknown"
@@ -125,7 +128,8 @@ class Authorizer:
                 f"a {caller.role} may not call {method}; allowed: {', '.join(sorted(allowed))}",
             )
         leaf = _leaf_of(context)
-        await self._admit(caller, leaf, self._result(caller, leaf, context))
+        if await self._admit(caller, leaf, self._result(caller, leaf, context)):
+            context.set_trailing_metadata(((ATTEST_AGAIN_KEY, "1"),))
 
     def _result(
         self, caller: Subject, leaf: x509.Certificate, context: Context

@@ -1,6 +1,5 @@
-"""`sealane`: what one runs by hand on one machine. For now that is the demo."""
+"""`sealane`: what one runs by hand on one machine: the demo, the link lab."""
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
@@ -9,9 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 import sealane
-from sealane.daemon.arguments import OneLineParser
+from sealane.daemon import lab
+from sealane.daemon.arguments import OneLineParser, bounded
 from sealane.daemon.demo.run import DemoOptions, StopSignal, run_demo
-from sealane.errors import Error, UsageError
+from sealane.errors import Error
 
 MESSAGES_DEFAULT = 150
 MESSAGES_MAX = 1000
@@ -21,7 +21,10 @@ SIGNALLED = 128  # and the signal's number, as shells have it
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and turn an error into one line and its exit code."""
-    options = parse(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["lab"]:
+        return lab.main(given[1:])
+    options = parse(given)
     console = Console(stderr=True, highlight=False)
     stop = StopSignal()
     try:
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if results.holds else 3
 
 
-def parse(arguments: Sequence[str] | None) -> DemoOptions:
+def parse(arguments: Sequence[str]) -> DemoOptions:
     """Read the command line; a mistake ends the program with one line and exit code 2."""
     parser = OneLineParser(prog="sealane", description=sealane.__doc__)
     parser.add_argument("--version", action="version", version=f"sealane {sealane.__version__}")
@@ -82,6 +85,7 @@ def parse(arguments: Sequence[str] | None) -> DemoOptions:
         default=1,
         help="seed of the link's losses and of the sample (default: %(default)s)",
     )
+    lab.add_lab(commands)
     parsed = parser.parse_args(arguments)
     return DemoOptions(
         input=parsed.input,
@@ -90,26 +94,3 @@ def parse(arguments: Sequence[str] | None) -> DemoOptions:
         volume_bytes=parsed.volume_size,
         seed=parsed.seed,
     )
-
-
-class bounded:  # noqa: N801 - reads as a type in add_argument
-    """An integer with bounds that its error message names."""
-
-    def __init__(self, name: str, minimum: int, maximum: int) -> None:
-        self._name = name
-        self._minimum = minimum
-        self._maximum = maximum
-
-    def __call__(self, text: str) -> int:
-        """Read and check the number."""
-        try:
-            value = int(text)
-        except ValueError:
-            value = self._minimum - 1
-        if not self._minimum <= value <= self._maximum:
-            error = UsageError(
-                "option.range",
-                f"{self._name}: found {text!r}, allowed: {self._minimum} to {self._maximum}",
-            )
-            raise argparse.ArgumentTypeError(str(error))
-        return value

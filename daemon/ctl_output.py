@@ -1,12 +1,14 @@
-"""What the commands of `sealanectl` share: printing, time-outs, lists that come in pages."""
+"""What commands for operators share: printing, time-outs, lists that come in pages."""
 
 import argparse
 import datetime as dt
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
 
-from sealane.client import Client
+if TYPE_CHECKING:
+    from sealane.client import Client
 
 CALL_SECONDS: Final = 60.0
 
@@ -37,35 +39,48 @@ async def pages(call: Callable[[str], Awaitable[_Page]]) -> AsyncIterator[_Page]
 
 
 class Output:
-    """Prints records as aligned text or as JSON."""
+    """Prints records as aligned text or as JSON, to standard output or another file."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, file: TextIO | None = None) -> None:
         self.form = form
+        self._file = file
+
+    @property
+    def file(self) -> TextIO:
+        """Where it prints to."""
+        return sys.stdout if self._file is None else self._file
 
     def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print `rows` as a table with a head."""
         if self.form == "json":
-            print(_json(list(rows)))
+            print(_json(list(rows)), file=self.file)
         elif rows:
-            _print_aligned([[*rows[0]], *([text_of(v) for v in row.values()] for row in rows)])
+            self._print([[*rows[0]], *([text_of(v) for v in row.values()] for row in rows)])
 
     def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
         """Print one record, a line for each of its values; `table` is what people get of it."""
         if self.form == "json":
-            print(_json(row))
+            print(_json(row), file=self.file)
         else:
             shown = row if table is None else table
-            _print_aligned([[key, text_of(value)] for key, value in shown.items()])
+            self._print([[key, text_of(value)] for key, value in shown.items()])
 
     def line(self, row: Mapping[str, Any]) -> None:
         """Print one record of a stream, as one line."""
         if self.form == "json":
-            print(json.dumps(row, default=_plain), flush=True)
+            print(json.dumps(row, default=_plain), file=self.file, flush=True)
         else:
-            print("  ".join(text_of(v) for v in row.values() if v != ""), flush=True)
+            shown = (text_of(v) for v in row.values() if v != "")
+            print("  ".join(shown), file=self.file, flush=True)
+
+    def _print(self, lines: Sequence[Sequence[str]]) -> None:
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            aligned = "  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True))
+            print(aligned.rstrip(), file=self.file)
 
 
-Command = Callable[[Client, argparse.Namespace, Output], Awaitable[None]]
+Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]
 AddVerb = Callable[[Any, str, Command, str], argparse.ArgumentParser]
 """(verbs, name, what it runs, help) → its parser."""
 
@@ -75,12 +90,6 @@ def size_text(size_bytes: int) -> str:
     units = ("TiB", "GiB", "MiB", "KiB")
     unit = next((u for u in units if size_bytes >= SIZE_UNITS[u]), "KiB")
     return f"{size_bytes / SIZE_UNITS[unit]:.4g} {unit}"
-
-
-def _print_aligned(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True)).rstrip())
 
 
 def _json(value: object) -> str:

@@ -25,7 +25,7 @@ from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.config import BrokerAddresses, EnrolmentConfig
 from sealane.daemon.evidence.driver import Driver
 from sealane.daemon.files import read_file
-from sealane.daemon.identity import Issued, Keys
+from sealane.daemon.identity import STALE, Issued, Keys
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import attestation_pb2, attestation_pb2_grpc
@@ -48,7 +48,11 @@ class Enrolment:
         self._driver = driver
 
     async def obtain(self, keys: Keys) -> Issued:
-        """Enrol once, trying again while the broker can't be reached, up to the time-out."""
+        """Enrol once, trying again while the broker can't be reached, up to the time-out.
+
+        A challenge is one broker's: if that goes before it is answered, or doesn't know it any more
+        (it restarted, or another process took its place), the next one is asked for a fresh one.
+        """
         deadline = monotonic_ns() + self._config.timeout_seconds * 10**9
         brokers = itertools.cycle(self._config.brokers)
         while True:
@@ -58,9 +62,12 @@ class Enrolment:
             except grpc.aio.AioRpcError as failed:
                 peer = f"broker {broker.node} at {broker.attestation_address}"
                 error = error_of(failed, peer=peer)
-                if not isinstance(error, UnavailableError):
+                is_stale = error.reason == STALE
+                if not is_stale and not isinstance(error, UnavailableError):
                     raise error from failed
                 if monotonic_ns() >= deadline:
+                    if is_stale:
+                        raise error from failed
                     raise UnavailableError(
                         error.reason,
                         f"enrolment.attestation_address {broker.attestation_address}: "

@@ -137,8 +137,10 @@ class Fillings:
             back_end = await self._back_ends.open(descriptor, via=Via())
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(back_end.close)
-                leases, counters = await self._leases.take(descriptor)
-                async with released_keys(self._broker, descriptor) as keys:
+                async with (
+                    self._leases.taken(descriptor) as (leases, counters),
+                    released_keys(self._broker, descriptor) as keys,
+                ):
                     port = await self._gateway.open_filling(
                         volume_key(descriptor, keys),
                         counters=counters,

@@ -38,7 +38,7 @@ POLICY_CHANGED: Final = "attestation.policy.changed"
 # Peers that answer so have newer facts than our certificate: only a fresh attestation can tell.
 _OUTDATED: Final = {REVOKED, POLICY_CHANGED, "certificate.expired", "token.expired"}
 # Not about us: the challenge ran out on its way.
-_STALE: Final = "attestation.nonce.stale"
+STALE: Final = "attestation.nonce.stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,7 @@ class Identity:
         self._metrics = metrics
         self._own: Own | None = None
         self._outdated = asyncio.Event()
+        self._replaced = asyncio.Condition()
         self._server_configuration: grpc.ServerCertificateConfiguration | None = None
         self._anchor_pem = anchor.public_bytes(serialization.Encoding.PEM)
         self._key_pem = self.keys.tls.private_bytes(
@@ -160,6 +161,8 @@ class Identity:
             key_pem=self._key_pem,
             metadata=issued.metadata,
         )
+        async with self._replaced:
+            self._replaced.notify_all()
         self._metrics.enrolments.labels("succeeded").inc()
         expires = issued.leaf.not_valid_after_utc
         self._metrics.certificate_expiry.labels(self.role).set(expires.timestamp())
@@ -205,10 +208,24 @@ class Identity:
         self._own = None
         await self.channels.close()
 
+    def outdate(self) -> None:
+        """Attest again soon."""
+        self._outdated.set()
+
+    async def wait_replaced(self, leaf: x509.Certificate, *, seconds: float) -> bool:
+        """Wait until another certificate took the place of `leaf`; False: not in that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._replaced:
+                await self._replaced.wait_for(
+                    lambda: self._own is not None and self._own.leaf != leaf
+                )
+                return True
+        return False
+
     def note(self, error: Error) -> None:
         """Attest again soon if a peer's refusal says that our certificate no longer counts."""
         if error.reason in _OUTDATED:
-            self._outdated.set()
+            self.outdate()
 
     def server_credentials(self, *, mutual: bool) -> grpc.ServerCredentials:
         """Credentials that follow renewals; `mutual` demands a client certificate."""
@@ -283,5 +300,5 @@ def _is_refusal(error: Error) -> bool:
     return (
         isinstance(error, VerificationError)
         and error.reason.startswith(("attestation.", "node."))
-        and error.reason != _STALE
+        and error.reason != STALE
     )

@@ -5,9 +5,11 @@ comes back costs the broker nothing. What is evicted, and everything at the end,
 far as no queue was given it. Nothing is ever written down: what a killed gateway held is burned.
 """
 
+import contextlib
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from sealane.crypto.lease import CounterRange, LeaseHolder
 from sealane.daemon.broker_client import BrokerClient
@@ -16,6 +18,9 @@ from sealane.errors import Error
 from sealane.protocol.v1 import broker_pb2
 
 KEPT_MAX: Final = 64
+
+Taken: TypeAlias = tuple[LeaseHolder, list[CounterRange]]
+"""The books of a volume's leases, and the counters of them that no queue was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +36,7 @@ class LeaseCache:
         self._broker = broker
         self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
 
-    async def take(
-        self, descriptor: broker_pb2.VolumeDescriptor
-    ) -> tuple[LeaseHolder, list[CounterRange]]:
+    async def take(self, descriptor: broker_pb2.VolumeDescriptor) -> Taken:
         """Return the books of a volume that is to be attached and the counters it starts with."""
         kept = self._kept.pop(_key(descriptor), None)
         if kept is not None and kept.counters:
@@ -42,6 +45,19 @@ class LeaseCache:
         lease = await self._broker.lease(descriptor)
         holder.add(lease)
         return holder, [*lease.ranges]
+
+    @contextlib.asynccontextmanager
+    async def taken(self, descriptor: broker_pb2.VolumeDescriptor) -> AsyncIterator[Taken]:
+        """Take them for a block that hands them to the engine; if it fails, none of them was used.
+
+        They are kept then, for the next attach.
+        """
+        holder, counters = await self.take(descriptor)
+        try:
+            yield holder, counters
+        except BaseException:
+            await self.keep(descriptor, holder, counters)
+            raise
 
     async def keep(
         self,

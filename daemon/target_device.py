@@ -74,6 +74,8 @@ def authorize_at(trust: TrustClient, device: Device) -> Ask:
     """Ask about the peers of a target that serves `device`, and lose it if the answer says so."""
 
     async def ask(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:
+        if device.loss is not None:
+            return [device.loss.reason] * len(peers)
         try:
             return await trust.authorize(nonce, peers, device=device.served)
         except VerificationError as error:

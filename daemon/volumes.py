@@ -11,14 +11,14 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
-from sealane.crypto.lease import CounterRange, LeaseHolder
+from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.filling import Fillings, volume_key
 from sealane.daemon.identity import Identity
-from sealane.daemon.leases import LeaseCache
+from sealane.daemon.leases import LeaseCache, Taken
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import GatewayPort, ThirdPartyPort
 from sealane.daemon.storage_control import EVENT_POLL_SECONDS, MODE_OFF
@@ -281,10 +281,10 @@ class VolumeService:
         read_only = self.is_read_only(descriptor)
         back_end = await self._back_ends.open(descriptor, via=via, read_only=read_only)
         try:
-            leases, counters = LeaseHolder(), list[CounterRange]()
-            if not read_only:
-                leases, counters = await self._leases.take(descriptor)
-            async with released_keys(self._broker, descriptor) as keys:
+            async with (
+                self._counters(descriptor, read_only=read_only) as (leases, counters),
+                released_keys(self._broker, descriptor) as keys,
+            ):
                 port = await self._gateway.attach(
                     volume_key(descriptor, keys, read_only=read_only),
                     counters=counters,
@@ -303,6 +303,14 @@ class VolumeService:
             back_end=back_end,
             is_read_only=read_only,
         )
+
+    def _counters(
+        self, descriptor: broker_pb2.VolumeDescriptor, *, read_only: bool
+    ) -> contextlib.AbstractAsyncContextManager[Taken]:
+        """Return what a volume starts with; who only reads needs none."""
+        if read_only:
+            return contextlib.nullcontext((LeaseHolder(), []))
+        return self._leases.taken(descriptor)
 
     async def detach(self, volume_id: str) -> broker_pb2.VolumeDescriptor:
         """Stop the export; the volume's key goes with it, unused counters are kept."""

@@ -7,21 +7,20 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from sealane._native import Emulator
+from sealane._native import Emulator, LinkSettings
 
 
 @contextlib.contextmanager
 def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
-    link = Emulator(
+    settings = LinkSettings(
         rate_bits_per_second=400_000_000,
-        delay_ns=3_000_000,
+        delay_nanos=3_000_000,
         buffer_bytes=1 << 24,
-        loss_ppb=loss_ppb,
-        seed=5,
-        forward_to=to,
+        loss_parts_per_billion=loss_ppb,
     )
+    link = Emulator.relay([settings], [settings], seed=5, forward_to=to)
     try:
-        yield link.address
+        yield link.address or ""
     finally:
         link.stop()
 

@@ -155,7 +155,7 @@ async def open_verifier(
     )
     service = VerifierService(
         verifier,
-        enter=membership.attested,
+        books=membership,
         authority=authority,
         broker=node,
         audit=broker.audit,

@@ -20,6 +20,7 @@ from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject, parse_spiff
 from sealane.daemon.authorizations import NO_VOLUME, peer_message, peer_of
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.instance import Cover
+from sealane.daemon.broker.policy_keeper import CHANGED
 from sealane.daemon.broker.records import NodeRecord, Revocation, Stored
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.calls import page_limit
@@ -56,8 +57,8 @@ class CheckDevice(Protocol):
 class CheckPolicy(Protocol):
     """Raises VerificationError `attestation.policy.changed` for a version that is too old."""
 
-    def __call__(self, version: int, *, now_ns: int) -> None:
-        """Check it."""
+    def __call__(self, version: int, *, now_ns: int) -> bool:
+        """Check it; True: it will be too old soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +100,27 @@ class Membership:
 
     async def admit(
         self, caller: Subject, leaf: x509.Certificate, result: AttestationResult
-    ) -> None:
+    ) -> bool:
         """Raise VerificationError unless the caller may act: it attested, and under this policy.
 
-        `node.revoked` since `leaf`, `attestation.policy.changed`.
+        `node.revoked` since `leaf`, `attestation.policy.changed`. True: it should attest again.
         """
-        self._check_policy(result.policy_version, now_ns=monotonic_ns())
+        is_outdated = self._check_policy(result.policy_version, now_ns=monotonic_ns())
         stored = await self._stored(caller.node, caller.role)
-        _check_not_revoked(
-            stored.record if stored else None, issued=leaf.not_valid_before_utc + SKEW
-        )
+        record = stored.record if stored else None
+        _check_not_revoked(record, issued=leaf.not_valid_before_utc + SKEW)
+        if record is not None and record.incarnation == caller.incarnation:
+            _check_not_refused(record, result.policy_version)
+        return is_outdated
 
-    async def attested(self, subject: Subject, leaf: x509.Certificate, policy_version: int) -> None:
+    async def attested(
+        self,
+        subject: Subject,
+        leaf: x509.Certificate,
+        *,
+        policy_version: int,
+        hardware_sha256: bytes,
+    ) -> None:
         """Enter the leaf that a node was issued, from when on only this incarnation is authorized.
 
         VerificationError if it must not have the leaf: `node.revoked`, or `node.superseded` by an
@@ -136,6 +146,8 @@ class Membership:
                 "incarnation": subject.incarnation,
                 "leaf": der,
                 "policy_version": policy_version,
+                "refused_version": 0,
+                "hardware_sha256": hardware_sha256,
                 # A server may show it until it has this answer; another process never will.
                 "previous_leaf": before.leaf if is_renewal else b"",
                 "superseded": before.superseded if is_renewal else superseded[:_SUPERSEDED_MAX],
@@ -143,6 +155,37 @@ class Membership:
             }
             record = before.model_copy(update=update)
             nodes = self._registry.nodes
+            return await self._registry.commit(
+                [nodes.unchanged(name, stored)], nodes.sealed(name, record)
+            )
+
+        await self._registry.settle(attempt)
+
+    async def refused(
+        self,
+        node: str,
+        role: str,
+        *,
+        incarnation: bytes,
+        policy_version: int,
+        hardware_sha256: bytes,
+    ) -> None:
+        """Enter that a policy refused evidence, genuine and of a process that attested before.
+
+        What it has under older policies ends now. Evidence of other hardware says nothing of it.
+        """
+        nodes, name = self._registry.nodes, _name(node, role)
+
+        async def attempt() -> int | None:
+            stored = await self._stored(node, role)
+            if (
+                stored is None
+                or (stored.record.incarnation, stored.record.hardware_sha256)
+                != (incarnation, hardware_sha256)
+                or stored.record.policy_version >= policy_version
+            ):
+                return 0
+            record = stored.record.model_copy(update={"refused_version": policy_version})
             return await self._registry.commit(
                 [nodes.unchanged(name, stored)], nodes.sealed(name, record)
             )
@@ -288,6 +331,7 @@ class Membership:
         if _state(record, self._now()) != "active":
             return EXPIRED
         self._check_policy(record.policy_version, now_ns=monotonic_ns())
+        _check_not_refused(record, record.policy_version)
         return ""
 
     async def _stored(self, node: str, role: str) -> Stored[NodeRecord] | None:
@@ -335,6 +379,15 @@ def _check_not_revoked(record: NodeRecord | None, *, issued: dt.datetime) -> Non
     if record.revocation is not None or is_old:
         raise VerificationError(
             REVOKED, f"{spiffe_id(record.node, record.role)} was revoked by an operator"
+        )
+
+
+def _check_not_refused(record: NodeRecord, policy_version: int) -> None:
+    if record.refused_version > policy_version:
+        raise VerificationError(
+            CHANGED,
+            f"policy version {record.refused_version} refused what it accepted under version "
+            f"{policy_version}",
         )
 
 

@@ -5,7 +5,7 @@ again: results under older versions are refused after `REAPPRAISAL_SECONDS`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from sealane.crypto.attestation.policy import NO_POLICY, Policy
@@ -17,12 +17,13 @@ from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError, VerificationError
 
-# Nodes are told at once; this is for those that do not listen.
+# Nodes are told with the next answer that they get; this is how long they have. Whoever the new
+# policy refuses meanwhile has no time left.
 REAPPRAISAL_SECONDS: Final = 30
 
 CHANGED: Final = "attestation.policy.changed"
 
-# How late a broker hears of a policy that another one of its store applied.
+# How late a broker hears of a policy that another one of its store applied, if a watch is lost.
 REFRESH_SECONDS: Final = 5
 
 _IN_FORCE: Final = "in-force"
@@ -87,15 +88,29 @@ class PolicyKeeper:
         self._enact(policy, stored)
 
     async def keep_refreshed(self) -> None:
-        """Look for other brokers' changes, for ever; leaves by VerificationError only."""
+        """Follow other brokers' changes, for ever; leaves by VerificationError only.
+
+        The store tells of them. It is looked at besides, in case that its word gets lost.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat(self._follow), name="policy-watch")
+            tasks.create_task(self._repeat(self.refresh), name="policy-refresh")
+
+    async def _follow(self) -> None:
+        revision = await self._registry.store.revision()
+        await self.refresh()
+        async for _ in self._registry.policies.watch(from_revision=revision + 1):
+            await self.refresh()
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(REFRESH_SECONDS)
             try:
-                await self.refresh()
+                await work()
             except UnavailableError as error:
                 get_logger().error(
                     "policy_not_refreshed", reason=error.reason, message=error.args[0]
                 )
+            await asyncio.sleep(REFRESH_SECONDS)
 
     async def apply(
         self, document: bytes, signature: bytes, *, source: str, subject: str
@@ -148,8 +163,8 @@ class PolicyKeeper:
         self._enact(policy, Stored(record, revision, _IN_FORCE))
         return policy
 
-    def check_version(self, version: int, *, now_ns: int) -> None:
-        """Refuse a result under an older policy, some time after the change.
+    def check_version(self, version: int, *, now_ns: int) -> bool:
+        """Refuse a result under an older policy, some time after the change; True: soon.
 
         VerificationError `attestation.policy.changed`: attest again.
         """
@@ -160,6 +175,7 @@ class PolicyKeeper:
                 f"attested under policy version {version}, version {self.policy.version} is in "
                 "force: attest again",
             )
+        return version != self.policy.version
 
     def _accept(self, document: bytes, signature: bytes, *, source: str) -> Policy:
         if self._owner is not None:

@@ -8,6 +8,7 @@ one in another's place. An older version under the same key passes: that is what
 import datetime as dt
 import hmac
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Generic, TypeVar
 
@@ -190,7 +191,8 @@ class NodeRecord(Record):
     """One role of a node: the leaf it was issued last (DER) and whether it is revoked.
 
     `previous_leaf` is of the same incarnation, `superseded` are those before it, newest first.
-    Nothing issued until `restored_at` counts.
+    Nothing issued until `restored_at` counts. `hardware_sha256` is of the hardware id that it last
+    attested with, `refused_version` that of a newer policy which refused that hardware since.
     """
 
     node: str
@@ -200,6 +202,8 @@ class NodeRecord(Record):
     leaf: bytes = b""
     previous_leaf: bytes = b""
     policy_version: int = 0
+    hardware_sha256: bytes = b""
+    refused_version: int = 0
     superseded: tuple[bytes, ...] = ()
     attested_at: dt.datetime | None = None
     revocation: Revocation | None = None
@@ -386,9 +390,12 @@ class Table(Generic[R]):
         """Return what a commit compares so that `name` still is as it was read."""
         return Compare(self.key(name), 0 if stored is None else stored.revision)
 
-    def opened(self, key: str, value: bytes, *, revision: int) -> Stored[R]:
-        """Check and parse what a watch reported."""
-        return self._opened(Entry(key, value, revision))
+    async def watch(self, *, from_revision: int) -> AsyncIterator[Stored[R]]:
+        """Yield records that are put from that revision on; errors as `Store.watch` and `get`."""
+        async for commit in self._store.watch(self._prefix, from_revision=from_revision):
+            for change in commit:
+                if change.value is not None:
+                    yield self._opened(Entry(change.key, change.value, change.revision))
 
     def _opened(self, entry: Entry) -> Stored[R]:
         mac, content = entry.value[:_MAC_BYTES], entry.value[_MAC_BYTES:]

@@ -8,10 +8,10 @@ class; the stranger hears one text, after a time that does not tell which rule i
 import asyncio
 import datetime as dt
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
 from cryptography import x509
 
@@ -47,8 +47,31 @@ STALE: Final = "attestation.nonce.stale"
 _REFUSAL_STEP_SECONDS: Final = 0.1
 
 _Result = TypeVar("_Result")
-Enter = Callable[[Subject, x509.Certificate, int], Awaitable[None]]
-"""(subject, leaf, policy version); VerificationError if the node must not have the leaf."""
+
+
+class Books(Protocol):
+    """The books of nodes (sealane.daemon.broker.membership)."""
+
+    async def attested(
+        self,
+        subject: Subject,
+        leaf: x509.Certificate,
+        *,
+        policy_version: int,
+        hardware_sha256: bytes,
+    ) -> None:
+        """Enter what is issued; VerificationError if the node must not have the leaf."""
+
+    async def refused(
+        self,
+        node: str,
+        role: str,
+        *,
+        incarnation: bytes,
+        policy_version: int,
+        hardware_sha256: bytes,
+    ) -> None:
+        """Enter that the policy refused genuine evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +91,7 @@ class VerifierService:
         self,
         verifier: Verifier,
         *,
-        enter: Enter,
+        books: Books,
         authority: CertificateAuthority,
         broker: str,
         audit: Audit,
@@ -84,7 +107,7 @@ class VerifierService:
         self._threads = ThreadPoolExecutor(VERIFICATIONS_AT_ONCE, thread_name_prefix="verifier")
         self._waiting = 0
         self._clocks = clocks
-        self._enter = enter
+        self._books = books
 
     def close(self) -> None:
         """Wait for what is being verified."""
@@ -161,10 +184,21 @@ class VerifierService:
             await self._check_clock(verified)
             issued = self._issue(verified, challenge, now=utc_now())
             # Not before the evidence has proved who asks: revocations are nobody else's.
-            await self._enter(
-                verified.subject(), issued.certificate, verified.appraisal.policy.version
+            await self._books.attested(
+                verified.subject(),
+                issued.certificate,
+                policy_version=verified.appraisal.policy.version,
+                hardware_sha256=_hardware_sha256(verified),
             )
         except VerificationError as error:
+            if verified is not None and isinstance(error, PolicyViolationError):
+                await self._books.refused(
+                    verified.data.node,
+                    verified.data.role,
+                    incarnation=verified.data.incarnation,
+                    policy_version=verified.appraisal.policy.version,
+                    hardware_sha256=_hardware_sha256(verified),
+                )
             subject = "unknown" if challenge is None else spiffe_id(challenge.node, challenge.role)
             await self._refuse(
                 "attestation.attest",
@@ -304,6 +338,11 @@ class Clocks:
 
 def _named(node: str, role: str) -> str:
     return spiffe_id(node[:80], role[:20])
+
+
+def _hardware_sha256(verified: Verified) -> bytes:
+    hardware_id = verified.appraisal.items[PRIMARY].claims.hardware_id
+    return hashlib.sha256(hardware_id.encode()).digest()
 
 
 def _facts(verified: Verified) -> dict[str, Detail]:

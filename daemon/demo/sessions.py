@@ -102,8 +102,8 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
         ):
             sent = await send_all(haul, session, advance)
             sha256_received, received = await receiving
-            counters = await link.finish()
-    return make_run(haul, sent, sha256_received, received, counters)
+            lost_packets = await link.lost_packets()
+    return make_run(haul, sent, sha256_received, received, lost_packets)
 
 
 async def send_all(haul: Haul, session: SendSession, advance: Advance) -> Sent:
@@ -195,7 +195,7 @@ def make_run(
     sent: Sent,
     sha256_received: str,
     received: dict[str, int],
-    counters: dict[str, int],
+    link_packets_lost: int,
 ) -> SessionRun:
     """Put the measured beside the predicted."""
     path = model.Path(
@@ -224,7 +224,7 @@ def make_run(
         packets_retransmitted=sent.statistics["retransmitted_packets"],
         packets_parity=sent.statistics["parity_packets_sent"],
         units_decoded=received["decoded_units"],
-        link_packets_lost=counters["forward_lost_packets"] + counters["backward_lost_packets"],
+        link_packets_lost=link_packets_lost,
     )
 
 

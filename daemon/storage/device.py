@@ -132,6 +132,11 @@ class Device:
         if not self._loss.done():
             self._loss.set_result(error)
 
+    @property
+    def loss(self) -> Error | None:
+        """Why it was lost, if it was."""
+        return self._loss.result() if self._loss.done() else None
+
     async def wait_lost(self) -> Error:
         """Return why it was lost, once it is."""
         return await asyncio.shield(self._loss)

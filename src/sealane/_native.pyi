@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address
 from typing import Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
@@ -105,25 +106,102 @@ class JobRing:
     def close(self) -> None: ...
 
 @final
-class Emulator:
-    # A link between two loopback ports: what comes to `address` goes on to `forward_to`.
+class LinkSettings:
+    """What one direction of a link is like. Probabilities are parts per billion, per packet.
+
+    `gilbert_elliott` is (p, r, loss in the bad state, in the good one) and replaces independent
+    loss; `red` is (low bytes, high bytes, probability just below high); `phantom` (drain in parts
+    per billion of the rate, cap bytes, and the same three). ValueError if that can't be.
+    """
+
     def __new__(
         cls,
         *,
         rate_bits_per_second: int,
-        delay_ns: int,
+        delay_nanos: int,
         buffer_bytes: int,
-        loss_ppb: int,
+        loss_parts_per_billion: int = 0,
+        gilbert_elliott: tuple[int, int, int, int] | None = None,
+        jitter_nanos: int = 0,
+        reorder_parts_per_billion: int = 0,
+        reorder_nanos_max: int = 0,
+        duplicate_parts_per_billion: int = 0,
+        corrupt_parts_per_billion: int = 0,
+        red: tuple[int, int, int] | None = None,
+        phantom: tuple[int, int, int, int, int] | None = None,
+    ) -> Self: ...
+
+class LinkCounters(TypedDict):
+    """What one direction of a link has done. Packets are wire packets, bytes those of IP."""
+
+    offered_packets: int
+    offered_bytes: int
+    delivered_packets: int
+    delivered_bytes: int
+    lost_packets: int
+    overflowed_packets: int
+    down_packets: int
+    dropped_early_packets: int
+    marked_packets: int
+    reordered_packets: int
+    duplicated_packets: int
+    corrupted_packets: int
+    crowded_packets: int
+    """Refused because the model's memory was full."""
+    queued_bytes_max: int
+
+class EmulatorDirection(TypedDict):
+    paths: list[LinkCounters]
+    sent_packets: int
+    unsent_packets: int
+    """The kernel did not take them."""
+    slip_nanos: list[tuple[int, int]]
+    """How late packets left (rising, to a hundredth), and how many."""
+
+class EmulatorReport(TypedDict):
+    forward: EmulatorDirection
+    backward: EmulatorDirection
+    missed_packets: int
+    """Dropped by the kernel before the emulator saw them."""
+    oversized_packets: int
+    foreign_packets: int
+    local_packets: int
+    """Between hosts of one side."""
+    cpu_nanos: int
+
+@final
+class Emulator:
+    # A link in real time, on a thread of its own. `forward` and `backward` have one entry for each
+    # parallel path; `outages` are (path, start ns, end ns) of the schedule. ValueError: settings
+    # that can't be; OSError: the kernel refuses.
+    #
+    # UDP between loopback ports: what comes to `address` goes on to `forward_to`.
+    @staticmethod
+    def relay(
+        forward: Sequence[LinkSettings],
+        backward: Sequence[LinkSettings],
+        *,
         seed: int,
         forward_to: str,
-    ) -> Self: ...
+        outages: Sequence[tuple[int, int, int]] = ...,
+    ) -> Emulator: ...
+    # IP packets between interfaces of the caller's network namespace; `ports` are (interface,
+    # whether on the second side, addresses of the host behind it).
+    @staticmethod
+    def wan(
+        forward: Sequence[LinkSettings],
+        backward: Sequence[LinkSettings],
+        *,
+        seed: int,
+        ports: Sequence[tuple[str, bool, Sequence[IPv4Address | IPv6Address | str]]],
+        mtu: int,
+        outages: Sequence[tuple[int, int, int]] = ...,
+        corruption_passes_checksum: bool = False,
+    ) -> Emulator: ...
     @property
-    def port(self) -> int: ...
-    @property
-    def address(self) -> str: ...
-    # "forward_…" and "backward_…": offered_packets, offered_bytes, delivered_packets,
-    # delivered_bytes, lost_packets, overflowed_packets, sent_packets, unsent_packets, slip_max_ns.
-    def counters(self) -> dict[str, int]: ...
+    def address(self) -> str | None: ...
+    def report(self) -> EmulatorReport: ...
+    def start_schedule(self) -> None: ...
     def stop(self) -> None: ...
 
 # Simulation.
@@ -141,9 +219,9 @@ class SimulationResult(TypedDict):
     sender: dict[str, int]
     """Session statistics of the sending end."""
     receiver: dict[str, int]
-    forward: dict[str, int]
-    """Link counters from sender to receiver."""
-    backward: dict[str, int]
+    forward: LinkCounters
+    """From sender to receiver."""
+    backward: LinkCounters
     violations: list[str]
     """Rules that the checkers saw broken: empty, or there is a bug."""
 
@@ -159,15 +237,8 @@ def simulate(
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
-    rate_bits_per_second: int = ...,
-    delay_nanos: int = 12_500_000,
-    buffer_bytes: int = 16_777_216,
-    loss_parts_per_billion: int = 0,
-    backward_loss_parts_per_billion: int = 0,
-    duplicate_parts_per_billion: int = 0,
-    reorder_parts_per_billion: int = 0,
-    reorder_nanos_max: int = 0,
-    corrupt_parts_per_billion: int = 0,
+    forward: LinkSettings | None = None,
+    backward: LinkSettings | None = None,
     blackout_nanos: tuple[int, int] | None = None,
     idle_timeout_nanos: int = ...,
     time_nanos_max: int = ...,
@@ -176,9 +247,10 @@ def simulate(
 
     Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
     `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
-    Both ends send at the rate of the link, which is the same both ways, as are its faults but
-    for loss. `real_payload` seals real bytes and compares them; otherwise only lengths travel.
-    Defaults: 400 Gbit/s, 60 s of idle time-out, one day of virtual time at most.
+    Both ends send at the rate of `forward`, which is also the way back unless that is given.
+    `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
+    clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
+    time at most.
 
     Raises ValueError for a scenario that cannot be run, naming the value and the range.
     """

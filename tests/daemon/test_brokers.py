@@ -12,7 +12,7 @@ from sealane.client import connect
 from sealane.daemon.brokers import Brokers
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.identity import Identity
-from sealane.errors import LeaseError, UnavailableError, UsageError
+from sealane.errors import LeaseError, UnavailableError, UsageError, VerificationError
 
 ENROLMENT = {
     "broker_node": "b1",
@@ -30,9 +30,17 @@ ENROLMENT = {
 class Reachable:
     """An identity whose channels lead to the brokers that are up."""
 
+    certificate = "first"
+
     def __init__(self, *up: str) -> None:
         self.up = {*up}
         self.asked: list[str] = []
+        self.renews = True
+
+    async def wait_replaced(self, leaf: str, *, seconds: float) -> bool:
+        assert leaf == "first"
+        assert seconds > 0
+        return self.renews
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[str]:
@@ -98,6 +106,27 @@ async def test_exhausted_arena_sends_to_the_next_broker_and_a_refusal_does_not()
     with pytest.raises(UsageError):
         await brokers(identity).call(refused)
     assert len(identity.asked) == 1
+
+
+async def test_a_call_that_a_new_policy_refuses_is_made_again_after_attesting() -> None:
+    refusals = ["attestation.policy.changed"]
+
+    async def refused_once(channel: grpc.aio.Channel) -> str:
+        if refusals:
+            raise VerificationError(refusals.pop(), "attest again")
+        return str(channel)
+
+    identity = Reachable("b1")
+    assert await brokers(identity).call(refused_once) == "b1"
+    for renews, reasons in (
+        (True, ["node.revoked"]),
+        (False, ["attestation.policy.changed"]),
+        (True, ["attestation.policy.changed"] * 2),
+    ):
+        identity.renews, refusals[:] = renews, reasons
+        with pytest.raises(VerificationError) as caught:
+            await brokers(identity).call(refused_once)
+        assert caught.value.reason == reasons[0]
 
 
 async def test_node_enrols_with_and_calls_whichever_broker_is_there() -> None:

@@ -71,12 +71,13 @@ def _result(properties: Mapping[str, list[bytes]], **options: Any) -> Metadata:
     return result_for(AUTHORITY, subject, leaf, now=utc_now(), **options)
 
 
-async def _admit(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> None:
+async def _admit(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> bool:
     assert result.subject == caller.spiffe_id
     if caller.tenant == "refused":
         raise VerificationError("node.revoked", "revoked")
     assert caller.node == "n"
     assert leaf.not_valid_after_utc > utc_now()
+    return False
 
 
 def _authorizer() -> Authorizer:

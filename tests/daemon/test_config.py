@@ -1,12 +1,16 @@
 """Configuration: every kind of mistake gives one exact line."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
 from control_plane import sealaned
 from sealane.daemon.broker.policy import load_policy
 from sealane.daemon.config import load_config
+from sealane.daemon.config_types import Section
+from sealane.daemon.sections import parse_toml
 from sealane.errors import UsageError
 
 NODE = '[node]\nname = "n"\n'
@@ -217,6 +221,30 @@ def test_mistake_gives_one_exact_line(mistake: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(path)
     assert str(caught.value) == f"{path}: {line}"
+
+
+class Nested(Section):
+    figures: dict[str, Annotated[int, Field(ge=1, le=9)]]
+    numbers: list[Annotated[int, Field(ge=1, le=9)]]
+    depth: Annotated[int, Field(ge=3, le=4)] = 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("figures.a = 0\nnumbers = []\n", "figures.a: found 0; allowed: at least 1"),
+        ("figures.a = 10\nnumbers = []\n", "figures.a: found 10; allowed: at most 9"),
+        ("figures = {}\nnumbers = [1, 10]\n", "found 10; allowed: at most 9"),
+        # A key that is a field's name in the section around it is none of that field.
+        ("figures.depth = 0\nnumbers = []\n", "allowed: at least 1"),
+        ("figures = {}\nnumbers = []\ndepth = 0\n", "allowed: 3…4"),
+    ],
+)
+def test_bounds_inside_tables_and_arrays_are_said(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_toml(Nested, text.encode(), source="c")
+    assert caught.value.reason == "config.range"
+    assert said in str(caught.value)
 
 
 def test_command_prints_the_line_and_exits_2(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a gateway does with leases between attachments: keep, use again, give back, never twice."""
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import cast
@@ -146,3 +147,42 @@ async def test_what_nobody_takes_back_is_burned_and_forgotten(
     broker.failure = None
     _, fresh = await cache.take(volume)
     assert not any(c.overlaps(counters[0]) for c in fresh)
+
+
+async def _attach(
+    cache: LeaseCache,
+    volume: broker_pb2.VolumeDescriptor,
+    expected: leases.Taken | None,
+    failure: BaseException,
+) -> None:
+    async with cache.taken(volume) as taken:
+        assert expected is None or taken == expected
+        raise failure
+
+
+async def test_an_attach_that_fails_leaves_its_lease_for_the_next_one(
+    cache: LeaseCache, broker: ArenaBroker
+) -> None:
+    volume = descriptor()
+    holder, counters = await cache.take(volume)
+    left = [tail(counters[0], 256)]
+    await cache.keep(volume, holder, left)
+    for failure in (UnavailableError("key.away", "no key came"), asyncio.CancelledError()):
+        with pytest.raises(type(failure)):
+            await _attach(cache, volume, (holder, left), failure)
+    async with cache.taken(volume) as taken:
+        assert taken == (holder, left)
+    # Once it was handed to the engine it is not here any more.
+    async with cache.taken(volume) as taken:
+        assert taken != (holder, left)
+    assert len(broker.granted) == 2
+
+
+async def test_a_fresh_lease_of_an_attach_that_fails_is_kept_too(
+    cache: LeaseCache, broker: ArenaBroker
+) -> None:
+    volume = descriptor()
+    with pytest.raises(UnavailableError):
+        await _attach(cache, volume, None, UnavailableError("key.away", "no key came"))
+    await cache.close()
+    assert broker.returned == [LEASE_COUNTERS]

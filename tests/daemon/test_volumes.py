@@ -4,10 +4,12 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import grpc
 import pytest
 
+from brokers import MemoryAudit
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.events import Event
@@ -186,6 +188,9 @@ async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
     assert world.volumes.attached(volume_id) is None
     world.gateway.failure = None
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    # The lease that the first one got was not used: it serves the second.
+    records = cast("MemoryAudit", world.broker.audit).records
+    assert [record["kind"] for record in records].count("lease.grant") == 1
 
 
 async def test_failed_namespace_unregisters_the_volume(world: World) -> None:

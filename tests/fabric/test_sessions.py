@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from sealane._native import Emulator
+from sealane._native import Emulator, LinkSettings
 from sealane.client.session import (
     ErasureCoded,
     ReceiveSession,
@@ -112,17 +112,14 @@ async def test_session_runs_through_an_emulated_link(
     links: list[Emulator] = []
 
     def lay_link(data_address: str) -> str:
-        links.append(
-            Emulator(
-                rate_bits_per_second=RATE,
-                delay_ns=5_000_000,
-                buffer_bytes=1 << 24,
-                loss_ppb=10_000_000,
-                seed=3,
-                forward_to=data_address,
-            )
+        settings = LinkSettings(
+            rate_bits_per_second=RATE,
+            delay_nanos=5_000_000,
+            buffer_bytes=1 << 24,
+            loss_parts_per_billion=10_000_000,
         )
-        return links[0].address
+        links.append(Emulator.relay([settings], [settings], seed=3, forward_to=data_address))
+        return links[0].address or ""
 
     try:
         async with connected(left, right, via=lay_link) as (sender, receiver):
@@ -131,8 +128,9 @@ async def test_session_runs_through_an_emulated_link(
         for link in links:
             link.stop()
 
-    assert links[0].counters()["forward_lost_packets"] > 0
-    assert links[0].counters()["backward_sent_packets"] > 0
+    report = links[0].report()
+    assert report["forward"]["paths"][0]["lost_packets"] > 0
+    assert report["backward"]["sent_packets"] > 0
 
 
 async def test_many_messages_are_matched_in_order(fabrics: tuple[Any, Any]) -> None:

@@ -15,11 +15,20 @@ MEBIBYTE = 1 << 20
 PERCENT = 10_000_000
 
 
+def fast(**faults: Any) -> _native.LinkSettings:
+    """400 Gbit/s and 25 ms of round trip."""
+    return _native.LinkSettings(
+        rate_bits_per_second=400_000_000_000,
+        delay_nanos=12_500_000,
+        buffer_bytes=16 << 20,
+        **faults,
+    )
+
+
 def test_equal_arguments_give_equal_results_and_seeds_differ() -> None:
     def run(seed: int) -> _native.SimulationResult:
-        return _native.simulate(
-            count=20, message_bytes=MEBIBYTE, seed=seed, loss_parts_per_billion=PERCENT
-        )
+        lossy = fast(loss_parts_per_billion=PERCENT)
+        return _native.simulate(count=20, message_bytes=MEBIBYTE, seed=seed, forward=lossy)
 
     assert run(1) == run(1)
     assert run(1)["trace_hash"] != run(2)["trace_hash"]
@@ -30,7 +39,8 @@ def test_parity_keeps_the_completion_time_of_a_lossless_path() -> None:
         count=50,
         message_bytes=8 * MEBIBYTE,
         erasure_code=(32, 8),
-        loss_parts_per_billion=PERCENT // 10,
+        forward=fast(loss_parts_per_billion=PERCENT // 10),
+        backward=fast(),
     )
     assert result["violations"] == []
     times = np.asarray(result["completion_nanos"])
@@ -49,13 +59,17 @@ def test_real_payload_survives_every_fault_at_once() -> None:
         depth=8,
         unit_bytes=1408,
         real_payload=True,
-        rate_bits_per_second=200_000_000,
-        loss_parts_per_billion=5 * PERCENT,
-        backward_loss_parts_per_billion=5 * PERCENT,
-        duplicate_parts_per_billion=5 * PERCENT,
-        reorder_parts_per_billion=5 * PERCENT,
-        reorder_nanos_max=20_000_000,
-        corrupt_parts_per_billion=5 * PERCENT,
+        forward=_native.LinkSettings(
+            rate_bits_per_second=200_000_000,
+            delay_nanos=12_500_000,
+            buffer_bytes=16 << 20,
+            gilbert_elliott=(PERCENT, 20 * PERCENT, 100 * PERCENT, 0),
+            jitter_nanos=1_000_000,
+            duplicate_parts_per_billion=5 * PERCENT,
+            reorder_parts_per_billion=5 * PERCENT,
+            reorder_nanos_max=20_000_000,
+            corrupt_parts_per_billion=5 * PERCENT,
+        ),
         blackout_nanos=(50_000_000, 150_000_000),
     )
     assert result["violations"] == []
@@ -70,7 +84,7 @@ def test_real_payload_survives_every_fault_at_once() -> None:
         ({"depth": 17}, "depth is 17"),
         ({"unit_bytes": 255}, "unit_bytes is 255"),
         ({"erasure_code": (4, 0)}, r"\(4, 0\) is no valid code"),
-        ({"corrupt_parts_per_billion": 1}, "corruption needs real payload"),
+        ({"forward": fast(corrupt_parts_per_billion=1)}, "corruption needs real payload"),
     ],
 )
 def test_impossible_scenarios_name_the_value(change: dict[str, Any], message: str) -> None:

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import itertools
@@ -5,12 +7,21 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sealane._native import Emulator
+from sealane._native import Emulator, LinkSettings
+
+if TYPE_CHECKING:
+    from sealane._native import LinkCounters
 
 WIRE_OVERHEAD = 28
+CLEAN = LinkSettings(rate_bits_per_second=1, delay_nanos=0, buffer_bytes=0)
+
+
+def _path(emulator: Emulator) -> LinkCounters:
+    return emulator.report()["forward"]["paths"][0]
 
 
 @contextlib.contextmanager
@@ -28,16 +39,17 @@ def link(
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end,
     ):
         end.bind(("127.0.0.1", 0))
-        emulator = Emulator(
+        settings = LinkSettings(
             rate_bits_per_second=rate,
-            delay_ns=delay_ms * 1_000_000,
+            delay_nanos=delay_ms * 1_000_000,
             buffer_bytes=buffer_bytes,
-            loss_ppb=loss_ppb,
-            seed=seed,
-            forward_to=f"127.0.0.1:{end.getsockname()[1]}",
+            loss_parts_per_billion=loss_ppb,
         )
+        forward_to = f"127.0.0.1:{end.getsockname()[1]}"
+        emulator = Emulator.relay([settings], [settings], seed=seed, forward_to=forward_to)
         try:
-            client.connect(("127.0.0.1", emulator.port))
+            host, _, port = (emulator.address or "").rpartition(":")
+            client.connect((host, int(port)))
             client.settimeout(10)
             end.settimeout(10)
             yield client, emulator, end
@@ -52,9 +64,11 @@ def send_numbered(seed: int, count: int) -> list[bool]:
         for start in range(0, count, 50):
             for number in range(start, start + 50):
                 client.send(struct.pack("<I", number).ljust(100, b"\0"))
-            while (counters := emulator.counters())["forward_offered_packets"] < start + 50:
+            while (path := _path(emulator))["delivered_packets"] + path[
+                "lost_packets"
+            ] < start + 50:
                 pass
-            while len(seen) < counters["forward_delivered_packets"]:
+            while len(seen) < path["delivered_packets"]:
                 seen.add(struct.unpack_from("<I", end.recv(200))[0])
     return [number not in seen for number in range(count)]
 
@@ -82,14 +96,14 @@ def test_delay_is_one_way_each_way() -> None:
         answer = client.recv(100)
         back = time.perf_counter() - start
         emulator.stop()
-        counters = emulator.counters()
+        report = emulator.report()
 
     assert (payload, answer) == (b"ping", b"pong")
     assert there >= 0.020
     assert back >= 0.040
-    assert counters["forward_offered_bytes"] == 4 + WIRE_OVERHEAD
-    assert counters["backward_sent_packets"] == 1
-    assert counters["forward_slip_max_ns"] > 0
+    assert report["forward"]["paths"][0]["offered_bytes"] == 4 + WIRE_OVERHEAD
+    assert report["backward"]["sent_packets"] == 1
+    assert [count for _, count in report["forward"]["slip_nanos"]] == [1]
 
 
 def test_loss_is_seeded_and_has_its_rate_and_run_lengths() -> None:
@@ -111,20 +125,34 @@ def test_full_buffer_drops() -> None:
         end.recv(2000)
         emulator.stop()
 
-        assert emulator.counters()["forward_overflowed_packets"] >= 10
+        assert _path(emulator)["overflowed_packets"] >= 10
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "host:1"])
 def test_address_must_be_numeric(address: str) -> None:
     with pytest.raises(ValueError, match="numeric"):
-        Emulator(
-            rate_bits_per_second=1,
-            delay_ns=0,
-            buffer_bytes=0,
-            loss_ppb=0,
-            seed=0,
-            forward_to=address,
-        )
+        Emulator.relay([CLEAN], [CLEAN], seed=0, forward_to=address)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_parts_per_billion": 1_000_000_001}, "more than 1000000000"),
+        ({"loss_parts_per_billion": 1, "gilbert_elliott": (1, 1, 1, 1)}, "not both"),
+        ({"red": (2, 1, 1)}, "must not exceed"),
+        ({"phantom": (1_000_000_001, 1, 0, 1, 1)}, "more than 1000000000"),
+    ],
+)
+def test_impossible_links_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LinkSettings(rate_bits_per_second=1, delay_nanos=0, buffer_bytes=0, **change)
+
+
+def test_paths_and_outages_must_fit() -> None:
+    with pytest.raises(ValueError, match="1 paths forward and 2 back"):
+        Emulator.relay([CLEAN], [CLEAN, CLEAN], seed=0, forward_to="127.0.0.1:9")
+    with pytest.raises(ValueError, match="outage of path 1"):
+        Emulator.relay([CLEAN], [CLEAN], seed=0, forward_to="127.0.0.1:9", outages=[(1, 0, 1)])
 
 
 async def test_stop_does_not_wait_for_packets_in_transit() -> None:

@@ -164,10 +164,11 @@ async def test_stream_ends_when_its_caller_may_not_act_any_more(
     monkeypatch.setattr(calls, "STREAM_CHECK_SECONDS", 0.1)
     revoked = False
 
-    async def admit(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> None:
+    async def admit(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> bool:
         assert result.certificate_sha256 == leaf.fingerprint(SHA256())
         if revoked:
             raise VerificationError("node.revoked", f"{caller.node} {leaf.serial_number}")
+        return False
 
     target, gateway = await site.identity("target", "s"), await site.identity("gateway", "g")
     address = await site.serve(target, Echo(), admit=admit)

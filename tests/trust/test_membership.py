@@ -35,6 +35,7 @@ from sealane.protocol.v1 import trust_pb2
 from trust.results import result_for
 
 NONCE = bytes(range(32))
+HARDWARE = bytes(range(32))
 TARGET = Subject(
     node="s", role="target", tenant="t", incarnation=b"T" * 16, kem_public_key=bytes(32)
 )
@@ -63,6 +64,7 @@ class World:
     now: dt.datetime
     covered: list[int] = field(default_factory=list)
     policy_version: int = 1
+    is_overlapping: bool = False
     openings: list[tuple[Subject, uuid.UUID, int]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -97,7 +99,9 @@ class World:
 
     async def attest(self, subject: Subject) -> x509.Certificate:
         leaf = self.leaf(subject)
-        await self.membership().attested(subject, leaf, self.policy_version)
+        await self.membership().attested(
+            subject, leaf, policy_version=self.policy_version, hardware_sha256=HARDWARE
+        )
         return leaf
 
     def result(self, subject: Subject, leaf: x509.Certificate) -> AttestationResult:
@@ -117,10 +121,11 @@ class World:
     def wait(self, seconds: float) -> None:
         self.now += dt.timedelta(seconds=seconds)
 
-    def _check_policy(self, version: int, *, now_ns: int) -> None:
+    def _check_policy(self, version: int, *, now_ns: int) -> bool:
         assert now_ns
-        if version < self.policy_version:
+        if version < self.policy_version and not self.is_overlapping:
             raise VerificationError("attestation.policy.changed", "attest again")
+        return version < self.policy_version
 
     async def _cover(self, revision: int) -> None:
         self.covered.append(revision)
@@ -238,6 +243,62 @@ async def test_changed_policy_asks_everybody_to_attest_again(world: World) -> No
     leaf = await world.attest(GATEWAY)
     await admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
     assert await world.refusal(GATEWAY) == ""
+
+
+async def test_an_older_policy_counts_for_a_while_and_its_results_are_asked_to_be_renewed(
+    world: World,
+) -> None:
+    leaf = await world.attest(GATEWAY)
+    old = world.result(GATEWAY, leaf)
+    admit = world.membership().admit
+    assert not await admit(GATEWAY, leaf, old)
+    world.policy_version, world.is_overlapping = 2, True
+    assert await admit(GATEWAY, leaf, old)
+    assert await world.refusal(GATEWAY) == ""
+
+
+@pytest.mark.parametrize(
+    ("hardware", "incarnation", "version", "ends"),
+    [
+        (HARDWARE, GATEWAY.incarnation, 2, True),
+        # Evidence of other hardware, or of another process, says nothing of this one.
+        (bytes(32), GATEWAY.incarnation, 2, False),
+        (HARDWARE, b"N" * 16, 2, False),
+        (HARDWARE, GATEWAY.incarnation, 1, False),
+    ],
+)
+async def test_what_the_new_policy_refuses_ends_at_once(
+    world: World, hardware: bytes, incarnation: bytes, version: int, *, ends: bool
+) -> None:
+    leaf = await world.attest(GATEWAY)
+    old = world.result(GATEWAY, leaf)
+    world.policy_version, world.is_overlapping = 2, True
+    await world.membership().refused(
+        "g",
+        "gateway",
+        incarnation=incarnation,
+        policy_version=version,
+        hardware_sha256=hardware,
+    )
+    admitted = world.membership().admit(GATEWAY, leaf, old)
+    if ends:
+        assert await _reason(VerificationError, admitted) == "attestation.policy.changed"
+        assert await world.refusal(GATEWAY) == "attestation.policy.changed"
+    else:
+        await admitted
+        assert await world.refusal(GATEWAY) == ""
+    # Accepted after all: mended, or by a policy that is newer still.
+    leaf = await world.attest(GATEWAY)
+    assert not await world.membership().admit(GATEWAY, leaf, world.result(GATEWAY, leaf))
+    assert await world.refusal(GATEWAY) == ""
+
+
+async def test_a_refusal_of_a_node_that_never_attested_makes_no_record(world: World) -> None:
+    await world.membership().refused(
+        "x", "gateway", incarnation=bytes(16), policy_version=2, hardware_sha256=HARDWARE
+    )
+    members, _ = await world.membership().members(page_size=10, page_token="")
+    assert not members
 
 
 async def test_process_that_was_superseded_does_not_come_back(world: World) -> None:

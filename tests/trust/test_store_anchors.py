@@ -100,5 +100,7 @@ async def test_target_killed_under_load_starts_without_an_alarm_and_has_what_was
                 await load.goes_on()
                 await write(volume, content)
                 await load.goes_on()
-                target.kill()
+                # What it wrote last is acknowledged and not flushed: the target dies with it.
                 running.cancel()
+                await asyncio.wait({running})
+                target.kill()

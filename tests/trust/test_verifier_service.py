@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from sealane.daemon.broker import verifier as module
 from sealane.daemon.broker.peers import BURST_CALLS, CALLS_PER_SECOND, RateLimiter, address_of
 from sealane.daemon.broker.verifier import REFUSED, Clocks
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
-from trust.verifiers import FORBIDDEN, LISTED, UNKNOWN, Node, running_verifier
+from trust.verifiers import FORBIDDEN, LISTED, UNKNOWN, NoBooks, Node, running_verifier
 
 
 async def refused(awaitable: Any) -> Error:
@@ -127,6 +127,23 @@ async def test_unknown_and_forbidden_hear_the_same(tmp_path: Path) -> None:
         ]
         assert {r["refusal"] for r in audit.records} == {"policy_violation"}
         assert {r["outcome"] for r in audit.records} == {"refused"}
+
+
+async def test_what_the_policy_refuses_of_genuine_evidence_is_entered_in_the_books(
+    tmp_path: Path,
+) -> None:
+    async with running_verifier(tmp_path) as (service, _, _):
+        books = cast("NoBooks", service._books)
+        node = Node(key=FORBIDDEN)
+        challenge = await node.challenge(service)
+        data, evidence = node.answer(challenge)
+        await refused(node.present(service, challenge, data, evidence[:-1] + b"x"))
+        assert not books.refusals, "what isn't genuine says nothing of a node"
+        challenge = await node.challenge(service)
+        await refused(node.present(service, challenge, *node.answer(challenge)))
+        (entered,) = books.refusals
+        assert (entered["node"], entered["role"]) == (challenge.node, challenge.role)
+        assert entered["policy_version"] == service.verifier.policy.version
 
 
 async def test_broken_evidence_hears_the_same_and_is_told_apart_in_the_audit(

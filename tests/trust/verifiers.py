@@ -105,8 +105,18 @@ class Node:
         )
 
 
-async def _enter(subject: Subject, leaf: x509.Certificate, policy_version: int) -> None:
-    """Keep no books of nodes."""
+@dataclass
+class NoBooks:
+    """Books of nodes that only note what was refused."""
+
+    refusals: list[dict[str, object]] = field(default_factory=list)
+
+    async def attested(self, subject: Subject, leaf: x509.Certificate, **_: object) -> None:
+        assert leaf.not_valid_after_utc
+        assert subject.node
+
+    async def refused(self, node: str, role: str, **values: object) -> None:
+        self.refusals.append({"node": node, "role": role, **values})
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +134,7 @@ async def running_verifier(
             audience=AUDIENCE,
             verifier_key_sha256=VERIFIER_KEY,
         ),
-        enter=_enter,
+        books=NoBooks(),
         authority=registry.authority,
         broker="b",
         audit=audit,

@@ -25,8 +25,9 @@ from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc
 from trust.results import issued
 
 
-async def everybody(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> None:
+async def everybody(caller: Subject, leaf: x509.Certificate, result: AttestationResult) -> bool:
     """Admit every caller."""
+    return False
 
 
 async def authorize_all(nonce: bytes, peers: Sequence[PeerIncarnation]) -> Sequence[str]:

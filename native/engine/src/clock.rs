@@ -6,7 +6,21 @@ use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 
 /// The time now.
 pub fn now() -> Nanos {
-    let time = clock_gettime(ClockId::Monotonic);
+    read(ClockId::Monotonic)
+}
+
+/// Nanoseconds since 1970: only to compare with time stamps of the kernel.
+pub fn wall_clock() -> Nanos {
+    read(ClockId::Realtime)
+}
+
+/// Processor time that this thread has used.
+pub fn thread_cpu() -> Nanos {
+    read(ClockId::ThreadCPUTime)
+}
+
+fn read(clock: ClockId) -> Nanos {
+    let time = clock_gettime(clock);
     time.tv_sec.cast_unsigned() * NANOS_PER_SECOND + time.tv_nsec.cast_unsigned()
 }
 

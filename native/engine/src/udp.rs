@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
 /// Bytes of the IPv4 and UDP headers that every payload carries on the wire.
 pub const HEADER_BYTES: u32 = 28;
@@ -50,9 +50,9 @@ impl Udp {
         self.state.max_gso_segments().max(1)
     }
 
-    /// Receives once, without waiting, and hands over every datagram alone with its source.
-    /// Returns how many there were.
-    pub fn receive(&mut self, mut each: impl FnMut(&mut [u8], SocketAddr)) -> io::Result<usize> {
+    /// Receives once, without waiting, and hands over every datagram alone with what is known of
+    /// it: its source, its ECN field. Returns how many there were.
+    pub fn receive(&mut self, mut each: impl FnMut(&mut [u8], &RecvMeta)) -> io::Result<usize> {
         let mut slices: Vec<IoSliceMut<'_>> =
             self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).map(IoSliceMut::new).collect();
         let reference = UdpSockRef::from(&self.socket);
@@ -67,7 +67,7 @@ impl Udp {
         {
             let list = buffer.get_mut(..meta.len).unwrap_or_default();
             for datagram in list.chunks_mut(meta.stride.max(1)) {
-                each(datagram, meta.addr);
+                each(datagram, meta);
                 count += 1;
             }
         }
@@ -75,10 +75,16 @@ impl Udp {
     }
 
     /// Sends datagrams of `segment_bytes` each (the last may be shorter), without waiting.
-    pub fn send(&self, to: SocketAddr, contents: &[u8], segment_bytes: usize) -> io::Result<()> {
+    pub fn send(
+        &self,
+        to: SocketAddr,
+        contents: &[u8],
+        segment_bytes: usize,
+        ecn: Option<EcnCodepoint>,
+    ) -> io::Result<()> {
         let transmit = Transmit {
             destination: to,
-            ecn: None,
+            ecn,
             contents,
             segment_size: (contents.len() > segment_bytes).then_some(segment_bytes),
             src_ip: None,

@@ -7,6 +7,7 @@
 pub mod aead;
 pub mod digest;
 pub mod freshness;
+pub mod ip;
 pub mod key_ring;
 pub mod link;
 pub mod nvme;

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 mod gateway;
 mod host_queue;
+mod link;
 mod load;
 mod pdu;
 mod session;
@@ -21,7 +22,9 @@ mod _native {
     use super::{Bound, PyModule, PyModuleMethods, PyResult, load, storage};
 
     #[pymodule_export]
-    use crate::session::{Completion, Emulator, JobRing, Region, SessionEndpoint};
+    use crate::link::{Emulator, LinkSettings};
+    #[pymodule_export]
+    use crate::session::{Completion, JobRing, Region, SessionEndpoint};
     #[pymodule_export]
     use crate::simulation::simulate;
 

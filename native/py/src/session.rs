@@ -1,7 +1,6 @@
-//! Bindings: session endpoints for the daemon, rings for the job, the link emulator.
+//! Bindings: session endpoints for the daemon, rings for the job.
 
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -9,7 +8,6 @@ use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
-use sealane_engine::emulator::{DirectionCounters, Emulator as Relay};
 use sealane_engine::session::endpoint::{
     Endpoint, EndpointConfig, EndpointError, StartConfig, State,
 };
@@ -18,14 +16,9 @@ use sealane_engine::session::region::SharedMemory;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::statistics::NAMES;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::link::LinkConfig;
 use sealane_proto::session::SessionKeys;
 
-fn parse_address(address: &str) -> PyResult<SocketAddr> {
-    address.parse().map_err(|_| {
-        PyValueError::new_err(format!("{address:?} is not a numeric address with a port"))
-    })
-}
+use crate::link::parse_address;
 
 fn endpoint_error(error: EndpointError) -> PyErr {
     match error {
@@ -299,77 +292,4 @@ impl JobRing {
     fn close(&mut self) {
         self.job = None;
     }
-}
-
-/// A long-haul link between two loopback ports.
-#[pyclass(module = "sealane._native")]
-pub struct Emulator {
-    relay: Relay,
-}
-
-#[pymethods]
-impl Emulator {
-    #[new]
-    #[pyo3(signature = (*, rate_bits_per_second, delay_ns, buffer_bytes, loss_ppb, seed, forward_to))]
-    fn new(
-        rate_bits_per_second: u64,
-        delay_ns: u64,
-        buffer_bytes: u64,
-        loss_ppb: u32,
-        seed: u64,
-        forward_to: &str,
-    ) -> PyResult<Self> {
-        let config = LinkConfig {
-            rate_bits_per_second,
-            delay_nanos: delay_ns,
-            buffer_bytes,
-            loss_parts_per_billion: loss_ppb,
-            seed,
-        };
-        Ok(Self { relay: Relay::start(config, parse_address(forward_to)?)? })
-    }
-
-    #[getter]
-    fn port(&self) -> u16 {
-        self.relay.address().port()
-    }
-
-    #[getter]
-    fn address(&self) -> String {
-        self.relay.address().to_string()
-    }
-
-    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counters = self.relay.counters();
-        let dict = PyDict::new(py);
-        add_direction(&dict, "forward", &counters.forward)?;
-        add_direction(&dict, "backward", &counters.backward)?;
-        Ok(dict)
-    }
-
-    fn stop(&mut self, py: Python<'_>) {
-        py.detach(|| self.relay.stop());
-    }
-}
-
-fn add_direction(
-    dict: &Bound<'_, PyDict>,
-    name: &str,
-    direction: &DirectionCounters,
-) -> PyResult<()> {
-    let link = &direction.link;
-    for (field, value) in [
-        ("offered_packets", link.offered_packets),
-        ("offered_bytes", link.offered_bytes),
-        ("delivered_packets", link.delivered_packets),
-        ("delivered_bytes", link.delivered_bytes),
-        ("lost_packets", link.lost_packets),
-        ("overflowed_packets", link.overflowed_packets),
-        ("sent_packets", direction.sent_packets),
-        ("unsent_packets", direction.unsent_packets),
-        ("slip_max_ns", direction.slip_max_nanos),
-    ] {
-        dict.set_item(format!("{name}_{field}"), value)?;
-    }
-    Ok(())
 }

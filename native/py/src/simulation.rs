@@ -3,9 +3,10 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_proto::link::LinkCounters;
 use sealane_proto::session::{PayloadMode, Reliability, SessionStatistics};
-use sealane_sim::{Path, Scenario, run};
+use sealane_sim::{Scenario, run};
+
+use crate::link::{LinkSettings, link_counters};
 
 /// Runs sessions in virtual time. See `_native.pyi`.
 #[pyfunction]
@@ -21,15 +22,8 @@ use sealane_sim::{Path, Scenario, run};
     unit_bytes = 4096,
     chunk_units = 16,
     real_payload = false,
-    rate_bits_per_second = 400_000_000_000,
-    delay_nanos = 12_500_000,
-    buffer_bytes = 16 << 20,
-    loss_parts_per_billion = 0,
-    backward_loss_parts_per_billion = 0,
-    duplicate_parts_per_billion = 0,
-    reorder_parts_per_billion = 0,
-    reorder_nanos_max = 0,
-    corrupt_parts_per_billion = 0,
+    forward = None,
+    backward = None,
     blackout_nanos = None,
     idle_timeout_nanos = 60_000_000_000,
     time_nanos_max = 86_400_000_000_000,
@@ -47,29 +41,14 @@ pub fn simulate(
     unit_bytes: u16,
     chunk_units: u16,
     real_payload: bool,
-    rate_bits_per_second: u64,
-    delay_nanos: u64,
-    buffer_bytes: u64,
-    loss_parts_per_billion: u32,
-    backward_loss_parts_per_billion: u32,
-    duplicate_parts_per_billion: u32,
-    reorder_parts_per_billion: u32,
-    reorder_nanos_max: u64,
-    corrupt_parts_per_billion: u32,
+    forward: Option<LinkSettings>,
+    backward: Option<LinkSettings>,
     blackout_nanos: Option<(u64, u64)>,
     idle_timeout_nanos: u64,
     time_nanos_max: u64,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let forward = Path {
-        rate_bits_per_second,
-        delay_nanos,
-        buffer_bytes,
-        loss_parts_per_billion,
-        duplicate_parts_per_billion,
-        reorder_parts_per_billion,
-        reorder_nanos_max,
-        corrupt_parts_per_billion,
-    };
+    let forward = forward.map_or(Scenario::fast(seed).forward, |link| link.config);
+    let backward = backward.map_or(forward, |link| link.config);
     let scenario = Scenario {
         seed,
         count,
@@ -83,11 +62,11 @@ pub fn simulate(
         unit_bytes,
         chunk_units,
         slots,
-        rate_bytes_per_second: rate_bits_per_second / 8,
+        rate_bytes_per_second: forward.rate_bits_per_second / 8,
         idle_timeout: idle_timeout_nanos,
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },
         forward,
-        backward: Path { loss_parts_per_billion: backward_loss_parts_per_billion, ..forward },
+        backward,
         blackout: blackout_nanos,
         time_max: time_nanos_max,
     };
@@ -107,8 +86,8 @@ pub fn simulate(
     result.set_item("steps", outcome.steps)?;
     result.set_item("sender", statistics(py, &outcome.sender)?)?;
     result.set_item("receiver", statistics(py, &outcome.receiver)?)?;
-    result.set_item("forward", link(py, &outcome.forward)?)?;
-    result.set_item("backward", link(py, &outcome.backward)?)?;
+    result.set_item("forward", link_counters(py, &outcome.forward)?)?;
+    result.set_item("backward", link_counters(py, &outcome.backward)?)?;
     result.set_item("violations", violations)?;
     Ok(result)
 }
@@ -118,16 +97,5 @@ fn statistics<'py>(py: Python<'py>, counters: &SessionStatistics) -> PyResult<Bo
     for (name, value) in counters.fields() {
         result.set_item(name, value)?;
     }
-    Ok(result)
-}
-
-fn link<'py>(py: Python<'py>, counters: &LinkCounters) -> PyResult<Bound<'py, PyDict>> {
-    let result = PyDict::new(py);
-    result.set_item("offered_packets", counters.offered_packets)?;
-    result.set_item("offered_bytes", counters.offered_bytes)?;
-    result.set_item("delivered_packets", counters.delivered_packets)?;
-    result.set_item("delivered_bytes", counters.delivered_bytes)?;
-    result.set_item("lost_packets", counters.lost_packets)?;
-    result.set_item("overflowed_packets", counters.overflowed_packets)?;
     Ok(result)
 }

@@ -22,10 +22,10 @@ use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::sector::BLOCK_BYTES;
 
 use crate::host_queue::HostQueueDescription;
-use crate::store_anchor::{StoreAnchor, store_error};
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
 };
+use crate::store_anchor::{StoreAnchor, store_error};
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,6 +1,6 @@
 //! What a simulated world is like. A scenario and nothing else decides a run.
 
-use sealane_proto::link::{LOSS_PARTS, LinkConfig, Nanos};
+use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
     BLOCK_UNITS_MAX, ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Reliability,
 };
@@ -9,40 +9,6 @@ use sealane_proto::session::{
 pub const MESSAGES_MAX: u32 = 1_000_000;
 /// Bytes of either end's memory in real mode, most.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
-
-/// One direction of the path. Probabilities are in parts of [`LOSS_PARTS`] and independent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Path {
-    /// Bits per second.
-    pub rate_bits_per_second: u64,
-    /// Propagation, in nanoseconds.
-    pub delay_nanos: u64,
-    /// Bytes that may wait.
-    pub buffer_bytes: u64,
-    /// Packets lost.
-    pub loss_parts_per_billion: u32,
-    /// Packets that arrive twice.
-    pub duplicate_parts_per_billion: u32,
-    /// Packets that arrive later than their turn …
-    pub reorder_parts_per_billion: u32,
-    /// … by up to this.
-    pub reorder_nanos_max: Nanos,
-    /// Packets with one bit flipped. Real mode only.
-    pub corrupt_parts_per_billion: u32,
-}
-
-impl Path {
-    /// The link of this path, with its own seed.
-    pub(crate) fn link(&self, seed: u64) -> LinkConfig {
-        LinkConfig {
-            rate_bits_per_second: self.rate_bits_per_second,
-            delay_nanos: self.delay_nanos,
-            buffer_bytes: self.buffer_bytes,
-            loss_parts_per_billion: self.loss_parts_per_billion,
-            seed,
-        }
-    }
-}
 
 /// A run: one end sends `count` messages to the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,10 +37,10 @@ pub struct Scenario {
     pub idle_timeout: Nanos,
     /// Whether bytes travel.
     pub payload: PayloadMode,
-    /// From the sending to the receiving end.
-    pub forward: Path,
+    /// From the sending to the receiving end. Corruption in real mode only.
+    pub forward: LinkConfig,
     /// And back.
-    pub backward: Path,
+    pub backward: LinkConfig,
     /// An interval in which both directions lose everything: start, end.
     pub blackout: Option<(Nanos, Nanos)>,
     /// Virtual time at which a run that has not finished counts as failed.
@@ -102,9 +68,9 @@ pub enum ScenarioError {
     /// The code has no data or no parity units, or too many.
     #[error("({0}, {1}) is no valid code: both at least 1, {BLOCK_UNITS_MAX} together at most")]
     Code(u8, u8),
-    /// A probability is above one.
-    #[error("{0} parts per billion are more than {LOSS_PARTS}")]
-    Probability(u32),
+    /// A link cannot be.
+    #[error(transparent)]
+    Link(#[from] LinkError),
     /// Without tags a corrupted packet cannot be told.
     #[error("corruption needs real payload")]
     Corruption,
@@ -114,16 +80,7 @@ impl Scenario {
     /// A small world with real payload over a clean path: 200 Mbit/s, 25 ms round trip.
     #[must_use]
     pub fn small(seed: u64) -> Self {
-        let path = Path {
-            rate_bits_per_second: 200_000_000,
-            delay_nanos: 12_500_000,
-            buffer_bytes: 1 << 20,
-            loss_parts_per_billion: 0,
-            duplicate_parts_per_billion: 0,
-            reorder_parts_per_billion: 0,
-            reorder_nanos_max: 0,
-            corrupt_parts_per_billion: 0,
-        };
+        let path = LinkConfig::clean(200_000_000, 12_500_000, 1 << 20);
         Self {
             seed,
             count: 8,
@@ -148,8 +105,11 @@ impl Scenario {
     #[must_use]
     pub fn fast(seed: u64) -> Self {
         let small = Self::small(seed);
-        let path =
-            Path { rate_bits_per_second: 400_000_000_000, buffer_bytes: 16 << 20, ..small.forward };
+        let path = LinkConfig {
+            rate_bits_per_second: 400_000_000_000,
+            buffer_bytes: 16 << 20,
+            ..small.forward
+        };
         Self {
             unit_bytes: 4096,
             chunk_units: 16,
@@ -184,15 +144,7 @@ impl Scenario {
             return Err(ScenarioError::Code(k, m));
         }
         for path in [&self.forward, &self.backward] {
-            let parts = [
-                path.loss_parts_per_billion,
-                path.duplicate_parts_per_billion,
-                path.reorder_parts_per_billion,
-                path.corrupt_parts_per_billion,
-            ];
-            if let Some(too_many) = parts.into_iter().find(|parts| *parts > LOSS_PARTS) {
-                return Err(ScenarioError::Probability(too_many));
-            }
+            path.validate()?;
             if path.corrupt_parts_per_billion > 0 && self.payload == PayloadMode::LengthsOnly {
                 return Err(ScenarioError::Corruption);
             }

@@ -2,11 +2,12 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
+use sealane_proto::link::{LinkConfig, LinkError, Loss};
 use sealane_proto::session::{BURST_PACKETS, Reliability};
 
 use crate::memory::Sabotage;
 use crate::world::{WorldSabotage, run_sabotaged};
-use crate::{Outcome, Path, Rule, Scenario, ScenarioError, run};
+use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3 };
 const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];
@@ -37,15 +38,13 @@ fn hostile(seed: u64) -> Scenario {
         0 => Reliability::SelectiveRepeat,
         _ => Reliability::ErasureCoded { k: 1 + below(40) as u8, m: 1 + below(12) as u8 },
     };
-    let path = Path {
-        rate_bits_per_second: rate_bytes_per_second * 8,
-        delay_nanos,
-        buffer_bytes: 1 << 20,
-        loss_parts_per_billion: PERCENT * below(11) as u32,
+    let path = LinkConfig {
+        loss: Loss::Independent(PERCENT * below(11) as u32),
         duplicate_parts_per_billion: PERCENT * below(7) as u32,
         reorder_parts_per_billion: PERCENT * below(13) as u32,
         reorder_nanos_max: delay_nanos * below(4),
         corrupt_parts_per_billion: PERCENT * below(5) as u32,
+        ..LinkConfig::clean(rate_bytes_per_second * 8, delay_nanos, 1 << 20)
     };
     let start = MILLISECOND * below(300);
     let slots = 1 << below(5);
@@ -58,7 +57,7 @@ fn hostile(seed: u64) -> Scenario {
         depth: 1 + below(slots.into()) as u16,
         rate_bytes_per_second,
         forward: path,
-        backward: Path { loss_parts_per_billion: PERCENT * below(11) as u32, ..path },
+        backward: LinkConfig { loss: Loss::Independent(PERCENT * below(11) as u32), ..path },
         blackout: (below(4) == 0).then_some((start, start + MILLISECOND * 80)),
         ..Scenario::small(seed)
     }
@@ -91,8 +90,8 @@ fn loss_from_none_to_a_tenth_is_survived() {
         for reliability in BOTH {
             let mut scenario = Scenario { reliability, count: 20, ..Scenario::small(7) };
             scenario.message_bytes_max = 200_000;
-            scenario.forward.loss_parts_per_billion = loss;
-            scenario.backward.loss_parts_per_billion = loss;
+            scenario.forward.loss = Loss::Independent(loss);
+            scenario.backward.loss = Loss::Independent(loss);
             let outcome = check(&scenario);
             if loss == 10 * PERCENT {
                 assert!(outcome.sender.retransmitted_packets > 0);
@@ -118,7 +117,8 @@ fn hundreds_of_hostile_worlds_stay_whole() {
 #[test]
 fn the_faults_are_really_there() {
     let outcome = check(&hostile_with(|scenario| {
-        let Path { corrupt_parts_per_billion, duplicate_parts_per_billion, .. } = scenario.forward;
+        let LinkConfig { corrupt_parts_per_billion, duplicate_parts_per_billion, .. } =
+            scenario.forward;
         corrupt_parts_per_billion > 0 && duplicate_parts_per_billion > 0
     }));
     assert!(outcome.receiver.forged > 0, "{:?}", outcome.receiver);
@@ -152,7 +152,7 @@ fn a_blackout_heals_without_an_error_and_without_a_flood() {
 #[test]
 fn lost_acknowledgements_cost_no_payload() {
     let mut scenario = Scenario { count: 50, ..Scenario::small(9) };
-    scenario.backward.loss_parts_per_billion = 10 * PERCENT;
+    scenario.backward.loss = Loss::Independent(10 * PERCENT);
     check(&scenario);
 }
 
@@ -178,7 +178,7 @@ fn every_loss_pattern_of_a_small_block_is_mended_or_resent() {
         let mut scenario = Scenario { reliability, count: 1, depth: 1, ..Scenario::small(seed) };
         scenario.message_bytes_min = 4 * 1408 - 100;
         scenario.message_bytes_max = 4 * 1408;
-        scenario.forward.loss_parts_per_billion = 30 * PERCENT;
+        scenario.forward.loss = Loss::Independent(30 * PERCENT);
         let outcome = check(&scenario);
         mended += u32::from(outcome.receiver.decoded_units > 0);
         resent += u32::from(outcome.sender.fallbacks > 0);
@@ -192,7 +192,7 @@ fn an_erasure_code_spares_the_time_out() {
     scenario.count = 100;
     scenario.message_bytes_min = 1 << 20;
     scenario.message_bytes_max = 1 << 20;
-    scenario.forward.loss_parts_per_billion = PERCENT / 10;
+    scenario.forward.loss = Loss::Independent(PERCENT / 10);
     let coded = check(&scenario);
     assert_eq!(coded.sender.retransmitted_packets, 0);
     assert!(coded.receiver.decoded_units > 0);
@@ -250,8 +250,8 @@ fn impossible_scenarios_are_refused() {
     let code = Scenario { reliability, ..small.clone() };
     assert_eq!(refusal(code), Err(ScenarioError::Code(4, 0)));
     let mut likely = small.clone();
-    likely.forward.loss_parts_per_billion = 101 * PERCENT;
-    assert_eq!(refusal(likely), Err(ScenarioError::Probability(101 * PERCENT)));
+    likely.forward.loss = Loss::Independent(101 * PERCENT);
+    assert_eq!(refusal(likely), Err(ScenarioError::Link(LinkError::Probability(101 * PERCENT))));
     let mut corrupt = Scenario::fast(1);
     corrupt.forward.corrupt_parts_per_billion = 1;
     assert_eq!(refusal(corrupt), Err(ScenarioError::Corruption));

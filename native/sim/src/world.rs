@@ -3,7 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
-use sealane_proto::link::{LinkCounters, Nanos};
+use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
 use sealane_proto::session::packet::{Header, IP_UDP_BYTES, Kind};
 use sealane_proto::session::{
     CloseReason, Event, Memory, ReceiveRequest, SendRequest, Session, SessionConfig, SessionKeys,
@@ -13,7 +13,7 @@ use sealane_proto::session::{
 use crate::check::{CompletionChecker, CreditChecker, Findings, RateChecker, Rule, Violation};
 use crate::memory::{Sabotage, WatchedMemory};
 use crate::scenario::{Scenario, ScenarioError};
-use crate::wire::Wire;
+use crate::wire::{Arrival, Wire};
 
 /// Rounds at one instant after which a machine counts as stuck: far above a burst and its answers.
 const ROUNDS_PER_INSTANT_MAX: u32 = 10_000;
@@ -123,7 +123,7 @@ impl<'a> World<'a> {
             .collect();
         let mut forward = scenario.forward;
         if sabotage == Some(WorldSabotage::CutWires) {
-            forward.loss_parts_per_billion = sealane_proto::link::LOSS_PARTS;
+            forward.loss = Loss::Independent(PARTS);
         }
         let wires = [
             Wire::new(forward, scenario.blackout, seeds.next_u64()),
@@ -212,7 +212,7 @@ impl<'a> World<'a> {
     /// Hands an end everything that has arrived; whether there was anything.
     fn deliver(&mut self, end: usize) -> bool {
         let mut is_any = false;
-        while let Some((mut arrival, is_copy)) = self.wires[1 - end].arrive(self.now) {
+        while let Some(mut arrival) = self.wires[1 - end].arrive(self.now) {
             let End { session, memory, completions, .. } = &mut self.ends[end];
             is_any = true;
             self.steps += 1;
@@ -223,7 +223,7 @@ impl<'a> World<'a> {
                 }
                 _ => false,
             };
-            let must_not_change = arrival.is_corrupted || is_copy || is_late;
+            let must_not_change = arrival.is_corrupted || arrival.is_copy || is_late;
             let changes = memory.changes;
             self.trace.add(&[self.now, end as u64, arrival.packet, must_not_change.into()]);
             session.receive(&mut arrival.datagram, memory, self.now);
@@ -232,7 +232,7 @@ impl<'a> World<'a> {
             }
             if must_not_change && memory.changes != changes {
                 self.findings.add(Rule::MemoryUnchanged, || {
-                    let is_corrupted = arrival.is_corrupted;
+                    let Arrival { is_corrupted, is_copy, .. } = arrival;
                     format!("corrupted: {is_corrupted}, copy: {is_copy}, late: {is_late}")
                 });
             }

@@ -3,6 +3,7 @@
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
+use sealane_proto::link::Loss;
 use sealane_proto::session::Reliability;
 use sealane_sim::{Scenario, run};
 
@@ -55,7 +56,7 @@ fn simulated(
     let mut scenario = Scenario { reliability, count, ..Scenario::fast(20) };
     scenario.message_bytes_min = megabytes << 20;
     scenario.message_bytes_max = megabytes << 20;
-    scenario.forward.loss_parts_per_billion = loss_parts_per_billion;
+    scenario.forward.loss = Loss::Independent(loss_parts_per_billion);
     let outcome = run(&scenario).expect("a valid scenario");
     assert_eq!(outcome.violations, [], "replay: sealane_sim::run(&{scenario:?})");
     let sum: u64 = outcome.completion_nanos.iter().flatten().sum();

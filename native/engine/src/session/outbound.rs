@@ -65,7 +65,7 @@ impl Outbound {
         if self.segments == 0 {
             return Ok(());
         }
-        let sent = udp.send(to, &self.bytes, self.segment_bytes);
+        let sent = udp.send(to, &self.bytes, self.segment_bytes, None);
         self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
         if self.is_blocked {
             return Ok(());

@@ -169,7 +169,8 @@ impl Worker {
         let Self { session, udp, peer, follows_peer, memory, progress, .. } = self;
         for _ in 0..RECEIVES_PER_TURN {
             let time = now();
-            let received = udp.receive(|datagram, from| {
+            let received = udp.receive(|datagram, meta| {
+                let from = meta.addr;
                 if from == *peer {
                     session.receive(datagram, memory, time);
                 } else if *follows_peer && session.receive_elsewhere(datagram, memory, time) {

@@ -182,9 +182,9 @@ impl SealedChannel {
     }
 
     /// A leaf page has come.
-    fn leaf_came(&self, operation: &mut Operation, first: usize, page: Page) {
+    fn leaf_came(&self, operation: &mut Operation, first: usize, page: &Page) {
         let Some(fetch) = operation.fetches.get(first).copied() else { return };
-        match self.shared.map.leaves().check(&fetch, page) {
+        match self.shared.map.leaves().check(&fetch, *page) {
             Ok(Checked::Right(page)) => {
                 take_leaf(&mut operation.entries, operation.lba, fetch.leaf, &page);
             }
@@ -290,7 +290,7 @@ impl SealedChannel {
             && let Io::Read(_, pages) = &io
         {
             match operation.stage {
-                Stage::Looking => self.leaf_came(&mut operation, first, pages[0]),
+                Stage::Looking => self.leaf_came(&mut operation, first, &pages[0]),
                 _ => self.data_came(&mut operation, first, pages),
             }
         }

@@ -45,6 +45,9 @@ pub struct PageKey(HmacKey);
 
 impl PageKey {
     /// The tag of a message of that kind.
+    ///
+    /// # Panics
+    /// Never: a MAC is longer than a tag.
     #[must_use]
     pub fn tag(&self, kind: Kind, message: &[u8]) -> Tag {
         *self.0.mac(kind as u8, message).first_chunk().expect("a MAC has 32 bytes")

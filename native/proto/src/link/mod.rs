@@ -1,0 +1,407 @@
+//! A long-haul link in one direction: a finite buffer before a wire of a rate, and what the wire
+//! does to packets (delay, jitter, loss, reordering, duplication, corruption, outages).
+//!
+//! The emulator drives it with real packets and clocks, the simulator in virtual time. All
+//! integers: the same seed and the same offers give the same fates on every machine.
+
+use std::collections::VecDeque;
+
+mod chance;
+mod marking;
+#[cfg(test)]
+mod tests;
+mod transit;
+
+pub use chance::{GilbertElliott, Loss, PARTS};
+pub use marking::{Phantom, Thresholds};
+
+use chance::{Dice, LossProcess};
+use marking::Marking;
+use transit::Transit;
+
+/// Monotonic time, in nanoseconds since an origin that the caller chooses once.
+pub type Nanos = u64;
+
+/// Nanoseconds in a second.
+pub const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Packets that a link holds, waiting and in transit: bounds its memory. 2^20 packets of 4 KiB are
+/// 20 ms at 1.6 Tbit/s.
+pub const HELD_PACKETS_MAX: usize = 1 << 20;
+
+/// What a link is like. Probabilities are in parts of [`PARTS`] and per packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Bits that leave the sending end per second. A rate of 0 is taken as 1.
+    pub rate_bits_per_second: u64,
+    /// Propagation, one way, in nanoseconds.
+    pub delay_nanos: Nanos,
+    /// Bytes that may wait for serialisation, the packet being serialised included.
+    pub buffer_bytes: u64,
+    /// Packets lost on the wire.
+    pub loss: Loss,
+    /// Added to the delay of each packet: uniform from 0 to this. It keeps the order.
+    pub jitter_nanos: Nanos,
+    /// Packets that arrive later than their turn …
+    pub reorder_parts_per_billion: u32,
+    /// … by up to this.
+    pub reorder_nanos_max: Nanos,
+    /// Packets that arrive twice, the copy up to one delay (or `reorder_nanos_max`) later.
+    pub duplicate_parts_per_billion: u32,
+    /// Packets with one bit flipped.
+    pub corrupt_parts_per_billion: u32,
+    /// Random early detection on the buffer's own length.
+    pub red: Option<Thresholds>,
+    /// A phantom queue, which only marks.
+    pub phantom: Option<Phantom>,
+}
+
+/// A link that cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// A probability is above one.
+    #[error("{0} parts per billion are more than {PARTS}")]
+    Probability(u32),
+    /// Marking would have to end before it begins.
+    #[error("marking from {low_bytes} to {high_bytes} bytes: the first must not exceed the second")]
+    Thresholds {
+        /// Where marking begins.
+        low_bytes: u64,
+        /// Where it is certain.
+        high_bytes: u64,
+    },
+}
+
+impl LinkConfig {
+    /// A link that does nothing to packets but hold and delay them.
+    #[must_use]
+    pub const fn clean(rate_bits_per_second: u64, delay_nanos: Nanos, buffer_bytes: u64) -> Self {
+        Self {
+            rate_bits_per_second,
+            delay_nanos,
+            buffer_bytes,
+            loss: Loss::Independent(0),
+            jitter_nanos: 0,
+            reorder_parts_per_billion: 0,
+            reorder_nanos_max: 0,
+            duplicate_parts_per_billion: 0,
+            corrupt_parts_per_billion: 0,
+            red: None,
+            phantom: None,
+        }
+    }
+
+    /// Refuses probabilities above one and thresholds in the wrong order.
+    pub fn validate(&self) -> Result<(), LinkError> {
+        let [first, second, third, fourth] = self.loss.parts();
+        let thresholds = self.red.into_iter().chain(self.phantom.map(|phantom| phantom.thresholds));
+        let ceilings = thresholds.clone().map(|thresholds| thresholds.probability_max_parts);
+        let drain = self.phantom.map(|phantom| phantom.drain_parts_per_billion);
+        let parts = [
+            first,
+            second,
+            third,
+            fourth,
+            self.reorder_parts_per_billion,
+            self.duplicate_parts_per_billion,
+            self.corrupt_parts_per_billion,
+        ];
+        for parts in parts.into_iter().chain(ceilings).chain(drain) {
+            if parts > PARTS {
+                return Err(LinkError::Probability(parts));
+            }
+        }
+        for Thresholds { low_bytes, high_bytes, .. } in thresholds {
+            if low_bytes > high_bytes {
+                return Err(LinkError::Thresholds { low_bytes, high_bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of a packet when it is offered. One that is accepted may still be lost on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It waits for its turn.
+    Accepted,
+    /// The buffer was full.
+    Overflowed,
+    /// The link was down.
+    Down,
+    /// Early detection dropped it, because it is not ECN-capable.
+    DroppedEarly,
+    /// The link holds [`HELD_PACKETS_MAX`] already: a limit of the model, not of the link.
+    Crowded,
+}
+
+/// A packet at the far end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery<T> {
+    /// When its last bit arrived.
+    pub at: Nanos,
+    /// Its number among those that reached the wire; a copy has the number of its original.
+    pub number: u64,
+    /// The packet.
+    pub packet: T,
+    /// Congestion experienced (RFC 3168): the owner sets CE.
+    pub is_marked: bool,
+    /// It arrives twice, and this is one of the two.
+    pub is_duplicated: bool,
+    /// A random number that names the bit to flip, if it was corrupted.
+    pub corruption: Option<u64>,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a link has done so far.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct LinkCounters { $($(#[$doc])* pub $name: u64,)* }
+
+        impl LinkCounters {
+            /// Names and values, in the order of the fields.
+            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets offered.
+    offered_packets,
+    /// Bytes offered.
+    offered_bytes,
+    /// Packets that came, or will come, out; copies are not counted.
+    delivered_packets,
+    /// Bytes of those.
+    delivered_bytes,
+    /// Packets lost on the wire.
+    lost_packets,
+    /// Packets refused for want of buffer.
+    overflowed_packets,
+    /// Packets offered while the link was down.
+    down_packets,
+    /// Packets without ECN that early detection dropped.
+    dropped_early_packets,
+    /// Packets marked with congestion experienced.
+    marked_packets,
+    /// Packets that arrive later than their turn.
+    reordered_packets,
+    /// Packets that arrive twice.
+    duplicated_packets,
+    /// Packets with a bit flipped.
+    corrupted_packets,
+    /// Packets refused because the model's memory was full.
+    crowded_packets,
+    /// Most bytes that waited at once.
+    queued_bytes_max,
+}
+
+/// A packet before the wire.
+#[derive(Debug)]
+struct Waiting<T> {
+    ends_at: Nanos,
+    wire_bytes: u32,
+    is_ecn_capable: bool,
+    packet: T,
+}
+
+/// One direction of a link that carries packets of type `T`.
+#[derive(Debug)]
+pub struct Link<T> {
+    config: LinkConfig,
+    /// When the wire is free again, in whole nanoseconds …
+    free_at: Nanos,
+    /// … and the fraction, in 1/rate nanoseconds, so that rounding never changes the rate.
+    free_fraction: u64,
+    /// Latest time of an offer.
+    offered_at: Nanos,
+    /// Start and end, in order.
+    outages: VecDeque<(Nanos, Nanos)>,
+    waiting: VecDeque<Waiting<T>>,
+    transit: Transit<T>,
+    /// Packets that reached the wire.
+    numbers: u64,
+    loss: LossProcess,
+    marking: Marking,
+    // Each fate has dice of its own, so that a change of one does not move the others.
+    jitter: Dice,
+    reorder: Dice,
+    duplicate: Dice,
+    corrupt: Dice,
+    counters: LinkCounters,
+}
+
+impl<T: Clone> Link<T> {
+    /// A link that is idle. Give each direction a seed of its own.
+    #[must_use]
+    pub fn new(config: LinkConfig, seed: u64) -> Self {
+        let rate_bits_per_second = config.rate_bits_per_second.max(1);
+        let config = LinkConfig { rate_bits_per_second, ..config };
+        Self {
+            config,
+            free_at: 0,
+            free_fraction: 0,
+            offered_at: 0,
+            outages: VecDeque::new(),
+            waiting: VecDeque::new(),
+            transit: Transit::default(),
+            numbers: 0,
+            loss: LossProcess::new(config.loss, Dice::new(seed, 0)),
+            marking: Marking::new(&config, Dice::new(seed, 1)),
+            jitter: Dice::new(seed, 2),
+            reorder: Dice::new(seed, 3),
+            duplicate: Dice::new(seed, 4),
+            corrupt: Dice::new(seed, 5),
+            counters: LinkCounters::default(),
+        }
+    }
+
+    /// Sets when the link is down: start and end of each outage. Packets offered meanwhile vanish;
+    /// those that wait or are in transit already are not touched.
+    pub fn set_outages(&mut self, outages: &[(Nanos, Nanos)]) {
+        let mut sorted = outages.to_vec();
+        sorted.sort_unstable();
+        self.outages = sorted.into();
+    }
+
+    /// Puts a packet of `wire_bytes` (IP header included) on the link at `now`. A time before that
+    /// of an earlier offer is taken as that.
+    pub fn offer(&mut self, packet: T, wire_bytes: u32, is_ecn_capable: bool, now: Nanos) -> Fate {
+        let now = now.max(self.offered_at);
+        self.offered_at = now;
+        self.settle(now);
+        self.counters.offered_packets += 1;
+        self.counters.offered_bytes += u64::from(wire_bytes);
+        if self.is_down(now) {
+            self.counters.down_packets += 1;
+            return Fate::Down;
+        }
+        if self.held_packets() >= HELD_PACKETS_MAX {
+            self.counters.crowded_packets += 1;
+            return Fate::Crowded;
+        }
+        // A phantom queue counts what the buffer then refuses as well.
+        self.marking.arrive(wire_bytes, now);
+        let queued_bytes = self.queued_bytes(now);
+        let queued_then = queued_bytes + u64::from(wire_bytes);
+        if queued_then > self.config.buffer_bytes {
+            self.counters.overflowed_packets += 1;
+            return Fate::Overflowed;
+        }
+        if !is_ecn_capable && self.marking.drops_early(queued_bytes) {
+            self.counters.dropped_early_packets += 1;
+            return Fate::DroppedEarly;
+        }
+        self.counters.queued_bytes_max = self.counters.queued_bytes_max.max(queued_then);
+        let ends_at = self.serialise(wire_bytes, now);
+        self.waiting.push_back(Waiting { ends_at, wire_bytes, is_ecn_capable, packet });
+        Fate::Accepted
+    }
+
+    /// When there may be a delivery next: no earlier, but perhaps later if the packet is lost.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Nanos> {
+        let waiting = self.waiting.front();
+        let waiting = waiting.map(|front| front.ends_at.saturating_add(self.config.delay_nanos));
+        waiting.into_iter().chain(self.transit.next_at()).min()
+    }
+
+    /// Takes the next packet if it has arrived.
+    pub fn take(&mut self, now: Nanos) -> Option<Delivery<T>> {
+        self.settle(now);
+        self.transit.take(now)
+    }
+
+    /// Bytes that wait for serialisation at `now`, rounded down.
+    #[must_use]
+    pub fn queued_bytes(&self, now: Nanos) -> u64 {
+        let waiting = u128::from(self.free_at.saturating_sub(now));
+        let rate = u128::from(self.config.rate_bits_per_second);
+        u64::try_from(waiting * rate / (8 * u128::from(NANOS_PER_SECOND))).unwrap_or(u64::MAX)
+    }
+
+    /// Packets that wait or are in transit.
+    #[must_use]
+    pub fn held_packets(&self) -> usize {
+        self.waiting.len() + self.transit.len()
+    }
+
+    /// What the link has done so far.
+    #[must_use]
+    pub fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+
+    fn is_down(&mut self, now: Nanos) -> bool {
+        while self.outages.front().is_some_and(|(_, end)| *end <= now) {
+            self.outages.pop_front();
+        }
+        self.outages.front().is_some_and(|(start, _)| *start <= now)
+    }
+
+    /// Takes the wire for a packet. Returns when its last bit leaves.
+    fn serialise(&mut self, wire_bytes: u32, now: Nanos) -> Nanos {
+        if self.free_at < now {
+            self.free_at = now;
+            self.free_fraction = 0;
+        }
+        let rate = u128::from(self.config.rate_bits_per_second);
+        let parts = u128::from(wire_bytes) * 8 * u128::from(NANOS_PER_SECOND)
+            + u128::from(self.free_fraction);
+        self.free_at = self.free_at.saturating_add((parts / rate) as u64);
+        self.free_fraction = (parts % rate) as u64;
+        self.free_at
+    }
+
+    /// Lets everything that was serialised by `now` leave the buffer: marks are decided here, as a
+    /// switch does when it dequeues, and so is what the wire does.
+    fn settle(&mut self, now: Nanos) {
+        while self.waiting.front().is_some_and(|front| front.ends_at <= now) {
+            if let Some(packet) = self.waiting.pop_front() {
+                self.leave(packet);
+            }
+        }
+    }
+
+    fn leave(&mut self, waiting: Waiting<T>) {
+        let Waiting { ends_at, wire_bytes, is_ecn_capable, packet } = waiting;
+        let queued_bytes = self.queued_bytes(ends_at);
+        let is_marked = is_ecn_capable && self.marking.marks(queued_bytes, ends_at);
+        let is_lost = self.loss.loses();
+        let jitter = self.jitter.up_to(self.config.jitter_nanos);
+        let is_reordered = self.reorder.happens(self.config.reorder_parts_per_billion);
+        let is_duplicated = self.duplicate.happens(self.config.duplicate_parts_per_billion);
+        let is_corrupted = self.corrupt.happens(self.config.corrupt_parts_per_billion);
+        let later =
+            if is_reordered { self.reorder.up_to(self.config.reorder_nanos_max) } else { 0 };
+        let copy_spread = self.config.reorder_nanos_max.max(self.config.delay_nanos);
+        let copy_later = if is_duplicated { self.duplicate.up_to(copy_spread) } else { 0 };
+        let corruption = is_corrupted.then(|| self.corrupt.draw());
+        let number = self.numbers;
+        self.numbers += 1;
+        if is_lost {
+            self.counters.lost_packets += 1;
+            return;
+        }
+        self.counters.delivered_packets += 1;
+        self.counters.delivered_bytes += u64::from(wire_bytes);
+        self.counters.marked_packets += u64::from(is_marked);
+        self.counters.reordered_packets += u64::from(is_reordered);
+        self.counters.duplicated_packets += u64::from(is_duplicated);
+        self.counters.corrupted_packets += u64::from(is_corrupted);
+        let turn = ends_at.saturating_add(self.config.delay_nanos).saturating_add(jitter);
+        let turn = self.transit.turn(turn);
+        let delivery = Delivery { at: turn, number, packet, is_marked, is_duplicated, corruption };
+        if is_duplicated {
+            let at = turn.saturating_add(copy_later);
+            self.transit.put_late(Delivery { at, corruption: None, ..delivery.clone() });
+        }
+        if is_reordered {
+            self.transit.put_late(Delivery { at: turn.saturating_add(later), ..delivery });
+        } else {
+            self.transit.put(delivery);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+"""`sealane lab` as a user meets it: up, exec, status, down, and every way to end."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labs import SEALANE, RunningLab, command, needs_root, running, wan
+from sealane.transport.lab.names import lab_names, socket_address
+
+pytestmark = needs_root
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
+    with running(Path(tmp_path_factory.mktemp("lab")), "late_max = 1.0\n" + wan("long")) as lab:
+        yield lab
+
+
+def run(lab: RunningLab, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return command("exec", "--lab", lab.name, *words, **options)
+
+
+def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: RunningLab) -> None:
+    script = "hostname >/dev/null; cat /etc/hosts; ls /sys/class/net; ls -d /proc/1; exit 5"
+
+    result = run(shared, "b", "--", "bash", "-c", f"echo $SEALANE_LAB_HOST; {script}")
+
+    assert result.returncode == 5
+    words = result.stdout.split()
+    assert words[0] == "b"
+    assert words[words.index("10.77.0.1") + 1 :][:2] == ["a.long", "a"]
+    assert words[-3:] == ["lo", "long", "/proc/1"]
+    assert f"b in lab {shared.name}" in result.stderr
+    assert "added delay p50" in result.stderr
+
+
+def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    code = "import socket; socket.socket(2, 2).sendto(bytes(72), ('b', 9))"
+    words = ("--report", str(path), "--output", "json", "a", "--", "python3", "-c", code)
+
+    results = [run(shared, *words) for _ in range(2)]
+
+    assert [result.returncode for result in results] == [0, 0], results
+    report = json.loads(path.read_text())
+    assert json.loads(results[1].stderr) == report
+    ways = {way["direction"]: way for way in report["ways"]}
+    assert (ways["forward"]["packets"], ways["forward"]["bytes"]) == (1, 100)
+    # b answers with ICMP that nobody listens: its header and the packet's first bytes.
+    assert ways["backward"]["packets"] == 1
+    assert report["void"] == []
+
+
+def test_a_void_run_ends_with_its_own_code(start_lab: Callable[..., RunningLab]) -> None:
+    # Nothing leaves within a microsecond of its time, and none may be late.
+    lab = start_lab("slip_micros_max = 1\nlate_max = 0.0\n" + wan("long"))
+    code = "import socket; [socket.socket(2, 2).sendto(b'', ('b', 9)) for _ in range(50)]"
+
+    result = run(lab, "a", "--", "python3", "-c", code)
+
+    assert result.returncode == 3
+    assert "VOID  long →" in result.stderr
+
+
+def test_signals_reach_the_command(shared: RunningLab) -> None:
+    script = "trap 'exit 9' TERM; echo ready; while :; do read -t 1 <> <(:); done"
+    with _started(shared, "bash", "-c", script) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 9
+
+
+@contextlib.contextmanager
+def _started(lab: RunningLab, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command as host a that says when it is ready."""
+    with subprocess.Popen(
+        [*SEALANE, "exec", "--lab", lab.name, "a", "--", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("nobody", "--", "true"), "no host 'nobody'"),
+        (("a", "--", "no-such-command"), "no-such-command: No such file"),
+        (("a",), "no command"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    shared: RunningLab, words: tuple[str, ...], problem: str
+) -> None:
+    result = run(shared, *words)
+
+    assert result.returncode == 2
+    assert problem in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_status_lists_labs_and_shows_one(shared: RunningLab) -> None:
+    names = [row["name"] for row in json.loads(command("status", "--output", "json").stdout)]
+    assert shared.name in names
+    shown = command("status", shared.name).stdout
+    assert "10.77.0.2, fd5e:a1a4:e::2" in shown
+    assert "long ←" in shown
+    assert "report" in json.loads(command("status", shared.name, "--output", "json").stdout)
+
+
+def test_labs_stand_side_by_side_with_the_same_addresses(
+    shared: RunningLab, start_lab: Callable[..., RunningLab]
+) -> None:
+    other = start_lab(wan("long"))
+    for lab, count in ((shared, 1), (other, 2)):
+        with lab.receiver("b", "long") as receiver, lab.open_socket("a") as sender:
+            sender.connect(receiver.getsockname())
+            for _ in range(count):
+                sender.send(lab.name.encode())
+            assert [receiver.recv(100).decode() for _ in range(count)] == [lab.name] * count
+    assert shared.address("a", "long") == other.address("a", "long")
+
+
+def test_a_name_is_given_once(shared: RunningLab, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(wan("long"))
+
+    result = command("up", path, "--unmeasured", "--name", shared.name)
+
+    assert result.returncode == 2
+    assert f"there is a lab {shared.name} already" in result.stderr
+
+
+def test_a_machine_is_not_asked_for_more_than_it_carries(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(wan("long").replace("= 50_000_000", "= 400_000_000_000").replace("5_000", "0"))
+
+    result = command("up", path, "--name", "t-too-much")
+
+    assert result.returncode == 2
+    assert "packets a second of 1500 bytes when all are busy" in result.stderr
+    assert "lab.capacity" in result.stderr
+    assert "t-too-much" not in lab_names(0)
+
+
+def test_down_is_done_once_and_asked_as_often_as_one_likes(
+    start_lab: Callable[..., RunningLab],
+) -> None:
+    lab = start_lab(wan("long"))
+    results = [command("down", lab.name, "--output", "json") for _ in range(2)]
+
+    assert [json.loads(result.stdout) for result in results] == [
+        {"ended": [lab.name]},
+        {"ended": []},
+    ]
+    assert [result.returncode for result in results] == [0, 0]
+    assert lab.name not in lab_names(0)
+    assert "no lab" in run(lab, "a", "--", "true").stderr
+
+
+def network_namespaces() -> dict[str, list[int]]:
+    """Processes by the network namespace they are in."""
+    found: dict[str, list[int]] = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with contextlib.suppress(OSError):
+                namespace = str((directory / "ns" / "net").readlink())
+                found.setdefault(namespace, []).append(int(directory.name))
+    return found
+
+
+def test_killing_the_holder_leaves_nothing(start_lab: Callable[..., RunningLab]) -> None:
+    interfaces = Path("/proc/net/dev").read_text().count("\n")
+    before = set(network_namespaces())
+    lab = start_lab(wan("long") + wan("other"))
+    # One process of a host by itself, with neither parent nor session.
+    script = "setsid sleep 1000 & echo ready; exec sleep 1000"
+    with _started(lab, "bash", "-c", script) as process:
+        inside = {n: pids for n, pids in network_namespaces().items() if n not in before}
+        watched = [
+            os.pidfd_open(pid)
+            for pids in (*inside.values(), [lab.connection.pid, process.pid])
+            for pid in pids
+        ]
+        assert len(inside) >= 3  # host a and both links; b has no process
+        assert Path("/proc/net/dev").read_text().count("\n") == interfaces
+
+        os.kill(lab.connection.pid, signal.SIGKILL)
+
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], 20)[0], "a process outlived its lab"
+            os.close(descriptor)
+        _, errors = process.communicate(timeout=20)
+
+    assert "has ended" in errors
+    assert lab.name not in lab_names(0)
+    assert not set(inside) & set(network_namespaces())
+    assert command("down", lab.name).returncode == 0
+
+
+def test_killing_exec_ends_the_command(shared: RunningLab) -> None:
+    with _started(shared, "bash", "-c", "echo ready; exec sleep 1000") as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        watched = [os.pidfd_open(int(child)) for child in children]
+        process.kill()
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], 20)[0]
+            os.close(descriptor)
+    assert watched
+
+
+def test_killing_up_leaves_no_lab(tmp_path: Path) -> None:
+    name = f"t{uuid.uuid4().hex[:10]}"
+    path = tmp_path / "x.toml"
+    path.write_text(wan("long"))
+    # It measures for a second, while its name is taken already.
+    with subprocess.Popen([*SEALANE, "up", path, "--name", name], stdout=subprocess.PIPE) as up:
+        while name not in lab_names(0):
+            assert up.poll() is None
+        up.kill()
+    while name in lab_names(0):
+        pass
+
+
+def test_a_stranger_is_not_answered(shared: RunningLab) -> None:
+    code = """
+import os, socket, sys
+os.setuid(65534)
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(sys.argv[1].replace("@", chr(0)))
+try:
+    peer.sendall(b'{"request": "down"}\\n')
+    sys.exit(len(peer.recv(1000)))
+except ConnectionError:
+    pass
+"""
+    address = socket_address(shared.name, 0).replace("\0", "@")
+
+    result = subprocess.run(["python3", "-c", code, address], timeout=30, check=False)
+
+    assert result.returncode == 0
+    assert command("status", shared.name).returncode == 0
+
+
+def test_measure_says_what_this_machine_carries() -> None:
+    (row,) = json.loads(command("measure", "--mtu", "1500", "--output", "json").stdout)
+
+    assert row["packets_per_second"] > 1000
+    assert row["allowed_packets_per_second"] == int(0.6 * row["packets_per_second"])
+    assert 0 < row["idle_slip_p50_micros"] <= row["idle_slip_p99_micros"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["exec", "--help"]])
+def test_help_is_there(arguments: list[str]) -> None:
+    assert command(*arguments).stdout.startswith("usage: sealane lab")

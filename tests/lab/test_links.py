@@ -1,0 +1,297 @@
+"""What links do to the packets of real hosts, by their own counters and by what arrives."""
+
+import contextlib
+import hashlib
+import itertools
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute
+
+from labs import CLEAN, RunningLab, drain, needs_root, running, wan
+
+pytestmark = needs_root
+
+ECN_CAPABLE, CONGESTION_EXPERIENCED = 2, 3
+SO_TIMESTAMPNS = 35
+UDP_SEGMENT = 103
+FAST = CLEAN.replace("50_000_000", "200_000_000")
+MARKS = "low_bytes = 15_000, high_bytes = 30_000"
+TOPOLOGY = "\n".join(
+    [
+        "seed = 11\nslip_micros_max = 20_000",
+        wan("clean"),
+        wan("lossy", "loss = 0.01", link=FAST),
+        wan("lossier", "loss = 0.1", link=FAST),
+        wan("bursty", "burst = { p = 0.005, r = 0.125 }", link=FAST),
+        wan("slow", link=CLEAN.replace("50_000_000", "10_000_000")),
+        wan("red", f"red = {{ {MARKS} }}"),
+        wan("phantom", f"phantom = {{ {MARKS}, cap_bytes = 1_000_000 }}"),
+        wan("paths", "paths = 4"),
+        wan("broken", "outages = [{ start_seconds = 0.0, end_seconds = 0.25 }]"),
+        wan("corrupt", "corrupt = 1.0\ncorruption_passes_checksum = true"),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
+    """One lab with a link for each fault: its links don't touch each other."""
+    with running(Path(tmp_path_factory.mktemp("lab")), TOPOLOGY) as started:
+        yield started
+
+
+def send_numbered(lab: RunningLab, link: str, *, count: int, size: int = 100) -> list[int]:
+    """Send numbered packets in lists that the kernel takes apart; return those that arrive."""
+    with lab.receiver("b", link) as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, size)
+        before = lab.path(link)["offered_packets"]
+        for start in range(0, count, 40):
+            numbers = range(start, min(start + 40, count))
+            sender.send(b"".join(struct.pack("<I", n).ljust(size, b"\0") for n in numbers))
+        path = lab.wait_settled(link, before + count)
+        arrived = [struct.unpack_from("<I", packet)[0] for packet in drain(receiver)]
+    assert path["offered_packets"] == before + count
+    return arrived
+
+
+def runs_of_losses(arrived: list[int], count: int) -> list[int]:
+    """Lengths of the runs of packets that are missing."""
+    present = set(arrived)
+    groups = itertools.groupby(range(count), key=present.__contains__)
+    return [len(list(group)) for is_there, group in groups if not is_there]
+
+
+def internet_checksum(data: bytes) -> int:
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total >> 16) + (total & 0xFFFF)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def test_a_ping_takes_the_configured_round_trip(lab: RunningLab) -> None:
+    trips = []
+    with lab.open_socket("a", socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
+        for sequence in range(50):
+            blank = struct.pack("!BBHHH", 8, 0, 0, 1, sequence)
+            echo = struct.pack("!BBHHH", 8, 0, internet_checksum(blank), 1, sequence)
+            started = time.perf_counter()
+            raw.sendto(echo, (lab.address("b", "clean"), 0))
+            while struct.unpack_from("!BxxxxxH", raw.recv(100), 20) != (0, sequence):
+                pass
+            trips.append(time.perf_counter() - started)
+
+    # Twice 5 ms and 28 bytes at 50 Mbit/s. The machine adds what it says, and wakes this test.
+    assert min(trips) >= 0.010_008
+    assert min(trips) < 0.0115
+    assert statistics.median(trips) < 0.020
+
+
+def test_loss_has_its_rate(lab: RunningLab) -> None:
+    lost = 30_000 - len(send_numbered(lab, "lossy", count=30_000))
+
+    # Binomial: 300, within five standard deviations of 17.2.
+    assert 214 <= lost <= 386
+
+
+def test_losses_come_packet_by_packet_from_lists_of_segments(lab: RunningLab) -> None:
+    count = 20_000
+    runs = runs_of_losses(send_numbered(lab, "lossier", count=count), count)
+
+    # Geometric: of the runs, a tenth goes on at each step. Lists of 40 leave no trace.
+    assert 1788 <= sum(runs) <= 2212
+    lengths = Counter(runs)
+    for length, share in ((1, 0.9), (2, 0.09), (3, 0.009)):
+        spread = 5 * (len(runs) * share * (1 - share)) ** 0.5
+        assert abs(lengths[length] - len(runs) * share) <= spread, lengths
+    assert max(runs) <= 8
+
+
+def test_bursts_have_the_length_of_gilbert_and_elliott(lab: RunningLab) -> None:
+    count = 40_000
+    runs = runs_of_losses(send_numbered(lab, "bursty", count=count), count)
+
+    # 1/r = 8 in the mean, some 192 bursts; p/(p+r) = 0.0385 of all packets.
+    assert 6 <= statistics.mean(runs) <= 10
+    assert 0.028 <= sum(runs) / count <= 0.049
+
+
+def test_rate_is_kept(lab: RunningLab) -> None:
+    with lab.receiver("b", "slow") as receiver, lab.open_socket("a") as sender:
+        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        sender.connect(receiver.getsockname())
+        for _ in range(201):
+            sender.send(bytes(1472))
+        stamps = []
+        for _ in range(201):
+            _, ((_, _, stamp),), _, _ = receiver.recvmsg(1472, 100)
+            seconds, nanos = struct.unpack("2q", stamp)
+            stamps.append(seconds * 10**9 + nanos)
+
+    # 200 packets of 1500 bytes at 10 Mbit/s: 240 ms between first and last.
+    assert 0.235 < (stamps[-1] - stamps[0]) / 1e9 < 0.260
+
+
+@pytest.mark.parametrize("link", ["red", "phantom"])
+def test_marks_reach_the_hosts_that_can_take_them(lab: RunningLab, link: str) -> None:
+    before = lab.path(link)
+    with lab.receiver("b", link) as receiver, lab.open_socket("a") as sender:
+        receiver.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, ECN_CAPABLE)
+        sender.connect(receiver.getsockname())
+        for _ in range(100):
+            sender.send(bytes(1472))
+        after = lab.wait_settled(link, before["offered_packets"] + 100)
+        fields = [receiver.recvmsg(1472, 100)[1][0][2][0] for _ in range(100)]
+
+    marked = after["marked_packets"] - before["marked_packets"]
+    assert fields.count(CONGESTION_EXPERIENCED) == marked > 20
+    assert fields.count(ECN_CAPABLE) == 100 - marked > 5
+
+
+@pytest.mark.parametrize(("link", "drops"), [("red", True), ("phantom", False)])
+def test_packets_without_ecn_are_dropped_early_or_not(
+    lab: RunningLab, link: str, drops: bool
+) -> None:
+    before = lab.path(link)
+    with lab.receiver("b", link) as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        for _ in range(100):
+            sender.send(bytes(1472))
+        after = lab.wait_settled(link, before["offered_packets"] + 100)
+
+    assert after["marked_packets"] == before["marked_packets"]
+    assert (after["dropped_early_packets"] > before["dropped_early_packets"]) is drops
+
+
+def test_a_flow_keeps_its_path_and_flows_use_all(lab: RunningLab) -> None:
+    def offered() -> list[int]:
+        paths = lab.report("paths")["forward"]["paths"]
+        return [path["offered_packets"] for path in paths]
+
+    def settled(count: int) -> list[int]:
+        while sum(offered()) < count:
+            pass
+        return offered()
+
+    with contextlib.ExitStack() as stack:
+        receiver = stack.enter_context(lab.receiver("b", "paths"))
+        senders = [stack.enter_context(lab.open_socket("a")) for _ in range(24)]
+        for sender in senders:
+            sender.connect(receiver.getsockname())
+            for _ in range(5):
+                sender.send(b"x")
+        first = settled(24 * 5)
+        for sender in senders:
+            for _ in range(5):
+                sender.send(b"x")
+        second = settled(24 * 10)
+
+    # Each of four paths misses 24 flows with a probability of 0.001.
+    assert all(first)
+    assert all(count % 5 == 0 for count in first)
+    assert second == [2 * count for count in first]
+
+
+def test_a_link_is_down_exactly_as_scheduled(lab: RunningLab) -> None:
+    sent_at = []
+    with lab.receiver("b", "broken") as receiver, lab.open_socket("a") as sender:
+        receiver.settimeout(0.002)
+        sender.connect(receiver.getsockname())
+        asked_at = time.monotonic()
+        lab.connection.ask("schedule")
+        started_at = time.monotonic()
+        arrived = set()
+        while time.monotonic() < started_at + 0.4:
+            sent_at.append(time.monotonic())
+            sender.send(struct.pack("<I", len(sent_at) - 1))
+            # What paces this is waiting for what comes.
+            with contextlib.suppress(TimeoutError):
+                arrived.add(struct.unpack("<I", receiver.recv(10))[0])
+        lab.wait_settled("broken", lab.path("broken")["offered_packets"])
+        arrived |= {struct.unpack("<I", packet)[0] for packet in drain(receiver)}
+
+    for number, at in enumerate(sent_at):
+        if at > started_at + 0.25:
+            assert number in arrived
+        # A packet reaches the link a little after it is sent; a millisecond is left open.
+        elif at < asked_at + 0.249:
+            assert number not in arrived
+    assert 0 < len(arrived) < len(sent_at)
+
+
+def test_corruption_can_pass_the_checksum(lab: RunningLab) -> None:
+    with lab.receiver("b", "corrupt") as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        sender.send(bytes(100))
+        received = receiver.recv(1000)
+
+    assert int.from_bytes(received, "big").bit_count() == 1
+
+
+@pytest.mark.parametrize("congestion_control", [b"cubic", b"bbr"])
+def test_tcp_sends_wire_packets(lab: RunningLab, congestion_control: bytes) -> None:
+    payload = hashlib.shake_256(b"payload").digest(3_000_000)
+    before = lab.path("clean")
+    with (
+        lab.open_socket("b", socket.SOCK_STREAM) as listener,
+        lab.open_socket("a", socket.SOCK_STREAM) as sender,
+    ):
+        listener.bind((lab.address("b", "clean"), 0))
+        listener.listen()
+        sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control)
+        sender.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        thread = threading.Thread(target=_send_all, args=[sender, payload])
+        started = time.monotonic()
+        thread.start()
+        with accepted, accepted.makefile("rb") as stream:
+            received = stream.read()
+        elapsed = time.monotonic() - started
+        thread.join()
+
+    assert received == payload
+    # 3 MB at 50 Mbit/s take 0.48 s; both find the rate within some round trips of 10 ms.
+    assert 0.48 < elapsed < 5
+    after, report = lab.path("clean"), lab.report("clean")
+    packets = after["offered_packets"] - before["offered_packets"]
+    assert packets >= 3_000_000 / 1448
+    assert after["offered_bytes"] - before["offered_bytes"] <= 1500 * packets
+    assert (report["oversized_packets"], report["missed_packets"]) == (0, 0)
+
+
+def _send_all(sender: socket.socket, payload: bytes) -> None:
+    sender.sendall(payload)
+    sender.shutdown(socket.SHUT_WR)
+
+
+def test_no_packet_exceeds_the_mtu(start_lab: Callable[..., RunningLab]) -> None:
+    lab = start_lab(wan("long"))
+    with IPRoute(netns=lab.namespace("a"), flags=0) as route:
+        (index,) = route.link_lookup(ifname="long")
+        route.link("set", index=index, mtu=2000)
+    with lab.receiver("b", "long") as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        sender.send(bytes(1473))
+        sender.send(bytes(1472))
+        assert len(receiver.recv(2000)) == 1472
+
+    assert lab.report("long")["oversized_packets"] == 1
+
+
+def test_hosts_of_one_side_meet_before_the_link(start_lab: Callable[..., RunningLab]) -> None:
+    lab = start_lab(wan("long").replace('["a"]', '["a", "c"]'))
+    with lab.receiver("c", "long") as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        sender.send(b"near")
+        assert receiver.recv(10) == b"near"
+
+    report = lab.report("long")
+    assert (report["local_packets"], report["forward"]["paths"][0]["offered_packets"]) == (1, 0)

@@ -1,0 +1,92 @@
+"""A policy that one broker applies is in force at the others before a second has passed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from brokers import MemoryAudit
+from sealane.crypto.attestation.policy import Policy
+from sealane.crypto.keys import WrappingKey
+from sealane.daemon.broker import policy_keeper
+from sealane.daemon.broker.policy_keeper import PolicyKeeper
+from sealane.daemon.broker.registry import Registry
+from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.errors import UnavailableError
+
+HEARD_WITHIN_SECONDS = 1.0
+
+
+class Broker:
+    """The policy keeper of one broker, and when it last heard of a change."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.heard: asyncio.Queue[int] = asyncio.Queue()
+        self.keeper = PolicyKeeper(registry, owner=None, audit=MemoryAudit(), changed=self._changed)
+
+    @classmethod
+    async def on(cls, store: Store) -> "Broker":
+        return cls(await Registry.open(store, WrappingKey(bytes(32)), node="b"))
+
+    def _changed(self, policy: Policy) -> None:
+        self.heard.put_nowait(policy.version)
+
+    async def apply(self, version: int) -> None:
+        document = f"version = {version}\n".encode()
+        await self.keeper.apply(document, b"", source="p", subject="operator")
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(self.keeper.keep_refreshed())
+            yield
+            task.cancel()
+
+
+@pytest.fixture
+async def other_client(store: Store, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    """The store as a second broker has it; SQLite has one process."""
+    if not isinstance(store, EtcdStore):
+        yield store
+        return
+    endpoints = request.getfixturevalue("etcd").endpoints
+    other = await EtcdStore.open(
+        endpoints, writer="other", credentials=None, prefix=store._data.removesuffix("data/")
+    )
+    yield other
+    await other.close()
+
+
+async def test_other_brokers_hear_of_a_policy_within_a_second(
+    store: Store, other_client: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reading now and then would be too late.
+    monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 3600)
+    first, second = await Broker.on(store), await Broker.on(other_client)
+    await first.apply(1)
+    async with second.following():
+        assert await asyncio.wait_for(second.heard.get(), 10) == 1
+        for version in (2, 3):
+            await first.apply(version)
+            async with asyncio.timeout(HEARD_WITHIN_SECONDS):
+                assert await second.heard.get() == version
+        assert second.heard.empty()
+    assert second.keeper.policy.version == 3
+
+
+async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 0.05)
+
+    async def lost(prefix: str, *, from_revision: int) -> AsyncIterator[object]:
+        raise UnavailableError("broker.store.compacted", f"{prefix} {from_revision}")
+        yield
+
+    first, second = await Broker.on(store), await Broker.on(store)
+    monkeypatch.setattr(store, "watch", lost)
+    async with second.following():
+        await first.apply(1)
+        assert await asyncio.wait_for(second.heard.get(), 10) == 1

@@ -1,0 +1,282 @@
+"""What a lab is like: the model of a topology file (docs/lab.md).
+
+Probabilities are from 0 to 1 and per packet; sizes are bytes of IP packets, headers included.
+"""
+
+import math
+from typing import Annotated, Any, Final, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from sealane._native import LinkSettings
+from sealane.errors import UsageError
+
+WANS_MAX: Final = 32
+PATHS_MAX: Final = 64
+HOSTS_PER_SIDE_MAX: Final = 32
+OUTAGES_MAX: Final = 256
+# What packets of one link may take in the emulator's memory, waiting and in transit.
+HELD_BYTES_MAX: Final = 1 << 30
+# An interface's name has 15 bytes at most, and a link is one in its hosts.
+_NAME_LENGTH_MAX: Final = 15
+_PARTS: Final = 1_000_000_000
+
+
+def _name(value: str) -> str:
+    allowed = set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    if not 0 < len(value) <= _NAME_LENGTH_MAX or not set(value) <= allowed or value == "lo":
+        raise ValueError(f"1…{_NAME_LENGTH_MAX} of a to z, 0 to 9 and '-', but not 'lo'")
+    return value
+
+
+def _probability(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError("a probability, 0…1")
+    return value
+
+
+def _hosts(names: list[str]) -> list[str]:
+    if not 0 < len(names) <= HOSTS_PER_SIDE_MAX or len(set(names)) != len(names):
+        raise ValueError(f"1…{HOSTS_PER_SIDE_MAX} hosts, each once")
+    return names
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Probability = Annotated[float, AfterValidator(_probability)]
+Hosts = Annotated[list[Name], AfterValidator(_hosts)]
+Bytes = Annotated[int, Field(ge=0, le=HELD_BYTES_MAX)]
+Micros = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class Table(BaseModel):
+    """A table of the file: strict types, no unknown key, frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Burst(Table):
+    """Loss in bursts: the two states of Gilbert and Elliott, with a step before each packet."""
+
+    p: Probability
+    """From the good state to the bad one."""
+    r: Probability
+    """From the bad state to the good one; bursts have 1/r packets in the mean."""
+    loss_bad: Probability = 1.0
+    loss_good: Probability = 0.0
+
+    @property
+    def loss(self) -> float:
+        """The share of packets lost in the long run."""
+        if self.p + self.r == 0:
+            return self.loss_good
+        return (self.p * self.loss_bad + self.r * self.loss_good) / (self.p + self.r)
+
+
+class Marking(Table):
+    """Marks rise linearly from none at `low_bytes` to `probability_max` at `high_bytes`."""
+
+    low_bytes: Bytes
+    high_bytes: Bytes
+    probability_max: Probability = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.low_bytes > self.high_bytes:
+            raise ValueError("a low_bytes that does not exceed high_bytes")
+        return self
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """As the emulator takes it."""
+        return self.low_bytes, self.high_bytes, to_parts(self.probability_max)
+
+
+class Phantom(Marking):
+    """A phantom queue: drains at `drain` of the rate and holds `cap_bytes` at most."""
+
+    drain: Probability = 0.952
+    cap_bytes: Bytes
+
+
+class Direction(Table):
+    """One direction of a path."""
+
+    rate_bits_per_second: Annotated[int, Field(ge=1000, le=400_000_000_000)]
+    delay_micros: Micros
+    buffer_bytes: Annotated[int, Field(ge=1500, le=HELD_BYTES_MAX)]
+    jitter_micros: Micros = 0
+    loss: Probability = 0.0
+    burst: Burst | None = None
+    reorder: Probability = 0.0
+    reorder_micros_max: Micros = 0
+    duplicate: Probability = 0.0
+    corrupt: Probability = 0.0
+    red: Marking | None = None
+    phantom: Phantom | None = None
+
+    @model_validator(mode="after")
+    def _check_direction(self) -> Self:
+        if self.burst is not None and self.loss > 0:
+            raise ValueError("loss or burst, not both")
+        if (self.reorder > 0) != (self.reorder_micros_max > 0):
+            raise ValueError("reorder and reorder_micros_max together, or neither")
+        if self.held_bytes > HELD_BYTES_MAX:
+            raise ValueError(
+                f"a delay and a buffer that hold {HELD_BYTES_MAX} bytes together at most; "
+                f"these hold {self.held_bytes}"
+            )
+        return self
+
+    @property
+    def held_bytes(self) -> int:
+        """Most bytes in the buffer and on the wire, in whole."""
+        micros = self.delay_micros + self.jitter_micros + self.reorder_micros_max
+        return self.buffer_bytes + self.rate_bits_per_second * micros // 8_000_000
+
+    @property
+    def settings(self) -> LinkSettings:
+        """As the emulator takes it."""
+        burst = self.burst
+        phantom = self.phantom
+        return LinkSettings(
+            rate_bits_per_second=self.rate_bits_per_second,
+            delay_nanos=self.delay_micros * 1000,
+            buffer_bytes=self.buffer_bytes,
+            loss_parts_per_billion=to_parts(self.loss),
+            gilbert_elliott=None
+            if burst is None
+            else (
+                to_parts(burst.p),
+                to_parts(burst.r),
+                to_parts(burst.loss_bad),
+                to_parts(burst.loss_good),
+            ),
+            jitter_nanos=self.jitter_micros * 1000,
+            reorder_parts_per_billion=to_parts(self.reorder),
+            reorder_nanos_max=self.reorder_micros_max * 1000,
+            duplicate_parts_per_billion=to_parts(self.duplicate),
+            corrupt_parts_per_billion=to_parts(self.corrupt),
+            red=None if self.red is None else self.red.parts,
+            phantom=None
+            if phantom is None
+            else (to_parts(phantom.drain), phantom.cap_bytes, *phantom.parts),
+        )
+
+
+class Outage(Table):
+    """A path that is down both ways, counted from the start of the schedule."""
+
+    path: Annotated[int, Field(ge=0, lt=PATHS_MAX)] = 0
+    start_seconds: Annotated[float, Field(ge=0, le=1e6)]
+    end_seconds: Annotated[float, Field(ge=0, le=1e6)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.start_seconds >= self.end_seconds:
+            raise ValueError("a start_seconds before end_seconds")
+        return self
+
+    @property
+    def nanos(self) -> tuple[int, int, int]:
+        """Path, start and end as the emulator takes them."""
+        return self.path, round(self.start_seconds * 1e9), round(self.end_seconds * 1e9)
+
+
+class Wan(Direction):
+    """A long link between the hosts of two sides. Its own keys are those of the way forward."""
+
+    name: Name
+    left: Hosts
+    right: Hosts
+    paths: Annotated[int, Field(ge=1, le=PATHS_MAX)] = 1
+    corruption_passes_checksum: bool = False
+    outages: Annotated[list[Outage], Field(default_factory=list, max_length=OUTAGES_MAX)]
+    backward: Direction
+    forward_to: str | None = None
+    """Without namespaces: the UDP address that this link leads to."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_backward(cls, value: Any) -> Any:
+        """Take what `backward` doesn't say from the way forward."""
+        if not isinstance(value, dict) or not isinstance(value.get("backward", {}), dict):
+            return value
+        shared = {key: value[key] for key in Direction.model_fields if key in value}
+        return {**value, "backward": {**shared, **value.get("backward", {})}}
+
+    @field_validator("forward_to")
+    @classmethod
+    def _check_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            host, _, port = value.rpartition(":")
+            is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+            if not is_port or not host.startswith("127."):
+                raise ValueError("a numeric loopback address:port")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if both := set(self.left) & set(self.right):
+            raise ValueError(f"hosts on one side only; {', '.join(sorted(both))} is on both")
+        if missing := [o.path for o in self.outages if o.path >= self.paths]:
+            raise ValueError(f"outages of paths 0…{self.paths - 1}; there is no {missing[0]}")
+        return self
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Left ones first."""
+        return (*self.left, *self.right)
+
+    def packets_per_second(self, mtu: int) -> float:
+        """Full packets of both directions and all paths that the emulator must be able to carry."""
+        rates = self.rate_bits_per_second + self.backward.rate_bits_per_second
+        return self.paths * rates / (8 * mtu)
+
+
+class Topology(Table):
+    """The whole file."""
+
+    mtu: Annotated[int, Field(ge=1280, le=9000)] = 1500
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    slip_micros_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    """A packet that leaves later than this after its time is late."""
+    late_max: Probability = 0.01
+    """The share of late packets at which a run is void."""
+    wan: Annotated[list[Wan], Field(min_length=1, max_length=WANS_MAX)]
+
+    @field_validator("wan")
+    @classmethod
+    def _check_names(cls, wans: list[Wan]) -> list[Wan]:
+        if len({wan.name for wan in wans}) != len(wans):
+            raise ValueError("each name once")
+        return wans
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts, in the order of the file."""
+        return tuple(dict.fromkeys(host for wan in self.wan for host in wan.hosts))
+
+    @property
+    def packets_per_second(self) -> int:
+        """Full packets that all links carry when all are busy both ways."""
+        return math.ceil(sum(wan.packets_per_second(self.mtu) for wan in self.wan))
+
+
+def to_parts(probability: float) -> int:
+    """Return a probability in the emulator's parts per billion."""
+    return round(probability * _PARTS)
+
+
+def check_name(name: str) -> str:
+    """Return a lab's name; UsageError `lab.name` if it can't be one."""
+    try:
+        return _name(name)
+    except ValueError as error:
+        raise UsageError("lab.name", f"name: found {name!r}; allowed: {error}") from None
