@@ -147,6 +147,16 @@ impl Life {
         }
     }
 
+    /// Writes nearly every block.
+    pub fn fill(&mut self, version: &mut Version) -> Result<(), Violation> {
+        for lba in (0..self.blocks() - WRITE_BLOCKS_MAX).step_by(WRITE_BLOCKS_MAX as usize) {
+            *version += 1;
+            self.begin(lba, WRITE_BLOCKS_MAX, *version)?;
+            self.end_all()?;
+        }
+        Ok(())
+    }
+
     /// Gives a write's data to the device.
     pub fn begin(&mut self, lba: u64, blocks: u64, version: Version) -> Result<bool, Violation> {
         let data: Vec<_> = (lba..lba + blocks).flat_map(|lba| block(lba, version)).collect();

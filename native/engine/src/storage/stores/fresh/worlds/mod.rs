@@ -116,7 +116,7 @@ impl World {
         let mut random = ChaCha8Rng::seed_from_u64(seed ^ u64::MAX);
         // Few sets, few spare slots, a short log and a small table, so that all of them turn over.
         let pending_max = 24 + random.next_u64() % 32;
-        let block_count = 80 + random.next_u64() % 200;
+        let block_count = 80 + random.next_u64() % 120;
         let geometry = Geometry {
             block_count,
             leaf_entries: Placed::ENTRIES_PER_LEAF,
@@ -161,6 +161,10 @@ impl World {
 
     fn run(&mut self) -> Result<(), Violation> {
         let mut life = self.create().map_err(|error| Violation(format!("create: {error}")))?;
+        if chance(&mut self.random, 30) {
+            // Few slots are free then, and each is soon used again.
+            life.fill(&mut self.version)?;
+        }
         for _ in 0..1 + pick(&mut self.random, LIVES_MAX as usize) {
             let lived = self.live(&mut life);
             self.trace.append(&mut life.trace);
