@@ -306,7 +306,7 @@ class StoreRefusedError(OSError):
 class StoreAnchor:
     """The anchor of one store: what is to be anchored out, whether it was in.
 
-    `latest`: what it was advanced to last (97 bytes), None if never. `every_commit`: it is advanced
+    `latest`: what it was advanced to last (65 bytes), None if never. `every_commit`: it is advanced
     with each flush, else with checkpoints, at the start and at the end. A flush waits
     `timeout_seconds` for the answer. `believed`: an operator takes the store as it is found, if
     it was anchored and this anchor knows nothing of it.

@@ -62,7 +62,7 @@ async def test_store_is_anchored_where_its_device_is(target: Target, device: Dev
     await target.create_volume(VOLUME, sector_count=SECTORS)
     current = device.anchors.current(volume_record(VOLUME))
     assert current is not None
-    assert len(current[1]) == 97
+    assert len(current[1]) == 65
     assert target.statistics(VOLUME)["anchored"] == 1
     await target.close_volume(VOLUME)
     await target.open_volume(VOLUME, sector_count=SECTORS)
