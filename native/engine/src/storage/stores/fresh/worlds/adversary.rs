@@ -73,9 +73,9 @@ impl Adversary {
                 let snapshot = &self.snapshots[pick(random, self.snapshots.len())];
                 for area in self.areas() {
                     if kind == 0 || chance(random, 50) {
-                        area.for_each(|page| {
+                        for page in area {
                             device.lie(page, snapshot[page as usize].clone(), is_lasting);
-                        });
+                        }
                     }
                 }
             }
@@ -94,11 +94,7 @@ impl Adversary {
                 device.lie(left, at_right, is_lasting);
                 device.lie(right, at_left, is_lasting);
             }
-            4 => (0..count).for_each(|_| {
-                self.change(device, random, is_lasting, |page, random| {
-                    page.0[pick(random, PAGE_BYTES)] ^= 1 << pick(random, 8);
-                })
-            }),
+            4 => (0..count).for_each(|_| self.change(device, random, is_lasting, flip)),
             5 => (0..count).for_each(|_| self.change(device, random, is_lasting, forge)),
             6 => (0..count).for_each(|_| {
                 let page = self.page(random);
@@ -125,6 +121,10 @@ impl Adversary {
             device.lie(number, Some(Arc::new(page)), is_lasting);
         }
     }
+}
+
+fn flip(page: &mut Page, random: &mut ChaCha8Rng) {
+    page.0[pick(random, PAGE_BYTES)] ^= 1 << pick(random, 8);
 }
 
 /// Changes a number in a page and seals it with all that its owner can read.

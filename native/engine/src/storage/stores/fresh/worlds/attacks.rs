@@ -260,10 +260,10 @@ fn test_29_a_torn_write_is_the_old_version_or_the_new() {
     store.write(LBA, 1);
     store.flush();
     store.write(LBA, 2);
-    let slots = store.life.map.geometry().slot(0)..store.life.map.geometry().page_count();
+    let geometry = *store.life.map.geometry();
+    let mut slots = geometry.slot(0)..geometry.page_count();
     // Half of what the newest slot got.
-    let newest = slots.filter(|page| store.world.device.answer(*page).is_some()).next_back();
-    let newest = newest.expect("a slot");
+    let newest = slots.rfind(|page| store.world.device.answer(*page).is_some()).expect("a slot");
     let mut torn = *store.world.device.answer(newest).expect("its page");
     torn.0[2048..].fill(0);
     // Its record is in the log, not anchored and not known to be flushed.

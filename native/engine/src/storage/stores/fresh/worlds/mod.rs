@@ -31,7 +31,7 @@ use machine::{Crash, Device, PoweredAnchor};
 const SUPERBLOCK_UUID: [u8; 16] = [1; 16];
 const SUPERBLOCK_SEED: [u8; 32] = [2; 32];
 /// Lives of a world.
-const LIVES_MAX: u64 = 5;
+const LIVES_MAX: usize = 5;
 /// Steps of a life.
 const STEPS_MAX: u64 = 80;
 /// Openings in a row that may be cut off or refused.
@@ -165,7 +165,7 @@ impl World {
             // Few slots are free then, and each is soon used again.
             life.fill(&mut self.version)?;
         }
-        for _ in 0..1 + pick(&mut self.random, LIVES_MAX as usize) {
+        for _ in 0..=pick(&mut self.random, LIVES_MAX) {
             let lived = self.live(&mut life);
             self.trace.append(&mut life.trace);
             self.tally.reads_answered += life.reads[0];
