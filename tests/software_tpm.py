@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 _START_SECONDS = 10.0
+_GET_CAPABILITY = (1).to_bytes(4, "big")
 
 
 class SoftwareTpm:
@@ -41,37 +42,57 @@ class SoftwareTpm:
         self.start()
 
     def _try_start(self) -> bool:
-        port = _free_ports()
-        self._process = subprocess.Popen(
-            [
-                "swtpm",
-                "socket",
-                "--tpm2",
-                *("--tpmstate", f"dir={self.directory}"),
-                *("--flags", "not-need-init,startup-clear"),
-                *("--server", f"type=tcp,port={port}"),
-                *("--ctrl", f"type=tcp,port={port + 1}"),
-            ],
-            stderr=subprocess.DEVNULL,
-        )
-        while self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port + 1)).close()
-                self.tcti = f"swtpm:host=127.0.0.1,port={port}"
-                return True
-            time.sleep(0.005)
-        return False  # somebody else took a port
+        port, control = _ports()
+        with control:
+            self._process = subprocess.Popen(
+                [
+                    "swtpm",
+                    "socket",
+                    "--tpm2",
+                    *("--tpmstate", f"dir={self.directory}"),
+                    *("--flags", "not-need-init,startup-clear"),
+                    *("--server", f"type=tcp,port={port}"),
+                    *("--ctrl", f"type=tcp,fd={control.fileno()}"),
+                ],
+                stderr=subprocess.DEVNULL,
+                pass_fds=[control.fileno()],
+            )
+        self.tcti = f"swtpm:host=127.0.0.1,port={port}"
+        if _answers(port + 1):
+            return True
+        # Somebody else took the port of the TPM's own socket.
+        self.stop()
+        return False
 
 
-def _free_ports() -> int:
-    """Return a port that is free like the next one, where the TCTI expects the control channel."""
+def _ports() -> tuple[int, socket.socket]:
+    """Return a free port, and the control channel's socket, listening on the next one.
+
+    That one is ours before swtpm is there: whoever answers on it is our swtpm, and no connection
+    that we make can by chance be one to itself or to another's.
+    """
     while True:
-        with socket.socket() as first, socket.socket() as second:
+        with socket.socket() as first:
             first.bind(("127.0.0.1", 0))
             port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+            control = socket.socket()
+            try:
+                control.bind(("127.0.0.1", port + 1))
+                control.listen()
+            except (OSError, OverflowError):
+                control.close()
+            else:
+                return port, control
+
+
+def _answers(port: int) -> bool:
+    """Whether swtpm answers on its control channel, which it does when it has all its sockets."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=_START_SECONDS) as channel:
+            channel.sendall(_GET_CAPABILITY)
+            return len(channel.recv(4)) == 4
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -48,6 +48,9 @@ class Relay:
             return
         ends = {writer, far_writer}
         self._writers |= ends
+        if self.is_cut:
+            # Cut while the far end was being reached.
+            self.cut()
         try:
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         finally:

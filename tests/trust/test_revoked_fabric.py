@@ -1,0 +1,132 @@
+"""A fabric is revoked while a session with it is open: real daemons."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from sealane.client import Client, connect
+from sealane.client.session import listen_session, open_session
+from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
+from sealane.errors import Error
+from sealane.protocol.v1 import sessions_pb2
+
+FABRIC = (
+    '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
+    # Silence alone must not be what ends the session.
+    "idle_timeout_seconds = 600\n"
+)
+REGION = 1 << 20
+# docs/channels.md: the next question, a third of the lifetime later. What a loaded machine may add.
+BOUND_SECONDS = AUTHORIZATION_SECONDS / 3
+SLACK_SECONDS = 15.0
+
+
+@dataclass
+class Cluster:
+    """A broker and two fabrics."""
+
+    broker: Daemon
+    near: Daemon
+    far: Daemon
+
+    def revoke(self, node: str) -> None:
+        ended = sealanectl("--socket", self.broker.socket, "node", "revoke", node)
+        assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture
+def site() -> Iterator[Cluster]:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        made = Site(root)
+        made.write_policy({"a": ["fabric"], "b": ["fabric"]})
+        broker = stack.enter_context(daemon(made.broker_config()))
+        near, far = (
+            stack.enter_context(
+                daemon(made.write_config(name, made.enrolment(name, broker) + FABRIC))
+            )
+            for name in ("a", "b")
+        )
+        yield Cluster(broker, near, far)
+
+
+async def _sessions(client: Client) -> list[sessions_pb2.Session]:
+    return [*(await client.sessions.ListSessions(sessions_pb2.ListSessionsRequest())).sessions]
+
+
+async def _is_open(client: Client, name: str) -> bool:
+    states = {each.name: each.state for each in await _sessions(client)}
+    return states.get(name) == sessions_pb2.Session.ESTABLISHED
+
+
+async def _opened(client: Client, far: Daemon, opened: asyncio.Event) -> None:
+    """Hold a session with `far` open for as long as it lasts."""
+    while True:
+        try:
+            async with open_session(
+                client.sessions,
+                "gradients",
+                region_bytes=REGION,
+                peer_node="b",
+                peer_address=far.addresses["fabric_control"],
+                rate_bits_per_second=100_000_000,
+            ):
+                opened.set()
+                await asyncio.Event().wait()
+        except Error as error:
+            # The listener starts in another task.
+            if error.reason != "session.listener.absent":
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def _listened(client: Client) -> None:
+    async with listen_session(client.sessions, "gradients", region_bytes=REGION):
+        await asyncio.Event().wait()
+
+
+async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: Cluster) -> None:
+    async with connect(site.near.socket) as near, connect(site.far.socket) as far:
+        opened = asyncio.Event()
+        held = [
+            asyncio.ensure_future(_listened(far)),
+            asyncio.ensure_future(_opened(near, site.far, opened)),
+        ]
+        await asyncio.wait_for(opened.wait(), 60)
+        (session,) = await _sessions(near)
+        assert session.state == sessions_pb2.Session.ESTABLISHED
+        # It doesn't go by itself: a revoked node is not to be relied on.
+        site.far.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(site.revoke, "b")
+            async with asyncio.timeout(BOUND_SECONDS + SLACK_SECONDS):
+                # A process tells of itself only when it is asked.
+                while await _is_open(near, session.name):
+                    pass
+            (ended,) = [s for s in await _sessions(near) if s.name == session.name]
+            assert ended.close_reason == "session.peer.revoked"
+            lost = [x for x in site.near.log_lines() if x["event"] == "authorization_lost"]
+            assert [(x["peer"], x["reason"]) for x in lost] == [
+                ("spiffe://sealane/fabric/b", "node.revoked")
+            ]
+        finally:
+            site.far.process.send_signal(signal.SIGCONT)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        # And it gets no other one.
+        with pytest.raises(Error) as caught:
+            async with open_session(
+                near.sessions,
+                "gradients",
+                region_bytes=REGION,
+                peer_node="b",
+                peer_address=site.far.addresses["fabric_control"],
+                rate_bits_per_second=100_000_000,
+            ):
+                pass
+        assert caught.value.reason in {"peer.unattested", "node.revoked"}
