@@ -42,6 +42,9 @@ class SessionEndpoint:
         idle_timeout_ns: int,
         initiator: bool,
     ) -> None: ...
+    # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
+    # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
+    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # ("establishing" | "established" | "closed", reason id); takes the notification back.
     def state(self) -> tuple[str, str]: ...
@@ -84,6 +87,7 @@ class JobRing:
     def entries(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: by plan.
     # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
     def post_send(
         self,
@@ -93,6 +97,8 @@ class JobRing:
         user_data: int,
         k: int = 0,
         m: int = 0,
+        depth: int = 1,
+        auto: bool = False,
         immediate: int | None = None,
     ) -> None: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
@@ -234,6 +240,7 @@ def simulate(
     depth: int = 1,
     slots: int = 16,
     erasure_code: tuple[int, int] | None = None,
+    interleaving: int = 1,
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
@@ -246,7 +253,8 @@ def simulate(
     """Send `count` messages over a simulated path and return what happened.
 
     Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
-    `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
+    `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
+    go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual

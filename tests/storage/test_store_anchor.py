@@ -100,6 +100,7 @@ async def test_silent_anchor_keeps_a_store_from_being_served_until_it_answers(
         await target.open_volume(VOLUME, sector_count=SECTORS)
     assert caught.value.reason == "anchor.unreachable"
     memory.is_silent = False
+    monkeypatch.undo()
     await device.anchors.settle()
     await target.open_volume(VOLUME, sector_count=SECTORS)
 
