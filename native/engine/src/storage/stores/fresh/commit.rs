@@ -278,7 +278,9 @@ impl<F: Layout> Map<F> {
         let policy = self.anchor.as_ref().map(|anchor| anchor.policy());
         match policy {
             Some(AnchorPolicy::EveryCommit) => self.advance(writer),
-            Some(AnchorPolicy::Checkpoints) | None => Ok(()),
+            // What had no room in the log is only in the last checkpoint.
+            Some(AnchorPolicy::Checkpoints) => self.settle(writer),
+            None => Ok(()),
         }
     }
 
