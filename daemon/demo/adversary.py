@@ -129,7 +129,8 @@ def block_start(path: Path, lba: int) -> int:
         superblock = file.read(SLOT_BYTES)
     if not superblock.startswith(b"SEALSTOR"):
         return lba * SLOT_BYTES
-    block_count, leaf_entries, _, log_pages = struct.unpack_from("<4Q", superblock, 64)
+    sizes: tuple[int, int, int, int] = struct.unpack_from("<4Q", superblock, 64)
+    block_count, leaf_entries, _, log_pages = sizes
     sets = -(-block_count // leaf_entries)
     node_pages = -(-sets // NODES_PER_PAGE)
     return (3 + log_pages + 2 * node_pages + 2 * sets + lba) * SLOT_BYTES

@@ -194,12 +194,6 @@ impl Leaves {
         self.state().void_since.clone()
     }
 
-    /// Has no leaf page in memory.
-    #[cfg(test)]
-    pub fn forget_pages(&self) {
-        self.state().cache = Cache::new(CACHE_PAGES);
-    }
-
     // Changes.
 
     /// Takes over leaves that were written, sorted.
@@ -227,6 +221,12 @@ impl Leaves {
                 None => drop(state.cache.remove(leaf)),
             }
         }
+    }
+
+    /// Has every leaf page read from the device again.
+    #[cfg(test)]
+    pub fn forget_pages(&self) {
+        self.state().cache.clear();
     }
 
     // Checkpoints.

@@ -5,6 +5,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sealane_proto::freshness::pending::{Pending, Step};
 
@@ -103,6 +104,7 @@ impl<F: Layout> Map<F> {
             (change.set, (page != Page::ZERO).then_some(page))
         });
         let merged: Vec<_> = merged.collect();
+        self.counters.written.store(writer.written, Ordering::Relaxed);
         self.write_leaves(merged)?;
         writer.merge = Some(merge);
         Ok(())

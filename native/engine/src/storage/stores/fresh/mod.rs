@@ -33,3 +33,5 @@ mod in_place_tests;
 mod power_cut_tests;
 #[cfg(test)]
 mod test_blocks;
+#[cfg(test)]
+mod worlds;
