@@ -307,16 +307,49 @@ class StorageEvent:
     @property
     def detail(self) -> str: ...
 
+class StoreRefusedError(OSError):
+    """A store was refused: arguments (reason id, text)."""
+
+@final
+class StoreAnchor:
+    """The anchor of one store: what is to be anchored out, whether it was in.
+
+    `latest`: what it was advanced to last (65 bytes), None if never. `every_commit`: it is advanced
+    with each flush, else with checkpoints, at the start and at the end. A flush waits
+    `timeout_seconds` for the answer. `believed`: an operator takes the store as it is found, if
+    it was anchored and this anchor knows nothing of it.
+    """
+
+    def __new__(
+        cls,
+        *,
+        latest: bytes | None,
+        every_commit: bool,
+        timeout_seconds: float,
+        believed: bool = False,
+    ) -> StoreAnchor: ...
+    # Readable when `take` would find something.
+    def fd(self) -> int: ...
+    # The number, which grows by one, and what is to be anchored; the same again if no answer came.
+    def take(self) -> tuple[int, bytes] | None: ...
+    # Anchored, unless it is known never to be (`lost`) or not known (`unreachable`).
+    def answer(
+        self, number: int, *, lost: str | None = None, unreachable: str | None = None
+    ) -> None: ...
+
 @final
 class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
-    `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
+    `sealed`: 4160-byte blocks behind secure queues; else plain 4096-byte blocks. A sealed "file"
+    keeps freshness itself, under `secret` (32 bytes, wiped) if there is one, and as far as `anchor`
+    remembers; others have a table that is rebuilt from what the store holds, or none if `freshness`
+    is off.
     `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
     file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
     exist.
-    OSError if the store can't be had; ValueError for options that don't go together.
+    OSError if the store can't be had, StoreRefusedError (`store.rolled_back`,
+    `anchor.unreachable`, `sector.stale`) among them; ValueError for options that don't go together.
     """
 
     def __new__(
@@ -331,6 +364,8 @@ class Namespace:
         in_place: bool = False,
         freshness: bool = True,
         metadata: bool = False,
+        secret: bytearray | None = None,
+        anchor: StoreAnchor | None = None,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
