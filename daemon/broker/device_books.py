@@ -126,7 +126,8 @@ class DeviceBooks:
             lambda record: {
                 "is_initialised": False,
                 "fencing_epoch": record.fencing_epoch + 1,
-                "opening": None,
+                # Who had it before a move is waited for all the same.
+                "opening": record.opening if _is_ending(record) else None,
             },
         )
         await self._drop_anchor(device_id)
@@ -277,6 +278,11 @@ class DeviceBooks:
     async def _note(self, kind: str, **detail: str | bool) -> None:
         await self.audit.record(kind, subject="operator", outcome="done", reason="", **detail)
         get_logger().warning(kind.replace(".", "_"), **detail)
+
+
+def _is_ending(record: DeviceRecord) -> bool:
+    """Whether the device went to another node while it was open, and that may not be over."""
+    return record.opening is not None and record.opening.until is not None
 
 
 def _state(record: DeviceRecord, now: dt.datetime) -> str:

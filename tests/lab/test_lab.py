@@ -30,13 +30,16 @@ def run(lab: RunningLab, *words: str, **options: Any) -> subprocess.CompletedPro
 
 
 def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: RunningLab) -> None:
-    script = "hostname >/dev/null; cat /etc/hosts; ls /sys/class/net; ls -d /proc/1; exit 5"
+    script = (
+        "cat /proc/sys/net/ipv4/tcp_no_metrics_save /etc/hosts; "
+        "ls /sys/class/net; ls -d /proc/1; exit 5"
+    )
 
     result = run(shared, "b", "--", "bash", "-c", f"echo $SEALANE_LAB_HOST; {script}")
 
     assert result.returncode == 5
     words = result.stdout.split()
-    assert words[0] == "b"
+    assert words[:2] == ["b", "1"]
     assert words[words.index("10.77.0.1") + 1 :][:2] == ["a.long", "a"]
     assert words[-3:] == ["lo", "long", "/proc/1"]
     assert f"b in lab {shared.name}" in result.stderr
@@ -150,12 +153,13 @@ def test_a_machine_is_not_asked_for_more_than_it_carries(tmp_path: Path) -> None
     path = tmp_path / "x.toml"
     path.write_text(wan("long").replace("= 50_000_000", "= 400_000_000_000").replace("5_000", "0"))
 
-    result = command("up", path, "--name", "t-too-much")
+    name = f"t{uuid.uuid4().hex[:10]}"
+    result = command("up", path, "--name", name)
 
     assert result.returncode == 2
     assert "packets a second of 1500 bytes when all are busy" in result.stderr
     assert "lab.capacity" in result.stderr
-    assert "t-too-much" not in lab_names(0)
+    assert name not in lab_names(0)
 
 
 def test_down_is_done_once_and_asked_as_often_as_one_likes(
@@ -235,6 +239,30 @@ def test_killing_up_leaves_no_lab(tmp_path: Path) -> None:
         up.kill()
     while name in lab_names(0):
         pass
+
+
+def test_a_lab_that_somebody_else_holds_is_not_asked() -> None:
+    code = """
+import os, socket, sys
+os.setuid(65534)
+squatter = socket.socket(socket.AF_UNIX)
+squatter.bind(sys.argv[1].replace("@", chr(0)))
+squatter.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+    name = f"t{uuid.uuid4().hex[:10]}"
+    address = socket_address(name, 0).replace("\0", "@")
+    with subprocess.Popen(
+        ["python3", "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as squatter:
+        assert squatter.stdout is not None
+        squatter.stdout.readline()
+        result = command("status", name)
+        squatter.kill()
+
+    assert result.returncode == 2
+    assert "held by user 65534" in result.stderr
 
 
 def test_a_stranger_is_not_answered(shared: RunningLab) -> None:

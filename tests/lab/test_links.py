@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from pyroute2 import IPRoute
+from pyroute2.netns import create_socket
 
 from labs import CLEAN, RunningLab, drain, needs_root, running, wan
 
@@ -92,6 +93,30 @@ def test_a_ping_takes_the_configured_round_trip(lab: RunningLab) -> None:
     assert min(trips) >= 0.010_008
     assert min(trips) < 0.0115
     assert statistics.median(trips) < 0.020
+
+
+def test_interfaces_send_nothing_by_themselves(lab: RunningLab) -> None:
+    with IPRoute(netns=lab.namespace("a"), flags=0) as route:
+        found = [address.get("address") for address in route.get_addr(family=socket.AF_INET6)]
+
+    # A link-local address would have solicitations and reports sent from it.
+    assert "::1" in found
+    assert not [address for address in found if address.startswith("fe80")]
+    assert lab.report("clean")["foreign_packets"] == 0
+
+
+def test_hosts_have_ipv6_too(start_lab: Callable[..., RunningLab]) -> None:
+    lab = start_lab(wan("long"))
+    with (
+        create_socket(lab.namespace("b"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as receiver,
+        create_socket(lab.namespace("a"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as sender,
+    ):
+        receiver.settimeout(10)
+        receiver.bind((lab.status["hosts"]["b"]["long"][1], 0))
+        sender.sendto(b"six", receiver.getsockname())
+        payload, peer = receiver.recvfrom(10)
+
+    assert (payload, peer[0]) == (b"six", lab.status["hosts"]["a"]["long"][1])
 
 
 def test_loss_has_its_rate(lab: RunningLab) -> None:
@@ -284,6 +309,22 @@ def test_no_packet_exceeds_the_mtu(start_lab: Callable[..., RunningLab]) -> None
         assert len(receiver.recv(2000)) == 1472
 
     assert lab.report("long")["oversized_packets"] == 1
+
+
+def test_packets_that_a_host_has_no_room_for_are_counted(
+    start_lab: Callable[..., RunningLab],
+) -> None:
+    lab = start_lab(wan("long"))
+    with IPRoute(netns=lab.namespace("b"), flags=0) as route:
+        (index,) = route.link_lookup(ifname="long")
+        route.link("set", index=index, mtu=1280)
+    with lab.receiver("b", "long") as receiver, lab.open_socket("a") as sender:
+        sender.connect(receiver.getsockname())
+        sender.send(bytes(1472))
+        sender.send(b"short")
+        assert receiver.recv(2000) == b"short"
+
+    assert lab.report("long")["missed_packets"] == 1
 
 
 def test_hosts_of_one_side_meet_before_the_link(start_lab: Callable[..., RunningLab]) -> None:

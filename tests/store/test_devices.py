@@ -50,6 +50,7 @@ class World:
     now: dt.datetime = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
     audit: MemoryAudit = field(default_factory=MemoryAudit)
     covered: list[int] = field(default_factory=list)
+    device_id: uuid.UUID = D
 
     async def _cover(self, revision: int) -> None:
         self.covered.append(revision)
@@ -72,18 +73,24 @@ class World:
     async def open(
         self,
         caller: Subject = S,
-        device_id: uuid.UUID = D,
+        device_id: uuid.UUID | None = None,
         *,
         anchor: str = "broker",
         found: Sequence[bytes] = (BLOB,),
     ) -> devices_pb2.DeviceState:
         opened = await self.devices.open(
-            caller, device_id=device_id, anchor=anchor, found=found, request_id=REQUEST
+            caller,
+            device_id=device_id or self.device_id,
+            anchor=anchor,
+            found=found,
+            request_id=REQUEST,
         )
         return devices_pb2.DeviceState.FromString(opened.state)
 
     async def advance(self, epoch: int, *changes: Change, caller: Subject = S) -> None:
-        await self.devices.advance(caller, device_id=D, fencing_epoch=epoch, changes=changes)
+        await self.devices.advance(
+            caller, device_id=self.device_id, fencing_epoch=epoch, changes=changes
+        )
 
     async def initialised(self, caller: Subject = S, *, anchor: str = "broker") -> int:
         """Open D for the first time, anchor its list, confirm; returns the fencing epoch."""
@@ -392,6 +399,15 @@ async def test_operator_may_have_a_device_believed_anew(world: World) -> None:
     state = await world.open(S_AGAIN, anchor="file", found=())
     assert state.is_initial
     assert not state.records
+
+
+async def test_wait_for_an_owner_is_not_shortened_by_believing_anew(world: World) -> None:
+    await world.initialised()
+    await world.books.move(D, "o")
+    await world.books.believe_anew(D)
+    await refused(UnavailableError, "device.busy", world.open(OTHER))
+    world.now += FENCE
+    assert (await world.open(OTHER)).is_initial
 
 
 async def test_forgotten_device_is_refused_and_its_secret_gone(world: World) -> None:

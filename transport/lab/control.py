@@ -166,6 +166,18 @@ def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> 
         if network is not None:
             _become_host(network, entry["hosts_file"])
 
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    # Ctrl-C reaches the command by itself, being in the same process group.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, pass_on)
     try:
         process = subprocess.Popen(
             command,
@@ -177,12 +189,8 @@ def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> 
     except subprocess.SubprocessError as error:
         raise UnavailableError("lab.enter", f"host {host} can't be entered: {error}") from error
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    for number in early:
         process.send_signal(number)
-
-    # Ctrl-C reaches the command by itself, being in the same process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, pass_on)
     code = process.wait()
     return code if code >= 0 else 128 - code
 

@@ -23,7 +23,6 @@ from sealane.transport.lab.measure import SHARE_MAX, Capacity, measure
 from sealane.transport.lab.names import PEER_CREDENTIALS, socket_address
 from sealane.transport.lab.plan import hosts_file, plan
 from sealane.transport.lab.topology import Topology
-from sealane.transport.tasks import TaskOwner
 
 
 class Holder:
@@ -141,8 +140,6 @@ async def hold(parameters: dict[str, Any]) -> None:
             check_capacity(topology, capacity, parameters["others"])
         lab = await stack.enter_async_context(laboratory(topology, relays=relays))
         holder = Holder(parameters["name"], lab, capacity)
-        connections = TaskOwner()
-        stack.push_async_callback(connections.close)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, holder.down.set)
         _reap_orphans(lab)
@@ -150,8 +147,8 @@ async def hold(parameters: dict[str, Any]) -> None:
         print(json.dumps(holder.status()), flush=True)
         kernel.let_go(0, 1, 2)
         server = await asyncio.start_unix_server(holder.converse, sock=control)
-        async with server:
-            await holder.down.wait()
+        stack.callback(server.close)
+        await holder.down.wait()
 
 
 def _bound(name: str) -> socket.socket:

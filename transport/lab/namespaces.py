@@ -12,7 +12,6 @@ from typing import Final
 
 from pyroute2 import AsyncIPRoute, config
 from pyroute2.ethtool.ioctl import IoctlEthtool
-from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD
 from pyroute2.process import ChildProcess, ChildProcessReturnValue
 
 from sealane.transport.lab import kernel
@@ -82,7 +81,6 @@ async def attach(host: Namespace, wan: Namespace, attachment: Attachment, *, nam
         peer={
             "ifname": name,
             "address": LINK_ADDRESS,
-            "gso_max_segs": 1,
             "net_ns_fd": host.descriptor,
         },
     )
@@ -102,13 +100,11 @@ async def start_host(host: Namespace, attachments: dict[str, Attachment], *, mtu
     for name, attachment in attachments.items():
         index = await _start(host.route, name, mtu=mtu)
         for address in (attachment.ipv4, attachment.ipv6):
-            # Without duplicate address detection, which IPv4 does not have anyway.
             await host.route.addr(
                 "add",
                 index=index,
                 address=str(address.ip),
                 prefixlen=address.network.prefixlen,
-                flags=IFA_F_NODAD if address.version == 6 else 0,
             )
 
 
