@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, sealaned, short_directory, wait_for_log
+from etcd_server import etcd_cluster
 from sealane.client import connect
 from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
 from sealane.errors import Error, UnavailableError
@@ -64,13 +65,17 @@ class World:
         )
 
     @contextlib.contextmanager
-    def gateway(self, target: Daemon, *, target_node: str = "s") -> Iterator[Daemon]:
+    def gateway(
+        self, target: Daemon, *, target_node: str = "s", second: Daemon | None = None
+    ) -> Iterator[Daemon]:
         config = self.site.write_config(
             "g",
             self.site.enrolment("g", self.broker)
             + f'[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "{target_node}"\n'
             + f'target_address = "{target.addresses["target_control"]}"\n',
         )
+        if second is not None:
+            _enrolled_at_both(config, second)
         with daemon(config) as running:
             yield running
 
@@ -126,7 +131,7 @@ async def test_new_device_needs_an_operator_where_the_broker_says_so(world: Worl
         volume = await _create(gateway)
         shown = world.ctl("show", asking["device"])
         assert (shown["owner"], shown["state"], shown["volumes"]) == ("s", "open", [volume])
-        assert [*shown["anchored"]] == ["catalogue"]
+        assert [*shown["anchored"]] == ["catalogue", volume.replace("volumes/", "volume/")]
         world.ctl("forget", asking["device"], fails_with="device.volumes.state")
     assert world.devices()[0]["state"] == "closed"
     kinds = [record["outcome"] for record in world.audited("device.open")]
@@ -296,3 +301,48 @@ async def test_forgotten_device_is_refused_for_ever(world: World) -> None:
     world.refused_start(config, "device.forgotten")
     world.ctl("move", device["device"], "--to", "s2", fails_with="device.not_found")
     assert len(world.audited("device.forget")) == 1
+
+
+async def test_anchor_goes_on_at_the_next_broker_when_one_is_killed(world: World) -> None:
+    brokers: list[Daemon] = []
+    etcd = world.stack.enter_context(etcd_cluster())
+    for instance, name in enumerate(("b1", "b2"), start=1):
+        config = world.site.write_config(
+            name,
+            '[broker]\nlisten = "127.0.0.1:0"\nattestation_listen = "127.0.0.1:0"\n'
+            f'policy_file = "{world.site.root / "policy.toml"}"\n'
+            f'key_file = "{world.site.root / "kek"}"\nallow_unsigned_policy = true\n'
+            f'instance = {instance}\nstore = "etcd"\n'
+            f"[broker.etcd]\nendpoints = {json.dumps(etcd.endpoints)}\n",
+        )
+        brokers.append(world.stack.enter_context(daemon(config)))
+    first, second = brokers
+    world.broker = first
+    target = world.stack.enter_context(daemon(_enrolled_at_both(world.target_config(), second)))
+    with world.gateway(target, second=second) as gateway:
+        await _create(gateway)
+        first.kill()
+        await _create(gateway)
+        world.broker = second
+        [device] = world.devices()
+        shown = world.ctl("show", device["device"])
+        assert len(shown["volumes"]) == 2
+        # Opened, and two volumes: each change once, whoever made it.
+        assert shown["anchored"]["catalogue"].startswith("3: ")
+    assert target.stop() == 0
+    with daemon(world.site.root / "s.toml") as again:
+        restored = [x for x in again.log_lines() if x.get("kind") == "restored"]
+        assert len(restored) == 2
+
+
+def _enrolled_at_both(config: Path, second: Daemon) -> Path:
+    """Name brokers b1 and b2 in a configuration that has the address of b1."""
+    before, section, after = config.read_text().partition("[enrolment]\n")
+    own, role, others = after.partition("[target]\n" if "[target]" in after else "[gateway]\n")
+    own = own.replace("/broker/trust-anchor", "/b1/trust-anchor")
+    config.write_text(
+        f'{before}{section}broker_node = "b1"\n{own}'
+        f'[[enrolment.other_brokers]]\nnode = "b2"\naddress = "{second.addresses["broker"]}"\n'
+        f'attestation_address = "{second.addresses["attestation"]}"\n{role}{others}'
+    )
+    return config
