@@ -300,6 +300,7 @@ impl<F: Layout> Map<F> {
                 })?;
                 count(&self.counters.anchors, 1);
                 writer.anchored = Some(to);
+                self.counters.is_anchored.store(1, Ordering::Relaxed);
                 writer.unsettled = None;
             }
         }
