@@ -282,6 +282,7 @@ class Daemon:
             store_kind=config.store,
             drive=config.drive,
             directory=directory,
+            device=device,
         )
         with _listening("target.listen", config.listen):
             await target.start()

@@ -223,12 +223,22 @@ class TargetPort(Protocol):
         """Where the NVMe/TCP listener is."""
 
     async def create_volume(
-        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
     ) -> None:
         """Make the sector store of a volume."""
 
     async def open_volume(
-        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
     ) -> None:
         """Open the sector store that an earlier process made."""
 

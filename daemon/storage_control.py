@@ -198,6 +198,7 @@ class StorageService:
             volume_id,
             sector_count=descriptor.sector_count,
             freshness=descriptor.mode != MODE_OFF,
+            generation=descriptor.generation,
         )
         if self._catalogue is None:
             await create()
@@ -264,6 +265,7 @@ class StorageService:
             volume_id,
             sector_count=descriptor.sector_count,
             freshness=descriptor.mode != MODE_OFF,
+            generation=descriptor.generation,
         )
         self._descriptors[descriptor.volume_id] = descriptor
         self.events.report(descriptor.volume_id, "restored")

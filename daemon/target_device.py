@@ -134,6 +134,7 @@ async def _open(
             secret=opened.secret,
             anchor=anchor,
             anchor_seconds=config.anchor_seconds if config.anchor == "tpm2" else 0,
+            is_believed=opened.is_initial,
         )
         half.pop_all()
     stack.push_async_callback(_tell_closed, client, device)

@@ -77,13 +77,23 @@ class RecordingTarget:
     address: tuple[str, int] = ("127.0.0.1", 4420)
 
     async def create_volume(
-        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
     ) -> None:
         self.volumes[volume_id] = sector_count
         self.freshness[volume_id] = freshness
 
     async def open_volume(
-        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
     ) -> None:
         self.volumes[volume_id] = sector_count
 

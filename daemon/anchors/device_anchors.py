@@ -72,6 +72,19 @@ class DeviceAnchors:
         """
         await self._tell(name, Anchored(number=number, blob=blob), at_once=at_once)
 
+    async def reach(self, name: str, number: int, blob: bytes) -> None:
+        """Anchor `blob` as `advance` does, at once; told again after `anchor.timeout`: wait on.
+
+        For who must know of exactly this state whether it is anchored.
+        """
+        told = self._queued.get(name) or self._sending.get(name)
+        record = Anchored(number=number, blob=blob)
+        if told is not None and told.record == record:
+            self._hurry.set()
+            await self._wait(_awaited(told))
+        elif self._records.get(name) != record:
+            await self._tell(name, record, at_once=True)
+
     async def forget(self, name: str) -> None:
         """Remove a record for good; as `advance`, and harmless if there is none."""
         await self._tell(name, None, at_once=False)

@@ -9,6 +9,7 @@ from sealane.crypto.encoding import canonical_json, parse_canonical_json
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_tree_secret
 from sealane.daemon.anchors.anchor import Anchor
+from sealane.daemon.anchors.broker import NoAnchor
 from sealane.daemon.anchors.device_anchors import DeviceAnchors
 from sealane.daemon.anchors.lock import OwnerLock
 from sealane.daemon.devices import ServedDevice
@@ -101,12 +102,17 @@ class Device:
         secret: bytearray,
         anchor: Anchor,
         anchor_seconds: float = 0.0,
+        is_believed: bool = False,
     ) -> None:
         """Take over `file`, `secret` (32 bytes) and `anchor`, and let go of them in `close`.
 
-        See `DeviceAnchors` for `anchor_seconds`.
+        See `DeviceAnchors` for `anchor_seconds`. `is_believed`: an operator takes what is found.
         """
+        self.is_believed = is_believed
         self.served = served
+        self.anchors_rarely = anchor_seconds > 0
+        """Whether the anchor wears out: then it hears of checkpoints, not of every flush."""
+        self.is_anchored = not isinstance(anchor, NoAnchor)
         self.anchors = DeviceAnchors(anchor, spacing_seconds=anchor_seconds, lost=self.lose)
         self._file = file
         self._secret = secret

@@ -16,9 +16,11 @@ from typing import Final, Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
+from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.storage.catalogue import STORE_SUFFIX, make_directory
+from sealane.daemon.storage.device import Device
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -28,7 +30,8 @@ from sealane.daemon.storage.exported import (
     Provider,
 )
 from sealane.daemon.storage.listener import Listener
-from sealane.errors import ProtocolError, UnavailableError, UsageError
+from sealane.daemon.storage.store_anchor import StoreAnchor
+from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
@@ -137,6 +140,7 @@ class TargetSubsystem(Exported):
     subsystem: Subsystem
     feed: EventFeed
     path: Path | None
+    anchor: StoreAnchor | None = None
     tickets: dict[bytes, _Ticket] = field(default_factory=dict)
     fences: dict[str, _Fence] = field(default_factory=dict)
     starting: list[_Ticket] = field(default_factory=list)
@@ -285,7 +289,10 @@ class TargetSubsystem(Exported):
                 "store_not_flushed", volume_id=str(self.volume_id), detail=str(error)
             )
         finally:
+            # It anchors where it ends: the anchor answers until it is closed.
             await asyncio.to_thread(self.native.close)
+            if self.anchor is not None:
+                await self.anchor.close()
 
     def statistics(self) -> dict[str, int]:
         """Counters of the namespace and of its queues."""
@@ -313,8 +320,9 @@ class Target(Provider):
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
     out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives;
     "emulated" too, at the pace of the named `drive`.
-    Freshness is a table in memory either way, rebuilt from what the store holds: it can't tell a
-    store that was rolled back while no process ran.
+    A "file" keeps freshness itself, under keys of `device`, and is anchored as the device is: one
+    that was rolled back while no process ran isn't opened. For others freshness is a table in
+    memory, rebuilt from what the store holds.
     """
 
     def __init__(
@@ -325,6 +333,7 @@ class Target(Provider):
         store_kind: Literal["emulated", "file", "inline", "memory"],
         drive: str | None = None,
         directory: Path | None = None,
+        device: Device | None = None,
     ) -> None:
         if (store_kind in FILE_STORES) != (directory is not None):
             raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
@@ -332,6 +341,7 @@ class Target(Provider):
         self._store_kind = store_kind
         self._drive = drive
         self._directory = directory
+        self._device = device
         self._volumes: dict[str, TargetSubsystem] = {}
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
 
@@ -366,16 +376,32 @@ class Target(Provider):
         return volume_nqn(volume_id)
 
     async def create_volume(
-        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
     ) -> None:
         """Make an empty volume. UsageError if it exists, UnavailableError if the store can't."""
-        await self._add(volume_id, sector_count, "create", freshness=freshness)
+        await self._add(
+            volume_id, sector_count, "create", freshness=freshness, generation=generation
+        )
 
     async def open_volume(
-        self, volume_id: uuid.UUID, *, sector_count: int, freshness: bool = True
+        self,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        freshness: bool = True,
+        generation: int = 1,
     ) -> None:
-        """Open the store that an earlier process made. UnavailableError if it can't be opened."""
-        await self._add(volume_id, sector_count, "open", freshness=freshness)
+        """Open the store that an earlier process made. UnavailableError if it can't be opened.
+
+        VerificationError `store.rolled_back` if its anchor knows of a later state, `sector.stale`
+        if a part of it is older than the rest.
+        """
+        await self._add(volume_id, sector_count, "open", freshness=freshness, generation=generation)
 
     async def _add(
         self,
@@ -384,12 +410,41 @@ class Target(Provider):
         exist: Literal["create", "open"],
         *,
         freshness: bool,
+        generation: int,
     ) -> None:
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
+        secret, anchor = None, None
+        if self._device is not None and self._store_kind == "file":
+            secret = self._device.tree_secret(volume_id, generation=generation)
+            if freshness and self._device.is_anchored:
+                if exist == "create":
+                    # Of one that was never finished: the catalogue knows of no such volume.
+                    await self._device.anchors.forget(volume_record(volume_id))
+                anchor = StoreAnchor(self._device, volume_id)
+        try:
+            native = await self._open_store(
+                volume_id, sector_count, exist, freshness=freshness, secret=secret, anchor=anchor
+            )
+        except BaseException:
+            if anchor is not None:
+                await anchor.close()
+            raise
+        self.serve_volume(volume_id, native, path=self._path(volume_id), anchor=anchor)
+
+    async def _open_store(
+        self,
+        volume_id: uuid.UUID,
+        sector_count: int,
+        exist: Literal["create", "open"],
+        *,
+        freshness: bool,
+        secret: bytearray | None,
+        anchor: StoreAnchor | None,
+    ) -> _native.Namespace:
         path = self._path(volume_id)
         try:
-            native = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 _native.Namespace,
                 store=self._store_kind,
                 block_count=sector_count,
@@ -398,17 +453,28 @@ class Target(Provider):
                 exist=exist,
                 drive=self._drive,
                 freshness=freshness,
+                secret=secret,
+                anchor=None if anchor is None else anchor.native,
             )
         except FileExistsError as error:
             raise UsageError(
                 "volume.exists", f"{path} exists already; remove it or use another volume id"
             ) from error
+        except _native.StoreRefusedError as error:
+            reason, text = error.args
+            if reason == "anchor.unreachable":
+                raise UnavailableError(reason, f"{path}: {text}") from error
+            raise VerificationError(reason, f"{path}: {text}") from error
         except (OSError, ValueError) as error:
             raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
-        self.serve_volume(volume_id, native, path=path)
 
     def serve_volume(
-        self, volume_id: uuid.UUID, native: _native.Namespace, *, path: Path | None = None
+        self,
+        volume_id: uuid.UUID,
+        native: _native.Namespace,
+        *,
+        path: Path | None = None,
+        anchor: StoreAnchor | None = None,
     ) -> None:
         """Serve a sealed namespace that somebody made; `close_volume` closes it."""
         if volume_nqn(volume_id) in self._volumes:
@@ -426,13 +492,17 @@ class Target(Provider):
             ),
             feed=EventFeed(native, self._listener.queue_closed),
             path=path,
+            anchor=anchor,
         )
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
         """Remove the store of a volume that isn't open, if there is one."""
         path = self._path(volume_id)
-        if path is not None and volume_nqn(volume_id) not in self._volumes:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+        if path is None or volume_nqn(volume_id) in self._volumes:
+            return
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        if self._device is not None:
+            await self._device.anchors.forget(volume_record(volume_id))
 
     def _path(self, volume_id: uuid.UUID) -> Path | None:
         return self._directory / f"{volume_id}{STORE_SUFFIX}" if self._directory else None

@@ -42,6 +42,9 @@ class SessionEndpoint:
         idle_timeout_ns: int,
         initiator: bool,
     ) -> None: ...
+    # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
+    # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
+    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # ("establishing" | "established" | "closed", reason id); takes the notification back.
     def state(self) -> tuple[str, str]: ...
@@ -84,6 +87,7 @@ class JobRing:
     def entries(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: by plan.
     # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
     def post_send(
         self,
@@ -93,6 +97,8 @@ class JobRing:
         user_data: int,
         k: int = 0,
         m: int = 0,
+        depth: int = 1,
+        auto: bool = False,
         immediate: int | None = None,
     ) -> None: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
@@ -234,6 +240,7 @@ def simulate(
     depth: int = 1,
     slots: int = 16,
     erasure_code: tuple[int, int] | None = None,
+    interleaving: int = 1,
     unit_bytes: int = 4096,
     chunk_units: int = 16,
     real_payload: bool = False,
@@ -246,7 +253,8 @@ def simulate(
     """Send `count` messages over a simulated path and return what happened.
 
     Lengths are uniform from `message_bytes` to `message_bytes_max` (default: all equal); at most
-    `depth` messages are outstanding. `erasure_code` is (k, m); without it, selective repeat.
+    `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
+    go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
@@ -299,16 +307,49 @@ class StorageEvent:
     @property
     def detail(self) -> str: ...
 
+class StoreRefusedError(OSError):
+    """A store was refused: arguments (reason id, text)."""
+
+@final
+class StoreAnchor:
+    """The anchor of one store: what is to be anchored out, whether it was in.
+
+    `latest`: what it was advanced to last (65 bytes), None if never. `every_commit`: it is advanced
+    with each flush, else with checkpoints, at the start and at the end. A flush waits
+    `timeout_seconds` for the answer. `believed`: an operator takes the store as it is found, if
+    it was anchored and this anchor knows nothing of it.
+    """
+
+    def __new__(
+        cls,
+        *,
+        latest: bytes | None,
+        every_commit: bool,
+        timeout_seconds: float,
+        believed: bool = False,
+    ) -> StoreAnchor: ...
+    # Readable when `take` would find something.
+    def fd(self) -> int: ...
+    # The number, which grows by one, and what is to be anchored; the same again if no answer came.
+    def take(self) -> tuple[int, bytes] | None: ...
+    # Anchored, unless it is known never to be (`lost`) or not known (`unreachable`).
+    def answer(
+        self, number: int, *, lost: str | None = None, unreachable: str | None = None
+    ) -> None: ...
+
 @final
 class Namespace:
     """A namespace of a target: a store, and who may use it when.
 
-    `sealed`: 4160-byte blocks behind secure queues, with a freshness table that is rebuilt from
-    what the store holds, or with none if `freshness` is off; else plain 4096-byte blocks.
+    `sealed`: 4160-byte blocks behind secure queues; else plain 4096-byte blocks. A sealed "file"
+    keeps freshness itself, under `secret` (32 bytes, wiped) if there is one, and as far as `anchor`
+    remembers; others have a table that is rebuilt from what the store holds, or none if `freshness`
+    is off.
     `metadata`: plain blocks of 4096 bytes with 64 of metadata, which are the host's. "inline" is a
     file laid out as a drive with 64-byte metadata has it. `exist` "create": the file must not
     exist.
-    OSError if the store can't be had; ValueError for options that don't go together.
+    OSError if the store can't be had, StoreRefusedError (`store.rolled_back`,
+    `anchor.unreachable`, `sector.stale`) among them; ValueError for options that don't go together.
     """
 
     def __new__(
@@ -323,6 +364,8 @@ class Namespace:
         in_place: bool = False,
         freshness: bool = True,
         metadata: bool = False,
+        secret: bytearray | None = None,
+        anchor: StoreAnchor | None = None,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...

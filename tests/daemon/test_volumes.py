@@ -216,7 +216,7 @@ async def test_failed_retry_of_create_keeps_the_volume_of_the_first_call(world: 
 async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
-    async def create_volume(volume_id: uuid.UUID, *, sector_count: int, freshness: bool) -> None:
+    async def create_volume(volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
         # As a thread does it that makes a file: the store is there whether one waits or not.
         world.target.volumes[volume_id] = sector_count
         started.set()

@@ -128,9 +128,7 @@ async def test_volume_that_a_crash_left_half_made_or_half_removed_goes(site: Sit
 
 
 async def test_failed_creation_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(
-        self: Target, volume_id: uuid.UUID, *, sector_count: int, freshness: bool
-    ) -> None:
+    async def fail(self: Target, volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
         site.path(str(volume_id), "sectors").touch()
         raise UnavailableError("store.create", "no room")
 

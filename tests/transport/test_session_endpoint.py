@@ -152,6 +152,50 @@ def transfer(left: End, right: End, *, sizes: list[int], k: int = 0, m: int = 0)
 
 
 SIZES = [0, 1, 1407, 1408, 1409, 100_000, 16 * 1408, 0, 32 * 1408, 1_000_000]
+
+
+def test_a_plan_decides_for_sends_that_ask_for_it() -> None:
+    with pair() as (left, right):
+        parity = []
+        for plan in (None, [(50_000, 0, 0, 1), (1 << 20, 16, 2, 4)], [(1, 32, 8, 1)]):
+            if plan is not None:
+                left.endpoint.install_plan(plan)
+            for size in (50_000, 100_000):
+                before = left.statistics()["parity_packets_sent"]
+                right.ring.post_receive(offset=0, length=size, user_data=1)
+                left.ring.post_send(offset=0, length=size, user_data=1, auto=True)
+                assert left.completions(1)[0].status == right.completions(1)[0].status == "ok"
+                while left.statistics()["sends_completed"] < len(parity) + 1:
+                    time.sleep(0.001)
+                parity.append(left.statistics()["parity_packets_sent"] - before)
+        # What is behind the last unit that was needed may stay unsent.
+        assert [count > 0 for count in parity] == [False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [(2, 0, 0, 1), (1, 0, 0, 1)],
+        [(1, 200, 56, 1)],
+        [(1, 4, 2, 0)],
+        [(1, 0, 0, 2)],
+        [(1, 4, 0, 1)],
+    ],
+)
+def test_plans_that_cannot_be_followed_are_refused(rows: list[tuple[int, int, int, int]]) -> None:
+    with pair(establish=False) as (left, _), pytest.raises(ValueError, match="plan"):
+        left.endpoint.install_plan(rows)
+
+
+@pytest.mark.parametrize("scheme", [{"k": 4}, {"depth": 2}, {"k": 4, "m": 2, "depth": 0}])
+def test_impossible_schemes_are_refused_before_they_are_posted(scheme: dict[str, int]) -> None:
+    with pair(establish=False) as (left, _), pytest.raises(ValueError, match="reliability"):
+        left.ring.post_send(offset=0, length=10, user_data=1, **scheme)
+    with pair(establish=False) as (left, _), pytest.raises(ValueError, match="auto"):
+        left.ring.post_send(offset=0, length=10, user_data=1, k=4, m=2, auto=True)
+
+
 CODES = [pytest.param(0, 0, id="selective repeat"), pytest.param(32, 8, id="erasure coded")]
 
 
@@ -279,7 +323,7 @@ BAD_ENTRIES = [
     pytest.param(struct.pack("<BBBBIQQQ", 1, 0, 0, 0, 0, REGION, 1, 0), "range", id="offset"),
     pytest.param(struct.pack("<BBBBIQQQ", 2, 0, 0, 0, 0, 2**64 - 1, 2, 0), "range", id="overflow"),
     pytest.param(struct.pack("<BBBBIQQQ", 2, 0, 0, 0, 0, 0, 1 << 50, 0), "length", id="length"),
-    pytest.param(struct.pack("<BBBBIQQQQ", 2, 0, 0, 0, 0, 0, 1, 0, 1), "reserved", id="reserved"),
+    pytest.param(struct.pack("<BBBBIQQQQ", 2, 0, 0, 0, 0, 0, 1, 0, 256), "reserved", id="reserved"),
 ]
 
 

@@ -131,7 +131,7 @@ async def test_new_device_needs_an_operator_where_the_broker_says_so(world: Worl
         volume = await _create(gateway)
         shown = world.ctl("show", asking["device"])
         assert (shown["owner"], shown["state"], shown["volumes"]) == ("s", "open", [volume])
-        assert [*shown["anchored"]] == ["catalogue"]
+        assert [*shown["anchored"]] == ["catalogue", volume.replace("volumes/", "volume/")]
         world.ctl("forget", asking["device"], fails_with="device.volumes.state")
     assert world.devices()[0]["state"] == "closed"
     kinds = [record["outcome"] for record in world.audited("device.open")]

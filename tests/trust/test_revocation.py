@@ -86,7 +86,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             yield Cluster(site, relay, broker, target, gateway)
 
 
-def _host(volume: Volume) -> HostController:
+def host_of(volume: Volume) -> HostController:
     assert volume.attachment is not None
     return HostController(
         traddr=volume.attachment.traddr,
@@ -102,16 +102,20 @@ class Load:
     """A host that writes one block after the other; `failure` is what ended it."""
 
     written: int = 0
+    first_block: int = 0
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     failure: BaseException | None = None
 
     async def run(self, volume: Volume) -> None:
-        async with _host(volume) as host:
+        async with host_of(volume) as host:
             await host.request_queues(1)
             queue = await host.open_queue(1)
             try:
                 while True:
-                    await queue.write(self.written % 256, self.written.to_bytes(8, "big") * 512)
+                    await queue.write(
+                        self.first_block + self.written % (256 - self.first_block),
+                        self.written.to_bytes(8, "big") * 512,
+                    )
                     self.written += 1
                     self.progress.set()
             except (Error, NvmeStatusError, OSError, TimeoutError) as error:

@@ -13,6 +13,7 @@ mod pdu;
 mod session;
 mod simulation;
 mod storage;
+mod store_anchor;
 mod target;
 
 /// Native engine.

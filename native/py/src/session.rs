@@ -16,7 +16,7 @@ use sealane_engine::session::region::SharedMemory;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::statistics::NAMES;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::session::SessionKeys;
+use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
 
 use crate::link::parse_address;
 
@@ -40,6 +40,14 @@ fn take_key(bytes: &Bound<'_, PyByteArray>) -> PyResult<Secret> {
     }
     // The copy on the heap is wiped in place.
     Ok(Secret::take(key))
+}
+
+/// k = m = 0 is selective repeat, and then there is nothing to interleave.
+fn scheme(k: u8, m: u8, depth: u8) -> Reliability {
+    if (k, m, depth) == (0, 0, 1) {
+        return Reliability::SelectiveRepeat;
+    }
+    Reliability::ErasureCoded { k, m, depth }
 }
 
 fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyDict>> {
@@ -121,6 +129,17 @@ impl SessionEndpoint {
             is_initiator: initiator,
         };
         self.endpoint.start(&start, &keys).map_err(endpoint_error)
+    }
+
+    fn install_plan(&self, rows: Vec<(u64, u8, u8, u8)>) -> PyResult<()> {
+        let rows: Vec<PlanRow> = rows
+            .into_iter()
+            .map(|(length_max, k, m, depth)| PlanRow {
+                length_max,
+                reliability: scheme(k, m, depth),
+            })
+            .collect();
+        self.endpoint.install_plan(&rows).map_err(endpoint_error)
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -241,7 +260,8 @@ impl JobRing {
         Ok(self.job()?.layout().slots)
     }
 
-    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, immediate=None))]
+    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, immediate=None))]
+    #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn post_send(
         &mut self,
         offset: u64,
@@ -249,9 +269,16 @@ impl JobRing {
         user_data: u64,
         k: u8,
         m: u8,
+        depth: u8,
+        auto: bool,
         immediate: Option<u32>,
     ) -> PyResult<()> {
-        let kind = Operation::Send { k, m, immediate };
+        let reliability = match (auto, k, m) {
+            (true, 0, 0) => Reliability::Auto,
+            (true, ..) => return Err(PyValueError::new_err("auto, or a code: not both")),
+            (false, ..) => scheme(k, m, depth),
+        };
+        let kind = Operation::Send { reliability, immediate };
         self.post(Submission { kind, offset, length, user_data })
     }
 

@@ -12,7 +12,7 @@ use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
 use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
 use sealane_engine::storage::stores::remote_sectors::{RemoteBlocks, RemoteSectorStore};
-use sealane_engine::storage::stores::sealed_file::SealedFileStore;
+use sealane_engine::storage::stores::sealed_file::{SealedFileStore, Trust};
 use sealane_engine::storage::stores::selection::{self, StoreOptions};
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
@@ -25,10 +25,12 @@ use crate::host_queue::HostQueueDescription;
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
 };
+use crate::store_anchor::{StoreAnchor, store_error};
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RemoteDevice>()?;
+    module.add_class::<StoreAnchor>()?;
     module.add_class::<Namespace>()?;
     module.add_class::<Controller>()
 }
@@ -95,7 +97,7 @@ struct Namespace {
 impl Namespace {
     #[new]
     #[pyo3(signature = (*, store, block_count, sealed, path=None, exist="create".to_owned(),
-        drive=None, in_place=false, freshness=true, metadata=false))]
+        drive=None, in_place=false, freshness=true, metadata=false, secret=None, anchor=None))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // all by keyword
     fn new(
         py: Python<'_>,
@@ -108,7 +110,11 @@ impl Namespace {
         in_place: bool,
         freshness: bool,
         metadata: bool,
+        secret: Option<&Bound<'_, PyByteArray>>,
+        anchor: Option<&StoreAnchor>,
     ) -> PyResult<Self> {
+        let secret = secret.map(|secret| take_secret("secret", secret)).transpose()?;
+        let anchor = anchor.map(StoreAnchor::shared);
         if block_count == 0 {
             return Err(invalid("a namespace has at least 1 block"));
         }
@@ -122,13 +128,14 @@ impl Namespace {
                 creates,
                 drive: drive.as_deref(),
                 in_place,
+                trust: &Trust { secret: secret.as_ref(), anchor },
             };
             let store = selection::open(&options)?;
             if sealed { namespace_over(store, freshness) } else { EngineNamespace::plain(store) }
         });
         let namespace = namespace.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => invalid(error),
-            _ => error.into(),
+            _ => store_error(error),
         })?;
         Ok(Self { namespace: Arc::new(namespace) })
     }
@@ -153,10 +160,12 @@ impl Namespace {
             let store: Box<dyn BlockStore> = match device {
                 Remote::Pages(device) => {
                     let device: Arc<dyn Device> = device;
+                    // Nobody remembers for a gateway: docs/third-party.md.
+                    let trust = Trust { secret: Some(&key), anchor: None };
                     Box::new(if creates {
-                        SealedFileStore::create_on(device, volume_id, &key, block_count)?
+                        SealedFileStore::create_on(device, volume_id, &trust, block_count)?
                     } else {
-                        SealedFileStore::open_on(device, volume_id, &key)?
+                        SealedFileStore::open_on(device, volume_id, &trust)?
                     })
                 }
                 Remote::Sectors(blocks) => Box::new(if creates {
@@ -168,7 +177,7 @@ impl Namespace {
             selection::check_size(&*store, block_count)?;
             namespace_over(store, freshness)
         });
-        Ok(Self { namespace: Arc::new(namespace?) })
+        Ok(Self { namespace: Arc::new(namespace.map_err(store_error)?) })
     }
 
     #[getter]

@@ -2,7 +2,7 @@
 
 use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
-    BLOCK_UNITS_MAX, ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Reliability,
+    BLOCK_UNITS_MAX, ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Plan, PlanRow, Reliability,
 };
 
 /// Messages of a run, most: bounds the memory for their outcomes.
@@ -66,8 +66,8 @@ pub enum ScenarioError {
     #[error("slots × message_bytes_max is {0}: at most {MEMORY_BYTES_MAX} with real payload")]
     Memory(u64),
     /// The code has no data or no parity units, or too many.
-    #[error("({0}, {1}) is no valid code: both at least 1, {BLOCK_UNITS_MAX} together at most")]
-    Code(u8, u8),
+    #[error("{0:?} is no valid scheme: all at least 1, {BLOCK_UNITS_MAX} units a block at most")]
+    Reliability(Reliability),
     /// A link cannot be.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -138,10 +138,9 @@ impl Scenario {
         if self.payload == PayloadMode::Real && memory > MEMORY_BYTES_MAX {
             return Err(ScenarioError::Memory(memory));
         }
-        if let Reliability::ErasureCoded { k, m } = self.reliability
-            && (k == 0 || m == 0 || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX)
-        {
-            return Err(ScenarioError::Code(k, m));
+        let row = PlanRow { length_max: max, reliability: self.reliability };
+        if Plan::new(&[row], self.unit_bytes).is_err() {
+            return Err(ScenarioError::Reliability(self.reliability));
         }
         for path in [&self.forward, &self.backward] {
             path.validate()?;

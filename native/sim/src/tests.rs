@@ -9,7 +9,7 @@ use crate::memory::Sabotage;
 use crate::world::{WorldSabotage, run_sabotaged};
 use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
-const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3 };
+const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
 const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];
 const PERCENT: u32 = 10_000_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -36,7 +36,11 @@ fn hostile(seed: u64) -> Scenario {
     let rate_bytes_per_second = [250_000, 25_000_000, 1_250_000_000][below(3) as usize];
     let reliability = match below(2) {
         0 => Reliability::SelectiveRepeat,
-        _ => Reliability::ErasureCoded { k: 1 + below(40) as u8, m: 1 + below(12) as u8 },
+        _ => Reliability::ErasureCoded {
+            k: 1 + below(40) as u8,
+            m: 1 + below(12) as u8,
+            depth: 1 + below(6) as u8,
+        },
     };
     let path = LinkConfig {
         loss: Loss::Independent(PERCENT * below(11) as u32),
@@ -171,7 +175,7 @@ fn a_shallow_buffer_is_never_overrun_at_the_agreed_rate() {
 
 #[test]
 fn every_loss_pattern_of_a_small_block_is_mended_or_resent() {
-    let reliability = Reliability::ErasureCoded { k: 4, m: 2 };
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
     let mut mended = 0;
     let mut resent = 0;
     for seed in 0..400 {
@@ -246,9 +250,9 @@ fn impossible_scenarios_are_refused() {
     assert_eq!(refusal(range), Err(ScenarioError::MessageBytes(50_000, 40_000)));
     let memory = Scenario { message_bytes_max: 1 << 30, ..small.clone() };
     assert_eq!(refusal(memory), Err(ScenarioError::Memory(8 << 30)));
-    let reliability = Reliability::ErasureCoded { k: 4, m: 0 };
+    let reliability = Reliability::ErasureCoded { k: 4, m: 0, depth: 1 };
     let code = Scenario { reliability, ..small.clone() };
-    assert_eq!(refusal(code), Err(ScenarioError::Code(4, 0)));
+    assert_eq!(refusal(code), Err(ScenarioError::Reliability(reliability)));
     let mut likely = small.clone();
     likely.forward.loss = Loss::Independent(101 * PERCENT);
     assert_eq!(refusal(likely), Err(ScenarioError::Link(LinkError::Probability(101 * PERCENT))));

@@ -92,7 +92,7 @@ fn selective_repeat_takes_what_the_model_says() {
 
 #[test]
 fn erasure_coding_takes_what_the_model_says() {
-    let reliability = Reliability::ErasureCoded { k: 32, m: 8 };
+    let reliability = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
     for (megabytes, loss, count) in
         [(1, 10_000_000, 200), (8, 1_000_000, 60), (8, 10_000_000, 60), (128, 10_000_000, 6)]
     {

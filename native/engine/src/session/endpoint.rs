@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
-use sealane_proto::session::{PayloadMode, Session, SessionConfig, SessionKeys};
+use sealane_proto::session::{PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys};
 
 use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
@@ -95,6 +95,7 @@ pub struct Endpoint {
     job: Option<JobDescriptors>,
     stop: OwnedFd,
     report: Arc<Report>,
+    next_plan: Arc<Mutex<Option<Plan>>>,
     is_running: bool,
 }
 
@@ -153,6 +154,7 @@ impl Endpoint {
             job: Some(job),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
+            next_plan: Arc::default(),
             is_running: false,
         })
     }
@@ -194,12 +196,21 @@ impl Endpoint {
             doorbell: Some(doorbell),
             stop,
             report: Arc::clone(&self.report),
+            next_plan: Arc::clone(&self.next_plan),
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());
         // The worker owns all it needs and reports its end; it is not waited for by its handle.
         thread.spawn(move || worker.run())?;
         self.is_running = true;
+        Ok(())
+    }
+
+    /// Puts a plan in force for sends that leave the scheme open, from the next submission on.
+    pub fn install_plan(&self, rows: &[PlanRow]) -> Result<(), EndpointError> {
+        let plan = Plan::new(rows, self.config.unit_bytes)
+            .map_err(|error| EndpointError::Invalid(error.to_string()))?;
+        *self.next_plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         Ok(())
     }
 

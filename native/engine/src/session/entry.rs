@@ -1,13 +1,16 @@
 //! Entries of the two queues: encoding, and validation of what a job wrote (docs/ring-abi.md).
 
-use sealane_proto::session::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX};
+use sealane_proto::session::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Reliability};
 
 use super::layout::ENTRY_BYTES;
 
 const OPCODE_SEND: u8 = 1;
 const OPCODE_RECEIVE: u8 = 2;
 const FLAG_IMMEDIATE: u8 = 1;
-const RESERVED_START: usize = 32;
+const FLAG_AUTO: u8 = 2;
+/// Where the interleaved blocks beyond the first are counted.
+const DEPTH_AT: usize = 32;
+const RESERVED_START: usize = 33;
 
 /// Longest message.
 pub const LENGTH_MAX: u64 = MESSAGE_BYTES_MAX;
@@ -30,7 +33,8 @@ pub enum RingFault {
     /// More bytes than a message can have.
     #[error("ring.entry.length")]
     Length,
-    /// Only one of k and m is zero, both are too large together, or a receive names a code.
+    /// Only one of k and m is zero, both are too large together, blocks are interleaved that are
+    /// not there, or a code is named by a receive or beside the plan.
     #[error("ring.entry.reliability")]
     Reliability,
     /// A reserved byte is not zero.
@@ -61,12 +65,10 @@ pub struct Submission {
 /// What a submission asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Send a message; `k` = `m` = 0 is selective repeat, else an erasure code.
+    /// Send a message.
     Send {
-        /// Data units of a block.
-        k: u8,
-        /// Parity units of a block.
-        m: u8,
+        /// How it survives loss.
+        reliability: Reliability,
         /// 32 bits that travel with the message.
         immediate: Option<u32>,
     },
@@ -79,11 +81,17 @@ impl Submission {
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
         match self.kind {
-            Operation::Send { k, m, immediate } => {
+            Operation::Send { reliability, immediate } => {
                 entry[0] = OPCODE_SEND;
                 entry[1] = if immediate.is_some() { FLAG_IMMEDIATE } else { 0 };
-                entry[2] = k;
-                entry[3] = m;
+                match reliability {
+                    Reliability::SelectiveRepeat => {}
+                    Reliability::ErasureCoded { k, m, depth } => {
+                        (entry[2], entry[3]) = (k, m);
+                        entry[DEPTH_AT] = depth.wrapping_sub(1);
+                    }
+                    Reliability::Auto => entry[1] |= FLAG_AUTO,
+                }
                 entry[4..8].copy_from_slice(&immediate.unwrap_or(0).to_le_bytes());
             }
             Operation::Receive => entry[0] = OPCODE_RECEIVE,
@@ -101,19 +109,19 @@ impl Submission {
         let (offset, length) = (word(entry, 8), word(entry, 16));
         let kind = match opcode {
             OPCODE_SEND => {
-                if flags & !FLAG_IMMEDIATE != 0 || (flags == 0 && immediate != 0) {
+                let has_immediate = flags & FLAG_IMMEDIATE != 0;
+                if flags & !(FLAG_IMMEDIATE | FLAG_AUTO) != 0 || (!has_immediate && immediate != 0)
+                {
                     return Err(RingFault::Flags);
                 }
-                if (k == 0) != (m == 0) || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX {
-                    return Err(RingFault::Reliability);
-                }
-                Operation::Send { k, m, immediate: (flags != 0).then_some(immediate) }
+                let reliability = reliability(flags, (k, m), entry[DEPTH_AT])?;
+                Operation::Send { reliability, immediate: has_immediate.then_some(immediate) }
             }
             OPCODE_RECEIVE => {
                 if flags != 0 || immediate != 0 {
                     return Err(RingFault::Flags);
                 }
-                if k != 0 || m != 0 {
+                if (k, m, entry[DEPTH_AT]) != (0, 0, 0) {
                     return Err(RingFault::Reliability);
                 }
                 Operation::Receive
@@ -130,6 +138,24 @@ impl Submission {
             return Err(RingFault::Reserved);
         }
         Ok(Self { kind, offset, length, user_data: word(entry, 24) })
+    }
+}
+
+/// The scheme of a send. Whether the session has room for it is the session's to say.
+fn reliability(flags: u8, (k, m): (u8, u8), more: u8) -> Result<Reliability, RingFault> {
+    let is_auto = flags & FLAG_AUTO != 0;
+    match (k, m) {
+        (0, 0) if more != 0 => Err(RingFault::Reliability),
+        (0, 0) if is_auto => Ok(Reliability::Auto),
+        (0, 0) => Ok(Reliability::SelectiveRepeat),
+        (0, _) | (_, 0) => Err(RingFault::Reliability),
+        _ if is_auto || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX => {
+            Err(RingFault::Reliability)
+        }
+        _ => {
+            let depth = more.checked_add(1).ok_or(RingFault::Reliability)?;
+            Ok(Reliability::ErasureCoded { k, m, depth })
+        }
     }
 }
 
@@ -237,7 +263,7 @@ mod tests {
     const REGION_BYTES: u64 = 1 << 20;
 
     fn send(user_data: u64) -> Submission {
-        let kind = Operation::Send { k: 0, m: 0, immediate: None };
+        let kind = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
         Submission { kind, offset: 0, length: 10, user_data }
     }
 
@@ -254,7 +280,14 @@ mod tests {
         assert!(with(&[]).is_ok());
         assert_eq!(with(&[(0, 0)]), Err(RingFault::Opcode));
         assert_eq!(with(&[(0, 3)]), Err(RingFault::Opcode));
-        assert_eq!(with(&[(1, 2)]), Err(RingFault::Flags));
+        assert_eq!(with(&[(1, 4)]), Err(RingFault::Flags));
+        assert!(with(&[(1, 2)]).is_ok());
+        assert_eq!(with(&[(1, 2), (2, 4), (3, 2)]), Err(RingFault::Reliability));
+        assert_eq!(with(&[(1, 2), (4, 1)]), Err(RingFault::Flags), "auto is no immediate");
+        assert_eq!(with(&[(32, 1)]), Err(RingFault::Reliability), "nothing to interleave");
+        assert_eq!(with(&[(2, 4), (3, 2), (32, 255)]), Err(RingFault::Reliability));
+        assert_eq!(with(&[(0, 2), (32, 1)]), Err(RingFault::Reliability));
+        assert_eq!(with(&[(3, 2)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(4, 1)]), Err(RingFault::Flags), "an immediate without its flag");
         assert_eq!(with(&[(2, 4)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(0, 2), (2, 4), (3, 2)]), Err(RingFault::Reliability));
@@ -275,12 +308,18 @@ mod tests {
         #[test]
         fn entries_round_trip(
             offset in 0_u64..1000, length in 0_u64..1000, user_data: u64, immediate: Option<u32>,
-            code in prop_oneof![Just((0, 0)), (1_u8..200, 1_u8..55)], receive: bool,
+            reliability in prop_oneof![
+                Just(Reliability::SelectiveRepeat),
+                Just(Reliability::Auto),
+                (1_u8..200, 1_u8..55, 1_u8..)
+                    .prop_map(|(k, m, depth)| Reliability::ErasureCoded { k, m, depth }),
+            ],
+            receive: bool,
         ) {
             let kind = if receive {
                 Operation::Receive
             } else {
-                Operation::Send { k: code.0, m: code.1, immediate }
+                Operation::Send { reliability, immediate }
             };
             let submission = Submission { kind, offset, length, user_data };
             prop_assert_eq!(Submission::parse(&submission.encode(), 2000), Ok(submission));

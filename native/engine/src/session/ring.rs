@@ -233,6 +233,7 @@ impl JobRing {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use sealane_proto::session::Reliability;
 
     use super::super::region::JobAccess;
     use super::*;
@@ -257,7 +258,7 @@ mod tests {
     }
 
     fn send(user_data: u64) -> Submission {
-        let kind = Operation::Send { k: 0, m: 0, immediate: None };
+        let kind = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
         Submission { kind, offset: 0, length: 10, user_data }
     }
 

@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Event, Memory, PostError, ReceiveRequest, Reliability,
-    SendRequest, Session, SessionConfig,
+    CloseReason, CompletionStatus, Event, Memory, Plan, PostError, ReceiveRequest, SendRequest,
+    Session, SessionConfig,
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
@@ -110,6 +110,8 @@ pub(super) struct Worker {
     pub(super) doorbell: Option<OwnedFd>,
     pub(super) stop: OwnedFd,
     pub(super) report: Arc<Report>,
+    /// A plan that is to be put in force before the next submission.
+    pub(super) next_plan: Arc<Mutex<Option<Plan>>>,
     pub(super) progress: Progress,
 }
 
@@ -189,6 +191,9 @@ impl Worker {
     }
 
     fn submit(&mut self) {
+        if let Some(plan) = self.next_plan.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.session.install_plan(plan);
+        }
         for _ in 0..SUBMISSIONS_PER_TURN {
             let submission = match self.progress.held.take() {
                 Some(held) => held,
@@ -216,12 +221,7 @@ impl Worker {
     fn post(&mut self, submission: &Submission) -> Result<(), PostError> {
         let Submission { offset, length, user_data, kind } = *submission;
         match kind {
-            Operation::Send { k, m, immediate } => {
-                let reliability = if k == 0 {
-                    Reliability::SelectiveRepeat
-                } else {
-                    Reliability::ErasureCoded { k, m }
-                };
+            Operation::Send { reliability, immediate } => {
                 let request = SendRequest { offset, length, reliability, immediate, user_data };
                 let message = self.session.post_send(request, now())?;
                 self.progress.lengths.insert(message, length);

@@ -39,6 +39,10 @@ pub enum Reason {
     QueueClosed,
     /// The store failed to read or write.
     StoreFailed,
+    /// The store was put back to an older state, or is another's.
+    StoreRolledBack,
+    /// The store's anchor gave no answer: what was to be made durable may be tried again.
+    AnchorUnreachable,
     /// No counters left: nothing may be sealed.
     LeaseExhausted,
     /// The back end answered with an error status.
@@ -61,6 +65,8 @@ impl Reason {
             Self::PduMalformed => "pdu.malformed",
             Self::QueueClosed => "queue.closed",
             Self::StoreFailed => "store.failed",
+            Self::StoreRolledBack => "store.rolled_back",
+            Self::AnchorUnreachable => "anchor.unreachable",
             Self::LeaseExhausted => "lease.exhausted",
             Self::BackEndStatus => "backend.status",
         }

@@ -176,7 +176,9 @@ impl From<super::Reason> for Status {
                 Self::APPLICATION_TAG_CHECK.final_()
             }
             R::StoreFailed => Self::UNRECOVERED_READ,
-            R::LeaseExhausted => Self::NAMESPACE_NOT_READY,
+            R::StoreRolledBack => Self::UNRECOVERED_READ.final_(),
+            // Without "do not retry": nothing is lost, and the next flush asks the anchor again.
+            R::LeaseExhausted | R::AnchorUnreachable => Self::NAMESPACE_NOT_READY,
             R::PduMalformed | R::QueueClosed => Self::INTERNAL_PATH_ERROR,
             R::BackEndStatus => Self::INTERNAL_ERROR,
         }

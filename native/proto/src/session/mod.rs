@@ -12,6 +12,7 @@ pub mod frame;
 mod layout;
 mod pacing;
 pub mod packet;
+mod plan;
 mod protection;
 mod receiver;
 pub mod replay;
@@ -35,6 +36,7 @@ use rtt::RoundTrip;
 use sender::Sender;
 
 pub use pacing::BURST_PACKETS;
+pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use protection::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY_MAX};
 pub use receiver::SCRATCH_BYTES_MAX;
 pub use types::*;
@@ -64,6 +66,7 @@ pub struct Session {
     state: State,
     protection: Protection,
     sender: Sender,
+    plan: Plan,
     receiver: Receiver,
     control: Control,
     rtt: RoundTrip,
@@ -97,6 +100,7 @@ impl Session {
             state: State::Connecting,
             protection: Protection::new(&config, keys),
             sender: Sender::new(unit_bytes, slots),
+            plan: Plan::default(),
             receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
             control: Control::new(now),
             rtt: RoundTrip::default(),
@@ -116,6 +120,10 @@ impl Session {
     /// Queues a message; returns its number, which counts all sends of this end from 0.
     pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
         self.check_open()?;
+        let mut request = request;
+        if request.reliability == Reliability::Auto {
+            request.reliability = self.plan.choose(request.length);
+        }
         if !self.sender.has_new() {
             self.pacer.restart(now);
         }
@@ -123,6 +131,11 @@ impl Session {
         self.sender.advance(now, &mut self.events);
         self.refresh_aborts(now);
         Ok(number)
+    }
+
+    /// Puts a plan in force for the sends to come that leave the scheme open.
+    pub fn install_plan(&mut self, plan: Plan) {
+        self.plan = plan;
     }
 
     /// Posts a buffer; returns the number of the message that will land in it, which counts all

@@ -10,6 +10,7 @@ use super::bitmap::Bitmap;
 use super::events::Events;
 use super::layout::{Block, Layout, Place};
 use super::packet::{Kind, MESSAGE_END};
+use super::plan::code_of;
 use super::types::{
     CompletionStatus, Event, MESSAGE_BYTES_MAX, Memory, PostError, Reliability, SendRequest,
 };
@@ -45,9 +46,11 @@ enum State {
 struct Outgoing {
     request: SendRequest,
     layout: Layout,
+    /// Blocks whose units go out in turn.
+    depth: u8,
     state: State,
-    /// Next coded index that was never sent.
-    next_coded: u32,
+    /// Units that were sent, each counted once.
+    sent_units: u32,
     /// Set from the first transmission on.
     started: Option<Nanos>,
     acknowledged: Bitmap,
@@ -63,11 +66,18 @@ struct Transmission {
     sent_at: Nanos,
 }
 
-/// Parity of the block that was encoded last.
+/// The parity symbols of a block, one behind the other.
+#[derive(Debug, Default)]
+struct BlockParity {
+    /// Message and number of the block; `None` before the first.
+    of: Option<(u64, u32)>,
+    symbols: Vec<u8>,
+}
+
+/// Parity of the blocks that were encoded last: as many as go out in turn.
 #[derive(Debug, Default)]
 struct ParityCache {
-    of: Option<(u64, u32)>,
-    bytes: Vec<u8>,
+    blocks: Vec<BlockParity>,
     symbols: Vec<u8>,
     coder: Coder,
 }
@@ -111,14 +121,18 @@ impl Sender {
         if length > MESSAGE_BYTES_MAX || offset.checked_add(length).is_none() {
             return Err(invalid);
         }
-        let (k, m) = match request.reliability {
-            Reliability::SelectiveRepeat => (0, 0),
-            Reliability::ErasureCoded { k, m } if k > 0 && m > 0 => (k, m),
-            Reliability::ErasureCoded { k, m } => return Err(PostError::InvalidCode { k, m }),
-        };
-        let Some(layout) = Layout::new(length, self.unit_bytes, k, m) else {
-            let is_code = Layout::new(length, self.unit_bytes, 0, 0).is_some();
-            return Err(if is_code { PostError::InvalidCode { k, m } } else { invalid });
+        if Layout::new(length, self.unit_bytes, 0, 0).is_none() {
+            return Err(invalid);
+        }
+        let code = code_of(request.reliability, self.unit_bytes);
+        let cut = code
+            .and_then(|(k, m, depth)| Some((Layout::new(length, self.unit_bytes, k, m)?, depth)));
+        let Some((layout, depth)) = cut else {
+            let (k, m, depth) = match request.reliability {
+                Reliability::ErasureCoded { k, m, depth } => (k, m, depth),
+                Reliability::SelectiveRepeat | Reliability::Auto => (0, 0, 0),
+            };
+            return Err(PostError::InvalidCode { k, m, depth });
         };
         let number = self.next();
         if self.window.len() >= self.slots || number >= MESSAGE_END {
@@ -127,8 +141,9 @@ impl Sender {
         self.window.push_back(Outgoing {
             request,
             layout,
+            depth,
             state: State::Active,
-            next_coded: 0,
+            sent_units: 0,
             started: None,
             acknowledged: Bitmap::new(0),
             abandoned: Bitmap::new(0),
@@ -195,7 +210,7 @@ impl Sender {
         while self.sending < self.next().min(self.credit_end()) {
             let index = (self.sending - self.base) as usize;
             let message = &self.window[index];
-            let is_sent = message.next_coded == message.layout.coded_units();
+            let is_sent = message.sent_units == message.layout.coded_units();
             if message.state == State::Active && message.layout.length() > self.credit[index] {
                 self.refuse(self.sending, now, events);
             } else if message.state == State::Active && !is_sent {
@@ -270,7 +285,8 @@ impl Sender {
         if !self.has_new() {
             return None;
         }
-        let coded = self.get_mut(self.sending)?.next_coded;
+        let message = self.get_mut(self.sending)?;
+        let coded = message.layout.interleaved(message.sent_units, message.depth);
         let message = self.sending;
         Some(Pick { message, coded, is_retransmission: false, is_fallback: false })
     }
@@ -304,12 +320,10 @@ impl Sender {
             }
             Place::Parity { block: number, index } => {
                 let block = layout.block(number);
-                if self.parity.of != Some((pick.message, number)) {
-                    self.parity.of = Some((pick.message, number));
-                    self.parity.fill(layout, &block, offset, memory);
-                }
+                let place = (pick.message, number, message.depth);
+                let parity = self.parity.of(place, layout, &block, (offset, memory));
                 let start = usize::from(index) * block.symbol_bytes;
-                out.extend_from_slice(&self.parity.bytes[start..start + block.symbol_bytes]);
+                out.extend_from_slice(&parity[start..start + block.symbol_bytes]);
             }
         }
     }
@@ -328,8 +342,8 @@ impl Sender {
             message.acknowledged = Bitmap::new(units);
             message.abandoned = Bitmap::new(if message.layout.is_coded() { units } else { 0 });
         }
-        message.next_coded += 1;
-        if message.next_coded == message.layout.coded_units() {
+        message.sent_units += 1;
+        if message.sent_units == message.layout.coded_units() {
             self.advance(now, events);
         }
     }
@@ -426,18 +440,36 @@ impl Outgoing {
 }
 
 impl ParityCache {
-    fn fill(&mut self, layout: &Layout, block: &Block, offset: u64, memory: &impl Memory) {
-        self.symbols.clear();
-        self.symbols.resize(block.data_count as usize * block.symbol_bytes, 0);
-        for (index, symbol) in self.symbols.chunks_exact_mut(block.symbol_bytes).enumerate() {
-            let unit = block.data_start + index as u32;
-            let length = layout.unit_length(unit);
-            memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
+    /// The parity symbols of a block, one behind the other; `place` is its message, its number and
+    /// how many blocks go out in turn.
+    fn of<M: Memory>(
+        &mut self,
+        (message, number, depth): (u64, u32, u8),
+        layout: &Layout,
+        block: &Block,
+        (offset, memory): (u64, &M),
+    ) -> &[u8] {
+        // Blocks that go out in turn have neighbouring numbers.
+        let depth = usize::from(depth);
+        self.blocks.resize_with(depth, Default::default);
+        let index = number as usize % depth;
+        let Self { blocks, symbols, coder } = self;
+        let BlockParity { of, symbols: parity } = &mut blocks[index];
+        if *of != Some((message, number)) {
+            *of = Some((message, number));
+            symbols.clear();
+            symbols.resize(block.data_count as usize * block.symbol_bytes, 0);
+            for (index, symbol) in symbols.chunks_exact_mut(block.symbol_bytes).enumerate() {
+                let unit = block.data_start + index as u32;
+                let length = layout.unit_length(unit);
+                memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
+            }
+            parity.resize(usize::from(layout.m()) * block.symbol_bytes, 0);
+            let data: Vec<&[u8]> = symbols.chunks_exact(block.symbol_bytes).collect();
+            let mut outputs: Vec<&mut [u8]> = parity.chunks_exact_mut(block.symbol_bytes).collect();
+            let coded = coder.encode(&data, &mut outputs);
+            debug_assert_eq!(coded, Ok(()), "a layout is a valid shape");
         }
-        self.bytes.resize(usize::from(layout.m()) * block.symbol_bytes, 0);
-        let data: Vec<&[u8]> = self.symbols.chunks_exact(block.symbol_bytes).collect();
-        let mut parity: Vec<&mut [u8]> = self.bytes.chunks_exact_mut(block.symbol_bytes).collect();
-        let coded = self.coder.encode(&data, &mut parity);
-        debug_assert_eq!(coded, Ok(()), "a layout is a valid shape");
+        parity
     }
 }

@@ -4,6 +4,7 @@ use crate::aead::Secret;
 use crate::link::Nanos;
 
 use super::packet;
+use super::receiver::SCRATCH_BYTES_MAX;
 
 /// Bytes of a payload unit, fewest and most. The most leaves room for all headers in one datagram.
 pub const UNIT_BYTES_MIN: u16 = 256;
@@ -116,7 +117,11 @@ pub enum Reliability {
         k: u8,
         /// Parity units of a block, at least 1.
         m: u8,
+        /// Blocks whose units go out in turn, at least 1.
+        depth: u8,
     },
+    /// As the session's plan has it for the message's length ([`super::Session::install_plan`]).
+    Auto,
 }
 
 /// A message to send.
@@ -272,13 +277,18 @@ pub enum PostError {
         /// Length asked for.
         length: u64,
     },
-    /// The code has no data or no parity units, or too many.
-    #[error("({k}, {m}) is no valid code: both at least 1, {BLOCK_UNITS_MAX} together at most")]
+    /// The code has no data or no parity units, too many, or too much parity in a group of blocks.
+    #[error(
+        "({k}, {m}), {depth} blocks in turn, is no valid code: all at least 1, {BLOCK_UNITS_MAX} \
+         units a block at most, parity of {SCRATCH_BYTES_MAX} bytes a group at most"
+    )]
     InvalidCode {
         /// Data units asked for.
         k: u8,
         /// Parity units asked for.
         m: u8,
+        /// Blocks in turn asked for.
+        depth: u8,
     },
     /// The session is over.
     #[error("the session is closed")]

@@ -6,7 +6,8 @@ mod property;
 use pair::{DELAY, MILLISECOND, Pair, UNIT, end, receive, send};
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Event, MESSAGE_BYTES_MAX, PostError, Reliability, SendRequest,
+    CloseReason, CompletionStatus, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError, Reliability,
+    SendRequest,
 };
 
 fn is_unit(datagram: &[u8]) -> bool {
@@ -205,7 +206,7 @@ fn forged_and_replayed_datagrams_change_nothing_and_spoil_nothing() {
 #[test]
 fn a_coded_message_completes_early_and_what_comes_later_changes_nothing() {
     let mut pair = Pair::established(2);
-    let reliability = Reliability::ErasureCoded { k: 4, m: 2 };
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
     pair.ends[1].post_receive(receive(0, 4096), pair.now).unwrap();
     let length = 7 * UNIT + 10;
     pair.ends[0].post_send(SendRequest { reliability, ..send(0, length) }, pair.now).unwrap();
@@ -235,7 +236,7 @@ fn a_coded_message_completes_early_and_what_comes_later_changes_nothing() {
 #[test]
 fn an_undecodable_block_gets_only_what_it_lacks() {
     let mut pair = Pair::established(2);
-    let reliability = Reliability::ErasureCoded { k: 4, m: 2 };
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
     pair.ends[1].post_receive(receive(0, 4096), pair.now).unwrap();
     pair.ends[0].post_send(SendRequest { reliability, ..send(0, 8 * UNIT) }, pair.now).unwrap();
     let mut lost = 0;
@@ -249,6 +250,51 @@ fn an_undecodable_block_gets_only_what_it_lacks() {
     assert_eq!(pair.ends[0].statistics().retransmitted_packets, 1);
     assert_eq!(pair.ends[0].statistics().fallbacks, 1);
     assert_eq!(pair.memory[1].bytes[..2048], pair.memory[0].bytes[..2048]);
+}
+
+/// Sends 16 units as blocks of (4, 2) and loses the second to the ninth packet of them.
+fn lose_eight_in_a_row(depth: u8) -> Pair {
+    let mut pair = Pair::established(2);
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth };
+    pair.ends[1].post_receive(receive(0, 16 * UNIT), pair.now).unwrap();
+    pair.ends[0].post_send(SendRequest { reliability, ..send(0, 16 * UNIT) }, pair.now).unwrap();
+    let mut sent = 0;
+    pair.run_filtered(500 * MILLISECOND, |_, datagram| {
+        sent += u32::from(unit_of(datagram).is_some());
+        !matches!(sent, 2..=9)
+    });
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+    let end = 16 * UNIT as usize;
+    assert_eq!(pair.memory[1].bytes[..end], pair.memory[0].bytes[..end]);
+    pair
+}
+
+#[test]
+fn interleaved_blocks_share_a_burst_of_losses() {
+    assert_eq!(lose_eight_in_a_row(4).ends[0].statistics().retransmitted_packets, 0);
+    assert_ne!(lose_eight_in_a_row(1).ends[0].statistics().retransmitted_packets, 0);
+}
+
+#[test]
+fn a_plan_decides_for_sends_that_leave_the_scheme_open() {
+    let mut pair = Pair::established(8);
+    let coded = Reliability::ErasureCoded { k: 4, m: 1, depth: 2 };
+    let mut parity_of = |length: u64| {
+        let before = pair.ends[0].statistics().parity_packets_sent;
+        pair.ends[1].post_receive(receive(0, length), pair.now).unwrap();
+        let request = SendRequest { reliability: Reliability::Auto, ..send(0, length) };
+        pair.ends[0].post_send(request, pair.now).unwrap();
+        pair.run(100 * MILLISECOND);
+        let sent = pair.ends[0].statistics().parity_packets_sent - before;
+        let rows = [(4 * UNIT, Reliability::SelectiveRepeat), (8 * UNIT, coded)];
+        let rows = rows.map(|(length_max, reliability)| PlanRow { length_max, reliability });
+        pair.ends[0].install_plan(Plan::new(&rows, UNIT as u16).unwrap());
+        sent
+    };
+    assert_eq!(parity_of(8 * UNIT), 0, "without a plan nothing is coded");
+    assert_eq!(parity_of(4 * UNIT), 0);
+    assert_eq!(parity_of(4 * UNIT + 1), 2);
+    assert_eq!(parity_of(13 * UNIT), 4);
 }
 
 #[test]
@@ -356,10 +402,10 @@ fn posts_are_bounded_and_checked() {
     assert_eq!(a.post_send(send(0, too_long), 0), invalid(0, too_long));
     assert_eq!(a.post_send(send(u64::MAX, 1), 0), invalid(u64::MAX, 1));
     assert_eq!(b.post_receive(receive(u64::MAX, 1), 0), invalid(u64::MAX, 1));
-    for (k, m) in [(0, 1), (1, 0), (200, 56)] {
-        let reliability = Reliability::ErasureCoded { k, m };
+    for (k, m, depth) in [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0)] {
+        let reliability = Reliability::ErasureCoded { k, m, depth };
         let request = SendRequest { reliability, ..send(0, 1) };
-        assert_eq!(a.post_send(request, 0), Err(PostError::InvalidCode { k, m }));
+        assert_eq!(a.post_send(request, 0), Err(PostError::InvalidCode { k, m, depth }));
     }
     for number in 0..2 {
         assert_eq!(a.post_send(send(0, 1), 0), Ok(number));

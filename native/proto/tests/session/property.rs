@@ -60,7 +60,7 @@ fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
             let offset = asked.sends.len() as u64 % u64::from(SLOTS) * STRIDE;
             let reliability = match k {
                 0 => Reliability::SelectiveRepeat,
-                k => Reliability::ErasureCoded { k, m: 2 },
+                k => Reliability::ErasureCoded { k, m: 2, depth: k % 4 + 1 },
             };
             let request = SendRequest { reliability, ..send(offset, length) };
             if pair.ends[0].post_send(request, pair.now).is_ok() {

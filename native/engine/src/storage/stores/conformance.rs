@@ -7,6 +7,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use sealane_proto::sector::{FORMAT_VERSION, IV_BYTES, block_iv, field, metadata_mut};
+
 use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest,
 };
@@ -16,11 +18,17 @@ const RANGE_MAX: u64 = 40;
 /// Operations of the random part.
 const OPERATIONS: u64 = 600;
 
-/// A block as version `version` of `lba`: no two are alike.
+/// A block as version `version` of `lba`: no two are alike. With metadata, that of a written sector.
 pub fn block(block_bytes: usize, lba: u64, version: u64) -> Vec<u8> {
     let mut block = vec![0; block_bytes];
     let mut random = ChaCha8Rng::seed_from_u64(lba ^ version.rotate_left(32));
     random.fill_bytes(&mut block);
+    if let Some(sector) = block.first_chunk_mut::<BLOCK_BYTES>() {
+        metadata_mut(sector, field::MAC).fill(0);
+        metadata_mut(sector, (field::SEQUENCE.0, field::CHECKSUM.1)).fill(0);
+        metadata_mut(sector, field::VERSION).fill(FORMAT_VERSION);
+        metadata_mut(sector, field::FLAGS).fill(0);
+    }
     block
 }
 
@@ -186,6 +194,24 @@ fn counts_operations(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
     assert_eq!(counter("device_failures"), failures + 1);
 }
 
+fn knows_what_is_current(store: &dyn BlockStore, channel: &mut dyn StoreChannel) {
+    if !store.keeps_freshness() {
+        assert!(!channel.current_ivs(77, 3, 1));
+        return;
+    }
+    for version in 1..4 {
+        let buffer = blocks(BLOCK_BYTES, 3, 2, version);
+        let expected: Vec<_> =
+            buffer.as_chunks().0.iter().flat_map(block_iv).chain([0; IV_BYTES]).collect();
+        execute(channel, StoreRequest::Write { lba: 3, buffer, durable: false }).expect("write");
+        execute(channel, StoreRequest::Deallocate { lba: 5, blocks: 1 }).expect("deallocate");
+        assert!(channel.current_ivs(77, 3, 3));
+        let done = wait(channel, 1).remove(0);
+        assert!(done.result.is_ok() && done.ticket == 77);
+        assert_eq!(done.buffer, expected);
+    }
+}
+
 /// Checks an empty store of at least 200 blocks.
 pub fn check(store: &dyn BlockStore) {
     let mut channel = store.open().expect("channel");
@@ -193,4 +219,5 @@ pub fn check(store: &dyn BlockStore) {
     follows_the_model(store, &mut *channel);
     keeps_many_in_flight(store);
     counts_operations(store, &mut *channel);
+    knows_what_is_current(store, &mut *channel);
 }

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use super::layout::{Authority, Checker, Kind};
+use super::fresh::keys::{Authority, Kind, StoreKeys};
 use super::pages::Page;
 
 /// First bytes of a label.
 const MAGIC: [u8; 8] = *b"SEALSECT";
 /// Version of this layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The label (`docs/stores.md` §2a): the data of block 0, written once, when a store is created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub struct Label {
 }
 
 impl Label {
-    fn checker(&self, authority: &Authority<'_>) -> Checker {
-        Checker::of(&self.uuid, &self.seed, authority)
+    fn keys(&self, authority: &Authority<'_>) -> StoreKeys {
+        StoreKeys::new(&self.uuid, &self.seed, authority)
     }
 
     /// The block's data.
@@ -35,7 +35,7 @@ impl Label {
         page.0[16..32].copy_from_slice(&self.uuid);
         page.0[32..64].copy_from_slice(&self.seed);
         page.0[64..72].copy_from_slice(&self.sector_count.to_le_bytes());
-        self.checker(authority).seal(Kind::Label, &mut page);
+        self.keys(authority).pages().seal(Kind::Label, &mut page);
         page
     }
 
@@ -62,7 +62,7 @@ impl Label {
     /// Parses and checks.
     pub fn decode(page: &Page, authority: &Authority<'_>) -> io::Result<Self> {
         let claimed = Self::claimed(page)?;
-        if claimed.checker(authority).check(Kind::Label, page).is_none() {
+        if claimed.keys(authority).pages().check(Kind::Label, page).is_none() {
             let detail = "label of a Sealane store is damaged or forged";
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }

@@ -17,11 +17,12 @@ use rustix::ioctl;
 use super::super::store::{
     BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
+use super::fresh::failure::copy_error;
 use super::immediate::visit_written;
 use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
-use super::ring::{Ended, Job, Ring, copy_error, event, hush, tell};
+use super::ring::{Ended, Job, Ring, event, hush, tell};
 
 /// Blocks of one command where the drive allows more: 512 KiB, as the kernel maps at least.
 const TRANSFER_BLOCKS_MAX: u64 = 126;

@@ -6,12 +6,21 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{OFlags, SeekFrom, seek};
+use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, seek};
+use sealane_proto::link::Nanos;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::clock;
 
 /// Bytes of a page: the data of one block, and the unit of everything that stores write.
 pub const PAGE_BYTES: usize = 4096;
+
+/// How long an opening waits for the I/O of one before.
+const LOCK_WAIT: Nanos = 5_000_000_000;
+/// How long between two looks.
+const LOCK_LOOK: Duration = Duration::from_millis(10);
 
 /// One page, at an address that direct I/O accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -51,6 +60,7 @@ impl DeviceFile {
         let bytes = page_count.checked_mul(PAGE_BYTES as u64);
         let bytes = bytes.ok_or_else(|| io::Error::other("store too large for a file"))?;
         let file = open_direct(path, OpenOptions::new().create_new(true).mode(0o600))?;
+        lock(&file)?;
         file.set_len(bytes)?;
         file.sync_all()?;
         // The name is durable once the directory is.
@@ -62,18 +72,38 @@ impl DeviceFile {
     /// Opens what exists, which must hold `page_count` pages at least.
     pub fn open(path: &Path, page_count: u64) -> io::Result<Self> {
         let file = open_direct(path, &mut OpenOptions::new())?;
+        lock(&file)?;
         let found = seek(&file, SeekFrom::End(0))? / PAGE_BYTES as u64;
         if found < page_count {
             let detail = format!("{} has {found} pages of {page_count}", path.display());
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail));
         }
-        Ok(Self { file, page_count })
+        Ok(Self { file, page_count: found })
     }
 
-    /// Pages of the store.
+    /// Pages that it has.
     #[must_use]
     pub fn page_count(&self) -> u64 {
         self.page_count
+    }
+}
+
+/// Has the file to this opening alone, until all I/O on it has ended, which may be after the process
+/// that began it. What a killed predecessor had in flight ends within seconds.
+fn lock(file: &File) -> io::Result<()> {
+    let until = clock::now() + LOCK_WAIT;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if clock::now() < until => {
+                std::thread::sleep(LOCK_LOOK);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let detail = "another process has the store open";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, detail));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -110,6 +140,7 @@ impl BlockFile for DeviceFile {
         self.file.sync_data()
     }
 }
+
 /// Bytes that nobody can guess.
 pub fn random<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];

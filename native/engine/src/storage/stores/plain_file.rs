@@ -13,13 +13,15 @@ use zerocopy::IntoBytes;
 use super::super::store::{
     BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
+use super::fresh::failure::copy_error;
 use super::pages::{DeviceFile, PAGE_BYTES, Page};
-use super::ring::{Ended, IO_PAGES_MAX, Io, Ring, copy_error, event, hush, tell};
+use super::ring::{Ended, IO_PAGES_MAX, Io, Ring, event, hush, tell};
 
 /// A file of plain blocks.
 #[derive(Debug)]
 pub struct PlainFileStore {
     device: Arc<DeviceFile>,
+    block_count: u64,
     counters: Arc<StoreCounters>,
 }
 
@@ -27,13 +29,13 @@ impl PlainFileStore {
     /// Creates a sparse file, which must not exist, or takes a block device as it is.
     pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
         let device = Arc::new(DeviceFile::create(path, block_count)?);
-        Ok(Self { device, counters: Arc::default() })
+        Ok(Self { device, block_count, counters: Arc::default() })
     }
 
     /// Opens what exists.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
         let device = Arc::new(DeviceFile::open(path, block_count)?);
-        Ok(Self { device, counters: Arc::default() })
+        Ok(Self { device, block_count, counters: Arc::default() })
     }
 }
 
@@ -43,12 +45,12 @@ impl BlockStore for PlainFileStore {
     }
 
     fn block_count(&self) -> u64 {
-        self.device.page_count()
+        self.block_count
     }
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(PlainChannel {
-            block_count: self.device.page_count(),
+            block_count: self.block_count,
             ring: Ring::new(Arc::clone(&self.device) as Arc<_>, event()?)?,
             counters: Arc::clone(&self.counters),
             operations: HashMap::new(),

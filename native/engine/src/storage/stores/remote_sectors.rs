@@ -19,8 +19,8 @@ use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone,
     StoreRequest,
 };
+use super::fresh::keys::Authority;
 use super::label::Label;
-use super::layout::Authority;
 use super::pages::{Page, random};
 use super::remote_link::{Link, Transfer};
 use super::ring::{event, hush, tell};

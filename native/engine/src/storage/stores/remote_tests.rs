@@ -3,12 +3,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::super::super::store::{BLOCK_BYTES, BlockStore, StoreRequest};
 use super::super::super::target::Namespace;
 use super::super::conformance;
-use super::super::layout::Geometry;
+use super::super::fresh::geometry::Geometry;
+use super::super::fresh::placed::Placed;
 use super::super::memory::MemoryStore;
-use super::super::sealed_file::SealedFileStore;
+use super::super::sealed_file::{SealedFileStore, Trust};
 use super::super::served::{Served, cut, device};
 use super::super::torn_disk::TornDisk;
 use sealane_proto::aead::Secret;
+use sealane_proto::freshness::leaf::LeafFormat;
 
 use super::*;
 
@@ -18,19 +20,23 @@ fn key() -> Secret {
     Secret::take(&mut [7; 32])
 }
 
+fn trust(key: &Secret) -> Trust<'_> {
+    Trust { secret: Some(key), anchor: None }
+}
+
 fn plain(pages: u64) -> Arc<Namespace> {
     Arc::new(Namespace::new(Box::new(MemoryStore::new(pages, false))).expect("namespace"))
 }
 
 fn pages(block_count: u64) -> u64 {
-    Geometry::new(block_count).page_count()
+    Geometry::placed(block_count, Placed::ENTRIES_PER_LEAF).page_count()
 }
 
 #[test]
 fn a_store_on_somebody_elses_namespace_behaves_as_a_store() {
     let served = Served::over(&plain(pages(1000)));
     conformance::check(
-        &SealedFileStore::create_on(device(&served), UUID, &key(), 1000).expect("store"),
+        &SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 1000).expect("store"),
     );
 }
 
@@ -38,7 +44,8 @@ fn a_store_on_somebody_elses_namespace_behaves_as_a_store() {
 fn what_was_flushed_is_there_through_the_next_association() {
     let namespace = plain(pages(100));
     let served = Served::over(&namespace);
-    let store = SealedFileStore::create_on(device(&served), UUID, &key(), 100).expect("store");
+    let store =
+        SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100).expect("store");
     let mut channel = store.open().expect("channel");
     let buffer = conformance::blocks(BLOCK_BYTES, 0, 100, 1);
     let write = StoreRequest::Write { lba: 0, buffer, durable: true };
@@ -46,7 +53,7 @@ fn what_was_flushed_is_there_through_the_next_association() {
     served.cut();
     drop((channel, store, served));
     let served = Served::over(&namespace);
-    let store = SealedFileStore::open_on(device(&served), UUID, &key()).expect("store");
+    let store = SealedFileStore::open_on(device(&served), UUID, &trust(&key())).expect("store");
     let mut channel = store.open().expect("channel");
     let found = conformance::read(&mut *channel, BLOCK_BYTES, 0, 100);
     assert_eq!(found, conformance::blocks(BLOCK_BYTES, 0, 100, 1));
@@ -59,32 +66,35 @@ fn a_namespace_that_holds_something_is_not_taken() {
     let mut page = Page::ZERO;
     page.0[1080] = 0x53;
     served.write(0, &[page]).expect("write");
-    let error = SealedFileStore::create_on(device(&served), UUID, &key(), 100).expect_err("ext4");
+    let error =
+        SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100).expect_err("ext4");
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-    let error = SealedFileStore::open_on(device(&served), UUID, &key()).expect_err("no store");
+    let error =
+        SealedFileStore::open_on(device(&served), UUID, &trust(&key())).expect_err("no store");
     assert!(error.to_string().contains("not a Sealane store"), "{error}");
 }
 
 #[test]
 fn only_the_store_of_that_name_is_opened_or_erased() {
     let served = Served::over(&plain(pages(100)));
-    drop(SealedFileStore::create_on(device(&served), UUID, &key(), 100).expect("store"));
-    let error =
-        SealedFileStore::create_on(device(&served), UUID, &key(), 100).expect_err("there is one");
+    drop(SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100).expect("store"));
+    let error = SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100)
+        .expect_err("there is one");
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     let other = [8; 16];
-    assert!(SealedFileStore::open_on(device(&served), other, &key()).is_err());
+    assert!(SealedFileStore::open_on(device(&served), other, &trust(&key())).is_err());
     assert!(SealedFileStore::erase_on(&*served.device, other).is_err());
-    drop(SealedFileStore::open_on(device(&served), UUID, &key()).expect("still there"));
+    drop(SealedFileStore::open_on(device(&served), UUID, &trust(&key())).expect("still there"));
     SealedFileStore::erase_on(&*served.device, UUID).expect("erased");
-    SealedFileStore::create_on(device(&served), other, &key(), 100).expect("room for another");
+    SealedFileStore::create_on(device(&served), other, &trust(&key()), 100)
+        .expect("room for another");
 }
 
 #[test]
 fn a_namespace_that_is_too_small_is_refused_with_both_sizes() {
     let served = Served::over(&plain(pages(100) - 1));
-    let error =
-        SealedFileStore::create_on(device(&served), UUID, &key(), 100).expect_err("too small");
+    let error = SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 100)
+        .expect_err("too small");
     let expected =
         format!("{} pages of 4096 bytes, the store takes {}", pages(100) - 1, pages(100));
     assert!(error.to_string().contains(&expected), "{error}");
@@ -167,7 +177,8 @@ fn a_connection_cut_at_any_write_loses_nothing_that_was_flushed_and_tears_nothin
             }
         })));
         let served = Served::disk(&disk, pages(8));
-        let store = SealedFileStore::create_on(device(&served), UUID, &key(), 8).expect("store");
+        let store =
+            SealedFileStore::create_on(device(&served), UUID, &trust(&key()), 8).expect("store");
         *link.lock().expect("link") = Some(served.link());
         left.store(at, Ordering::SeqCst);
         let (flushed, possible) = write_until_cut(&store, 20);
@@ -175,7 +186,8 @@ fn a_connection_cut_at_any_write_loses_nothing_that_was_flushed_and_tears_nothin
         *link.lock().expect("link") = None;
         drop((store, served));
         let served = Served::disk(&Arc::new(disk.whole()), pages(8));
-        let store = SealedFileStore::open_on(device(&served), UUID, &key()).expect("after a cut");
+        let store =
+            SealedFileStore::open_on(device(&served), UUID, &trust(&key())).expect("after a cut");
         let mut channel = store.open().expect("channel");
         for lba in 0..8 {
             let found = conformance::read(&mut *channel, BLOCK_BYTES, lba, 1);

@@ -90,12 +90,6 @@ pub fn hush(event: &OwnedFd) {
     let _ = rustix::io::read(event, &mut [0; 8]);
 }
 
-/// The same error once more, for everybody who waits for what failed.
-#[must_use]
-pub fn copy_error(error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), error.to_string())
-}
-
 fn open<J: Job>() -> io::Result<IoUring<J::Submission, J::Completion>> {
     IoUring::builder().build(RING_ENTRIES).map_err(|error| {
         let detail = "io_uring is not available (kernel.io_uring_disabled, seccomp or ulimit -l)";

@@ -9,7 +9,7 @@ use super::inline_file::InlineFileStore;
 use super::memory::MemoryStore;
 use super::nvme::NvmeStore;
 use super::plain_file::PlainFileStore;
-use super::sealed_file::SealedFileStore;
+use super::sealed_file::{SealedFileStore, Trust};
 
 /// What a namespace is to keep its blocks in.
 #[derive(Debug, Clone, Copy)]
@@ -28,12 +28,21 @@ pub struct StoreOptions<'a> {
     pub drive: Option<&'a str>,
     /// Whether blocks may be written over where they lie.
     pub in_place: bool,
+    /// Secret and anchor of a sealed file; no other store keeps freshness.
+    pub trust: &'a Trust<'a>,
 }
 
 /// Creates or opens a store. `InvalidInput` for options that don't go together.
 pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
-    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place } = *options;
+    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place, trust } =
+        *options;
     let store: Box<dyn BlockStore> = match (kind, is_sealed, path, drive) {
+        ("memory" | "emulated" | "inline" | "nvme", ..) | (_, false, ..)
+            if trust.anchor.is_some() || trust.secret.is_some() =>
+        {
+            let detail = format!("store {kind:?} has no use for a secret or an anchor");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
         ("memory", _, None, None) if creates && !in_place => {
             Box::new(MemoryStore::new(block_count, is_sealed))
         }
@@ -41,9 +50,11 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             Box::new(EmulatedStore::new(block_count, is_sealed, &Profile::parse(drive)?))
         }
         ("file", true, Some(path), None) if creates && !in_place => {
-            Box::new(SealedFileStore::create(path, block_count)?)
+            Box::new(SealedFileStore::create(path, block_count, trust)?)
         }
-        ("file", true, Some(path), None) if !in_place => Box::new(SealedFileStore::open(path)?),
+        ("file", true, Some(path), None) if !in_place => {
+            Box::new(SealedFileStore::open(path, trust)?)
+        }
         // Plain blocks always lie in place, said or not.
         ("file", false, Some(path), None) if creates => {
             Box::new(PlainFileStore::create(path, block_count)?)
@@ -90,6 +101,7 @@ mod tests {
         creates: true,
         drive: None,
         in_place: false,
+        trust: &Trust { secret: None, anchor: None },
     };
 
     #[test]

@@ -18,6 +18,8 @@ struct Contents {
     durable: BTreeMap<u64, Arc<Page>>,
     volatile: Vec<(u64, Arc<Page>)>,
     syncs: u64,
+    /// The next sync makes nothing durable, and says that it did.
+    is_lying: bool,
     /// Writes that may still be made before the device refuses them.
     writes_left: Option<u64>,
 }
@@ -68,6 +70,11 @@ impl TornDisk {
     /// Refuses writes after so many more.
     pub fn fail_after(&self, writes: u64) {
         self.contents().writes_left = Some(writes);
+    }
+
+    /// Has the next sync make nothing durable, and say that it did.
+    pub fn lie_once(&self) {
+        self.contents().is_lying = true;
     }
 
     /// Changes bytes of a page on the medium.
@@ -151,8 +158,10 @@ impl BlockFile for TornDisk {
         self.observe();
         {
             let mut contents = self.contents();
-            let volatile = std::mem::take(&mut contents.volatile);
-            contents.durable.extend(volatile);
+            if !std::mem::take(&mut contents.is_lying) {
+                let volatile = std::mem::take(&mut contents.volatile);
+                contents.durable.extend(volatile);
+            }
             contents.syncs += 1;
         }
         self.observe();

@@ -14,13 +14,14 @@ use sealane_proto::sector::{BLOCK_BYTES, block_iv, take_expected_iv};
 
 use super::freshness::Iv;
 use super::mailbox::Waiter;
-use super::namespace::{Namespace, add};
+use super::namespace::{Freshness, Namespace, add};
 use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
 use super::reservation::{Acquire, Group, Refusal, Register};
 use super::worker::Worker;
 use crate::storage::events::StorageEvent;
 use crate::storage::store::{StoreDone, StoreRequest};
+use crate::storage::stores::fresh::failure::reason_of;
 
 /// Namespace id of a flush of all namespaces.
 const ALL_NAMESPACES: u32 = u32::MAX;
@@ -185,19 +186,27 @@ impl Worker {
                 let buffer = std::mem::take(data);
                 StoreRequest::Write { lba, buffer, durable: task.is_forced }
             }
-            Operation::WriteIf(data) => {
-                if let Some(table) = &namespace.table {
+            Operation::WriteIf(data) => match &namespace.freshness {
+                Freshness::Table(table) => {
                     let mut buffer = std::mem::take(data);
                     if !table.matches(lba, &take_expected(&mut buffer)) {
                         task.status = Status::COMPARE_FAILURE.final_();
                         return self.finish(slot, buffer);
                     }
                     StoreRequest::Write { lba, buffer, durable: task.is_forced }
-                } else {
+                }
+                Freshness::Store => {
+                    let blocks = task.blocks.end - lba;
+                    task.stores += 1;
+                    // It says so of itself that it can.
+                    attachment.channel.current_ivs(u64::from(slot), lba, blocks);
+                    return;
+                }
+                Freshness::Off => {
                     self.reading += bytes;
                     StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
                 }
-            }
+            },
             Operation::WriteZeroes { .. } => {
                 StoreRequest::Deallocate { lba, blocks: task.blocks.end - lba }
             }
@@ -251,14 +260,15 @@ impl Worker {
         task.stores -= 1;
         if let Err(error) = &done.result {
             let is_read = task.mode() == Mode::Shared;
-            task.status = failure(is_read, error);
+            let reason = reason_of(error);
+            task.status = failure(reason, is_read, error);
             add(&namespace.counters.media_errors, 1);
             let lba = (task.lock.is_some()).then_some(task.blocks.start);
             let detail = error.to_string();
             if error.kind() == io::ErrorKind::NotConnected {
                 self.store_lost = Some(detail.clone());
             }
-            let refusal = (Reason::StoreFailed, lba, detail);
+            let refusal = (reason, lba, detail);
             report(namespace, self.controller.association, self.queue_id, refusal);
         }
         if task.attachment == usize::MAX {
@@ -274,11 +284,15 @@ impl Worker {
             return;
         }
         let is_read = task.is_reading();
-        if is_read {
+        let is_look = matches!(namespace.freshness, Freshness::Store)
+            && matches!(task.operation, Operation::WriteIf(_));
+        if is_read && !is_look {
             self.reading = self.reading.saturating_sub(done.buffer.len());
         }
         if done.result.is_err() {
             self.finish(slot, done.buffer);
+        } else if is_read && is_look {
+            self.looked_up(slot, &done.buffer);
         } else if is_read {
             self.read_done(slot, done.buffer);
         } else {
@@ -286,10 +300,38 @@ impl Worker {
         }
     }
 
+    /// The current IVs of the blocks of a write-if came from the store.
+    fn looked_up(&mut self, slot: u16, current: &[u8]) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Operation::WriteIf(data) = &mut task.operation else { return };
+        let mut data = std::mem::take(data);
+        if take_expected(&mut data).as_flattened() == current {
+            self.write_compared(slot, data);
+        } else {
+            task.status = Status::COMPARE_FAILURE.final_();
+            self.finish(slot, data);
+        }
+    }
+
+    /// Goes on with a write whose condition holds; its range stays locked.
+    fn write_compared(&mut self, slot: u16, buffer: Vec<u8>) {
+        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
+        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        if self.is_ending {
+            task.status = Status::ABORTED;
+            return self.finish(slot, buffer);
+        }
+        task.operation = Operation::Write(Vec::new());
+        task.stores += 1;
+        let (lba, durable) = (task.blocks.start, task.is_forced);
+        let request = StoreRequest::Write { lba, buffer, durable };
+        attachment.channel.submit(u64::from(slot), request);
+    }
+
     /// Blocks came from the store.
     fn read_done(&mut self, slot: u16, mut buffer: Vec<u8>) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
-        let Some(Some(attachment)) = self.attachments.get_mut(task.attachment) else { return };
+        let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let namespace = &attachment.namespace;
         let lba = task.blocks.start;
         if let Err((reason, lba)) = namespace.check(lba, &mut buffer) {
@@ -315,19 +357,10 @@ impl Worker {
             }
             Operation::CompareAndWrite { .. } | Operation::WriteIf(_) => {
                 let (is_equal, data) = compared(&mut task.operation, &buffer);
-                if !is_equal {
-                    task.status = Status::COMPARE_FAILURE.final_();
-                } else if self.is_ending {
-                    task.status = Status::ABORTED;
-                } else {
-                    // From here on it is a write; the range stays locked.
-                    task.operation = Operation::Write(Vec::new());
-                    task.stores += 1;
-                    let durable = task.is_forced;
-                    let request = StoreRequest::Write { lba, buffer: data, durable };
-                    attachment.channel.submit(u64::from(slot), request);
-                    return;
+                if is_equal {
+                    return self.write_compared(slot, data);
                 }
+                task.status = Status::COMPARE_FAILURE.final_();
             }
             _ => {}
         }
@@ -343,7 +376,7 @@ impl Worker {
         let blocks = task.blocks.end - task.blocks.start;
         let forget = |range: Range<u64>| {
             add(&counters.deallocations, 1);
-            if let Some(table) = &namespace.table {
+            if let Freshness::Table(table) = &namespace.freshness {
                 table.forget(range.start, range.end - range.start);
             }
         };
@@ -367,7 +400,7 @@ impl Worker {
             _ => {
                 add(&counters.writes, 1);
                 add(&counters.sectors_stored, blocks);
-                if let Some(table) = &namespace.table {
+                if let Freshness::Table(table) = &namespace.freshness {
                     table.stored(task.blocks.start, &buffer);
                 }
             }
@@ -472,8 +505,9 @@ fn range_of(range: &LbaRange) -> Range<u64> {
 }
 
 /// The status of a command that the store failed.
-fn failure(is_read: bool, error: &io::Error) -> Status {
+fn failure(reason: Reason, is_read: bool, error: &io::Error) -> Status {
     match error.kind() {
+        _ if reason != Reason::StoreFailed => Status::from(reason),
         _ if is_read => Status::UNRECOVERED_READ,
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Status::CAPACITY_EXCEEDED,
         _ => Status::WRITE_FAULT,

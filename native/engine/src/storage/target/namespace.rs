@@ -10,7 +10,9 @@ use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, METADATA_BYTES, check_written, field};
+use sealane_proto::sector::{
+    BLOCK_BYTES, IV_BYTES, METADATA_BYTES, check_written, field, metadata, set_unwritten,
+};
 
 use super::freshness::FlatTable;
 use super::mailbox::{Message, Waiter};
@@ -66,10 +68,10 @@ impl Assigned {
     pub fn format(&self) -> NamespaceFormat {
         let verify = CommandSet::VERIFY;
         let common = verify.with(CommandSet::WRITE_ZEROES).with(CommandSet::DEALLOCATE);
-        let commands = match (self.namespace.is_sealed(), &self.namespace.table) {
-            // Without a table nothing could tell a deallocated sector from a lost one.
-            (true, None) => verify.with(CommandSet::WRITE_IF),
-            (true, Some(_)) => common.with(CommandSet::WRITE_IF),
+        let commands = match (self.namespace.is_sealed(), &self.namespace.freshness) {
+            // Nothing could tell a deallocated sector from a lost one.
+            (true, Freshness::Off) => verify.with(CommandSet::WRITE_IF),
+            (true, _) => common.with(CommandSet::WRITE_IF),
             (false, _) => common
                 .with(CommandSet::COMPARE)
                 .with(CommandSet::FUSED)
@@ -121,6 +123,17 @@ struct Busy {
     total: Nanos,
 }
 
+/// Who knows which version of a sector is the current one.
+#[derive(Debug)]
+pub(super) enum Freshness {
+    /// Nobody: any well-formed sector passes.
+    Off,
+    /// A table in this process, rebuilt from the store at the start.
+    Table(FlatTable),
+    /// The store.
+    Store,
+}
+
 /// One namespace of a target.
 #[derive(Debug)]
 pub struct Namespace {
@@ -128,8 +141,7 @@ pub struct Namespace {
     block_bytes: usize,
     block_count: u64,
     is_sealed: bool,
-    /// Sealed namespaces that keep freshness only.
-    pub(super) table: Option<FlatTable>,
+    pub(super) freshness: Freshness,
     locks: Mutex<RangeLocks<Waiter>>,
     qos: Mutex<Qos<Waiter>>,
     is_limited: AtomicBool,
@@ -147,32 +159,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Namespace {
     /// A namespace over a store; sealed if the store's blocks have metadata. What a sealed store
-    /// holds already becomes current.
+    /// holds already becomes current, unless the store keeps freshness itself.
     pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let is_sealed = store.block_bytes() == BLOCK_BYTES;
-        let table = is_sealed.then(|| FlatTable::new(store.block_count()));
-        if let Some(table) = &table {
+        let freshness = if store.keeps_freshness() {
+            Freshness::Store
+        } else if is_sealed {
+            let table = FlatTable::new(store.block_count());
             store.scan(&mut |lba, metadata| table.found(lba, iv_of(metadata)))?;
-        }
-        Self::assemble(store, is_sealed, table)
+            Freshness::Table(table)
+        } else {
+            Freshness::Off
+        };
+        Self::assemble(store, is_sealed, freshness)
     }
 
     /// A namespace that keeps no current IVs: any well-formed sector of its store passes, older
     /// ones too, and an unwritten one is an error.
     pub fn without_freshness(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let is_sealed = store.block_bytes() == BLOCK_BYTES;
-        Self::assemble(store, is_sealed, None)
+        Self::assemble(store, is_sealed, Freshness::Off)
     }
 
     /// A namespace for any host, also if its blocks have metadata: that is the host's then.
     pub fn plain(store: Box<dyn BlockStore>) -> io::Result<Self> {
-        Self::assemble(store, false, None)
+        Self::assemble(store, false, Freshness::Off)
     }
 
     fn assemble(
         store: Box<dyn BlockStore>,
         is_sealed: bool,
-        table: Option<FlatTable>,
+        freshness: Freshness,
     ) -> io::Result<Self> {
         let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
         Ok(Self {
@@ -180,7 +197,7 @@ impl Namespace {
             block_bytes,
             block_count,
             is_sealed,
-            table,
+            freshness,
             locks: Mutex::default(),
             qos: Mutex::default(),
             is_limited: AtomicBool::new(false),
@@ -281,7 +298,6 @@ impl Namespace {
             ("deallocations", read(&counters.deallocations)),
             ("sectors_read", read(&counters.sectors_read)),
             ("sectors_stored", read(&counters.sectors_stored)),
-            ("sectors_written", self.table.as_ref().map_or(0, FlatTable::written)),
             ("busy_ms", busy / 1_000_000),
             ("media_errors", read(&counters.media_errors)),
             ("refusals", read(&counters.refusals)),
@@ -291,6 +307,9 @@ impl Namespace {
             ("events_dropped", self.events.dropped()),
         ]
         .into();
+        if let Freshness::Table(table) = &self.freshness {
+            named.push(("sectors_written", table.written()));
+        }
         if let Some(store) = &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
             named.extend(store.statistics());
         }
@@ -301,12 +320,23 @@ impl Namespace {
 
     /// Checks sectors that came from the store: an error tells the first that can't be served.
     pub(super) fn check(&self, lba: u64, blocks: &mut [u8]) -> Result<(), (Reason, u64)> {
-        match &self.table {
-            Some(table) => table.check(lba, blocks),
-            None if self.is_sealed() => (lba..)
-                .zip(blocks.as_chunks::<BLOCK_BYTES>().0)
-                .try_for_each(|(lba, block)| check_written(block).map_err(|reason| (reason, lba))),
-            None => Ok(()),
+        if !self.is_sealed() {
+            return Ok(());
+        }
+        let mut sectors = (lba..).zip(blocks.as_chunks_mut::<BLOCK_BYTES>().0);
+        match &self.freshness {
+            Freshness::Table(table) => table.check(lba, blocks),
+            Freshness::Store => sectors.try_for_each(|(lba, sector)| {
+                // Zeros are what the store itself says of an unwritten one.
+                if metadata(sector, field::VERSION) == [0] {
+                    set_unwritten(sector);
+                    return Ok(());
+                }
+                check_written(sector).map_err(|reason| (reason, lba))
+            }),
+            Freshness::Off => sectors.try_for_each(|(lba, sector)| {
+                check_written(sector).map_err(|reason| (reason, lba))
+            }),
         }
     }
 
@@ -440,7 +470,7 @@ pub fn hexadecimal(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::storage::stores::memory::MemoryStore;
-    use sealane_proto::sector::{Block, set_unwritten};
+    use sealane_proto::sector::Block;
 
     #[test]
     fn without_freshness_only_sealed_sectors_pass() {

@@ -1,13 +1,14 @@
-//! The thread that writes the log and the checkpoints of a sealed file store: channels ask it for
-//! a flush, and one flush answers all who asked before it began.
+//! The thread that makes a store's changes durable and merges them: channels ask it for flushes and
+//! room, and one flush answers all who asked before it began. Merges run in steps between flushes.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::ring::{copy_error, tell};
-use super::sealed_map::SealedMap;
+use super::super::ring::tell;
+use super::failure::copy_error;
+use super::map::{Layout, Map};
 
 /// Where a channel finds the ends of the flushes that it asked for.
 #[derive(Debug)]
@@ -38,8 +39,16 @@ impl Mailbox {
 struct Wanted {
     /// At most one for every operation in flight on a channel.
     flushes: Vec<(Arc<Mailbox>, u64)>,
+    /// At most one for every channel.
+    rooms: Vec<(Arc<Mailbox>, u64)>,
     is_background: bool,
     is_over: bool,
+}
+
+impl Wanted {
+    fn is_nothing(&self) -> bool {
+        self.flushes.is_empty() && self.rooms.is_empty() && !self.is_background && !self.is_over
+    }
 }
 
 /// What is asked of the thread.
@@ -56,13 +65,27 @@ impl Requests {
 
     /// Asks for a flush; its end goes to the mailbox under the operation's name.
     pub fn flush(&self, mailbox: &Arc<Mailbox>, operation: u64) {
+        self.ask(mailbox, operation, |wanted| &mut wanted.flushes);
+    }
+
+    /// Asks for room for further changes; the same.
+    pub fn room(&self, mailbox: &Arc<Mailbox>, operation: u64) {
+        self.ask(mailbox, operation, |wanted| &mut wanted.rooms);
+    }
+
+    fn ask(
+        &self,
+        mailbox: &Arc<Mailbox>,
+        operation: u64,
+        queue: impl FnOnce(&mut Wanted) -> &mut Vec<(Arc<Mailbox>, u64)>,
+    ) {
         let mut wanted = self.lock();
         if wanted.is_over {
             drop(wanted);
             mailbox.put(operation, Err(io::Error::other("the store is closed")));
             return;
         }
-        wanted.flushes.push((Arc::clone(mailbox), operation));
+        queue(&mut wanted).push((Arc::clone(mailbox), operation));
         self.changed.notify_one();
     }
 
@@ -72,9 +95,10 @@ impl Requests {
         self.changed.notify_one();
     }
 
-    fn next(&self) -> Wanted {
+    /// What is wanted; waits until something is, unless there is other work.
+    fn next(&self, is_idle: bool) -> Wanted {
         let mut wanted = self.lock();
-        while wanted.flushes.is_empty() && !wanted.is_background && !wanted.is_over {
+        while is_idle && wanted.is_nothing() {
             wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
         }
         let is_over = wanted.is_over;
@@ -91,7 +115,7 @@ pub struct Journal {
 
 impl Journal {
     /// Starts the thread.
-    pub fn start(map: Arc<SealedMap>) -> io::Result<Self> {
+    pub fn start<F: Layout>(map: Arc<Map<F>>) -> io::Result<Self> {
         let requests = Arc::new(Requests::default());
         let for_thread = Arc::clone(&requests);
         let run = move || run(&map, &for_thread);
@@ -117,19 +141,32 @@ impl Drop for Journal {
     }
 }
 
-fn run(map: &SealedMap, requests: &Requests) {
+fn run<F: Layout>(map: &Map<F>, requests: &Requests) {
     loop {
-        let wanted = requests.next();
-        let result = map.flush();
-        for (mailbox, operation) in &wanted.flushes {
-            mailbox.put(*operation, result.as_ref().copied().map_err(copy_error));
+        let wanted = requests.next(!map.is_merging());
+        if !wanted.flushes.is_empty() || wanted.is_background {
+            answer(wanted.flushes, &map.flush());
         }
-        // A failure is told to whoever writes or flushes next: the map refuses both from now on.
-        if result.is_ok() && map.is_checkpoint_due() {
-            let _ = map.checkpoint();
+        if !wanted.rooms.is_empty() {
+            answer(wanted.rooms, &map.make_room());
         }
         if wanted.is_over {
+            // What was noted and can't be made durable was never said to be.
+            let _ = map.finish();
             return;
         }
+        // Failures are told to whoever writes or flushes next: the map refuses both from then on.
+        // An anchor that gives no answer has the next flush or merge ask again.
+        if map.is_merging() {
+            let _ = map.merge_step();
+        } else if map.is_merge_due() {
+            let _ = map.begin_merge();
+        }
+    }
+}
+
+fn answer(asked: Vec<(Arc<Mailbox>, u64)>, result: &io::Result<()>) {
+    for (mailbox, operation) in asked {
+        mailbox.put(operation, result.as_ref().copied().map_err(copy_error));
     }
 }

@@ -1,0 +1,54 @@
+"""A store's anchor: what it wants anchored goes to its device's anchors (docs/anchors.md)."""
+
+import asyncio
+import uuid
+from typing import Final
+
+from sealane import _native
+from sealane.daemon.anchors.anchor import volume_record
+from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
+from sealane.daemon.storage.device import Device
+from sealane.errors import Error
+from sealane.transport.tasks import TaskOwner
+
+_MARGIN_SECONDS: Final = 1.0
+"""How much longer the engine waits than the device's anchors do: theirs is the better answer."""
+
+
+class StoreAnchor:
+    """Answers one store's wishes until it is closed; made on a running event loop."""
+
+    def __init__(self, device: Device, volume_id: uuid.UUID) -> None:
+        """Take up the record that the device has of the volume."""
+        self._anchors = device.anchors
+        self._name = volume_record(volume_id)
+        latest = self._anchors.current(self._name)
+        self.native = _native.StoreAnchor(
+            latest=None if latest is None else latest[1],
+            every_commit=not device.anchors_rarely,
+            timeout_seconds=ANCHOR_SECONDS + _MARGIN_SECONDS,
+            believed=device.is_believed,
+        )
+        self._tasks = TaskOwner()
+        self._is_asking = False
+        self._fd = self.native.fd()
+        asyncio.get_running_loop().add_reader(self._fd, self._look)
+
+    async def close(self) -> None:
+        """Answer nothing more; the store must be closed before."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+        await self._tasks.close()
+
+    def _look(self) -> None:
+        # Read in any case, or the descriptor stays readable.
+        wanted = self.native.take()
+        if wanted is not None:
+            self._tasks.start(self._answer(*wanted), name="store-anchor")
+
+    async def _answer(self, number: int, blob: bytes) -> None:
+        try:
+            await self._anchors.reach(self._name, number, blob)
+        except Error as error:
+            self.native.answer(number, unreachable=f"{error.reason}: {error.args[0]}")
+        else:
+            self.native.answer(number)

@@ -1,0 +1,50 @@
+//! Fields one behind the other in a page, little endian.
+
+use super::super::pages::Page;
+
+/// Writes fields into a page.
+pub struct Fields<'a> {
+    rest: &'a mut [u8],
+}
+
+impl<'a> Fields<'a> {
+    /// From the page's first byte on.
+    pub fn new(page: &'a mut Page) -> Self {
+        Self { rest: &mut page.0 }
+    }
+
+    /// The next bytes.
+    ///
+    /// # Panics
+    /// If the page has no room for them: its format is wrong.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.next(bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// The next eight bytes.
+    pub fn put_u64(&mut self, value: u64) {
+        self.put(&value.to_le_bytes());
+    }
+
+    /// The next bytes, for the caller to fill.
+    pub fn next(&mut self, length: usize) -> &mut [u8] {
+        let (front, rest) = std::mem::take(&mut self.rest).split_at_mut(length);
+        self.rest = rest;
+        front
+    }
+}
+
+/// Takes the next bytes.
+///
+/// # Panics
+/// If there are none: pages have room for their fields.
+pub fn get<const BYTES: usize>(rest: &mut &[u8]) -> [u8; BYTES] {
+    let (front, back) = rest.split_first_chunk().expect("pages have room for their fields");
+    *rest = back;
+    *front
+}
+
+/// Takes the next eight bytes.
+pub fn get_u64(rest: &mut &[u8]) -> u64 {
+    u64::from_le_bytes(get(rest))
+}

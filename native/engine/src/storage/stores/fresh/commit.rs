@@ -1,0 +1,353 @@
+//! Making changes durable: log pages, checkpoints, the anchor. One thread at a time.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::super::pages::{BlockFile, Page};
+use super::anchor::{AnchorError, AnchorPolicy, Anchored};
+use super::checkpoint::Checkpoint;
+use super::counters::count;
+use super::failure::Refusal;
+use super::geometry::Geometry;
+use super::keys::{PageKey, Tag};
+use super::log::{LogPage, Record, records_per_page};
+use super::map::{Layout, Map};
+use super::merge::Merge;
+use super::slot_maps::SlotMaps;
+
+/// Pages of nodes that are made at a time.
+const ROUND_PAGES: usize = 256;
+
+/// Where the log stands, and what of it is durable.
+#[derive(Debug)]
+pub(super) struct Writer<E> {
+    pub epoch: u64,
+    pub nonce: [u8; 16],
+    pub log_key: PageKey,
+    /// First log page that the last checkpoint goes on from.
+    pub log_start: u64,
+    /// The same of the oldest checkpoint that may still be wanted.
+    pub log_kept: u64,
+    pub log_next: u64,
+    /// Tag of the last log page.
+    pub log_tag: Tag,
+    /// Log pages before this one are flushed.
+    pub flushed: u64,
+    /// The last checkpoint's number and tag.
+    pub checkpoint: u64,
+    pub checkpoint_tag: Tag,
+    /// Root commits before this opening.
+    pub commits: u64,
+    /// Slots of which leaf pages tell.
+    pub slot_maps: SlotMaps,
+    pub merge: Option<Merge<E>>,
+    /// Whether no checkpoint before the last one may still be wanted.
+    pub is_settled: bool,
+    /// Slots that no leaf page of the last checkpoint names any more: free as soon as no older
+    /// checkpoint can be wanted.
+    pub replaced: Vec<u64>,
+    pub anchored: Option<Anchored>,
+    /// A state that the anchor was to be advanced to, and gave no answer.
+    pub unsettled: Option<Anchored>,
+}
+
+impl<F: Layout> Map<F> {
+    // Doors: each has the store fail for good if the device fails. After an error nobody knows what
+    // it has.
+
+    /// Makes everything durable that was noted so far.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let flushed = self.flush_with(&mut writer, false);
+        self.guard(flushed)
+    }
+
+    /// Begins to merge the changes noted so far into leaf pages; also a flush.
+    pub fn begin_merge(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let begun = self.flush_with(&mut writer, true);
+        self.guard(begun)
+    }
+
+    /// Whether a merge has begun and not ended.
+    #[must_use]
+    pub fn is_merging(&self) -> bool {
+        self.writer().merge.is_some() && self.state().failure.is_none()
+    }
+
+    /// Merges some changes; the last step ends with a checkpoint.
+    pub fn merge_step(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let checked = self.state().check();
+        let stepped = checked.and_then(|()| self.step(&mut writer));
+        self.guard(stepped)
+    }
+
+    /// Merges all changes noted so far; also a flush.
+    pub fn merge(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let merged = self.merge_all(&mut writer);
+        self.guard(merged)
+    }
+
+    /// Makes room for further changes; also a flush.
+    pub fn make_room(&self) -> io::Result<()> {
+        self.flush()?;
+        let is_tight = {
+            let state = self.state();
+            let room = self.geometry.pending_max / 4;
+            let has_changes = state.pending() > state.placed;
+            let is_short = self.geometry.slot_count > 0 && state.slots.free() < room
+                || state.pending() > self.geometry.pending_max - room;
+            has_changes && is_short
+        };
+        if is_tight { self.merge() } else { Ok(()) }
+    }
+
+    /// Ends: everything durable, and anchored whatever the policy.
+    pub fn finish(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let ended = self.flush_with(&mut writer, false).and_then(|()| self.advance(&mut writer));
+        self.guard(ended)
+    }
+
+    fn guard<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &result
+            && !matches!(Refusal::of(error), Some(Refusal::AnchorUnreachable(_)))
+        {
+            let failure = match Refusal::of(error) {
+                Some(refusal) => refusal.clone(),
+                None => Refusal::Failed(error.to_string()),
+            };
+            self.state().failure.get_or_insert(failure);
+        }
+        result
+    }
+
+    // The log.
+
+    /// Makes durable what waits. With `freezes`, what is noted so far is what the next merge merges.
+    pub(super) fn flush_with(
+        &self,
+        writer: &mut Writer<F::Entry>,
+        freezes: bool,
+    ) -> io::Result<()> {
+        let waiting = {
+            let state = self.state();
+            state.check()?;
+            state.waiting.len()
+        };
+        if !self.make_log_room(writer, waiting.div_ceil(records_per_page::<F>()) as u64)? {
+            return self.merge_unlogged(writer);
+        }
+        if freezes {
+            // What an older checkpoint needs is about to be written over.
+            self.settle(writer)?;
+        }
+        let (records, retired, frozen) = {
+            let mut state = self.state();
+            let frozen = (freezes && writer.merge.is_none()).then(|| state.freeze());
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.retired), frozen)
+        };
+        if !records.is_empty() {
+            self.append(writer, &records)?;
+            self.sync()?;
+            writer.flushed = writer.log_next;
+            self.state().slots.release(retired);
+        }
+        if let Some(frozen) = frozen {
+            writer.merge = Some(Merge::new(frozen, (writer.log_next, writer.log_tag)));
+        }
+        self.commit_to_anchor(writer)
+    }
+
+    /// Whether the log has room for so many pages, if need be behind a merge that is under way.
+    fn make_log_room(&self, writer: &mut Writer<F::Entry>, pages: u64) -> io::Result<bool> {
+        // One more than are known of: changes may come while this looks.
+        let has_room = |writer: &Writer<F::Entry>| {
+            writer.log_next - writer.log_kept + pages < self.log_usable()
+        };
+        if !has_room(writer) {
+            self.settle(writer)?;
+        }
+        if !has_room(writer) && writer.merge.is_some() {
+            self.merge_to_end(writer)?;
+        }
+        Ok(has_room(writer))
+    }
+
+    /// Merges all changes noted so far, those that the log has no room for among them.
+    fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        self.settle(writer)?;
+        let (frozen, retired) = {
+            let mut state = self.state();
+            state.waiting.clear();
+            (state.freeze(), std::mem::take(&mut state.retired))
+        };
+        let mut merge = Merge::new(frozen, (writer.log_next, writer.log_tag));
+        merge.retired = retired;
+        writer.merge = Some(merge);
+        self.merge_to_end(writer)
+    }
+
+    /// Writes log pages, which a sync must follow.
+    pub(super) fn append(
+        &self,
+        writer: &mut Writer<F::Entry>,
+        records: &[Record<F::Entry>],
+    ) -> io::Result<()> {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        let mut run: Vec<Page> = Vec::new();
+        let mut place = self.geometry.log(writer.log_next);
+        for records in records.chunks(records_per_page::<F>()) {
+            let page = LogPage {
+                epoch: writer.epoch,
+                number: writer.log_next,
+                flushed: writer.flushed,
+                sequence,
+                previous: writer.log_tag,
+                records: records.to_vec(),
+            };
+            let (page, tag) = page.encode::<F>(&writer.log_key);
+            if self.geometry.log(writer.log_next) != place + run.len() as u64 {
+                self.file.write(place, &run)?;
+                run.clear();
+                place = self.geometry.log(writer.log_next);
+            }
+            run.push(page);
+            writer.log_tag = tag;
+            writer.log_next += 1;
+        }
+        count(&self.counters.log_pages, records.len().div_ceil(records_per_page::<F>()) as u64);
+        self.file.write(place, &run)
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        count(&self.counters.syncs, 1);
+        self.file.sync()
+    }
+
+    // Checkpoints.
+
+    /// Writes a checkpoint of the tree, from which the log goes on at `log_start`. What only older
+    /// checkpoints need is free once [`Map::advance`] has had the anchor name this one.
+    pub(super) fn write_checkpoint(
+        &self,
+        writer: &mut Writer<F::Entry>,
+        (log_start, log_tag): (u64, Tag),
+    ) -> io::Result<()> {
+        let number = writer.checkpoint + 1;
+        for round in self.leaves.begin_checkpoint(number).chunks(ROUND_PAGES) {
+            let pages = round.iter().filter_map(|index| self.leaves.node_page(number, *index));
+            let pages = pages.map(|(page, place)| (place, page.encode(&self.keys)));
+            count(&self.counters.node_writes, write_runs(&*self.file, pages)?);
+        }
+        // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
+        // must be there before it is, and so are the log pages written so far.
+        self.sync()?;
+        writer.flushed = writer.log_next;
+        let root = self.leaves.root();
+        let checkpoint = Checkpoint {
+            number,
+            epoch: writer.epoch,
+            nonce: writer.nonce,
+            log_start,
+            log_tag,
+            log_flushed: writer.flushed,
+            sequence: self.sequence.load(Ordering::Relaxed),
+            commits: writer.commits.wrapping_add(root.commit),
+            is_anchored: writer.anchored.is_some(),
+            root: root.tag,
+            void_since: self.leaves.void_since(),
+        };
+        let (page, tag) = checkpoint.encode(&self.keys);
+        self.file.write(self.geometry.checkpoint(number), &[page])?;
+        self.sync()?;
+        count(&self.counters.checkpoints, 1);
+        writer.checkpoint = number;
+        writer.checkpoint_tag = tag;
+        writer.log_start = log_start;
+        writer.is_settled = false;
+        Ok(())
+    }
+
+    // The anchor.
+
+    /// After a flush: advances the anchor, if it wants to hear of every one.
+    fn commit_to_anchor(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        let policy = self.anchor.as_ref().map(|anchor| anchor.policy());
+        match policy {
+            Some(AnchorPolicy::EveryCommit) => self.advance(writer),
+            Some(AnchorPolicy::Checkpoints) | None => Ok(()),
+        }
+    }
+
+    /// Advances the anchor to where the store stands, and frees what older checkpoints needed.
+    pub(super) fn advance(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        if let Some(anchor) = &self.anchor {
+            // The same once more, until its outcome is known.
+            let unsettled = writer.unsettled;
+            let next = writer.next_anchored();
+            for to in unsettled.into_iter().chain(next) {
+                let to =
+                    Anchored { number: writer.anchored.map_or(0, |last| last.number) + 1, ..to };
+                writer.unsettled = Some(to);
+                anchor.advance(&to).map_err(|error| match error {
+                    AnchorError::Unreachable(detail) => Refusal::AnchorUnreachable(detail),
+                    AnchorError::Lost(detail) => Refusal::RolledBack(detail),
+                })?;
+                count(&self.counters.anchors, 1);
+                writer.anchored = Some(to);
+                writer.unsettled = None;
+            }
+        }
+        let replaced = std::mem::take(&mut writer.replaced);
+        self.state().slots.release(replaced);
+        writer.log_kept = writer.log_start;
+        writer.is_settled = true;
+        Ok(())
+    }
+
+    /// Has the anchor name the last checkpoint, if it doesn't: what the one before needs may then be
+    /// written over.
+    fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        if writer.is_settled { Ok(()) } else { self.advance(writer) }
+    }
+}
+
+impl<E> Writer<E> {
+    /// What the anchor must be advanced to, if it isn't there and isn't on its way there.
+    fn next_anchored(&self) -> Option<Anchored> {
+        let number = 0;
+        let next = Anchored {
+            number,
+            epoch: self.epoch,
+            checkpoint: self.checkpoint,
+            checkpoint_tag: self.checkpoint_tag,
+            log_flushed: self.flushed,
+            log_tag: self.log_tag,
+        };
+        let last = self.unsettled.or(self.anchored);
+        last.is_none_or(|last| Anchored { number, ..last } != next).then_some(next)
+    }
+}
+
+/// Writes pages to their places, neighbours at once. Returns how many.
+pub(super) fn write_runs(
+    file: &dyn BlockFile,
+    pages: impl IntoIterator<Item = (u64, Page)>,
+) -> io::Result<u64> {
+    let mut pages: Vec<(u64, Page)> = pages.into_iter().collect();
+    pages.sort_unstable_by_key(|(place, _)| *place);
+    for run in pages.chunk_by(|(left, _), (right, _)| left + 1 == *right) {
+        let contents: Vec<Page> = run.iter().map(|(_, page)| *page).collect();
+        file.write(run[0].0, &contents)?;
+    }
+    Ok(pages.len() as u64)
+}
+
+/// Sizes of a store that is consistent with its format.
+pub(super) fn fits<F: Layout>(geometry: &Geometry) -> bool {
+    geometry.leaf_entries == F::ENTRIES_PER_LEAF
+        && geometry.is_sound(records_per_page::<F>() as u64)
+}

@@ -1,0 +1,62 @@
+//! What a store that keeps freshness has done.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts; device I/Os are counted by page, data not among them.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Leaf pages found in memory.
+    pub leaf_hits: AtomicU64,
+    /// Leaf pages that had to be read.
+    pub leaf_misses: AtomicU64,
+    /// Leaf pages read.
+    pub leaf_reads: AtomicU64,
+    /// Leaf pages written.
+    pub leaf_writes: AtomicU64,
+    /// Pages of nodes written.
+    pub node_writes: AtomicU64,
+    /// Log pages written.
+    pub log_pages: AtomicU64,
+    /// Times the device was made durable.
+    pub syncs: AtomicU64,
+    /// Merges completed.
+    pub merges: AtomicU64,
+    /// Checkpoints written.
+    pub checkpoints: AtomicU64,
+    /// Advances of the anchor.
+    pub anchors: AtomicU64,
+    /// Log pages that the last opening found.
+    pub recovered_log_pages: AtomicU64,
+    /// Changes that it took from them.
+    pub recovered_changes: AtomicU64,
+    /// Milliseconds that it took.
+    pub recovery_millis: AtomicU64,
+}
+
+/// Adds to a count.
+pub fn count(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}
+
+impl Counters {
+    /// The counts by name.
+    #[must_use]
+    pub fn by_name(&self) -> Vec<(&'static str, u64)> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            ("leaf_cache_hits", read(&self.leaf_hits)),
+            ("leaf_cache_misses", read(&self.leaf_misses)),
+            ("leaf_pages_read", read(&self.leaf_reads)),
+            ("leaf_pages_written", read(&self.leaf_writes)),
+            ("node_pages_written", read(&self.node_writes)),
+            ("log_pages_written", read(&self.log_pages)),
+            ("device_syncs", read(&self.syncs)),
+            ("merges", read(&self.merges)),
+            ("checkpoints", read(&self.checkpoints)),
+            ("anchors", read(&self.anchors)),
+            ("recovered_log_pages", read(&self.recovered_log_pages)),
+            ("recovered_changes", read(&self.recovered_changes)),
+            ("recovery_ms", read(&self.recovery_millis)),
+        ]
+    }
+}

@@ -1,0 +1,307 @@
+//! What a store that keeps freshness knows of its blocks: the changes that wait in memory, then the
+//! leaf pages. `docs/stores.md` §3 has the order of things.
+//!
+//! Changes go to the *active* table. A merge freezes it and writes its changes into leaf pages,
+//! while the next ones go to a new one. Nothing here reads or writes the blocks' data: whoever does
+//! calls [`Map::place`] before and [`Map::commit`] after. What blocks is for one thread: see
+//! `commit.rs`, `merge.rs` and `recovery.rs`.
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sealane_proto::freshness::leaf::LeafFormat;
+use sealane_proto::freshness::pending::{Known, Pending};
+use sealane_proto::sector::BLOCK_BYTES;
+
+use super::super::pages::{BlockFile, Page};
+use super::super::slots::Slots;
+use super::anchor::Anchor;
+use super::commit::Writer;
+use super::counters::{Counters, count};
+use super::failure::Refusal;
+use super::geometry::Geometry;
+use super::keys::StoreKeys;
+use super::leaves::{Checked, Found, Leaves};
+use super::log::{Record, records_per_page};
+use super::placed::{Placed, PlacedEntry};
+
+/// A leaf format, and what a map must know of its entries.
+pub trait Layout: LeafFormat + Debug + Send + Sync {
+    /// The slot of an entry, where blocks lie out of place.
+    fn slot(entry: &Self::Entry) -> Option<u64>;
+    /// Whether what an entry tells of has reached the device, if no flush says so.
+    fn has_arrived(
+        entry: &Self::Entry,
+        file: &dyn BlockFile,
+        geometry: &Geometry,
+        keys: &StoreKeys,
+    ) -> io::Result<bool>;
+}
+
+/// Changes that no leaf page has.
+#[derive(Debug)]
+pub(super) struct State<E> {
+    pub active: Pending<E>,
+    /// Being merged; empty otherwise. Older than those of the active table.
+    pub frozen: Arc<Pending<E>>,
+    pub slots: Slots,
+    /// Blocks placed and neither committed nor abandoned.
+    pub placed: u64,
+    /// Changes not yet in the log.
+    pub waiting: Vec<Record<E>>,
+    /// Slots that a change which waits replaced.
+    pub retired: Vec<u64>,
+    /// What is durable isn't known any more.
+    pub failure: Option<Refusal>,
+}
+
+impl<E: Copy> State<E> {
+    pub fn check(&self) -> io::Result<()> {
+        match &self.failure {
+            None => Ok(()),
+            Some(failure) => Err(failure.clone().into()),
+        }
+    }
+
+    /// Makes the active table the frozen one.
+    pub fn freeze(&mut self) -> Arc<Pending<E>> {
+        self.frozen = Arc::new(std::mem::take(&mut self.active));
+        Arc::clone(&self.frozen)
+    }
+
+    /// Changes that wait to be merged, those on their way among them.
+    pub fn pending(&self) -> u64 {
+        let tables = [&self.active, &*self.frozen];
+        let changes: usize = tables.iter().map(|table| table.entries() + table.voids()).sum();
+        changes as u64 + self.placed
+    }
+}
+
+/// The map of a store.
+#[derive(Debug)]
+pub struct Map<F: Layout> {
+    pub(super) file: Arc<dyn BlockFile>,
+    pub(super) geometry: Geometry,
+    pub(super) keys: StoreKeys,
+    pub(super) anchor: Option<Arc<dyn Anchor>>,
+    pub(super) leaves: Leaves,
+    pub(super) sequence: AtomicU64,
+    pub(super) state: Mutex<State<F::Entry>>,
+    pub(super) writer: Mutex<Writer<F::Entry>>,
+    pub(super) counters: Arc<Counters>,
+}
+
+impl<F: Layout> Map<F> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State<F::Entry>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn writer(&self) -> MutexGuard<'_, Writer<F::Entry>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // Questions.
+
+    /// Sizes of the store.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The leaf pages.
+    #[must_use]
+    pub fn leaves(&self) -> &Leaves {
+        &self.leaves
+    }
+
+    /// What is known of blocks from `lba` without reading; of those absent their leaf page tells.
+    #[must_use]
+    pub fn current(&self, lba: u64, blocks: u64) -> Vec<Known<F::Entry>> {
+        let mut current = Vec::with_capacity(blocks as usize);
+        let state = self.state();
+        state.active.get_run(lba..lba + blocks, |lba, known| {
+            current.push(match known {
+                Known::Absent => state.frozen.get(lba),
+                known => known,
+            });
+        });
+        drop(state);
+        current
+    }
+
+    /// The entries of all blocks of a set. Reads its leaf page if it isn't in memory, and blocks.
+    pub fn set_entries(&self, set: u64) -> io::Result<Vec<Option<F::Entry>>> {
+        let start = set * F::ENTRIES_PER_LEAF;
+        let end = (start + F::ENTRIES_PER_LEAF).min(self.geometry.block_count);
+        let known = self.current(start, end - start);
+        let leaf = self.leaf(set)?;
+        let entry = |(index, known)| match known {
+            Known::Entry(entry) => Some(entry),
+            Known::Void => None,
+            Known::Absent => leaf.as_ref().and_then(|leaf| F::get(&leaf.0, index)),
+        };
+        Ok(known.into_iter().enumerate().map(entry).collect())
+    }
+
+    /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
+    pub(super) fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
+        loop {
+            let fetch = match self.leaves.find(leaf) {
+                Found::Void => return Ok(None),
+                Found::Cached(page) => return Ok(Some(page)),
+                Found::At(fetch) => fetch,
+            };
+            let mut page = [Page::ZERO];
+            self.file.read(fetch.place, &mut page)?;
+            self.count_leaf_reads(1);
+            if let Checked::Right(page) = self.leaves.check(&fetch, page[0])? {
+                return Ok(Some(page));
+            }
+        }
+    }
+
+    /// Notes that leaf pages were read.
+    pub fn count_leaf_reads(&self, pages: u64) {
+        count(&self.counters.leaf_reads, pages);
+    }
+
+    /// Whether so much waits for the log that a flush in the background is worth it.
+    #[must_use]
+    pub fn is_flush_due(&self) -> bool {
+        let state = self.state();
+        state.failure.is_none() && state.waiting.len() as u64 > self.geometry.pending_max / 8
+    }
+
+    /// Whether table or log are so full that a merge is due.
+    #[must_use]
+    pub fn is_merge_due(&self) -> bool {
+        let half_log = self.log_usable() / 2;
+        let log_used = {
+            let writer = self.writer();
+            writer.log_next - writer.log_start
+        };
+        let state = self.state();
+        let changes = (state.active.entries() + state.active.voids()) as u64;
+        state.failure.is_none()
+            && changes > 0
+            && (changes > self.geometry.pending_max / 4 * 3 || log_used > half_log)
+    }
+
+    /// Pages of the log that may be used before a checkpoint.
+    pub(super) fn log_usable(&self) -> u64 {
+        self.geometry.log_pages - self.geometry.log_reserve(records_per_page::<F>() as u64)
+    }
+
+    /// Slots that a write may take now.
+    #[must_use]
+    pub fn free_slots(&self) -> u64 {
+        self.state().slots.free()
+    }
+
+    /// Counters and sizes by name.
+    #[must_use]
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let mut named = self.counters.by_name();
+        let commits = {
+            let writer = self.writer();
+            named.push(("epoch", writer.epoch));
+            named.push(("anchored", u64::from(writer.anchored.is_some())));
+            writer.commits
+        };
+        named.push(("root_commits", commits.wrapping_add(self.leaves.root().commit)));
+        let state = self.state();
+        named.push(("pending_entries", state.pending()));
+        let taken = self.geometry.slot_count - state.slots.free();
+        // What a change that waits replaced is not written any more.
+        named.push(("sectors_written", taken - state.placed - state.retired.len() as u64));
+        named
+    }
+
+    // Changes.
+
+    /// Makes blocks unwritten. False: changes must be merged first.
+    pub fn deallocate(&self, lba: u64, blocks: u64) -> io::Result<bool> {
+        let mut state = self.state();
+        state.check()?;
+        if state.pending() >= self.geometry.pending_max {
+            return Ok(false);
+        }
+        let mut removed = Vec::new();
+        state.active.void(lba..lba + blocks, &mut removed);
+        state.retired.extend(removed.iter().filter_map(F::slot));
+        state.waiting.push(Record::Void { lba, blocks });
+        Ok(true)
+    }
+}
+
+impl Map<Placed> {
+    /// Blocks of the largest write: no more than room is made for at once.
+    #[must_use]
+    pub fn write_blocks_max(&self) -> u64 {
+        self.geometry.pending_max / 4
+    }
+
+    /// Takes a slot for each of the blocks about to be written. None: room must be made first.
+    /// Of two writes of a block at once the one that is committed last stands.
+    pub fn place(&self, blocks: &[u8]) -> io::Result<Option<Vec<PlacedEntry>>> {
+        let blocks = blocks.as_chunks::<BLOCK_BYTES>().0;
+        let count = blocks.len() as u64;
+        if count > self.write_blocks_max() {
+            let detail = format!("{count} blocks are more than the store takes in one write");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
+        let slots = {
+            let mut state = self.state();
+            state.check()?;
+            if state.pending() + count > self.geometry.pending_max {
+                return Ok(None);
+            }
+            let slots = state.slots.take(count);
+            state.placed += slots.as_ref().map_or(0, |_| count);
+            slots
+        };
+        let Some(slots) = slots else { return Ok(None) };
+        let entries = slots.iter().zip(blocks).map(|(slot, block)| {
+            let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+            let checksum = self.keys.block(sequence, block);
+            PlacedEntry::new(*slot, sequence, checksum, block)
+        });
+        match entries.collect() {
+            Ok(entries) => Ok(Some(entries)),
+            Err(reason) => {
+                let mut state = self.state();
+                state.placed -= count;
+                state.slots.release(slots);
+                Err(io::Error::new(io::ErrorKind::InvalidInput, reason.id()))
+            }
+        }
+    }
+
+    /// Notes blocks from `lba` whose data is written to the slots of their entries.
+    pub fn commit(&self, lba: u64, entries: &[PlacedEntry]) -> io::Result<()> {
+        let mut state = self.state();
+        state.placed -= entries.len() as u64;
+        state.check()?;
+        for (lba, entry) in (lba..).zip(entries) {
+            let replaced = state.active.insert(lba, *entry);
+            state.retired.extend(replaced.map(|replaced| replaced.slot));
+            state.waiting.push(Record::Entry { lba, entry: *entry });
+        }
+        Ok(())
+    }
+
+    /// Gives back the slots of blocks that could not be written.
+    pub fn abandon(&self, entries: &[PlacedEntry]) {
+        let mut state = self.state();
+        state.placed -= entries.len() as u64;
+        state.slots.release(entries.iter().map(|entry| entry.slot));
+    }
+
+    /// Whether a block is what was written with its entry.
+    #[must_use]
+    pub fn is_whole(&self, entry: &PlacedEntry, block: &[u8]) -> bool {
+        self.keys.block(entry.sequence, block) == entry.checksum
+    }
+}

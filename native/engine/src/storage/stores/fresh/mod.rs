@@ -1,0 +1,31 @@
+//! Freshness kept by a store itself: changes that wait in memory and in an authenticated log, leaf
+//! pages under a tree, checkpoints, and an anchor outside the device (`docs/stores.md` §2, §3).
+
+pub mod anchor;
+pub mod checkpoint;
+mod codec;
+mod commit;
+pub mod counters;
+pub mod failure;
+pub mod geometry;
+pub mod journal;
+pub mod keys;
+pub mod leaves;
+pub mod log;
+pub mod map;
+mod merge;
+pub mod nodes;
+pub mod placed;
+pub mod queued_anchor;
+mod recovery;
+mod slot_maps;
+pub mod superblock;
+
+#[cfg(test)]
+mod authenticity_tests;
+#[cfg(test)]
+mod cost_tests;
+#[cfg(test)]
+mod power_cut_tests;
+#[cfg(test)]
+mod test_blocks;

@@ -1,0 +1,372 @@
+//! Creating and opening a store: the checkpoint that the anchor names, then what of its log counts.
+//!
+//! An opening counts only from its own first checkpoint on, which has an epoch of its own: until it
+//! is anchored, everything that the one before needs stays as it is.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use sealane_proto::freshness::node::NodeKey;
+use sealane_proto::freshness::pending::Pending;
+
+use super::super::pages::{BlockFile, Page, random};
+use super::super::slots::Slots;
+use super::anchor::{Anchor, Anchored};
+use super::checkpoint::Checkpoint;
+use super::commit::{Writer, fits};
+use super::counters::{Counters, count};
+use super::failure::{Refusal, damaged};
+use super::keys::{Authority, StoreKeys, Tag};
+use super::leaves::Leaves;
+use super::log::{LogPage, Record};
+use super::map::{Layout, Map, State};
+use super::nodes::NodePage;
+use super::slot_maps::{SlotMaps, slots_of};
+use super::superblock::Superblock;
+use crate::clock;
+
+/// Pages read at once.
+const READ_PAGES: u64 = 256;
+/// How far write sequences leap when a store is opened. More than ever were given out and not found
+/// again: those of what was in flight, or waited for the log.
+const SEQUENCE_LEAP: u64 = 1 << 32;
+/// Numbers beyond this are forged: no store lives that long.
+const NUMBER_MAX: u64 = 1 << 62;
+
+/// A store as its last checkpoint and its log leave it.
+struct Recovered<F: Layout> {
+    checkpoint: Checkpoint,
+    tag: Tag,
+    pending: Pending<F::Entry>,
+    log_next: u64,
+    sequence: u64,
+}
+
+fn rolled_back(detail: impl Into<String>) -> io::Error {
+    Refusal::RolledBack(detail.into()).into()
+}
+
+impl<F: Layout> Map<F> {
+    /// Lays out an empty store. Everything that the file held before is void.
+    pub fn create(
+        file: Arc<dyn BlockFile>,
+        superblock: &Superblock,
+        authority: &Authority<'_>,
+        anchor: Option<Arc<dyn Anchor>>,
+    ) -> io::Result<Self> {
+        let geometry = superblock.geometry;
+        if !fits::<F>(&geometry) {
+            let detail = format!("a store can't have these sizes: {geometry:?}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
+        if anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten().is_some() {
+            return Err(rolled_back("its anchor knows a store that was here before"));
+        }
+        let keys = StoreKeys::new(&superblock.uuid, &superblock.seed, authority);
+        let page = superblock.encode(&keys);
+        // Pages of a store that was here before must not be taken for parts of this one: its keys
+        // are others.
+        let map = Self::assemble(file, superblock, keys, anchor, 0);
+        map.begin_epoch(0, &Pending::default())?;
+        map.file.write(0, &[page])?;
+        map.file.sync()?;
+        // An anchor never names a store that isn't there.
+        map.advance(&mut map.writer())?;
+        Ok(map)
+    }
+
+    /// Opens a store as the last power cut, or the last orderly end, left it. An error with
+    /// [`Refusal::RolledBack`] if the anchor knows of a later state.
+    pub fn open(
+        file: Arc<dyn BlockFile>,
+        superblock: &Superblock,
+        keys: StoreKeys,
+        anchor: Option<Arc<dyn Anchor>>,
+    ) -> io::Result<Self> {
+        let begun = clock::now();
+        if !fits::<F>(&superblock.geometry) {
+            return Err(damaged("it has sizes that no store has"));
+        }
+        let anchored = anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten();
+        let mut map = Self::assemble(file, superblock, keys, anchor, 0);
+        let (checkpoint, tag) = map.find_checkpoint(anchored.as_ref())?;
+        map.load_leaves(&checkpoint)?;
+        let recovered = map.replay(checkpoint, tag, anchored.as_ref())?;
+        let claimed = map.claim_slots(&recovered.pending)?;
+        map.take_over(&recovered, claimed, anchored);
+        map.begin_epoch(recovered.log_next, &recovered.pending)?;
+        map.advance(&mut map.writer())?;
+        map.state().active = recovered.pending;
+        let millis = clock::now().saturating_sub(begun) / 1_000_000;
+        count(&map.counters.recovery_millis, millis);
+        Ok(map)
+    }
+
+    fn assemble(
+        file: Arc<dyn BlockFile>,
+        superblock: &Superblock,
+        keys: StoreKeys,
+        anchor: Option<Arc<dyn Anchor>>,
+        sequence: u64,
+    ) -> Self {
+        let geometry = superblock.geometry;
+        let counters = Arc::<Counters>::default();
+        let writer = Writer {
+            epoch: 0,
+            nonce: [0; 16],
+            log_key: keys.log(0, &[0; 16]),
+            log_start: 0,
+            log_kept: 0,
+            log_next: 0,
+            log_tag: Tag::default(),
+            flushed: 0,
+            checkpoint: 0,
+            checkpoint_tag: Tag::default(),
+            commits: 0,
+            slot_maps: SlotMaps::new(geometry.slot_maps()),
+            merge: None,
+            is_settled: true,
+            replaced: Vec::new(),
+            anchored: None,
+            unsettled: None,
+        };
+        let state = State {
+            active: Pending::default(),
+            frozen: Arc::default(),
+            slots: Slots::new(geometry.slot_count),
+            placed: 0,
+            waiting: Vec::new(),
+            retired: Vec::new(),
+            failure: None,
+        };
+        let leaves = Leaves::new(geometry, NodeKey::new(keys.tree()), Arc::clone(&counters));
+        Self {
+            file,
+            geometry,
+            keys,
+            anchor,
+            leaves,
+            sequence: AtomicU64::new(sequence),
+            state: Mutex::new(state),
+            writer: Mutex::new(writer),
+            counters,
+        }
+    }
+
+    /// The checkpoint to go on from: exactly the anchored one if there is an anchor, else the last.
+    fn find_checkpoint(&self, anchored: Option<&Anchored>) -> io::Result<(Checkpoint, Tag)> {
+        let mut pages = [Page::ZERO; 2];
+        self.file.read(self.geometry.checkpoint(0), &mut pages)?;
+        let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &self.keys));
+        let found = match anchored {
+            None => whole.max_by_key(|(checkpoint, _)| checkpoint.number),
+            Some(anchored) => {
+                let wanted = (anchored.checkpoint, anchored.checkpoint_tag);
+                let mut whole = whole;
+                let found = whole.find(|(checkpoint, tag)| (checkpoint.number, *tag) == wanted);
+                if found.is_none() {
+                    return Err(rolled_back("it lacks the checkpoint that its anchor names"));
+                }
+                found
+            }
+        };
+        let found = found.ok_or_else(|| damaged("no checkpoint is whole"))?;
+        let last = &found.0;
+        let numbers = [last.number, last.log_start, last.log_flushed, last.sequence, last.epoch];
+        if numbers.iter().any(|number| *number > NUMBER_MAX) {
+            return Err(damaged("its checkpoint has a number that no store reaches"));
+        }
+        let is_lost = |anchor: &Arc<dyn Anchor>| anchored.is_none() && !anchor.is_believed();
+        if last.is_anchored && self.anchor.as_ref().is_some_and(is_lost) {
+            return Err(rolled_back("it was anchored, and its anchor knows nothing of it"));
+        }
+        Ok(found)
+    }
+
+    fn load_leaves(&mut self, checkpoint: &Checkpoint) -> io::Result<()> {
+        self.leaves.load_regions(&checkpoint.void_since);
+        let count = self.geometry.node_pages();
+        let mut copies = [0, 1].map(|_| vec![Page::ZERO; READ_PAGES.min(count) as usize]);
+        for first in (0..count).step_by(READ_PAGES as usize) {
+            let part = READ_PAGES.min(count - first) as usize;
+            for (copy, pages) in (0..).zip(&mut copies) {
+                self.file.read(self.geometry.nodes(first, copy), &mut pages[..part])?;
+            }
+            for (index, offset) in (first..).zip(0..part) {
+                let pages = [0, 1].map(|copy| NodePage::decode(&copies[copy][offset], &self.keys));
+                self.leaves.load(checkpoint.number, index, pages);
+            }
+        }
+        if self.leaves.root().tag != checkpoint.root {
+            return Err(damaged("pages of its tree are missing or older"));
+        }
+        Ok(())
+    }
+
+    /// Pages of the log from the checkpoint on, up to the first that doesn't go on from the one
+    /// before; also the tag of the last.
+    fn read_log(&self, checkpoint: &Checkpoint) -> io::Result<Vec<(LogPage<F::Entry>, Tag)>> {
+        let key = self.keys.log(checkpoint.epoch, &checkpoint.nonce);
+        let mut log: Vec<(LogPage<F::Entry>, Tag)> = Vec::new();
+        let mut is_whole = true;
+        let mut pages = vec![Page::ZERO; READ_PAGES.min(self.geometry.log_pages) as usize];
+        let mut number = checkpoint.log_start;
+        let end = checkpoint.log_start + self.geometry.log_pages;
+        while number < end {
+            let to_wrap = self.geometry.log_pages - number % self.geometry.log_pages;
+            let part = READ_PAGES.min(end - number).min(to_wrap) as usize;
+            self.file.read(self.geometry.log(number), &mut pages[..part])?;
+            for page in &pages[..part] {
+                let previous = log.last().map_or(checkpoint.log_tag, |(_, tag)| *tag);
+                match LogPage::decode::<F>(page, (checkpoint.epoch, number), &key) {
+                    Some((page, tag)) if is_whole && page.previous == previous => {
+                        log.push((page, tag));
+                    }
+                    // Behind the end of the log there may be pages that overtook a lost one. But
+                    // none was lost that a later one calls flushed.
+                    Some((page, _)) if page.flushed > checkpoint.log_start + log.len() as u64 => {
+                        return Err(damaged("pages of its log are missing"));
+                    }
+                    _ => is_whole = false,
+                }
+                number += 1;
+            }
+        }
+        if checkpoint.log_flushed > checkpoint.log_start + log.len() as u64 {
+            return Err(damaged("pages of its log are missing"));
+        }
+        Ok(log)
+    }
+
+    fn replay(
+        &self,
+        checkpoint: Checkpoint,
+        tag: Tag,
+        anchored: Option<&Anchored>,
+    ) -> io::Result<Recovered<F>> {
+        let log = self.read_log(&checkpoint)?;
+        if let Some(anchored) = anchored {
+            let tags = log.iter().map(|(page, tag)| (page.number + 1, *tag));
+            let mut heads = std::iter::once((checkpoint.log_start, checkpoint.log_tag)).chain(tags);
+            if !heads.any(|head| head == (anchored.log_flushed, anchored.log_tag)) {
+                return Err(rolled_back("its log lacks what its anchor knows of"));
+            }
+        }
+        let flushed = log.iter().map(|(page, _)| page.flushed).max();
+        let flushed = flushed.max(anchored.map(|anchored| anchored.log_flushed));
+        let flushed = flushed.unwrap_or(0).max(checkpoint.log_flushed);
+        let mut pending = Pending::default();
+        let mut changes = 0;
+        for (page, _) in &log {
+            for record in &page.records {
+                changes += 1;
+                self.apply_record(&mut pending, record, page.number < flushed)?;
+            }
+        }
+        count(&self.counters.recovered_log_pages, log.len() as u64);
+        count(&self.counters.recovered_changes, changes);
+        let sequence = log.iter().map(|(page, _)| page.sequence).max().unwrap_or(0);
+        let sequence = sequence.max(checkpoint.sequence);
+        if sequence > NUMBER_MAX {
+            return Err(damaged("it has a write sequence that no store reaches"));
+        }
+        let log_next = checkpoint.log_start + log.len() as u64;
+        Ok(Recovered { checkpoint, tag, pending, log_next, sequence: sequence + SEQUENCE_LEAP })
+    }
+
+    fn apply_record(
+        &self,
+        pending: &mut Pending<F::Entry>,
+        record: &Record<F::Entry>,
+        is_flushed: bool,
+    ) -> io::Result<()> {
+        let (lba, blocks) = match record {
+            Record::Entry { lba, .. } => (*lba, 1),
+            Record::Void { lba, blocks } => (*lba, *blocks),
+        };
+        let end = lba.checked_add(blocks).filter(|end| *end <= self.geometry.block_count);
+        let Some(end) = end.filter(|_| blocks > 0) else {
+            return Err(damaged("a record beyond its end"));
+        };
+        let Record::Entry { entry, .. } = record else {
+            // The slots that they had are free because nothing has them.
+            pending.void(lba..end, &mut Vec::new());
+            return Ok(());
+        };
+        if F::slot(entry).is_some_and(|slot| slot >= self.geometry.slot_count) {
+            return Err(damaged("a record of a slot beyond its end"));
+        }
+        if is_flushed || F::has_arrived(entry, &*self.file, &self.geometry, &self.keys)? {
+            pending.insert(lba, *entry);
+        }
+        Ok(())
+    }
+
+    /// Slots that leaf pages tell of, and those of changes that wait.
+    fn claim_slots(&self, pending: &Pending<F::Entry>) -> io::Result<(Slots, SlotMaps)> {
+        let mut slots = Slots::new(self.geometry.slot_count);
+        let mut slot_maps = SlotMaps::new(self.geometry.slot_maps());
+        let taken = |slot| damaged(format!("slot {slot} has two owners, or is beyond its end"));
+        for index in 0..self.geometry.slot_maps() {
+            let Some(page) = self.leaf(self.geometry.sets() + index)? else { continue };
+            for slot in slots_of(index, &page) {
+                if !slots.claim(slot) {
+                    return Err(taken(slot));
+                }
+            }
+            slot_maps.load(index, &page);
+        }
+        for (_, entry) in pending.all_entries() {
+            if let Some(slot) = F::slot(&entry)
+                && !slots.claim(slot)
+            {
+                return Err(taken(slot));
+            }
+        }
+        Ok((slots, slot_maps))
+    }
+
+    fn take_over(
+        &mut self,
+        recovered: &Recovered<F>,
+        (slots, slot_maps): (Slots, SlotMaps),
+        anchored: Option<Anchored>,
+    ) {
+        let checkpoint = &recovered.checkpoint;
+        self.sequence.store(recovered.sequence, Ordering::Relaxed);
+        self.state().slots = slots;
+        let mut writer = self.writer();
+        writer.epoch = checkpoint.epoch;
+        writer.checkpoint = checkpoint.number;
+        writer.checkpoint_tag = recovered.tag;
+        // Those since are counted anew: loading the tree was no commit.
+        writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
+        writer.log_start = checkpoint.log_start;
+        writer.log_kept = checkpoint.log_start;
+        writer.slot_maps = slot_maps;
+        writer.anchored = anchored;
+    }
+
+    /// Begins an epoch: what waits is logged anew, under the epoch's own key, behind the log so far,
+    /// and a checkpoint makes that the log.
+    fn begin_epoch(&self, log_next: u64, pending: &Pending<F::Entry>) -> io::Result<()> {
+        let mut writer = self.writer();
+        writer.epoch += 1;
+        writer.nonce = random()?;
+        writer.log_key = self.keys.log(writer.epoch, &writer.nonce);
+        writer.log_next = log_next;
+        writer.flushed = log_next;
+        writer.log_tag = Tag::default();
+        let voids = pending.all_voids();
+        let voids =
+            voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
+        let entries = pending.all_entries();
+        let entries = entries.map(|(lba, entry)| Record::Entry { lba, entry });
+        let records: Vec<_> = voids.chain(entries).collect();
+        if !records.is_empty() {
+            self.append(&mut writer, &records)?;
+        }
+        self.write_checkpoint(&mut writer, (log_next, Tag::default()))
+    }
+}

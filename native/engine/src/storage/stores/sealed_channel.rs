@@ -1,0 +1,539 @@
+//! Operations of one queue thread on a sealed file store.
+//!
+//! A read looks blocks up in what waits in memory, then in leaf pages, which it fetches on its own
+//! ring if they aren't in memory, and then reads the data. Data is copied once each way, between the
+//! caller's 4160-byte blocks and pages that direct I/O accepts. Nothing here blocks.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use sealane_proto::freshness::leaf::LeafFormat;
+use sealane_proto::freshness::pending::Known;
+use sealane_proto::sector::IV_BYTES;
+
+use super::super::store::{BLOCK_BYTES, DATA_BYTES, StoreChannel, StoreDone, StoreRequest};
+use super::device::{IoQueue, Piece};
+use super::fresh::failure::{Refusal, copy_error};
+use super::fresh::journal::{Mailbox, Requests};
+use super::fresh::leaves::{Checked, Fetch, Found};
+use super::fresh::placed::{Placed, PlacedEntry};
+use super::pages::Page;
+use super::ring::{Ended, IO_PAGES_MAX, Io, event, hush, tell};
+use super::sealed_file::Shared;
+
+/// Name of the request for room of changes that found none.
+const ROOM: u64 = u64::MAX;
+
+/// How far an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Its leaf pages are fetched; the pieces are indices of them.
+    Looking,
+    /// Its data is read or written; the pieces are indices of blocks.
+    Moving,
+    /// It waits for a flush.
+    Flushing,
+}
+
+/// What was asked for.
+enum Asked {
+    /// An operation of the store.
+    Store(StoreRequest),
+    /// The current IVs.
+    Ivs,
+}
+
+/// An operation and what is left of it.
+struct Operation {
+    ticket: u64,
+    asked: Asked,
+    /// First block.
+    lba: u64,
+    stage: Stage,
+    /// Of the blocks read, or of those being written; absent: its leaf page isn't here yet.
+    entries: Vec<Known<PlacedEntry>>,
+    fetches: Vec<Fetch>,
+    pieces: usize,
+    result: io::Result<()>,
+}
+
+/// A run of blocks in consecutive slots: the first, how many, and the first slot.
+type Run = (usize, usize, u64);
+
+/// A channel.
+pub(super) struct SealedChannel {
+    ring: Box<dyn IoQueue>,
+    shared: Arc<Shared>,
+    requests: Arc<Requests>,
+    mailbox: Arc<Mailbox>,
+    event: Arc<OwnedFd>,
+    operations: HashMap<u64, Operation>,
+    /// Writes and deallocations for which there is no room yet; in order.
+    waiting: VecDeque<(u64, StoreRequest)>,
+    is_room_wanted: bool,
+    next: u64,
+    done: Vec<StoreDone>,
+}
+
+/// The runs of entries that have slots.
+fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let Known::Entry(PlacedEntry { slot, .. }) = *entry else { continue };
+        match runs.last_mut() {
+            Some((first, count, start))
+                if *first + *count == index
+                    && *start + *count as u64 == slot
+                    && *count < IO_PAGES_MAX =>
+            {
+                *count += 1;
+            }
+            _ => runs.push((index, 1, slot)),
+        }
+    }
+    runs
+}
+
+fn placed(entries: &[Known<PlacedEntry>]) -> Vec<PlacedEntry> {
+    let entry = |known: &Known<PlacedEntry>| match known {
+        Known::Entry(entry) => Some(*entry),
+        Known::Void | Known::Absent => None,
+    };
+    entries.iter().filter_map(entry).collect()
+}
+
+impl SealedChannel {
+    /// A channel that asks for flushes and room at `requests`.
+    pub fn new(shared: Arc<Shared>, requests: &Arc<Requests>) -> io::Result<Self> {
+        let event = event()?;
+        Ok(Self {
+            ring: Arc::clone(&shared.device).queue(Arc::clone(&event))?,
+            shared,
+            requests: Arc::clone(requests),
+            mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
+            event,
+            operations: HashMap::new(),
+            waiting: VecDeque::new(),
+            is_room_wanted: false,
+            next: 0,
+            done: Vec::new(),
+        })
+    }
+
+    fn add(&mut self, operation: Operation) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.operations.insert(id, operation);
+        id
+    }
+
+    // Looking blocks up.
+
+    fn start_lookup(&mut self, ticket: u64, asked: Asked, lba: u64, blocks: u64) {
+        let entries = self.shared.map.current(lba, blocks);
+        let mut operation = Operation {
+            ticket,
+            asked,
+            lba,
+            stage: Stage::Looking,
+            entries,
+            fetches: Vec::new(),
+            pieces: 0,
+            result: Ok(()),
+        };
+        let size = Placed::ENTRIES_PER_LEAF;
+        for set in lba / size..(lba + blocks).div_ceil(size) {
+            self.look_up(&mut operation, set);
+        }
+        self.go_on_looking(operation);
+    }
+
+    /// Takes what the set's leaf page says, or adds a fetch of it.
+    fn look_up(&self, operation: &mut Operation, set: u64) {
+        let lba = operation.lba;
+        let start = (set * Placed::ENTRIES_PER_LEAF).saturating_sub(lba) as usize;
+        let end = ((set + 1) * Placed::ENTRIES_PER_LEAF - lba) as usize;
+        let end = end.min(operation.entries.len());
+        if !operation.entries[start..end].contains(&Known::Absent) {
+            return;
+        }
+        match self.shared.map.leaves().find(set) {
+            Found::Void => take_leaf(&mut operation.entries, lba, set, &Page::ZERO),
+            Found::Cached(page) => take_leaf(&mut operation.entries, lba, set, &page),
+            Found::At(fetch) => operation.fetches.push(fetch),
+        }
+    }
+
+    /// Fetches leaf pages that were found missing; goes on if none is.
+    fn go_on_looking(&mut self, mut operation: Operation) {
+        let fetches: Vec<_> = operation.fetches.iter().map(|fetch| fetch.place).collect();
+        operation.pieces = fetches.len();
+        if fetches.is_empty() {
+            return self.looked_up(operation);
+        }
+        self.shared.map.count_leaf_reads(fetches.len() as u64);
+        let id = self.add(operation);
+        for (first, place) in fetches.into_iter().enumerate() {
+            let pages = self.ring.buffer(1);
+            self.ring.push(Piece { operation: id, first }, Io::Read(place, pages));
+        }
+    }
+
+    /// A leaf page has come.
+    fn leaf_came(&self, operation: &mut Operation, first: usize, page: &Page) {
+        let Some(fetch) = operation.fetches.get(first).copied() else { return };
+        match self.shared.map.leaves().check(&fetch, *page) {
+            Ok(Checked::Right(page)) => {
+                take_leaf(&mut operation.entries, operation.lba, fetch.leaf, &page);
+            }
+            // It is looked for again when all have come.
+            Ok(Checked::Changed) => {}
+            Err(refusal) => operation.result = Err(refusal.into()),
+        }
+    }
+
+    /// All leaf pages asked for have come.
+    fn leaves_came(&mut self, mut operation: Operation) {
+        let fetched = std::mem::take(&mut operation.fetches);
+        if operation.result.is_ok() {
+            for fetch in fetched {
+                self.look_up(&mut operation, fetch.leaf);
+            }
+            self.go_on_looking(operation);
+        } else {
+            self.finish(operation);
+        }
+    }
+
+    /// All entries are known.
+    fn looked_up(&mut self, mut operation: Operation) {
+        let Asked::Store(request) = &mut operation.asked else { return self.finish(operation) };
+        if let StoreRequest::Read { buffer, .. } = request {
+            for (block, known) in buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries) {
+                if !matches!(known, Known::Entry(_)) {
+                    block.fill(0);
+                }
+            }
+        }
+        self.move_data(operation);
+    }
+
+    // Moving data.
+
+    fn start_write(&mut self, ticket: u64, request: StoreRequest, entries: &[PlacedEntry]) {
+        let operation = Operation {
+            ticket,
+            lba: 0,
+            asked: Asked::Store(request),
+            stage: Stage::Moving,
+            entries: entries.iter().map(|entry| Known::Entry(*entry)).collect(),
+            fetches: Vec::new(),
+            pieces: 0,
+            result: Ok(()),
+        };
+        self.move_data(operation);
+    }
+
+    fn move_data(&mut self, mut operation: Operation) {
+        let runs = runs(&operation.entries);
+        operation.stage = Stage::Moving;
+        operation.pieces = runs.len();
+        if runs.is_empty() {
+            return self.end(operation);
+        }
+        let id = self.next;
+        self.next += 1;
+        for (first, count, slot) in runs {
+            let mut pages = self.ring.buffer(count);
+            let place = self.shared.map.geometry().slot(slot);
+            let io = if let Asked::Store(StoreRequest::Write { buffer, .. }) = &operation.asked {
+                let blocks = buffer.chunks_exact(BLOCK_BYTES).skip(first);
+                for (page, block) in pages.iter_mut().zip(blocks) {
+                    page.0.copy_from_slice(&block[..DATA_BYTES]);
+                }
+                Io::Write(place, pages, false)
+            } else {
+                Io::Read(place, pages)
+            };
+            self.ring.push(Piece { operation: id, first }, io);
+        }
+        self.operations.insert(id, operation);
+    }
+
+    /// Data has come: checks it and puts it where it belongs.
+    fn data_came(&self, operation: &mut Operation, first: usize, pages: &[Page]) {
+        let Asked::Store(StoreRequest::Read { lba, buffer }) = &mut operation.asked else { return };
+        let blocks = buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries);
+        for (lba, ((block, known), page)) in
+            (*lba + first as u64..).zip(blocks.skip(first).zip(pages))
+        {
+            let Known::Entry(entry) = known else { continue };
+            let (data, metadata) = block.split_at_mut(DATA_BYTES);
+            data.copy_from_slice(&page.0);
+            metadata.copy_from_slice(&entry.metadata());
+            if !self.shared.map.is_whole(entry, block) {
+                operation.result = Err(Refusal::Stale(lba).into());
+            }
+        }
+    }
+
+    fn ended(&mut self, ended: Ended<Piece>) {
+        let Ended { tag: Piece { operation: id, first }, io, result } = ended;
+        let Some(mut operation) = self.operations.remove(&id) else { return };
+        operation.pieces -= 1;
+        if let Err(error) = result {
+            operation.result = Err(error);
+        }
+        if operation.result.is_ok()
+            && let Io::Read(_, pages) = &io
+        {
+            match operation.stage {
+                Stage::Looking => self.leaf_came(&mut operation, first, &pages[0]),
+                _ => self.data_came(&mut operation, first, pages),
+            }
+        }
+        if let Io::Read(_, pages) | Io::Write(_, pages, _) = io {
+            self.ring.keep(pages);
+        }
+        match (operation.pieces, operation.stage) {
+            (0, Stage::Looking) => self.leaves_came(operation),
+            (0, _) => self.end(operation),
+            _ => drop(self.operations.insert(id, operation)),
+        }
+    }
+
+    /// All of an operation's I/O has ended.
+    fn end(&mut self, mut operation: Operation) {
+        if let Asked::Store(StoreRequest::Write { lba, durable, .. }) = &operation.asked {
+            let map = &self.shared.map;
+            let entries = placed(&operation.entries);
+            if operation.result.is_ok() {
+                operation.result = map.commit(*lba, &entries);
+            } else {
+                map.abandon(&entries);
+            }
+            if *durable && operation.result.is_ok() {
+                self.await_flush(operation);
+                return;
+            }
+            if map.is_flush_due() {
+                self.requests.flush_in_background();
+            }
+        }
+        self.finish(operation);
+        if !self.waiting.is_empty() && !self.is_room_wanted {
+            self.retry_waiting();
+        }
+    }
+
+    // Changes.
+
+    /// Tries a write or deallocation. Gives it back if room must be made first.
+    fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
+        let map = &self.shared.map;
+        let changed = match &request {
+            StoreRequest::Write { buffer, .. } => match map.place(buffer) {
+                Ok(Some(entries)) => {
+                    self.start_write(ticket, request, &entries);
+                    return None;
+                }
+                Ok(None) => Ok(false),
+                Err(error) => Err(error),
+            },
+            StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
+            _ => Ok(true),
+        };
+        match changed {
+            Ok(false) => return Some(request),
+            Ok(true) => self.tell(ticket, request, Ok(())),
+            Err(error) => self.tell(ticket, request, Err(error)),
+        }
+        None
+    }
+
+    fn retry_waiting(&mut self) {
+        while let Some((ticket, request)) = self.waiting.pop_front() {
+            if let Some(request) = self.try_change(ticket, request) {
+                self.waiting.push_front((ticket, request));
+                // Writes of this channel that are on their way take room and give it back.
+                let is_moving = |operation: &Operation| operation.stage == Stage::Moving;
+                if !self.operations.values().any(is_moving) {
+                    self.want_room();
+                }
+                return;
+            }
+        }
+    }
+
+    fn want_room(&mut self) {
+        if !self.is_room_wanted {
+            self.is_room_wanted = true;
+            self.requests.room(&self.mailbox, ROOM);
+        }
+    }
+
+    fn room_came(&mut self, result: io::Result<()>) {
+        self.is_room_wanted = false;
+        match result {
+            Ok(()) => self.retry_waiting(),
+            Err(error) => {
+                for (ticket, request) in std::mem::take(&mut self.waiting) {
+                    self.tell(ticket, request, Err(copy_error(&error)));
+                }
+            }
+        }
+    }
+
+    // Flushes.
+
+    fn start_flush(&mut self, ticket: u64, request: StoreRequest) {
+        self.await_flush(Operation {
+            ticket,
+            asked: Asked::Store(request),
+            lba: 0,
+            stage: Stage::Flushing,
+            entries: Vec::new(),
+            fetches: Vec::new(),
+            pieces: 0,
+            result: Ok(()),
+        });
+    }
+
+    fn await_flush(&mut self, operation: Operation) {
+        let id = self.add(Operation { stage: Stage::Flushing, ..operation });
+        self.requests.flush(&self.mailbox, id);
+    }
+
+    /// Tells how an operation ended.
+    fn finish(&mut self, operation: Operation) {
+        let Operation { ticket, asked, entries, result, .. } = operation;
+        match asked {
+            Asked::Store(request) => self.tell(ticket, request, result),
+            Asked::Ivs => {
+                let iv = |known: &Known<PlacedEntry>| match known {
+                    Known::Entry(entry) => entry.iv(),
+                    Known::Void | Known::Absent => [0; IV_BYTES],
+                };
+                let buffer = entries.iter().flat_map(iv).collect();
+                self.push(StoreDone { ticket, result, buffer });
+            }
+        }
+    }
+
+    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
+        let counters = &self.shared.counters;
+        match (&request, &result) {
+            (_, Err(_)) => counters.failed(),
+            (StoreRequest::Read { buffer, .. }, _) => counters.read(buffer.len()),
+            (StoreRequest::Write { buffer, .. }, _) => counters.written(buffer.len()),
+            (StoreRequest::Flush, _) => counters.flushed(),
+            (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
+        }
+        self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+    }
+
+    fn push(&mut self, done: StoreDone) {
+        if self.done.is_empty() {
+            tell(&self.event);
+        }
+        self.done.push(done);
+    }
+
+    fn collect_mail(&mut self) {
+        for (id, result) in self.mailbox.take() {
+            if id == ROOM {
+                self.room_came(result);
+            } else if let Some(operation) = self.operations.remove(&id) {
+                self.finish(Operation { result, ..operation });
+            }
+        }
+    }
+}
+
+/// Takes what a set's leaf page says of blocks from `lba` that are absent so far.
+fn take_leaf(entries: &mut [Known<PlacedEntry>], lba: u64, set: u64, page: &Page) {
+    let start = set * Placed::ENTRIES_PER_LEAF;
+    for (lba, known) in (lba..).zip(entries) {
+        let index = lba.checked_sub(start).filter(|index| *index < Placed::ENTRIES_PER_LEAF);
+        if let (Some(index), Known::Absent) = (index, *known) {
+            *known = Placed::get(&page.0, index as usize).map_or(Known::Void, Known::Entry);
+        }
+    }
+}
+
+impl StoreChannel for SealedChannel {
+    fn submit(&mut self, ticket: u64, request: StoreRequest) {
+        if let Err(error) = request.check(BLOCK_BYTES, self.shared.map.geometry().block_count) {
+            self.tell(ticket, request, Err(error));
+            return;
+        }
+        match request {
+            StoreRequest::Read { lba, ref buffer } => {
+                let blocks = (buffer.len() / BLOCK_BYTES) as u64;
+                self.start_lookup(ticket, Asked::Store(request), lba, blocks);
+            }
+            StoreRequest::Flush => self.start_flush(ticket, request),
+            StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
+                if !self.waiting.is_empty() {
+                    self.waiting.push_back((ticket, request));
+                } else if let Some(request) = self.try_change(ticket, request) {
+                    self.waiting.push_back((ticket, request));
+                    self.want_room();
+                }
+            }
+        }
+    }
+
+    fn current_ivs(&mut self, ticket: u64, lba: u64, blocks: u64) -> bool {
+        self.start_lookup(ticket, Asked::Ivs, lba, blocks);
+        true
+    }
+
+    fn poll(&mut self, done: &mut Vec<StoreDone>) {
+        hush(&self.event);
+        self.collect_mail();
+        // What was looked up goes on with its data at once.
+        let mut ended = Vec::new();
+        let turned = loop {
+            let turned = self.ring.turn(&mut ended);
+            if ended.is_empty() || turned.is_err() {
+                break turned;
+            }
+            for ended in ended.drain(..) {
+                self.ended(ended);
+            }
+        };
+        if let Err(error) = turned {
+            // Writes keep their slots: the kernel may have some of their data still to write.
+            for (_, operation) in std::mem::take(&mut self.operations) {
+                self.finish(Operation { result: Err(copy_error(&error)), ..operation });
+            }
+        }
+        done.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.operations.len() + self.waiting.len() + self.done.len()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.event.as_fd())
+    }
+}
+
+impl Drop for SealedChannel {
+    fn drop(&mut self) {
+        if self.ring.drain() {
+            // What was written but not noted is given up.
+            for operation in self.operations.values() {
+                if let (Asked::Store(StoreRequest::Write { .. }), Stage::Moving) =
+                    (&operation.asked, operation.stage)
+                {
+                    self.shared.map.abandon(&placed(&operation.entries));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A session's plan: how messages of each size survive loss, for senders that leave the choice open.
+//!
+//! Made by a model outside (docs/sessions.md) and installed whole; here it is only looked up.
+
+use super::layout::Layout;
+use super::receiver::SCRATCH_BYTES_MAX;
+use super::types::Reliability;
+
+/// Rows of a plan, most: one for each power of two that a message length can reach.
+pub const PLAN_ROWS_MAX: usize = 64;
+
+/// One row of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanRow {
+    /// Longest message it is for, in bytes.
+    pub length_max: u64,
+    /// How those messages survive loss.
+    pub reliability: Reliability,
+}
+
+/// Why a plan was not accepted; the one in force stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// No rows, or too many.
+    #[error("a plan of {0} rows: from 1 to {PLAN_ROWS_MAX} are needed")]
+    Rows(usize),
+    /// Lengths do not rise.
+    #[error("row {0} of the plan is for no longer messages than the row before")]
+    Order(usize),
+    /// No such code, or none that this session has room for; or the choice is left open again.
+    #[error("row {0} of the plan has no valid scheme")]
+    Scheme(usize),
+}
+
+/// A valid plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan(Vec<PlanRow>);
+
+impl Default for Plan {
+    /// Selective repeat for everything: what is right until a path is known.
+    fn default() -> Self {
+        let reliability = Reliability::SelectiveRepeat;
+        Self(vec![PlanRow { length_max: u64::MAX, reliability }])
+    }
+}
+
+impl Plan {
+    /// Checks the rows of a plan for a session of this unit.
+    pub fn new(rows: &[PlanRow], unit_bytes: u16) -> Result<Self, PlanError> {
+        if rows.is_empty() || rows.len() > PLAN_ROWS_MAX {
+            return Err(PlanError::Rows(rows.len()));
+        }
+        for (index, row) in rows.iter().enumerate() {
+            if index > 0 && rows[index - 1].length_max >= row.length_max {
+                return Err(PlanError::Order(index));
+            }
+            let code = code_of(row.reliability, unit_bytes);
+            if code.is_none_or(|(k, m, _)| Layout::new(0, unit_bytes, k, m).is_none()) {
+                return Err(PlanError::Scheme(index));
+            }
+        }
+        Ok(Self(rows.to_vec()))
+    }
+
+    /// The scheme for a message of this length; the last row is for all longer ones, too.
+    #[must_use]
+    pub fn choose(&self, length: u64) -> Reliability {
+        let row = self.0.iter().find(|row| length <= row.length_max).or(self.0.last());
+        row.map_or(Reliability::SelectiveRepeat, |row| row.reliability)
+    }
+}
+
+/// (k, m, depth) of a scheme that is one; k = m = 0 is selective repeat. `None` if there is no such
+/// code, or if the parity of one group of interleaved blocks does not fit the peer's memory for it.
+pub(super) fn code_of(reliability: Reliability, unit_bytes: u16) -> Option<(u8, u8, u8)> {
+    match reliability {
+        Reliability::SelectiveRepeat => Some((0, 0, 1)),
+        Reliability::ErasureCoded { k, m, depth } => {
+            let parity_bytes = usize::from(depth) * usize::from(m) * usize::from(unit_bytes);
+            let is_valid = k > 0 && m > 0 && depth > 0 && parity_bytes <= SCRATCH_BYTES_MAX;
+            is_valid.then_some((k, m, depth))
+        }
+        Reliability::Auto => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODED: Reliability = Reliability::ErasureCoded { k: 32, m: 8, depth: 4 };
+
+    fn row(length_max: u64, reliability: Reliability) -> PlanRow {
+        PlanRow { length_max, reliability }
+    }
+
+    #[test]
+    fn the_first_row_that_is_long_enough_counts() {
+        let rows = [row(1000, Reliability::SelectiveRepeat), row(5000, CODED)];
+        let plan = Plan::new(&rows, 1408).unwrap();
+        assert_eq!(plan.choose(0), Reliability::SelectiveRepeat);
+        assert_eq!(plan.choose(1000), Reliability::SelectiveRepeat);
+        assert_eq!(plan.choose(1001), CODED);
+        assert_eq!(plan.choose(u64::MAX), CODED, "the last row is for longer ones, too");
+        assert_eq!(Plan::default().choose(1 << 30), Reliability::SelectiveRepeat);
+    }
+
+    #[test]
+    fn plans_that_cannot_be_followed_are_refused() {
+        let refusal = |rows: &[PlanRow]| Plan::new(rows, 65_000).unwrap_err();
+        let coded = |k, m, depth| Reliability::ErasureCoded { k, m, depth };
+        assert_eq!(refusal(&[]), PlanError::Rows(0));
+        let many: Vec<_> = (0..65).map(|i| row(i, Reliability::SelectiveRepeat)).collect();
+        assert_eq!(refusal(&many), PlanError::Rows(65));
+        assert!(Plan::new(&many[..64], 1408).is_ok());
+        assert_eq!(refusal(&[row(5, CODED), row(5, CODED)]), PlanError::Order(1));
+        assert_eq!(refusal(&[row(5, Reliability::Auto)]), PlanError::Scheme(0));
+        for (k, m, depth) in [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0), (128, 32, 9)] {
+            let rows = [row(1, CODED), row(2, coded(k, m, depth))];
+            assert_eq!(refusal(&rows), PlanError::Scheme(1), "({k}, {m}) {depth}");
+        }
+        assert!(Plan::new(&[row(1, coded(128, 32, 8))], 65_000).is_ok());
+    }
+}

@@ -1,0 +1,79 @@
+//! Bindings of a store's anchor: what is to be anchored out, whether it was in.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use sealane_engine::storage::stores::fresh::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored};
+use sealane_engine::storage::stores::fresh::failure::Refusal;
+use sealane_engine::storage::stores::fresh::queued_anchor::QueuedAnchor;
+
+use crate::storage::invalid;
+
+create_exception!(
+    sealane._native,
+    StoreRefusedError,
+    PyOSError,
+    "A store was refused: arguments (reason id, text)."
+);
+
+/// A store's error as Python has it.
+pub(crate) fn store_error(error: io::Error) -> PyErr {
+    match Refusal::of(&error) {
+        Some(refusal) => StoreRefusedError::new_err((refusal.reason().id(), error.to_string())),
+        None => error.into(),
+    }
+}
+
+/// The anchor of one store, which somebody else advances.
+#[pyclass(frozen, module = "sealane._native")]
+pub(crate) struct StoreAnchor(Arc<QueuedAnchor>);
+
+impl StoreAnchor {
+    pub(crate) fn shared(&self) -> Arc<dyn Anchor> {
+        Arc::clone(&self.0) as Arc<dyn Anchor>
+    }
+}
+
+#[pymethods]
+impl StoreAnchor {
+    #[new]
+    #[pyo3(signature = (*, latest, every_commit, timeout_seconds, believed=false))]
+    fn new(
+        latest: Option<Vec<u8>>,
+        every_commit: bool,
+        timeout_seconds: f64,
+        believed: bool,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout_seconds).map_err(invalid)?;
+        let decode = |bytes: Vec<u8>| {
+            Anchored::decode(&bytes).ok_or_else(|| invalid("what is anchored is no store's state"))
+        };
+        let latest = latest.map(decode).transpose()?;
+        let policy =
+            if every_commit { AnchorPolicy::EveryCommit } else { AnchorPolicy::Checkpoints };
+        Ok(Self(Arc::new(QueuedAnchor::new(policy, latest, timeout, believed)?)))
+    }
+
+    fn fd(&self) -> i32 {
+        self.0.as_fd().as_raw_fd()
+    }
+
+    fn take(&self) -> Option<(u64, Vec<u8>)> {
+        self.0.take().map(|wanted| (wanted.number, wanted.encode().to_vec()))
+    }
+
+    #[pyo3(signature = (number, *, lost=None, unreachable=None))]
+    fn answer(&self, number: u64, lost: Option<String>, unreachable: Option<String>) {
+        let result = match (lost, unreachable) {
+            (Some(detail), _) => Err(AnchorError::Lost(detail)),
+            (None, Some(detail)) => Err(AnchorError::Unreachable(detail)),
+            (None, None) => Ok(()),
+        };
+        self.0.answer(number, result);
+    }
+}
