@@ -80,6 +80,16 @@ kill-test: build ## kill -9 of brokers, gateways and etcd members under load, KI
 freshness-model: ## search the protocol of freshness; print how each rule left out goes wrong
 	cd native && cargo test --locked --release --package sealane-sim --test freshness -- --nocapture $(ARGS)
 
+WORLDS ?= 100000
+
+.PHONY: freshness-worlds
+freshness-worlds: ## WORLDS (100,000) seeded worlds of crashes and attacks on stores that keep freshness
+	cd native && WORLDS=$(WORLDS) cargo test --locked --release --package sealane-engine --lib many_worlds -- --ignored --nocapture
+
+.PHONY: freshness-world
+freshness-world: ## one of them, step by step: SEED=n
+	cd native && SEED=$(SEED) cargo test --locked --package sealane-engine --lib one_world -- --ignored --nocapture
+
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage $(ARGS)

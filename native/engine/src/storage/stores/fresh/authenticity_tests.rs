@@ -2,14 +2,15 @@
 //! refused. Without an anchor a whole older state passes; with one, nothing older than it knows of.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::time::Duration;
 
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::LeafFormat;
 
 use super::super::pages::{BlockFile, Page};
 use super::super::torn_disk::TornDisk;
-use super::anchor::{Anchor, AnchorPolicy, MemoryAnchor};
+use super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored, MemoryAnchor};
 use super::checkpoint::{Checkpoint, REGIONS};
 use super::failure::Refusal;
 use super::geometry::Geometry;
@@ -405,6 +406,49 @@ fn an_anchor_without_answer_fails_the_flush_and_the_next_one_tries_again() {
         assert_eq!(opened.read(5).expect("read"), 2);
         world.map.flush().expect("it answers again");
     }
+}
+
+/// An anchor that asks the store for its statistics before it answers, as a target's may.
+#[derive(Debug)]
+struct Curious {
+    anchor: MemoryAnchor,
+    map: OnceLock<Weak<Map<Placed>>>,
+}
+
+impl Anchor for Curious {
+    fn latest(&self) -> io::Result<Option<Anchored>> {
+        self.anchor.latest()
+    }
+
+    fn advance(&self, to: &Anchored) -> Result<(), AnchorError> {
+        if let Some(map) = self.map.get().and_then(Weak::upgrade) {
+            let (told, heard) = mpsc::channel();
+            std::thread::spawn(move || told.send(map.statistics()));
+            heard.recv_timeout(Duration::from_secs(20)).expect("statistics wait for the anchor");
+        }
+        self.anchor.advance(to)
+    }
+
+    fn policy(&self) -> AnchorPolicy {
+        AnchorPolicy::EveryCommit
+    }
+}
+
+#[test]
+fn statistics_never_wait_for_the_anchor() {
+    let anchor = MemoryAnchor::new(AnchorPolicy::EveryCommit);
+    let anchor = Arc::new(Curious { anchor, map: OnceLock::new() });
+    let file = Arc::new(TornDisk::default()) as Arc<dyn BlockFile>;
+    let shared = Some(Arc::clone(&anchor) as Arc<dyn Anchor>);
+    let map = Map::create(file, &SUPERBLOCK, &Authority::Device, shared).expect("store");
+    let map = Arc::new(map);
+    anchor.map.set(Arc::downgrade(&map)).expect("once");
+    assert!(map.deallocate(3, 1).expect("room"));
+    map.flush().expect("flush");
+    map.merge().expect("merge");
+    let statistics = map.statistics();
+    let named = |name| statistics.iter().find(|(known, _)| *known == name).expect("a name").1;
+    assert_eq!((named("anchored"), named("epoch")), (1, 1));
 }
 
 #[test]

@@ -278,7 +278,9 @@ impl<F: Layout> Map<F> {
         let policy = self.anchor.as_ref().map(|anchor| anchor.policy());
         match policy {
             Some(AnchorPolicy::EveryCommit) => self.advance(writer),
-            Some(AnchorPolicy::Checkpoints) | None => Ok(()),
+            // What had no room in the log is only in the last checkpoint.
+            Some(AnchorPolicy::Checkpoints) => self.settle(writer),
+            None => Ok(()),
         }
     }
 
@@ -298,6 +300,7 @@ impl<F: Layout> Map<F> {
                 })?;
                 count(&self.counters.anchors, 1);
                 writer.anchored = Some(to);
+                self.counters.is_anchored.store(1, Ordering::Relaxed);
                 writer.unsettled = None;
             }
         }

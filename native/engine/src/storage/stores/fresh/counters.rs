@@ -31,6 +31,12 @@ pub struct Counters {
     pub recovered_changes: AtomicU64,
     /// Milliseconds that it took.
     pub recovery_millis: AtomicU64,
+    /// Epoch of the opening.
+    pub epoch: AtomicU64,
+    /// Root commits before it; may have wrapped, as what is added to it makes it right.
+    pub commits_before: AtomicU64,
+    /// Whether the anchor knows of this store: 0 or 1.
+    pub is_anchored: AtomicU64,
 }
 
 /// Adds to a count.
@@ -57,6 +63,8 @@ impl Counters {
             ("recovered_log_pages", read(&self.recovered_log_pages)),
             ("recovered_changes", read(&self.recovered_changes)),
             ("recovery_ms", read(&self.recovery_millis)),
+            ("epoch", read(&self.epoch)),
+            ("anchored", read(&self.is_anchored)),
         ]
     }
 }

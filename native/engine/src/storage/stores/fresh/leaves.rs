@@ -209,6 +209,12 @@ impl Leaves {
         }
     }
 
+    /// Has every leaf page read from the device again.
+    #[cfg(test)]
+    pub fn forget_pages(&self) {
+        self.state().cache.clear();
+    }
+
     // Checkpoints.
 
     /// Begins a checkpoint: the pages of nodes that it has to write. Regions in which every leaf is

@@ -29,3 +29,5 @@ mod cost_tests;
 mod power_cut_tests;
 #[cfg(test)]
 mod test_blocks;
+#[cfg(test)]
+mod worlds;

@@ -353,6 +353,8 @@ impl<F: Layout> Map<F> {
     fn begin_epoch(&self, log_next: u64, pending: &Pending<F::Entry>) -> io::Result<()> {
         let mut writer = self.writer();
         writer.epoch += 1;
+        self.counters.epoch.store(writer.epoch, Ordering::Relaxed);
+        self.counters.commits_before.store(writer.commits, Ordering::Relaxed);
         writer.nonce = random()?;
         writer.log_key = self.keys.log(writer.epoch, &writer.nonce);
         writer.log_next = log_next;

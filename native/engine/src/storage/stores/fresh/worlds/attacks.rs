@@ -1,0 +1,312 @@
+//! Tests 14 to 18, 20, 28, 29 and 32 of the reference's list, one attack each, on a device whose owner
+//! has everything that was ever on it; 27 and the rest of 16 and 28 are the worlds themselves. Last,
+//! what worlds have found.
+
+use std::io;
+
+use super::super::anchor::AnchorPolicy;
+use super::super::failure::Refusal;
+use super::super::map::Map;
+use super::history::{History, UNWRITTEN, Version};
+use super::life::Life;
+use super::machine::{Crash, Image};
+use super::{Kind, World};
+
+/// A block of the second set.
+const LBA: u64 = 76;
+
+/// A store with an anchor, on a hostile device.
+struct Store {
+    world: World,
+    life: Life,
+}
+
+impl Store {
+    fn new() -> Self {
+        Self::of(Kind { is_honest: false, policy: Some(AnchorPolicy::EveryCommit) })
+    }
+
+    fn of(kind: Kind) -> Self {
+        let mut world = World::of(1, kind);
+        let life = world.create().expect("store");
+        Self { world, life }
+    }
+
+    /// A write that is acknowledged, and no more.
+    fn write(&mut self, lba: u64, version: Version) {
+        assert!(self.life.begin(lba, 1, version).expect("write"));
+        self.life.end_all().expect("commit");
+    }
+
+    fn flush(&mut self) {
+        assert!(self.life.flush().expect("flush"));
+    }
+
+    /// A write whose leaf page is on the device, and not in memory.
+    fn merged(&mut self, lba: u64, version: Version) {
+        self.write(lba, version);
+        self.life.map.merge().expect("merge");
+        self.life.map.leaves().forget_pages();
+    }
+
+    fn read(&self) -> Result<Option<Version>, Refusal> {
+        self.life.look(LBA).map_err(|error| Refusal::of(&error).expect("a refusal").clone())
+    }
+
+    /// Answers with an image, where `is_put_back` says so.
+    fn put_back(&self, image: &Image, is_put_back: impl Fn(u64) -> bool) {
+        for (page, answer) in (0..).zip(image).filter(|(page, _)| is_put_back(*page)) {
+            self.world.device.lie(page, answer.clone(), true);
+        }
+    }
+
+    fn is_leaf(&self, page: u64) -> bool {
+        let geometry = self.life.map.geometry();
+        (geometry.leaf(0, 0)..geometry.slot(0)).contains(&page)
+    }
+
+    fn log_used(&self) -> u64 {
+        let writer = self.life.map.writer();
+        writer.log_next - writer.log_kept
+    }
+
+    fn is_slot(&self, page: u64) -> bool {
+        page >= self.life.map.geometry().slot(0)
+    }
+
+    fn reopen(&self) -> Result<Map<super::Placed>, io::Error> {
+        self.world.map()
+    }
+
+    fn assert_rolled_back(&self) {
+        let error = self.reopen().expect_err("put back");
+        assert!(matches!(Refusal::of(&error), Some(Refusal::RolledBack(_))), "{error}");
+    }
+}
+
+#[test]
+fn test_14_a_sector_put_back_is_stale() {
+    for is_cached in [true, false] {
+        let mut store = Store::new();
+        store.merged(LBA, 1);
+        let before = store.world.device.image();
+        // Its slot is used again only later: what is put back is the whole area.
+        for version in 2..40 {
+            store.merged(LBA, version);
+        }
+        assert_eq!(store.read(), Ok(Some(39)));
+        if !is_cached {
+            store.life.map.leaves().forget_pages();
+        }
+        store.put_back(&before, |page| store.is_slot(page));
+        assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
+    }
+}
+
+#[test]
+fn test_15_a_sector_and_its_leaf_page_put_back_are_stale() {
+    let mut store = Store::new();
+    store.merged(LBA, 1);
+    let before = store.world.device.image();
+    store.merged(LBA, 2);
+    store.merged(LBA, 3);
+    store.put_back(&before, |page| store.is_slot(page) || store.is_leaf(page));
+    assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
+}
+
+#[test]
+fn test_16_a_device_put_back_while_it_is_closed_is_refused() {
+    let mut store = Store::new();
+    store.write(LBA, 1);
+    store.flush();
+    let flushed = store.world.device.image();
+    store.write(LBA, 2);
+    store.flush();
+    let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
+    // Root, log and all, then the log alone.
+    store.put_back(&flushed, |_| true);
+    store.assert_rolled_back();
+    store.world.device.repent();
+    store.put_back(&flushed, |page| log.contains(&page));
+    store.assert_rolled_back();
+    // An older checkpoint with the log that was then.
+    store.world.device.repent();
+    store.life.map.merge().expect("merge");
+    store.put_back(&flushed, |_| true);
+    store.assert_rolled_back();
+    store.world.device.repent();
+    let map = store.reopen().expect("nothing was lost");
+    let history = History::default();
+    assert_eq!(store.world.life(map, history).look(LBA).expect("block"), Some(2));
+}
+
+#[test]
+fn test_16_nodes_put_back_do_not_add_up_to_the_root() {
+    let mut store = Store::new();
+    store.merged(LBA, 1);
+    let before = store.world.device.image();
+    store.merged(LBA, 2);
+    let nodes = store.life.map.geometry().nodes(0, 0)..store.life.map.geometry().leaf(0, 0);
+    store.put_back(&before, |page| nodes.contains(&page));
+    let error = store.reopen().expect_err("put back");
+    assert!(error.to_string().contains("tree"), "{error}");
+}
+
+#[test]
+fn test_18_a_change_that_is_not_merged_is_what_reads_see() {
+    let mut store = Store::new();
+    store.merged(LBA, 1);
+    let before = store.world.device.image();
+    // Nothing is merged from now on: the tree still says version 1.
+    store.write(LBA, 2);
+    store.put_back(&before, |_| true);
+    store.life.map.leaves().forget_pages();
+    assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
+    store.world.device.repent();
+    assert_eq!(store.read(), Ok(Some(2)));
+    // Nor while a merge is under way.
+    store.life.map.begin_merge().expect("merge");
+    store.put_back(&before, |_| true);
+    assert_eq!(store.read(), Err(Refusal::Stale(LBA)));
+}
+
+#[test]
+fn test_16_an_opening_that_was_cut_off_continues_no_other_one() {
+    let mut store = Store::new();
+    store.merged(LBA, 1);
+    store.write(LBA, 2);
+    store.world.device.fail_after(Some(1));
+    assert!(store.life.map.flush().is_err(), "its record is written, not durable");
+    store.world.device.crash(Crash::Kill, &mut store.world.random);
+    let before = store.world.device.image();
+    // The first opening finds version 2 whole and logs it anew; it is cut off.
+    store.world.device.fail_after(Some(1));
+    assert!(store.reopen().is_err());
+    store.world.device.crash(Crash::Kill, &mut store.world.random);
+    let cut_off = store.world.device.image();
+    // The second doesn't find it, and is served.
+    let slots = store.life.map.geometry().slot(0);
+    let newest = (slots..).zip(&before[slots as usize..]).filter(|(_, page)| page.is_some());
+    let newest = newest.map(|(page, _)| page).last().expect("the slot of version 2");
+    store.world.device.lie(newest, None, true);
+    let map = store.reopen().expect("an honest crash");
+    assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
+    // What the first one logged stands where the second one's log goes on.
+    store.world.device.repent();
+    let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
+    store.put_back(&cut_off, |page| log.contains(&page));
+    let map = store.reopen().expect("nothing is missing");
+    assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
+}
+
+#[test]
+fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
+    let mut store = Store::new();
+    store.merged(LBA, 1);
+    let before = store.world.device.image();
+    for version in 2..4 {
+        store.merged(LBA, version);
+    }
+    assert_eq!(store.read(), Ok(Some(3)));
+    store.put_back(&before, |page| store.is_leaf(page));
+    // In memory it is right; after that it is fetched.
+    assert_eq!(store.read(), Ok(Some(3)));
+    store.life.map.leaves().forget_pages();
+    assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
+    // So it is for a merge: what it would write there is built on nothing else.
+    store.write(LBA, 4);
+    assert!(store.life.map.merge().is_err());
+}
+
+#[test]
+fn test_20_a_leaf_page_with_a_bit_changed_is_refused() {
+    let mut store = Store::new();
+    store.merged(LBA, 1);
+    for page in 0..store.life.map.geometry().page_count() {
+        if store.is_leaf(page)
+            && let Some(mut changed) = store.world.device.answer(page).map(|page| *page)
+        {
+            changed.0[300] ^= 1;
+            store.world.device.lie(page, Some(changed.into()), true);
+        }
+    }
+    assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
+}
+
+#[test]
+fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_lost() {
+    for is_put_back in [true, false] {
+        let mut store = Store::new();
+        store.write(LBA, 1);
+        store.flush();
+        let before = store.world.device.image();
+        // Acknowledged and not flushed, and not even acknowledged.
+        store.write(LBA, 2);
+        assert!(store.life.begin(LBA + 1, 1, 3).expect("write"));
+        store.world.device.crash(Crash::Kill, &mut store.world.random);
+        if is_put_back {
+            store.put_back(&before, |page| store.is_slot(page));
+        }
+        let map = store.reopen().expect("nothing that was flushed is missing");
+        let life = store.world.life(map, History::default());
+        assert_eq!(life.look(LBA).expect("block"), Some(1));
+        assert_eq!(life.look(LBA + 1).expect("block"), Some(UNWRITTEN));
+    }
+}
+
+#[test]
+fn test_29_a_torn_write_is_the_old_version_or_the_new() {
+    let mut store = Store::new();
+    store.write(LBA, 1);
+    store.flush();
+    store.write(LBA, 2);
+    let geometry = *store.life.map.geometry();
+    let mut slots = geometry.slot(0)..geometry.page_count();
+    // Half of what the newest slot got.
+    let newest = slots.rfind(|page| store.world.device.answer(*page).is_some()).expect("a slot");
+    let mut torn = *store.world.device.answer(newest).expect("its page");
+    torn.0[2048..].fill(0);
+    // Its record is in the log, not anchored and not known to be flushed.
+    store.world.device.fail_after(Some(1));
+    assert!(store.life.map.flush().is_err());
+    store.world.device.crash(Crash::Kill, &mut store.world.random);
+    store.world.device.lie(newest, Some(torn.into()), false);
+    let map = store.reopen().expect("an honest power cut");
+    assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(1));
+}
+
+#[test]
+fn test_32_the_log_never_grows_beyond_its_room() {
+    let mut store = Store::new();
+    let usable = store.life.map.log_usable();
+    for version in 1..200 {
+        store.write(LBA, version);
+        store.flush();
+        let used = store.log_used();
+        assert!(used <= usable, "{used} pages of {usable}");
+    }
+    let map = store.reopen().expect("store");
+    assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(199));
+}
+
+#[test]
+fn a_flush_of_what_only_a_checkpoint_has_waits_for_its_anchor() {
+    let kind = Kind { is_honest: true, policy: Some(AnchorPolicy::Checkpoints) };
+    let mut store = Store::of(kind);
+    let mut version = 1;
+    while store.log_used() + 1 < store.life.map.log_usable() {
+        store.write(LBA, version);
+        store.flush();
+        version += 1;
+    }
+    // No room in the log: the change goes to a checkpoint, which the anchor is not told of.
+    store.write(LBA, version);
+    let anchor = store.world.anchor.clone().expect("anchor");
+    anchor.lose_an_answer(false);
+    assert!(store.life.map.merge().is_err());
+    anchor.recover();
+    store.flush();
+    store.world.device.crash(Crash::Kill, &mut store.world.random);
+    let map = store.reopen().expect("store");
+    assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(version));
+}

@@ -1,0 +1,126 @@
+//! What each block may read as, seen through one life of a store (`docs/crash-consistency.md` §2, §3).
+
+use std::collections::BTreeMap;
+
+/// A version of a block; each write has its own, [`UNWRITTEN`] is shared by all that unwrite.
+pub type Version = u64;
+/// Never written, or deallocated.
+pub const UNWRITTEN: Version = 0;
+
+/// A version, and when it was made: what was made later is newer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Made {
+    when: u64,
+    version: Version,
+}
+
+/// One block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Block {
+    /// What it may be while it isn't changed in this life. A read leaves one of them.
+    base: Vec<Version>,
+    /// Given to the device in this life, and no flush vouches for it.
+    since: Vec<Made>,
+    latest: Option<Made>,
+    flushed: Option<Made>,
+}
+
+/// All blocks.
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    blocks: BTreeMap<u64, Block>,
+    clock: u64,
+}
+
+impl Block {
+    fn unwritten() -> Self {
+        Self { base: vec![UNWRITTEN], since: Vec::new(), latest: None, flushed: None }
+    }
+
+    fn allowed(&self) -> Vec<Version> {
+        self.latest.map_or_else(|| self.base.clone(), |latest| vec![latest.version])
+    }
+}
+
+impl History {
+    fn block(&mut self, lba: u64) -> &mut Block {
+        self.blocks.entry(lba).or_insert_with(Block::unwritten)
+    }
+
+    /// The device is given a version.
+    pub fn issued(&mut self, lba: u64, version: Version) {
+        self.clock += 1;
+        let when = self.clock;
+        self.block(lba).since.push(Made { when, version });
+    }
+
+    /// A change was acknowledged: the last of that version that was issued.
+    pub fn acknowledged(&mut self, lba: u64, version: Version) {
+        self.clock += 1;
+        let when = self.clock;
+        let block = self.block(lba);
+        // It may have been issued before others that ended first: it is the newest now.
+        block.since.retain(|made| made.version != version || version == UNWRITTEN);
+        block.since.push(Made { when, version });
+        block.latest = Some(Made { when, version });
+    }
+
+    /// What a flush that begins now vouches for.
+    pub fn now(&self) -> u64 {
+        self.clock
+    }
+
+    /// Whether something was acknowledged after that time.
+    pub fn has_changed_since(&self, when: u64) -> bool {
+        self.blocks.values().any(|block| block.latest.is_some_and(|latest| latest.when > when))
+    }
+
+    /// A flush that began then was acknowledged.
+    pub fn flushed(&mut self, began: u64) {
+        for block in self.blocks.values_mut() {
+            let latest = block.latest.filter(|latest| latest.when <= began);
+            block.flushed = latest.or(block.flushed);
+        }
+    }
+
+    /// From now on nothing older than what was flushed may come back.
+    pub fn settle(&mut self) {
+        for block in self.blocks.values_mut() {
+            if let Some(flushed) = block.flushed {
+                block.base = vec![flushed.version];
+                block.since.retain(|made| made.when > flushed.when);
+            }
+        }
+    }
+
+    /// A read returned a version.
+    pub fn returned(&mut self, lba: u64, version: Version) -> Result<(), String> {
+        let block = self.block(lba);
+        let allowed = block.allowed();
+        if !allowed.contains(&version) {
+            return Err(format!("block {lba} reads as version {version}, allowed is {allowed:?}"));
+        }
+        if block.latest.is_none() {
+            block.base = vec![version];
+        }
+        Ok(())
+    }
+
+    /// Blocks that were ever changed.
+    pub fn changed(&self) -> Vec<u64> {
+        self.blocks.keys().copied().collect()
+    }
+
+    /// The history of a life after this one, which ends now.
+    pub fn next(&self) -> Self {
+        let left = |block: &Block| {
+            let since = block.since.iter().map(|made| made.version);
+            let mut base: Vec<_> = block.base.iter().copied().chain(since).collect();
+            base.sort_unstable();
+            base.dedup();
+            Block { base, ..Block::unwritten() }
+        };
+        let blocks = self.blocks.iter().map(|(lba, block)| (*lba, left(block))).collect();
+        Self { blocks, clock: self.clock }
+    }
+}

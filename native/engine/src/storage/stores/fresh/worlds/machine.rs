@@ -1,0 +1,253 @@
+//! A device and an anchor that lose power together, at a chosen write, sync or advance; and a device
+//! whose owner answers with what he likes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rand_chacha::ChaCha8Rng;
+
+use super::super::super::pages::{BlockFile, PAGE_BYTES, Page};
+use super::super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored, MemoryAnchor};
+use super::{chance, pick};
+
+/// Bytes that a device writes whole or not at all.
+const SECTOR_BYTES: usize = 512;
+
+/// Contents of a device by page; None: zeros.
+pub type Image = Vec<Option<Arc<Page>>>;
+
+/// How a life ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Crash {
+    /// The process ends, the device goes on.
+    Kill,
+    /// Of what was not synced any part may be lost, and writes torn.
+    PowerCut,
+}
+
+#[derive(Debug)]
+struct Contents {
+    durable: Image,
+    /// Written since the last sync.
+    cached: Vec<(u64, Arc<Page>)>,
+    /// What an honest device answers.
+    now: Image,
+    /// Everything that was ever written, by page; kept of hostile devices only.
+    past: Option<BTreeMap<u64, Vec<Arc<Page>>>>,
+    /// Answers that aren't what was written last, and whether they outlast a write.
+    lies: BTreeMap<u64, (Option<Arc<Page>>, bool)>,
+    /// Writes, syncs and advances that are still made.
+    points_left: Option<u64>,
+    is_off: bool,
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct Device {
+    contents: Mutex<Contents>,
+}
+
+impl Device {
+    /// An empty device.
+    pub fn new(pages: u64, is_hostile: bool) -> Self {
+        let image: Image = vec![None; pages as usize];
+        let contents = Contents {
+            durable: image.clone(),
+            cached: Vec::new(),
+            now: image,
+            past: is_hostile.then(BTreeMap::new),
+            lies: BTreeMap::new(),
+            points_left: None,
+            is_off: false,
+        };
+        Self { contents: Mutex::new(contents) }
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has power fail after so many writes, syncs and advances; None: never.
+    pub fn fail_after(&self, points: Option<u64>) {
+        self.contents().points_left = points;
+    }
+
+    /// Whether power has failed.
+    pub fn is_off(&self) -> bool {
+        self.contents().is_off
+    }
+
+    /// An instant at which power may fail.
+    fn point(&self) -> io::Result<()> {
+        self.contents().point()
+    }
+
+    /// The device as it is after a crash, with power.
+    pub fn crash(&self, crash: Crash, random: &mut ChaCha8Rng) {
+        let mut contents = self.contents();
+        let Contents { durable, cached, now, .. } = &mut *contents;
+        if crash == Crash::PowerCut {
+            let likely = [5, 25, 50, 75, 95][pick(random, 5)];
+            let is_torn = chance(random, 50);
+            for (page, written) in std::mem::take(cached) {
+                let place = &mut durable[page as usize];
+                if !is_torn {
+                    if chance(random, likely) {
+                        *place = Some(written);
+                    }
+                    continue;
+                }
+                let mut torn = place.as_deref().copied().unwrap_or(Page::ZERO);
+                for sector in (0..PAGE_BYTES).step_by(SECTOR_BYTES) {
+                    if chance(random, likely) {
+                        let bytes = sector..sector + SECTOR_BYTES;
+                        torn.0[bytes.clone()].copy_from_slice(&written.0[bytes]);
+                    }
+                }
+                *place = Some(Arc::new(torn));
+            }
+            *now = durable.clone();
+        }
+        contents.points_left = None;
+        contents.is_off = false;
+    }
+
+    // What a hostile owner does.
+
+    /// What the device would answer were it honest.
+    pub fn image(&self) -> Image {
+        self.contents().now.clone()
+    }
+
+    /// What was ever written to a page.
+    pub fn past(&self, page: u64) -> Vec<Arc<Page>> {
+        let contents = self.contents();
+        contents.past.as_ref().and_then(|past| past.get(&page)).cloned().unwrap_or_default()
+    }
+
+    /// Answers with this page from now on; whether also when the page is written.
+    pub fn lie(&self, page: u64, answer: Option<Arc<Page>>, is_lasting: bool) {
+        self.contents().lies.insert(page, (answer, is_lasting));
+    }
+
+    /// What it answers now.
+    pub fn answer(&self, page: u64) -> Option<Arc<Page>> {
+        self.contents().answer(page)
+    }
+
+    /// Is honest again.
+    pub fn repent(&self) {
+        self.contents().lies.clear();
+    }
+}
+
+impl Contents {
+    fn point(&mut self) -> io::Result<()> {
+        if self.points_left == Some(0) {
+            self.is_off = true;
+        }
+        self.check()?;
+        self.points_left = self.points_left.map(|left| left - 1);
+        Ok(())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_off { Err(io::Error::other("no power")) } else { Ok(()) }
+    }
+
+    fn answer(&self, page: u64) -> Option<Arc<Page>> {
+        match self.lies.get(&page) {
+            Some((answer, _)) => answer.clone(),
+            None => self.now[page as usize].clone(),
+        }
+    }
+}
+
+impl BlockFile for Device {
+    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
+        let contents = self.contents();
+        contents.check()?;
+        for (number, page) in (page..).zip(pages) {
+            *page = contents.answer(number).map_or(Page::ZERO, |page| *page);
+        }
+        Ok(())
+    }
+
+    fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        let mut contents = self.contents();
+        for (number, page) in (page..).zip(pages) {
+            contents.point()?;
+            let page = Arc::new(*page);
+            if let Some(past) = &mut contents.past {
+                past.entry(number).or_default().push(Arc::clone(&page));
+            }
+            if contents.lies.get(&number).is_some_and(|(_, is_lasting)| !is_lasting) {
+                contents.lies.remove(&number);
+            }
+            contents.now[number as usize] = Some(Arc::clone(&page));
+            contents.cached.push((number, page));
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.point()?;
+        let mut contents = self.contents();
+        for (page, written) in std::mem::take(&mut contents.cached) {
+            contents.durable[page as usize] = Some(written);
+        }
+        Ok(())
+    }
+}
+
+/// The anchor of a store, which answers only while the device's machine has power.
+#[derive(Debug)]
+pub struct PoweredAnchor {
+    device: Arc<Device>,
+    memory: MemoryAnchor,
+    advances: Mutex<u64>,
+}
+
+impl PoweredAnchor {
+    /// One that was never advanced.
+    pub fn new(device: &Arc<Device>, policy: AnchorPolicy) -> Self {
+        let memory = MemoryAnchor::new(policy);
+        Self { device: Arc::clone(device), memory, advances: Mutex::default() }
+    }
+
+    /// Advances so far that were answered.
+    pub fn advances(&self) -> u64 {
+        *self.advances.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the next advance without an answer, made or not.
+    pub fn lose_an_answer(&self, is_made: bool) {
+        self.memory.fail_next(is_made);
+    }
+
+    /// Answers again.
+    pub fn recover(&self) {
+        self.memory.recover();
+    }
+}
+
+impl Anchor for PoweredAnchor {
+    fn latest(&self) -> io::Result<Option<Anchored>> {
+        self.device.contents().check()?;
+        self.memory.latest()
+    }
+
+    fn advance(&self, to: &Anchored) -> Result<(), AnchorError> {
+        let unreachable = |error: io::Error| AnchorError::Unreachable(error.to_string());
+        self.device.point().map_err(unreachable)?;
+        self.memory.advance(to)?;
+        self.device.point().map_err(unreachable)?;
+        *self.advances.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Ok(())
+    }
+
+    fn policy(&self) -> AnchorPolicy {
+        self.memory.policy()
+    }
+}

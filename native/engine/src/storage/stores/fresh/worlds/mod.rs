@@ -1,0 +1,399 @@
+//! Worlds: seeded workloads of a store on a device that crashes at any instant, or belongs to an
+//! adversary; every read is held against the history of its block. `docs/crash-consistency.md` is what
+//! they check; `make freshness-worlds` runs 100,000 of them, `SEED=n make freshness-world` shows one.
+
+mod adversary;
+mod attacks;
+mod history;
+mod life;
+mod machine;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+use sealane_proto::aead::Secret;
+use sealane_proto::freshness::leaf::LeafFormat;
+
+use super::super::pages::BlockFile;
+use super::anchor::{Anchor, AnchorPolicy};
+use super::geometry::Geometry;
+use super::keys::{Authority, StoreKeys};
+use super::map::Map;
+use super::placed::Placed;
+use super::superblock::Superblock;
+use adversary::{ATTACKS, Adversary};
+use history::{History, Version};
+use life::Life;
+use machine::{Crash, Device, PoweredAnchor};
+
+const SUPERBLOCK_UUID: [u8; 16] = [1; 16];
+const SUPERBLOCK_SEED: [u8; 32] = [2; 32];
+/// Lives of a world.
+const LIVES_MAX: usize = 5;
+/// Steps of a life.
+const STEPS_MAX: u64 = 80;
+/// Openings in a row that may be cut off or refused.
+const OPENINGS_MAX: u32 = 4;
+
+/// What must not be.
+#[derive(Debug)]
+pub struct Violation(String);
+
+fn pick(random: &mut ChaCha8Rng, choices: usize) -> usize {
+    (random.next_u64() % choices as u64) as usize
+}
+
+fn chance(random: &mut ChaCha8Rng, percent: u32) -> bool {
+    random.next_u32() % 100 < percent
+}
+
+/// Counts over worlds, so that a run shows what it tried.
+#[derive(Debug, Default, Clone)]
+struct Tally {
+    worlds: u64,
+    lives: u64,
+    steps: u64,
+    kills: u64,
+    power_cuts: u64,
+    openings_cut_off: u64,
+    openings_refused: u64,
+    forks: u64,
+    reads_answered: u64,
+    reads_refused: u64,
+    attacks: [u64; ATTACKS.len()],
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        let Self { worlds, lives, steps, kills, power_cuts, .. } = other;
+        self.worlds += worlds;
+        self.lives += lives;
+        self.steps += steps;
+        self.kills += kills;
+        self.power_cuts += power_cuts;
+        self.openings_cut_off += other.openings_cut_off;
+        self.openings_refused += other.openings_refused;
+        self.forks += other.forks;
+        self.reads_answered += other.reads_answered;
+        self.reads_refused += other.reads_refused;
+        for (count, more) in self.attacks.iter_mut().zip(other.attacks) {
+            *count += more;
+        }
+    }
+}
+
+/// What kind of world a seed makes.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    is_honest: bool,
+    policy: Option<AnchorPolicy>,
+}
+
+struct World {
+    kind: Kind,
+    superblock: Superblock,
+    secret: Secret,
+    device: Arc<Device>,
+    anchor: Option<Arc<PoweredAnchor>>,
+    adversary: Adversary,
+    random: ChaCha8Rng,
+    version: Version,
+    tally: Tally,
+    trace: Vec<String>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let policies = [None, Some(AnchorPolicy::EveryCommit), Some(AnchorPolicy::Checkpoints)];
+        let policy = policies[pick(&mut random, 3)];
+        Self::of(seed, Kind { is_honest: chance(&mut random, 50), policy })
+    }
+
+    fn of(seed: u64, kind: Kind) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed ^ u64::MAX);
+        // Few sets, few spare slots, a short log and a small table, so that all of them turn over.
+        let pending_max = 24 + random.next_u64() % 32;
+        let block_count = 80 + random.next_u64() % 120;
+        let geometry = Geometry {
+            block_count,
+            leaf_entries: Placed::ENTRIES_PER_LEAF,
+            slot_count: block_count + pending_max + pending_max / 2,
+            log_pages: 5 + random.next_u64() % 8,
+            pending_max,
+        };
+        let superblock = Superblock { uuid: SUPERBLOCK_UUID, seed: SUPERBLOCK_SEED, geometry };
+        let device = Arc::new(Device::new(geometry.page_count(), !kind.is_honest));
+        let anchor = kind.policy.map(|policy| Arc::new(PoweredAnchor::new(&device, policy)));
+        Self {
+            kind,
+            superblock,
+            secret: Secret::take(&mut [seed as u8; 32]),
+            device,
+            anchor,
+            adversary: Adversary::new(geometry),
+            random,
+            version: 0,
+            tally: Tally { worlds: 1, ..Tally::default() },
+            trace: vec![format!("seed {seed}: {kind:?}, {geometry:?}")],
+        }
+    }
+
+    fn anchor(&self) -> Option<Arc<dyn Anchor>> {
+        self.anchor.clone().map(|anchor| anchor as Arc<dyn Anchor>)
+    }
+
+    fn file(&self) -> Arc<dyn BlockFile> {
+        Arc::clone(&self.device) as Arc<dyn BlockFile>
+    }
+
+    fn life(&self, map: Map<Placed>, history: History) -> Life {
+        Life::new(map, history, &self.device, self.anchor.as_ref(), self.kind.is_honest)
+    }
+
+    fn create(&mut self) -> std::io::Result<Life> {
+        let authority = Authority::Secret(&self.secret);
+        let map = Map::create(self.file(), &self.superblock, &authority, self.anchor())?;
+        Ok(self.life(map, History::default()))
+    }
+
+    fn run(&mut self) -> Result<(), Violation> {
+        let mut life = self.create().map_err(|error| Violation(format!("create: {error}")))?;
+        if chance(&mut self.random, 30) {
+            // Few slots are free then, and each is soon used again.
+            life.fill(&mut self.version)?;
+        }
+        for _ in 0..=pick(&mut self.random, LIVES_MAX) {
+            let lived = self.live(&mut life);
+            self.trace.append(&mut life.trace);
+            self.tally.reads_answered += life.reads[0];
+            self.tally.reads_refused += life.reads[1];
+            lived?;
+            self.crash();
+            let history = life.history.next();
+            drop(life);
+            match self.open(&history)? {
+                Some(next) => life = next,
+                None => return Ok(()),
+            }
+        }
+        // What was left alone comes out too.
+        self.device.fail_after(None);
+        let read = life.read_all();
+        self.trace.append(&mut life.trace);
+        read
+    }
+
+    fn live(&mut self, life: &mut Life) -> Result<(), Violation> {
+        self.tally.lives += 1;
+        let points = chance(&mut self.random, 70).then(|| self.random.next_u64() % 300);
+        self.device.fail_after(points);
+        let steps = self.random.next_u64() % STEPS_MAX;
+        let mut overtaken = None;
+        for _ in 0..steps {
+            self.tally.steps += 1;
+            if !self.kind.is_honest {
+                self.meddle(true);
+            }
+            let goes_on = life.step(&mut self.random, &mut self.version)?;
+            if self.device.is_off() || !goes_on && chance(&mut self.random, 50) {
+                return Ok(());
+            }
+            self.fork(life, &mut overtaken)?;
+        }
+        if chance(&mut self.random, 20) { life.finish() } else { Ok(()) }
+    }
+
+    /// A second process opens the store beside the first, which from then on makes nothing durable.
+    fn fork(
+        &mut self,
+        life: &mut Life,
+        overtaken: &mut Option<(Life, u64)>,
+    ) -> Result<(), Violation> {
+        let is_anchored = self.kind.policy == Some(AnchorPolicy::EveryCommit);
+        if self.kind.is_honest || !is_anchored {
+            return Ok(());
+        }
+        match overtaken {
+            None if chance(&mut self.random, 1) => {
+                if let Ok(map) = self.map() {
+                    self.tally.forks += 1;
+                    self.trace.push("a second process opens the store".into());
+                    let next = self.life(map, life.history.next());
+                    let when = life.history.now();
+                    *overtaken = Some((std::mem::replace(life, next), when));
+                }
+                Ok(())
+            }
+            // What was overtaken goes on for a while.
+            Some((old, when)) if chance(&mut self.random, 30) => {
+                old.step(&mut self.random, &mut self.version)?;
+                if old.flush()? && old.history.has_changed_since(*when) {
+                    return Err(Violation(
+                        "a store that was overtaken acknowledged a flush".into(),
+                    ));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The adversary does something, or nothing.
+    fn meddle(&mut self, is_online: bool) {
+        let Self { adversary, device, random, trace, .. } = self;
+        if chance(random, 10) {
+            adversary.snapshot(device, random);
+        }
+        if chance(random, if is_online { 8 } else { 80 }) {
+            let before = adversary.made;
+            adversary.attack(device, random);
+            let made = adversary.made.iter().zip(before).position(|(now, before)| *now != before);
+            trace.extend(made.map(|kind| format!("adversary: {}", ATTACKS[kind])));
+        } else if chance(random, 15) {
+            trace.push("adversary: none".into());
+            device.repent();
+        }
+    }
+
+    fn crash(&mut self) {
+        let crash = if chance(&mut self.random, 30) { Crash::Kill } else { Crash::PowerCut };
+        match crash {
+            Crash::Kill => self.tally.kills += 1,
+            Crash::PowerCut => self.tally.power_cuts += 1,
+        }
+        self.trace.push(format!("crash: {crash:?}"));
+        self.device.crash(crash, &mut self.random);
+        if !self.kind.is_honest {
+            // Without an anchor nothing is said of a device that is changed while it is closed.
+            if self.kind.policy.is_none() {
+                self.device.repent();
+            } else {
+                self.meddle(false);
+            }
+        }
+    }
+
+    fn map(&self) -> std::io::Result<Map<Placed>> {
+        let authority = Authority::Secret(&self.secret);
+        let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &authority);
+        Map::open(self.file(), &self.superblock, keys, self.anchor())
+    }
+
+    /// Opens the store, also where openings are cut off; None: it is refused.
+    fn open(&mut self, history: &History) -> Result<Option<Life>, Violation> {
+        for opening in 0..OPENINGS_MAX {
+            if chance(&mut self.random, 40) && opening + 1 < OPENINGS_MAX {
+                let points = self.random.next_u64() % 20;
+                self.device.fail_after(Some(points));
+            }
+            match self.map() {
+                Ok(map) => {
+                    self.trace.push("opened".into());
+                    self.device.fail_after(None);
+                    return Ok(Some(self.life(map, history.clone())));
+                }
+                Err(error) if self.device.is_off() => {
+                    self.trace.push(format!("opening is cut off: {error}"));
+                    self.tally.openings_cut_off += 1;
+                    self.crash();
+                }
+                Err(error) if self.kind.is_honest => {
+                    return Err(Violation(format!("false alarm: opening is refused: {error}")));
+                }
+                Err(error) => {
+                    self.trace.push(format!("opening is refused: {error}"));
+                    self.tally.openings_refused += 1;
+                    self.device.fail_after(None);
+                    self.device.repent();
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Lives a world through.
+fn run(seed: u64) -> Result<Tally, String> {
+    let mut world = World::new(seed);
+    let outcome = world.run();
+    let mut tally = world.tally;
+    tally.attacks = world.adversary.made;
+    outcome.map(|()| tally).map_err(|Violation(violation)| {
+        let trace = world.trace.join("\n  ");
+        format!(
+            "{violation}\n  {trace}\n{violation}\nSEED={seed} make freshness-world shows this world"
+        )
+    })
+}
+
+/// Worlds on all cores; what they tried, and what went wrong in the first few.
+fn run_all(seeds: std::ops::Range<u64>) -> (Tally, Vec<String>) {
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let (mut tally, mut wrong) = (Tally::default(), Vec::new());
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end || wrong.len() == 3 {
+                return (tally, wrong);
+            }
+            match run(seed) {
+                Ok(more) => tally.add(&more),
+                Err(violation) => wrong.push(violation),
+            }
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        let mut all = (Tally::default(), Vec::new());
+        for worker in workers {
+            let (tally, wrong) = worker.join().expect("a worker that returns");
+            all.0.add(&tally);
+            all.1.extend(wrong);
+        }
+        all
+    })
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|value| value.parse().expect("a number"))
+}
+
+/// A slice of the worlds: each thing that they try is tried in it.
+#[test]
+fn no_world_is_stale_refused_or_mixed() {
+    let (tally, wrong) = run_all(0..1500);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    let counts = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
+    let refusals = [tally.openings_refused, tally.reads_refused];
+    for count in counts.into_iter().chain(refusals).chain(tally.attacks) {
+        assert!(count > 0, "something was never tried: {tally:#?}");
+    }
+}
+
+#[test]
+#[ignore = "minutes: make freshness-worlds"]
+fn many_worlds() {
+    let first = number("SEED").unwrap_or(0);
+    let begun = std::time::Instant::now();
+    let (tally, wrong) = run_all(first..first + number("WORLDS").unwrap_or(100_000));
+    println!("{tally:#?}");
+    for (attack, count) in ATTACKS.iter().zip(tally.attacks) {
+        println!("{attack}: {count}");
+    }
+    println!("{} violations, {:?}", wrong.len(), begun.elapsed());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+#[ignore = "for one seed: SEED=n make freshness-world"]
+fn one_world() {
+    let mut world = World::new(number("SEED").expect("SEED"));
+    let outcome = world.run();
+    println!("{}", world.trace.join("\n"));
+    println!("{outcome:?}");
+    assert!(outcome.is_ok());
+}
