@@ -202,11 +202,6 @@ class Arena:
             self._put(start, end)
         return sum(end - start for start, end in tails)
 
-    def burn(self, incarnation: bytes) -> int:
-        """Forget the leases that `incarnation` holds; returns how many counters are lost."""
-        gone = [i for i, held in self._held.items() if held.incarnation == incarnation]
-        return sum(self._held.pop(i).lease.count for i in gone)
-
     def _checked(self, lease_id: int, touched: Sequence[int], incarnation: bytes) -> _Held:
         held = self._held.get(lease_id)
         if held is None:

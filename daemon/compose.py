@@ -14,21 +14,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sealane.crypto.certificates import Subject, verify_leaf
+from sealane.crypto.certificates import verify_leaf
 from sealane.daemon.authorizations import (
     peer_of,
 )
-from sealane.daemon.broker.assembly import VerifierParts, offer_policy, open_verifier
-from sealane.daemon.broker.device_books import DeviceBooks
-from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
-from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
-from sealane.daemon.broker.operator_servicer import OperatorServicer
-from sealane.daemon.broker.policy_servicer import AuditLogServicer, PoliciesServicer
-from sealane.daemon.broker.refusals import CallRefusals
-from sealane.daemon.broker.servicer import AttestationServicer, BrokerServicer
-from sealane.daemon.broker.trust_servicer import MembershipServicer, TrustServicer
+from sealane.daemon.broker.assembly import VerifierParts, offer_policy
+from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
 from sealane.daemon.broker_client import BrokerClient
-from sealane.daemon.calls import Authorizer, TlsOnly
+from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import (
     BrokerConfig,
@@ -49,12 +42,11 @@ from sealane.daemon.fabric.servicer import (
     establish_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, prepare_directory, replace_file
+from sealane.daemon.runtime import RunDirectory, prepare_directory
 from sealane.daemon.servers import (
     bind_tcp,
     bind_unix,
@@ -77,22 +69,15 @@ from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import (
-    attestation_pb2_grpc,
-    broker_pb2_grpc,
-    devices_pb2_grpc,
     nodes_pb2_grpc,
-    operator_pb2_grpc,
-    policy_pb2_grpc,
     sessions_pb2_grpc,
     storage_pb2_grpc,
     subsystems_pb2_grpc,
-    trust_pb2_grpc,
     volumes_pb2_grpc,
 )
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
-TRUST_ANCHOR_NAME: Final = "trust-anchor.pem"
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
 _LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
 
@@ -170,93 +155,20 @@ class Daemon:
         await self._start_local(run_directory)
 
     async def _start_broker(self, config: BrokerConfig) -> None:
-        state = Path(self.config.node.state_dir)
-        node = self.config.node.name
-        broker, instance = await self._stack.enter_async_context(
-            opened_broker(
-                config,
-                node=node,
-                state=state,
-                metrics=self.metrics,
-                tcti=self.config.tpm.tcti,
-            )
-        )
-        self.spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
-        authority = broker.authority
-        replace_file(state / TRUST_ANCHOR_NAME, authority.anchor_pem)
-
-        async def issue(keys: Keys) -> Issued:
-            subject = Subject(
-                node=node,
-                role="broker",
-                tenant="",
-                incarnation=keys.incarnation,
-                kem_public_key=keys.kem_public,
-            )
-            return Issued(leaf=authority.issue(subject, keys.tls.public_key(), now=utc_now()))
-
-        identity = Identity(
-            node=node,
-            role="broker",
-            anchor=authority.certificate,
-            obtain=issue,
+        started = await start_broker(
+            config,
+            node=self.config.node.name,
+            state=Path(self.config.node.state_dir),
+            tcti=self.config.tpm.tcti,
             metrics=self.metrics,
+            enrolled=self._enrolled,
+            local=self._local,
+            spawn=self.spawn,
+            stack=self._stack,
         )
-        await self._enrolled.keep(identity)
-        verifier = await open_verifier(
-            config, broker, instance, self._stack, node=node, metrics=self.metrics
-        )
-        membership = verifier.membership
-        self.spawn("broker-policy", verifier.keeper.keep_refreshed())
-        self._verifier = verifier
-        policy_pb2_grpc.add_PoliciesServicer_to_server(
-            PoliciesServicer(verifier.keeper), self._local
-        )
-        policy_pb2_grpc.add_AuditLogServicer_to_server(
-            AuditLogServicer(state / AUDIT_NAME, lambda: broker.audit.head), self._local
-        )
-        self._services += ["sealane.v1.Policies", "sealane.v1.AuditLog"]
-        self._enrolled.is_development |= verifier.keeper.policy.software_allowed
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorServicer(broker), self._local)
-        self._services.append("sealane.v1.Operator")
-        books = DeviceBooks(broker.registry, cover=instance.cover, audit=broker.audit)
-        devices_pb2_grpc.add_DeviceRegistryServicer_to_server(
-            DeviceRegistryServicer(books), self._local
-        )
-        self._services.append("sealane.v1.DeviceRegistry")
-        trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(membership), self._local)
-        self._services.append("sealane.v1.Membership")
-        refusals = CallRefusals(broker.audit)
-        self._stack.push_async_callback(refusals.close)
-        authorizer = Authorizer(
-            authority.certificate,
-            admit=membership.admit,
-            metrics=self.metrics,
-            refused=refusals.note,
-        )
-        open_server = new_server(self.metrics, TlsOnly(refused=refusals.note))
-        attestation_pb2_grpc.add_AttestationServicer_to_server(
-            AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
-        )
-        self.addresses["attestation"] = bind_tcp(
-            open_server,
-            config.attestation_listen,
-            identity.server_credentials(mutual=False),
-            key="broker.attestation_listen",
-        )
-        server = new_server(self.metrics, authorizer)
-        trust_pb2_grpc.add_TrustServicer_to_server(
-            TrustServicer(membership, authority, authorizer), server
-        )
-        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerServicer(broker, authorizer), server)
-        devices_pb2_grpc.add_DevicesServicer_to_server(
-            DevicesServicer(verifier.devices, authorizer), server
-        )
-        self.addresses["broker"] = bind_tcp(
-            server, config.listen, identity.server_credentials(mutual=True), key="broker.listen"
-        )
-        await self._stack.enter_async_context(running(server))
-        await self._stack.enter_async_context(running(open_server))
+        self._verifier = started.verifier
+        self.addresses |= started.addresses
+        self._services += LOCAL_SERVICES
 
     async def _start_target(self, config: TargetConfig) -> None:
         identity, trust = await self._enrolled.enrol("target")

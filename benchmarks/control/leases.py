@@ -92,7 +92,7 @@ async def _measure(kind: str, directory: Path, *, seconds: float) -> dict[str, A
         volumes = [await _volume(service, caller) for _ in range(max(AT_ONCE))]
 
         async def grant(which: int) -> None:
-            await service.grant_lease(
+            await service.leases.grant(
                 caller,
                 volume_id=volumes[which],
                 key_epoch=1,

@@ -208,7 +208,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
             start_epoch=request.start_epoch,
             lease_id=request.lease_id,
         ):
-            counters = await self._broker.return_lease(
+            counters = await self._broker.leases.take_back(
                 caller,
                 volume_id=request.volume_id,
                 arena=(request.broker_instance, request.start_epoch),
@@ -227,7 +227,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         async with self._recorded(
             "lease.grant", caller, volume_id=request.volume_id, key_epoch=request.key_epoch
         ):
-            lease = await self._broker.grant_lease(
+            lease = await self._broker.leases.grant(
                 caller,
                 volume_id=request.volume_id,
                 key_epoch=request.key_epoch,

@@ -54,7 +54,7 @@ async def test_authority_survives_a_restart_and_needs_its_key(tmp_path: Path) ->
         anchor = first.authority.anchor_pem
     async with running_broker(path) as again:
         assert again.authority.anchor_pem == anchor
-        assert again.arena.start_epoch == 2
+        assert again.leases.arena.start_epoch == 2
     with pytest.raises(VerificationError) as caught:
         async with running_broker(path, kek=b"\1" * 32):
             pass
@@ -129,7 +129,7 @@ async def test_volume_is_unknown_to_whom_it_does_not_concern(
         broker.descriptor(caller, volume_id),
         broker.unregister_volume(caller, volume_id),
         broker.release_key(caller, volume_id=volume_id, key_epoch=1, request_id=bytes(16)),
-        broker.grant_lease(caller, volume_id=volume_id, key_epoch=1, request_id=bytes(16)),
+        broker.leases.grant(caller, volume_id=volume_id, key_epoch=1, request_id=bytes(16)),
     ):
         with pytest.raises(UsageError) as caught:
             await call
@@ -138,7 +138,7 @@ async def test_volume_is_unknown_to_whom_it_does_not_concern(
 
 async def test_other_key_epoch_is_refused(broker: BrokerService) -> None:
     volume_id = await _register(broker)
-    for call in (broker.release_key, broker.grant_lease):
+    for call in (broker.release_key, broker.leases.grant):
         with pytest.raises(UsageError) as caught:
             await call(GATEWAY, volume_id=volume_id, key_epoch=2, request_id=bytes(16))
         assert caught.value.reason == "volume.key_epoch"
@@ -157,13 +157,13 @@ async def test_a_returned_lease_goes_out_again_and_a_late_retry_does_not_get_it(
 ) -> None:
     volume_id = await _register(broker)
     request = bytes(15) + b"r"
-    first = await broker.grant_lease(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
-    arena = (broker.arena.broker_instance, broker.arena.start_epoch)
+    first = await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
+    arena = (broker.leases.arena.broker_instance, broker.leases.arena.start_epoch)
 
     async def give_back(
         caller: Subject = GATEWAY, arena: tuple[int, int] = arena, touched: int = 256
     ) -> int:
-        return await broker.return_lease(
+        return await broker.leases.take_back(
             caller, volume_id=volume_id, arena=arena, lease_id=first.lease_id, touched=[touched]
         )
 
@@ -179,10 +179,10 @@ async def test_a_returned_lease_goes_out_again_and_a_late_retry_does_not_get_it(
     with pytest.raises(LeaseError):
         await give_back()
     # The counters of the first lease are somebody else's now.
-    second = await broker.grant_lease(
+    second = await broker.leases.grant(
         GATEWAY, volume_id=volume_id, key_epoch=1, request_id=bytes(15) + b"s"
     )
-    again = await broker.grant_lease(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
+    again = await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
     assert len({first.lease_id, second.lease_id, again.lease_id}) == 3
 
 
@@ -192,18 +192,18 @@ async def test_leases_of_one_start_never_overlap_and_a_retry_gets_its_own(
     volume_id = await _register(broker)
     requests = [bytes([i]) * 16 for i in range(5)]
     for request in requests:
-        await broker.grant_lease(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
-    after = broker.arena.grant(1, incarnation=bytes(16)).ranges[0]
+        await broker.leases.grant(GATEWAY, volume_id=volume_id, key_epoch=1, request_id=request)
+    after = broker.leases.arena.grant(1, incarnation=bytes(16)).ranges[0]
     assert after.counter_start == 256 + 5 * LEASE_COUNTERS
-    first = await broker.grant_lease(
+    first = await broker.leases.grant(
         GATEWAY, volume_id=volume_id, key_epoch=1, request_id=requests[0]
     )
-    next_one = broker.arena.grant(1, incarnation=bytes(16)).ranges[0]
+    next_one = broker.leases.arena.grant(1, incarnation=bytes(16)).ranges[0]
     assert next_one.counter_start == after.counter_end
     assert (first.broker_instance, first.start_epoch) == (3, 1)
     other = _subject()
     with pytest.raises(UsageError) as caught:
-        await broker.grant_lease(
+        await broker.leases.grant(
             other,
             volume_id=await _register(broker),
             key_epoch=1,

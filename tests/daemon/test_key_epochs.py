@@ -13,9 +13,10 @@ from sealane.crypto.hpke import Context, open_signed
 from sealane.crypto.kem import X25519KemKey
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import EPOCH_COUNTERS_MAX, LEASE_COUNTERS
+from sealane.daemon.broker.leases import SignedLease
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.records import VolumeRecord
-from sealane.daemon.broker.service import BrokerService, SignedLease
+from sealane.daemon.broker.service import BrokerService
 from sealane.errors import LeaseError, UsageError
 from sealane.protocol.v1 import broker_pb2, operator_pb2
 
@@ -68,7 +69,7 @@ async def key(
 
 
 async def lease(broker: BrokerService, volume_id: str, key_epoch: int) -> SignedLease:
-    return await broker.grant_lease(
+    return await broker.leases.grant(
         GATEWAY, volume_id=volume_id, key_epoch=key_epoch, request_id=uuid.uuid4().bytes
     )
 
@@ -154,8 +155,8 @@ async def test_what_comes_back_is_not_counted_against_its_key(broker: BrokerServ
         return (await broker.registry.volume(uuid.UUID(volume_id))).record.counters_leased
 
     assert await leased() == LEASE_COUNTERS
-    arena = (broker.arena.broker_instance, broker.arena.start_epoch)
-    await broker.return_lease(
+    arena = (broker.leases.arena.broker_instance, broker.leases.arena.start_epoch)
+    await broker.leases.take_back(
         GATEWAY, volume_id=volume_id, arena=arena, lease_id=granted.lease_id, touched=[256 + 1000]
     )
     assert await leased() == 1000
@@ -186,8 +187,8 @@ async def test_the_operator_sees_every_lease_and_its_end(
     first, second = [await register(broker) for _ in range(2)]
     returned = await lease(broker, first, 1)
     await lease(broker, second, 1)
-    arena = (broker.arena.broker_instance, broker.arena.start_epoch)
-    await broker.return_lease(
+    arena = (broker.leases.arena.broker_instance, broker.leases.arena.start_epoch)
+    await broker.leases.take_back(
         GATEWAY, volume_id=first, arena=arena, lease_id=returned.lease_id, touched=[256]
     )
 

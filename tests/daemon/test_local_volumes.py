@@ -77,7 +77,7 @@ async def test_another_gateway_of_the_tenant_gets_neither_key_nor_lease_of_a_loc
         incarnation=b"i" * 16,
         kem_public_key=world.identities["gateway"].keys.kem_public,
     )
-    for call in (world.broker.release_key, world.broker.grant_lease):
+    for call in (world.broker.release_key, world.broker.leases.grant):
         with pytest.raises(VerificationError) as caught:
             await call(other, volume_id=volume_id, key_epoch=1, request_id=b"r" * 16)
         assert caught.value.reason == "volume.owner.refused"

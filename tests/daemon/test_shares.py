@@ -55,7 +55,7 @@ async def said_to(
 
 
 async def lease(broker: BrokerService, caller: Subject, volume_id: str, key_epoch: int) -> None:
-    await broker.grant_lease(
+    await broker.leases.grant(
         caller, volume_id=volume_id, key_epoch=key_epoch, request_id=uuid.uuid4().bytes
     )
 

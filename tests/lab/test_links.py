@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,9 @@ TOPOLOGY = "\n".join(
         wan("paths", "paths = 4"),
         wan("broken", "outages = [{ start_seconds = 0.0, end_seconds = 0.25 }]"),
         wan("corrupt", "corrupt = 1.0\ncorruption_passes_checksum = true"),
+        wan("wide"),
+        wan("narrow"),
+        wan("sided").replace('["a"]', '["a", "c"]'),
     ]
 )
 
@@ -105,18 +108,17 @@ def test_interfaces_send_nothing_by_themselves(lab: RunningLab) -> None:
     assert lab.report("clean")["foreign_packets"] == 0
 
 
-def test_hosts_have_ipv6_too(start_lab: Callable[..., RunningLab]) -> None:
-    lab = start_lab(wan("long"))
+def test_hosts_have_ipv6_too(lab: RunningLab) -> None:
     with (
         create_socket(lab.namespace("b"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as receiver,
         create_socket(lab.namespace("a"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as sender,
     ):
         receiver.settimeout(10)
-        receiver.bind((lab.status["hosts"]["b"]["long"][1], 0))
+        receiver.bind((lab.status["hosts"]["b"]["clean"][1], 0))
         sender.sendto(b"six", receiver.getsockname())
         payload, peer = receiver.recvfrom(10)
 
-    assert (payload, peer[0]) == (b"six", lab.status["hosts"]["a"]["long"][1])
+    assert (payload, peer[0]) == (b"six", lab.status["hosts"]["a"]["clean"][1])
 
 
 def test_loss_has_its_rate(lab: RunningLab) -> None:
@@ -297,42 +299,37 @@ def _send_all(sender: socket.socket, payload: bytes) -> None:
     sender.shutdown(socket.SHUT_WR)
 
 
-def test_no_packet_exceeds_the_mtu(start_lab: Callable[..., RunningLab]) -> None:
-    lab = start_lab(wan("long"))
+def test_no_packet_exceeds_the_mtu(lab: RunningLab) -> None:
     with IPRoute(netns=lab.namespace("a"), flags=0) as route:
-        (index,) = route.link_lookup(ifname="long")
+        (index,) = route.link_lookup(ifname="wide")
         route.link("set", index=index, mtu=2000)
-    with lab.receiver("b", "long") as receiver, lab.open_socket("a") as sender:
+    with lab.receiver("b", "wide") as receiver, lab.open_socket("a") as sender:
         sender.connect(receiver.getsockname())
         sender.send(bytes(1473))
         sender.send(bytes(1472))
         assert len(receiver.recv(2000)) == 1472
 
-    assert lab.report("long")["oversized_packets"] == 1
+    assert lab.report("wide")["oversized_packets"] == 1
 
 
-def test_packets_that_a_host_has_no_room_for_are_counted(
-    start_lab: Callable[..., RunningLab],
-) -> None:
-    lab = start_lab(wan("long"))
+def test_packets_that_a_host_has_no_room_for_are_counted(lab: RunningLab) -> None:
     with IPRoute(netns=lab.namespace("b"), flags=0) as route:
-        (index,) = route.link_lookup(ifname="long")
+        (index,) = route.link_lookup(ifname="narrow")
         route.link("set", index=index, mtu=1280)
-    with lab.receiver("b", "long") as receiver, lab.open_socket("a") as sender:
+    with lab.receiver("b", "narrow") as receiver, lab.open_socket("a") as sender:
         sender.connect(receiver.getsockname())
         sender.send(bytes(1472))
         sender.send(b"short")
         assert receiver.recv(2000) == b"short"
 
-    assert lab.report("long")["missed_packets"] == 1
+    assert lab.report("narrow")["missed_packets"] == 1
 
 
-def test_hosts_of_one_side_meet_before_the_link(start_lab: Callable[..., RunningLab]) -> None:
-    lab = start_lab(wan("long").replace('["a"]', '["a", "c"]'))
-    with lab.receiver("c", "long") as receiver, lab.open_socket("a") as sender:
+def test_hosts_of_one_side_meet_before_the_link(lab: RunningLab) -> None:
+    with lab.receiver("c", "sided") as receiver, lab.open_socket("a") as sender:
         sender.connect(receiver.getsockname())
         sender.send(b"near")
         assert receiver.recv(10) == b"near"
 
-    report = lab.report("long")
+    report = lab.report("sided")
     assert (report["local_packets"], report["forward"]["paths"][0]["offered_packets"]) == (1, 0)

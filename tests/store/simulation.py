@@ -231,7 +231,7 @@ class World:
         epoch = self.volumes_epoch
         put_backs = self.kills["put back"]
         signed = await self.call(
-            lambda service: service.grant_lease(
+            lambda service: service.leases.grant(
                 caller, volume_id=self.volume_id, key_epoch=epoch, request_id=request
             ),
             first=self.draw.randrange(len(self.brokers)),
@@ -283,7 +283,7 @@ class World:
         lease.given_back = tuple(lease.marks)
         instance, epoch, lease_id = lease.name
         await self.call(
-            lambda service: service.return_lease(
+            lambda service: service.leases.take_back(
                 caller,
                 volume_id=self.volume_id,
                 arena=(instance, epoch),
@@ -463,7 +463,7 @@ class World:
         for broker in self.brokers:
             if broker.serving is None:
                 continue
-            arena = broker.serving.arena
+            arena = broker.serving.leases.arena
             named = (arena.broker_instance, arena.start_epoch)
             books = {name[2]: r for name, r in self._books().items() if name[:2] == named}
             spent = sum(record.counters - record.returned for record in books.values())
