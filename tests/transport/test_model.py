@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import numpy as np
@@ -255,6 +256,20 @@ def test_block_success_of_small_codes_by_hand() -> None:
 def test_impossible_losses_are_refused(rate: float, burst: float, reason: str) -> None:
     with pytest.raises(UsageError, match=re.escape(reason)):
         long_path(rate, burst)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rate_bits_per_second": 0},
+        {"round_trip_seconds": -1.0},
+        {"unit_bytes": 0},
+        {"overhead_bytes": -1},
+    ],
+)
+def test_impossible_paths_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=re.escape("model.path.range")):
+        dataclasses.replace(long_path(0.0), **change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("k", "m", "depth"), [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0)])

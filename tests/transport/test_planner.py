@@ -172,10 +172,10 @@ def test_losses_beside_congestion_marks_do_not_count() -> None:
     marked = PathCounters(sent=10_000, lost=500, loss_runs=200, congestion_marks=30)
 
     # What is lost just before and just after the marks belongs to the same queue.
-    feed(estimator, [LOSSY, marked, LOSSY, *[CLEAN] * 3])
+    feed(estimator, [LOSSY, marked, marked, LOSSY, *[CLEAN] * 3])
 
     assert estimator.estimate.rate_high <= before
-    assert estimator.congestion_losses == 700
+    assert estimator.congestion_losses == 1200
 
 
 def test_losses_beside_a_rising_delay_do_not_count() -> None:
@@ -246,6 +246,14 @@ def test_a_plan_is_renewed_once_the_loss_is_three_times_beyond_its_interval() ->
     assert renewed is not None
     assert renewed.path.loss.rate == pytest.approx(1e-2, rel=0.2)
     assert sum(row.m for row in renewed.rows) > 0
+    assert planner.update() is None
+
+
+def test_a_loss_that_is_twice_the_planned_one_renews_nothing() -> None:
+    planner = Planner(long_path(5e-3))
+    feed(planner.estimator, [LOSSY] * 20)
+
+    assert planner.estimator.estimate.rate_low > 5e-3
     assert planner.update() is None
 
 
