@@ -48,6 +48,7 @@ MODE_OFF: Final = "off"
 NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
 _QUEUE_ID_MAX: Final = 65534
+_UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +207,13 @@ class StorageService:
         await self._catalogue.begin(volume_id, signed)
         try:
             await create()
-        except Error:
+        except Error as error:
             # Nothing was there before, so what is there now is a half-made store.
-            await self._discard(self._catalogue, volume_id)
+            if error.reason in _UNANCHORED:
+                # Its record would be waited for once more, longer than who asked waits for us.
+                self._catalogue.leave(volume_id)
+            else:
+                await self._discard(self._catalogue, volume_id)
             raise
         try:
             await self._catalogue.finish(volume_id)

@@ -16,7 +16,7 @@ from sealane.daemon.logs import get_logger
 from sealane.errors import Error, UnavailableError
 from sealane.transport.tasks import TaskOwner
 
-ANCHOR_SECONDS: Final = 8.0
+ANCHOR_SECONDS: Final = 6.0
 """How long `advance` waits (DESIGN §5.5: bounded, then error); less than callers of a target do."""
 _RETRY_SECONDS: Final = 0.25
 

@@ -8,9 +8,9 @@ from typing import Final
 from uuid import UUID
 
 from sealane.crypto.encoding import fields, parse_fields
-from sealane.daemon.anchors.anchor import FAILED, RECORDS_MAX, Anchored
+from sealane.daemon.anchors.anchor import FAILED, RECORDS_MAX, U64_MAX, Anchored
 from sealane.daemon.files import FILE_BYTES_MAX, read_bounded, write_durably
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import UnavailableError, VerificationError
 
 _LABEL: Final = "sealane anchor v2"
 _MAC_BYTES: Final = 32
@@ -39,8 +39,7 @@ class RecordFile:
 
     def write(self, content: Content) -> None:
         """Replace the file; UnavailableError `anchor.failed`."""
-        parts = [_encode(name, content.records[name]) for name in sorted(content.records)]
-        encoded = fields(_LABEL, self._device_id.bytes, _u64(content.count), *parts)
+        encoded = encode_content(content, device_id=self._device_id)
         try:
             write_durably(self.path, encoded + self._mac(encoded))
         except OSError as error:
@@ -57,19 +56,10 @@ class RecordFile:
         signed, mac = encoded[:-_MAC_BYTES], encoded[-_MAC_BYTES:]
         if len(encoded) > FILE_BYTES_MAX or not hmac.compare_digest(mac, self._mac(signed)):
             raise self._refused()
-        parts = parse_fields(_LABEL, signed, count_max=2 + RECORDS_MAX)
-        if (
-            parts is None
-            or len(parts) < 2
-            or parts[0] != self._device_id.bytes
-            or len(parts[1]) != _NUMBER_BYTES
-        ):
-            raise self._refused()
         try:
-            records = dict(map(_decode, parts[2:]))
-        except (ValueError, UsageError) as error:
+            return decode_content(signed, device_id=self._device_id)
+        except ValueError as error:
             raise self._refused() from error
-        return Content(count=int.from_bytes(parts[1], "big"), records=records)
 
     def _mac(self, content: bytes) -> bytes:
         return hmac.digest(bytes(self._key), content, "sha256")
@@ -85,13 +75,31 @@ class RecordFile:
         return UnavailableError(FAILED, f"{self.path}: {error.strerror}")
 
 
+def encode_content(content: Content, *, device_id: UUID) -> bytes:
+    """Return what stands before the MAC: the one encoding of `content`."""
+    parts = [_encode(name, content.records[name]) for name in sorted(content.records)]
+    return fields(_LABEL, device_id.bytes, _u64(content.count), *parts)
+
+
+def decode_content(encoded: bytes, *, device_id: UUID) -> Content:
+    """Undo `encode_content`; ValueError if `encoded` is none of its."""
+    parts = parse_fields(_LABEL, encoded, count_max=2 + RECORDS_MAX)
+    if parts is None or len(parts) < 2:
+        raise ValueError("not the fields of an anchor")
+    records = dict(map(_decode, parts[2:]))
+    content = Content(count=int.from_bytes(parts[1], "big"), records=records)
+    if content.count > U64_MAX or encode_content(content, device_id=device_id) != encoded:
+        raise ValueError("another device's, or not the one encoding of its content")
+    return content
+
+
 def _encode(name: str, record: Anchored) -> bytes:
     encoded = name.encode("ascii")
     return bytes([len(encoded)]) + encoded + _u64(record.number) + record.blob
 
 
 def _decode(part: bytes) -> tuple[str, Anchored]:
-    """Undo `_encode`; ValueError or UsageError if `part` is none of its."""
+    """Undo `_encode`; ValueError, which UsageError is, too, if `part` is none of its."""
     if not part:
         raise ValueError("an empty record")
     name_end = 1 + part[0]

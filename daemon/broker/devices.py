@@ -327,7 +327,12 @@ class Devices:
         """Raise unless a new record is the catalogue's, or of a volume on the device."""
         if name == CATALOGUE:
             return
-        volume = (await self._registry.volume(uuid.UUID(name.partition("/")[2]))).record
+        volume_id = name.partition("/")[2]
+        # Also a deleted one: what was told of it may come late, and mustn't end the device.
+        stored = await self._registry.volumes.get(volume_id)
+        if stored is None:
+            raise UsageError("volume.not_found", f"there is no volume {volume_id}")
+        volume = stored.record
         if volume.device_id not in {None, record.device_id} or volume.target_node != record.owner:
             raise VerificationError(
                 "device.volume.refused",

@@ -102,6 +102,11 @@ class AnchoredCatalogue:
         self._unsettled.remove(volume_id)
         self._listed = listed
 
+    def leave(self, volume_id: uuid.UUID) -> None:
+        """Leave a volume that didn't come to be to `settle`."""
+        self._begun.pop(volume_id, None)
+        self._unsettled.add(volume_id)
+
     async def begin_removal(self, volume_id: uuid.UUID) -> None:
         """Take a volume off the list; once it is served no more, `settle` takes it off for good."""
         await asyncio.to_thread(self._catalogue.begin_removal, volume_id)

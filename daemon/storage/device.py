@@ -63,26 +63,32 @@ class DeviceFile:
             return None
         except OSError as error:
             raise self._failed(error) from error
-        found = parse_canonical_json(
-            content, bytes_max=_BYTES_MAX, what=str(self._path), reason="device.malformed"
-        )
-        name, openings = found.get("device_id"), found.get("openings")
-        try:
-            device_id = uuid.UUID(name) if isinstance(name, str) else None
-        except ValueError:
-            device_id = None
-        if (
-            device_id is None
-            or not isinstance(openings, int)
-            or isinstance(openings, bool)
-            or not 0 <= openings < _OPENINGS_MAX
-            or found.keys() != {"device_id", "openings"}
-        ):
-            raise VerificationError("device.malformed", f"{self._path}: names no device")
-        return device_id, openings
+        return parse_device(content, source=str(self._path))
 
     def _failed(self, error: OSError) -> UnavailableError:
         return UnavailableError("device.failed", f"{self._path}: {error.strerror}")
+
+
+def parse_device(content: bytes, *, source: str) -> tuple[uuid.UUID, int]:
+    """Return UUID and number of openings; VerificationError `device.malformed`."""
+    found = parse_canonical_json(
+        content, bytes_max=_BYTES_MAX, what=source, reason="device.malformed"
+    )
+    name, openings = found.get("device_id"), found.get("openings")
+    try:
+        device_id = uuid.UUID(name) if isinstance(name, str) else None
+    except ValueError:
+        device_id = None
+    if (
+        device_id is None
+        or str(device_id) != name
+        or not isinstance(openings, int)
+        or isinstance(openings, bool)
+        or not 0 <= openings < _OPENINGS_MAX
+        or found.keys() != {"device_id", "openings"}
+    ):
+        raise VerificationError("device.malformed", f"{source}: names no device")
+    return device_id, openings
 
 
 class Device:

@@ -13,17 +13,20 @@ from cryptography.hazmat.primitives.serialization import Encoding
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from fuzz.admin import ENABLE, property_set
+from fuzz.devices import DEVICE
 from fuzz.evidence import TPM, TPM2_INTRODUCTION
 from fuzz.listener import admin_bytes, connect_capsule
 from sealane import _native
 from sealane.crypto.attestation.runtime_data import KEM_KEY_BYTES, RuntimeData
 from sealane.crypto.audit import Chain
-from sealane.crypto.encoding import fields
+from sealane.crypto.encoding import canonical_json, fields
 from sealane.crypto.evidence.claims import Binding
 from sealane.crypto.evidence.cmw import Item, encode_collection
 from sealane.crypto.evidence.collateral import vendor_roots
 from sealane.crypto.evidence.nvidia import EVIDENCE_LABEL
 from sealane.crypto.evidence.snp_report import ASK_GUID, VCEK_GUID, VLEK_GUID
+from sealane.daemon.anchors.anchor import CATALOGUE, U64_MAX, Anchored, volume_record
+from sealane.daemon.anchors.record_file import Content, encode_content
 from sealane.protocol.nvme.authentication import HashFunction, HostSecret
 from sealane.protocol.nvme.command import encode_completion
 from sealane.protocol.nvme.constants import (
@@ -55,6 +58,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     """Target, name and bytes."""
     yield "connect", "connect", connect_capsule()[8:]
     yield from _attestation()
+    yield from _devices()
     yield from (("admin_controller", *each) for each in _admin())
     for shape in (0, 4, 12, 13, 14):
         for groups in range(3):
@@ -269,6 +273,20 @@ def _evidence() -> Iterator[tuple[str, str, bytes]]:
     for name in names[:2]:
         bundle |= {name: '{"id":"TDX","version":3}', f"{name}_signature": "00" * 64}
     yield "collateral_item", "bundle", json.dumps(bundle).encode()
+
+
+def _devices() -> Iterator[tuple[str, str, bytes]]:
+    device = {"device_id": str(DEVICE), "openings": 7}
+    yield "device_file", "device", canonical_json(device)
+    one = Anchored(number=1, blob=b"x")
+    full = Anchored(number=U64_MAX, blob=bytes(range(128)))
+    for name, records in (
+        ("empty", {}),
+        ("catalogue", {CATALOGUE: one}),
+        ("volumes", {CATALOGUE: full, volume_record(DEVICE): one}),
+    ):
+        content = Content(count=3, records=records)
+        yield "anchor_file", name, encode_content(content, device_id=DEVICE)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Final
 from fuzz.admin import admin_controller, connect
 from fuzz.attestation import attestation_result, audit_record, policy_document, runtime_data
 from fuzz.authentication import authentication_controller, authentication_host, secret
+from fuzz.devices import anchor_file, device_file
 from fuzz.evidence import (
     certificates,
     collateral_item,
@@ -51,5 +52,7 @@ TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {
         tpm2_event_log,
         certificates,
         collateral_item,
+        device_file,
+        anchor_file,
     )
 }

@@ -292,6 +292,18 @@ async def test_only_volumes_of_the_device_have_records(world: World) -> None:
         await refused(family, reason, world.advance(epoch, change(0, 1, name=name)))
 
 
+async def test_record_of_a_volume_that_was_deleted_meanwhile_is_taken_and_can_go(
+    world: World,
+) -> None:
+    epoch = await world.initialised()
+    volume = await world.volume()
+    await world.registry.unregister(volume.volume_id)
+    name = volume_record(volume.volume_id)
+    await world.advance(epoch, change(0, 1, name=name))
+    await world.advance(epoch, Change(name=name, expected=1, record=None))
+    assert [each for each, _ in (await world.books.details(D))[1]] == [CATALOGUE]
+
+
 async def test_volumes_go_to_the_device_that_their_target_serves_now(world: World) -> None:
     assert (await world.volume()).device_id is None
     await world.attest(S)
