@@ -33,6 +33,7 @@ WHAT: Final[Mapping[str, Callable[[Samples], Table]]] = {
     "writers": report.writers,
     "memory": report.memory,
     "pending": report.pending,
+    "writes": report.writes,
 }
 
 
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
     add("--pool", type=int, default=19, help="log2 of the leaves updated; 0: all, 12 GB (19)")
     add("--terabytes", type=int, default=10, help="largest tree that is filled; 1000: 12 GB (10)")
+    add("--gibibytes", type=int, default=256, help="largest working set of writes (256)")
     add("--output", type=Path, default=Path("sealane-freshness"), help="directory")
     return found
 
@@ -72,6 +74,7 @@ def samples(what: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "updates": [arguments.rounds, arguments.pool],
         "writers": [arguments.rounds],
         "memory": [arguments.terabytes],
+        "writes": [arguments.gibibytes],
     }
     command = [PROGRAM, what, *map(str, options.get(what, []))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

@@ -21,6 +21,7 @@ Samples = Sequence[Sample]
 PAPER_WRITERS: Final = {1: 2.3, 2: 3.7, 4: 3.7, 8: 3.9, 16: 4.0, 32: 4.8, 64: 9.2}
 PAPER_UPDATES_PER_CORE: Final = 1.06e6 / 5
 UPDATES_WANTED: Final = 1e6
+WRITES_WANTED: Final = 1.2
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
@@ -112,9 +113,24 @@ def pending(samples: Samples) -> Table:
     return found
 
 
+def writes(samples: Samples) -> Table:
+    """Show device operations a random write by the size of the working set."""
+    headings = ("working set", "ours", "of them\nreads", "paper, 5000\npages", "paper, our\nmemory")
+    found = _table("Device operations a random 4 KiB write (wanted: 1.2)", headings)
+    for sample in samples:
+        cells = ("ours", "ours_read", "paper_5000_pages", "paper_same_memory")
+        found.add_row(f"{sample['gibibytes']:.0f} GiB", *(f"{sample[c]:.2f}" for c in cells))
+    return found
+
+
 def plot(path: Path, found: Mapping[str, Samples]) -> None:
     """Draw what was measured, a panel each."""
-    panels = {"updates": _plot_updates, "writers": _plot_writers, "memory": _plot_memory}
+    panels = {
+        "updates": _plot_updates,
+        "writers": _plot_writers,
+        "memory": _plot_memory,
+        "writes": _plot_writes,
+    }
     drawn = {what: panel for what, panel in panels.items() if what in found}
     if not drawn:
         return
@@ -162,3 +178,14 @@ def _plot_memory(axis: Axes, samples: Samples) -> None:
     axis.plot(sizes, [s["formula_bytes"] / 1e6 for s in samples], "k--", label="formula")
     axis.set(xscale="log", yscale="log", xlabel="TB of data", ylabel="MB of memory")
     axis.set_title("Memory of a full tree")
+
+
+def _plot_writes(axis: Axes, samples: Samples) -> None:
+    sizes = [sample["gibibytes"] for sample in samples]
+    axis.plot(sizes, [s["ours"] for s in samples], marker="o", label="ours, in place")
+    for name, label in (("paper_5000_pages", "5000 pages"), ("paper_same_memory", "our memory")):
+        axis.plot(sizes, [s[name] for s in samples], marker="s", label=f"paper, {label}")
+    axis.axhline(WRITES_WANTED, color="black", linestyle="--", label="wanted")
+    axis.set(xscale="log", xlabel="GiB of working set", ylabel="device operations a write")
+    axis.set_ylim(0, 3.2)
+    axis.set_title("Random 4 KiB writes")

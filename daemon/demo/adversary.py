@@ -18,6 +18,7 @@ CAPSULE_COMMAND = 0x04
 WRITE = 0x01
 SLBA_OFFSET = COMMON_HEADER_BYTES + 40  # CDW10 of the submission entry
 SLOT_BYTES = 4096 + 64
+NODES_PER_PAGE = 248
 
 
 class WireAttack(enum.Enum):
@@ -119,6 +120,22 @@ async def pump_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         await writer.drain()
 
 
+def block_start(path: Path, lba: int) -> int:
+    """Give the byte of an inline store at which a sector's block begins (docs/stores.md §2b).
+
+    What keeps the volume fresh, if anything does, is in front of its blocks.
+    """
+    with path.open("rb") as file:
+        superblock = file.read(SLOT_BYTES)
+    if not superblock.startswith(b"SEALSTOR"):
+        return lba * SLOT_BYTES
+    sizes: tuple[int, int, int, int] = struct.unpack_from("<4Q", superblock, 64)
+    block_count, leaf_entries, _, log_pages = sizes
+    sets = -(-block_count // leaf_entries)
+    node_pages = -(-sets // NODES_PER_PAGE)
+    return (3 + log_pages + 2 * node_pages + 2 * sets + lba) * SLOT_BYTES
+
+
 class DiskAdversary:
     """Owns the file that a volume's sectors lie in, data and metadata side by side."""
 
@@ -129,7 +146,7 @@ class DiskAdversary:
         """Give the 4160 bytes that are stored for a sector."""
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            return os.pread(descriptor, SLOT_BYTES, lba * SLOT_BYTES)
+            return os.pread(descriptor, SLOT_BYTES, block_start(self._path, lba))
         finally:
             os.close(descriptor)
 
@@ -137,7 +154,7 @@ class DiskAdversary:
         """Put 4160 bytes in the place of a sector."""
         descriptor = os.open(self._path, os.O_WRONLY)
         try:
-            os.pwrite(descriptor, slot, lba * SLOT_BYTES)
+            os.pwrite(descriptor, slot, block_start(self._path, lba))
         finally:
             os.close(descriptor)
 

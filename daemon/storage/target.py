@@ -320,9 +320,9 @@ class Target(Provider):
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
     out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives;
     "emulated" too, at the pace of the named `drive`.
-    A "file" keeps freshness itself, under keys of `device`, and is anchored as the device is: one
-    that was rolled back while no process ran isn't opened. For others freshness is a table in
-    memory, rebuilt from what the store holds.
+    A "file" and an "inline" keep freshness themselves, under keys of `device`, and are anchored as
+    the device is: one that was rolled back while no process ran isn't opened. "emulated" does too,
+    without an anchor; for "memory" freshness is a table in memory.
     """
 
     def __init__(
@@ -415,7 +415,9 @@ class Target(Provider):
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         secret, anchor = None, None
-        if self._device is not None and self._store_kind == "file":
+        # In mode off an inline store has nothing that a key would be for.
+        keeps = self._store_kind == "file" or (self._store_kind == "inline" and freshness)
+        if self._device is not None and keeps:
             secret = self._device.tree_secret(volume_id, generation=generation)
             if freshness and self._device.is_anchored:
                 if exist == "create":

@@ -1,6 +1,7 @@
-"""Where the target's file store keeps a block, for whoever owns the drive.
+"""Where the target's inline store keeps a block, for whoever owns the drive.
 
-Block *n* lies at byte 4160·*n*: data, then metadata (docs/secure-queue.md §1).
+Block *n* of the drive lies at byte 4160·*n*: data, then metadata (docs/secure-queue.md §1). In
+front of the volume's blocks is what keeps them fresh, if anything does (docs/stores.md §2b).
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from attacks.pdus import BLOCK
+from sealane.daemon.demo.adversary import block_start
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class Slot:
 def read_slot(path: Path, lba: int) -> Slot:
     """Read what is stored for a sector."""
     with path.open("rb") as file:
-        file.seek(lba * BLOCK)
+        file.seek(block_start(path, lba))
         return Slot(path, lba, file.read(BLOCK))
 
 
 def write_slot(slot: Slot) -> None:
     """Store a block behind the target's back."""
     with slot.path.open("r+b") as file:
-        file.seek(slot.lba * BLOCK)
+        file.seek(block_start(slot.path, slot.lba))
         file.write(slot.block)

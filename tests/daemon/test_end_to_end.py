@@ -13,6 +13,7 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import Volume, connect
+from sealane.daemon.demo.adversary import DiskAdversary
 from sealane.errors import UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
@@ -141,10 +142,7 @@ async def test_flipped_bit_on_the_disk_is_refused_and_watched(cluster: Cluster) 
             queue = await host.open_queue(1)
             await queue.write(0, secrets.token_bytes(4096))
             store = cluster.site.root / "s" / "volumes" / f"{volume.name[8:]}.sectors"
-            with store.open("r+b") as file:
-                byte = file.read(1)[0]
-                file.seek(0)
-                file.write(bytes([byte ^ 1]))
+            DiskAdversary(store).flip_bit(0, 0)
             with pytest.raises(NvmeStatusError) as caught:
                 await queue.read(0, bytearray(4096))
             assert caught.value.is_verification_failure

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from attacks.disk import read_slot
+from sealane.daemon.demo.adversary import block_start
 from sealane.daemon.storage.back_end import VERIFICATION_LOSSES_MAX
 from sealane.daemon.storage.gateway import GatewaySettings
 from sealane.transport.nvme.initiator import NvmeStatusError, VolumeQueue
 from storage.pair import (
-    BLOCK,
     INTERNAL_ERROR,
     World,
     data,
@@ -33,9 +34,7 @@ def change(path: Path, at: int, content: bytes | bytearray) -> None:
 
 
 def stored(path: Path, lba: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(lba * BLOCK)
-        return file.read(BLOCK)
+    return read_slot(path, lba).block
 
 
 async def refused_read(queue: VolumeQueue, lba: int) -> int:
@@ -54,7 +53,7 @@ async def test_flipped_bit_in_the_store_is_refused_by_its_tag(inline_world: Worl
         await queue.write(5, data(4096))
         block = bytearray(stored(world.path, 5))
         block[100] ^= 1
-        change(world.path, 5 * BLOCK, block)
+        change(world.path, block_start(world.path, 5), block)
         assert await refused_read(queue, 5) == 0x282
         await world.reason("sector.tag")
         await queue.read(6, bytearray(4096))
@@ -68,12 +67,12 @@ async def test_swapped_and_older_sectors_in_the_store_are_stale(inline_world: Wo
         old = stored(world.path, 5)
         await queue.write(5, data(8192))
         five, six = stored(world.path, 5), stored(world.path, 6)
-        change(world.path, 5 * BLOCK, six + five)
+        change(world.path, block_start(world.path, 5), six + five)
         assert await refused_read(queue, 5) == 0x284
-        change(world.path, 5 * BLOCK, old + six)
+        change(world.path, block_start(world.path, 5), old + six)
         assert await refused_read(queue, 5) == 0x284
         await world.reason("sector.stale", at_target=True)
-        change(world.path, 5 * BLOCK, five)
+        change(world.path, block_start(world.path, 5), five)
         await queue.read(5, bytearray(8192))
 
 

@@ -5,23 +5,28 @@ mod pending;
 mod sample;
 mod trees;
 mod writers;
+mod writes;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize, default: u64| {
-        arguments.get(index).and_then(|value| value.parse().ok()).unwrap_or(default)
+        arguments
+            .get(index)
+            .and_then(|value| value.parse().ok())
+            .unwrap_or(default)
     };
     match arguments.first().map(String::as_str) {
         Some("functions") => trees::functions(number(1, 31)),
         Some("updates") => trees::updates(number(1, 5), number(2, 19)),
         Some("memory") => trees::memory(number(1, 100)),
         Some("pending") => pending::run(),
+        Some("writes") => writes::run(number(1, 256), number(2, 1 << 20)),
         Some("writers") => writers::run(number(1, 3)),
         _ => {
             eprintln!(
-                "functions [ROUNDS] | updates [ROUNDS] [LOG2_POOL, 0: whole tree] | memory [TB_MAX] | pending | writers [ROUNDS]"
+                "functions [ROUNDS] | updates [ROUNDS] [LOG2_POOL, 0: whole tree] | memory [TB_MAX] | pending | writers [ROUNDS] | writes [GIB_MAX] [WRITES]"
             );
             return ExitCode::from(2);
         }

@@ -27,7 +27,10 @@ pub fn processor_time() -> Duration {
 /// Memory of the process that is in use now, in bytes.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/statm").expect("statm");
-    let pages = status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    let pages = status
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse::<u64>().ok());
     pages.expect("resident pages") * rustix::param::page_size() as u64
 }
 

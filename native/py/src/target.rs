@@ -128,6 +128,7 @@ impl Namespace {
                 creates,
                 drive: drive.as_deref(),
                 in_place,
+                is_fresh: sealed && freshness,
                 trust: &Trust { secret: secret.as_ref(), anchor },
             };
             let store = selection::open(&options)?;

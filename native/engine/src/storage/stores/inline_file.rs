@@ -15,6 +15,7 @@ use super::super::store::{
     BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
 };
 use super::immediate::{Immediate, ImmediateChannel, visit_written};
+use super::pages::lock;
 
 /// Blocks of zeros written, or of metadata looked at, at a time.
 const BATCH_BLOCKS: u64 = 64;
@@ -38,6 +39,7 @@ impl InlineFileStore {
         let bytes = file_bytes(block_count)?;
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        lock(&file)?;
         file.set_len(bytes)?;
         Ok(Self::over(file, block_count))
     }
@@ -45,6 +47,7 @@ impl InlineFileStore {
     /// Opens what exists, which must have the right size.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
+        lock(&file)?;
         let (found, expected) = (file.metadata()?.len(), file_bytes(block_count)?);
         if found != expected {
             let detail = format!("{} has {found} bytes of {expected}", path.display());

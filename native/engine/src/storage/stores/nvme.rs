@@ -22,6 +22,7 @@ use super::immediate::visit_written;
 use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
+use super::pages::lock;
 use super::ring::{Ended, Job, Ring, event, hush, tell};
 
 /// Blocks of one command where the drive allows more: 512 KiB, as the kernel maps at least.
@@ -87,6 +88,7 @@ impl NvmeStore {
     /// they have.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
         let device = OpenOptions::new().read(true).write(true).open(path)?;
+        lock(&device)?;
         // SAFETY: see `IdentifierIoctl`.
         let nsid = unsafe { ioctl::ioctl(&device, IdentifierIoctl)? };
         let found = check_namespace(&*identify(&device, nsid, 0)?)?;

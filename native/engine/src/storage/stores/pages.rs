@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, seek};
 use sealane_proto::link::Nanos;
+use sealane_proto::sector::METADATA_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::clock;
@@ -41,6 +42,11 @@ pub trait BlockFile: Debug + Send + Sync {
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()>;
     /// Makes every completed write durable.
     fn sync(&self) -> io::Result<()>;
+    /// Reads the metadata of one page, where pages have any.
+    fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {
+        let detail = format!("page {page} has no metadata");
+        Err(io::Error::new(io::ErrorKind::Unsupported, detail))
+    }
 }
 
 /// A file or block device, open past the page cache where its file system allows that.
@@ -90,7 +96,7 @@ impl DeviceFile {
 
 /// Has the file to this opening alone, until all I/O on it has ended, which may be after the process
 /// that began it. What a killed predecessor had in flight ends within seconds.
-fn lock(file: &File) -> io::Result<()> {
+pub fn lock(file: &File) -> io::Result<()> {
     let until = clock::now() + LOCK_WAIT;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {

@@ -48,7 +48,7 @@ pub struct Trust<'a> {
 }
 
 impl Trust<'_> {
-    fn authority(&self) -> Authority<'_> {
+    pub(super) fn authority(&self) -> Authority<'_> {
         self.secret.map_or(Authority::Device, Authority::Secret)
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::super::store::BlockStore;
 use super::emulated::{EmulatedStore, Profile};
+use super::in_place_store::{InPlaceStore, raw_blocks};
 use super::inline_file::InlineFileStore;
 use super::memory::MemoryStore;
 use super::nvme::NvmeStore;
@@ -13,6 +14,7 @@ use super::sealed_file::{SealedFileStore, Trust};
 
 /// What a namespace is to keep its blocks in.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own, given by name")]
 pub struct StoreOptions<'a> {
     /// "memory", "emulated", "file", "inline" or "nvme".
     pub kind: &'a str,
@@ -28,21 +30,42 @@ pub struct StoreOptions<'a> {
     pub drive: Option<&'a str>,
     /// Whether blocks may be written over where they lie.
     pub in_place: bool,
-    /// Secret and anchor of a sealed file; no other store keeps freshness.
+    /// Whether the namespace is to know which version of a sealed block is the current one.
+    pub is_fresh: bool,
+    /// Secret and anchor of a store that keeps freshness on a device.
     pub trust: &'a Trust<'a>,
 }
 
 /// Creates or opens a store. `InvalidInput` for options that don't go together.
 pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
-    let StoreOptions { kind, block_count, is_sealed, path, creates, drive, in_place, trust } =
-        *options;
-    let store: Box<dyn BlockStore> = match (kind, is_sealed, path, drive) {
-        ("memory" | "emulated" | "inline" | "nvme", ..) | (_, false, ..)
-            if trust.anchor.is_some() || trust.secret.is_some() =>
-        {
-            let detail = format!("store {kind:?} has no use for a secret or an anchor");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
-        }
+    let StoreOptions { kind, block_count, is_sealed, creates, is_fresh, trust, .. } = *options;
+    // Blocks with metadata of their own stay where they are: what keeps them fresh lies in front.
+    let is_in_place = is_sealed && is_fresh && matches!(kind, "emulated" | "inline" | "nvme");
+    let uses_trust = is_in_place || is_sealed && kind == "file";
+    if !uses_trust && (trust.anchor.is_some() || trust.secret.is_some()) {
+        let detail = format!("store {kind:?} has no use for a secret or an anchor");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+    }
+    let store = if is_in_place {
+        let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
+        let store = if creates {
+            InPlaceStore::create(raw, block_count, trust)?
+        } else {
+            InPlaceStore::open(raw, trust)?
+        };
+        Box::new(store)
+    } else {
+        open_raw(options)?
+    };
+    check_size(&*store, block_count)?;
+    Ok(store)
+}
+
+fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
+    let StoreOptions {
+        kind, block_count, is_sealed, path, creates, drive, in_place, trust, ..
+    } = *options;
+    Ok(match (kind, is_sealed, path, drive) {
         ("memory", _, None, None) if creates && !in_place => {
             Box::new(MemoryStore::new(block_count, is_sealed))
         }
@@ -74,9 +97,7 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
             let detail = format!("store {kind:?} isn't offered with these options: {options:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         }
-    };
-    check_size(&*store, block_count)?;
-    Ok(store)
+    })
 }
 
 /// Refuses a store of another size.
@@ -101,6 +122,7 @@ mod tests {
         creates: true,
         drive: None,
         in_place: false,
+        is_fresh: true,
         trust: &Trust { secret: None, anchor: None },
     };
 
@@ -119,9 +141,13 @@ mod tests {
             assert_eq!(open(&again).expect("file").block_bytes(), block_bytes);
             std::fs::remove_file(&path).expect("file");
         }
-        let inline = StoreOptions { kind: "inline", path: Some(&path), ..MEMORY };
-        assert_eq!(open(&inline).expect("inline").block_bytes(), 4160);
-        open(&StoreOptions { creates: false, ..inline }).expect("inline");
+        for is_fresh in [false, true] {
+            let inline = StoreOptions { kind: "inline", path: Some(&path), is_fresh, ..MEMORY };
+            assert_eq!(open(&inline).expect("inline").block_bytes(), 4160);
+            let again = open(&StoreOptions { creates: false, ..inline }).expect("inline");
+            assert_eq!(again.keeps_freshness(), is_fresh);
+            std::fs::remove_file(&path).expect("file");
+        }
     }
 
     #[test]

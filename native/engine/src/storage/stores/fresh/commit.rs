@@ -31,13 +31,15 @@ pub(super) struct Writer<E> {
     pub log_next: u64,
     /// Tag of the last log page.
     pub log_tag: Tag,
-    /// Log pages before this one are flushed.
-    pub flushed: u64,
+    /// Log pages before this one are flushed; and the tag of the last of them.
+    pub flushed: (u64, Tag),
     /// The last checkpoint's number and tag.
     pub checkpoint: u64,
     pub checkpoint_tag: Tag,
     /// Root commits before this opening.
     pub commits: u64,
+    /// Blocks that leaf pages have entries of.
+    pub written: u64,
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
@@ -96,7 +98,8 @@ impl<F: Layout> Map<F> {
         let is_tight = {
             let state = self.state();
             let room = self.geometry.pending_max / 4;
-            let has_changes = state.pending() > state.placed;
+            let on_their_way = state.placed + state.intents.count() as u64;
+            let has_changes = state.pending() > on_their_way;
             let is_short = self.geometry.slot_count > 0 && state.slots.free() < room
                 || state.pending() > self.geometry.pending_max - room;
             has_changes && is_short
@@ -126,37 +129,79 @@ impl<F: Layout> Map<F> {
 
     // The log.
 
+    /// Announces the writes in place that wait for it: durable when it has ended, but no flush.
+    pub fn announce(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let announced = self.announce_with(&mut writer);
+        self.guard(announced)
+    }
+
+    fn announce_with(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        let (voids, intents) = {
+            let state = self.state();
+            state.check()?;
+            (state.waiting.len(), state.intents.count())
+        };
+        let per_page = records_per_page::<F>();
+        let pages = voids.div_ceil(per_page) + intents.div_ceil(per_page);
+        if !self.make_log_room(writer, pages as u64)? {
+            self.merge_all(writer)?;
+        }
+        let records = {
+            let mut state = self.state();
+            // What became unwritten before a write was announced comes before it in the log.
+            let mut records = std::mem::take(&mut state.waiting);
+            records.extend(state.intents.announce_new());
+            records
+        };
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.append(writer, &records)?;
+        self.sync()
+    }
+
     /// Makes durable what waits. With `freezes`, what is noted so far is what the next merge merges.
     pub(super) fn flush_with(
         &self,
         writer: &mut Writer<F::Entry>,
         freezes: bool,
     ) -> io::Result<()> {
-        let waiting = {
+        let pages = {
             let state = self.state();
             state.check()?;
-            state.waiting.len()
+            let per_page = records_per_page::<F>();
+            state.waiting.len().div_ceil(per_page) + state.intents.count().div_ceil(per_page)
         };
-        if !self.make_log_room(writer, waiting.div_ceil(records_per_page::<F>()) as u64)? {
+        if !self.make_log_room(writer, pages as u64)? {
             return self.merge_unlogged(writer);
         }
         if freezes {
             // What an older checkpoint needs is about to be written over.
             self.settle(writer)?;
         }
-        let (records, retired, frozen) = {
+        let (records, carried, retired, frozen) = {
             let mut state = self.state();
             let frozen = (freezes && writer.merge.is_none()).then(|| state.freeze());
-            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.retired), frozen)
+            let (records, retired) =
+                (std::mem::take(&mut state.waiting), std::mem::take(&mut state.retired));
+            (records, state.intents.announce_all(), retired, frozen)
         };
         if !records.is_empty() {
             self.append(writer, &records)?;
+        }
+        let border = (writer.log_next, writer.log_tag);
+        // Writes on their way are no part of the flush: they are announced again behind it.
+        if !carried.is_empty() {
+            self.append(writer, &carried)?;
+        }
+        if !records.is_empty() || F::IS_IN_PLACE {
             self.sync()?;
-            writer.flushed = writer.log_next;
+            writer.flushed = border;
             self.state().slots.release(retired);
         }
         if let Some(frozen) = frozen {
-            writer.merge = Some(Merge::new(frozen, (writer.log_next, writer.log_tag)));
+            writer.merge = Some(Merge::new(frozen, border));
         }
         self.commit_to_anchor(writer)
     }
@@ -179,12 +224,17 @@ impl<F: Layout> Map<F> {
     /// Merges all changes noted so far, those that the log has no room for among them.
     fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         self.settle(writer)?;
-        let (frozen, retired) = {
+        let (frozen, carried, retired) = {
             let mut state = self.state();
             state.waiting.clear();
-            (state.freeze(), std::mem::take(&mut state.retired))
+            let retired = std::mem::take(&mut state.retired);
+            (state.freeze(), state.intents.announce_all(), retired)
         };
         let mut merge = Merge::new(frozen, (writer.log_next, writer.log_tag));
+        // The log that the checkpoint begins must have them; there is room kept for that.
+        if !carried.is_empty() {
+            self.append(writer, &carried)?;
+        }
         merge.retired = retired;
         writer.merge = Some(merge);
         self.merge_to_end(writer)
@@ -203,7 +253,7 @@ impl<F: Layout> Map<F> {
             let page = LogPage {
                 epoch: writer.epoch,
                 number: writer.log_next,
-                flushed: writer.flushed,
+                flushed: writer.flushed.0,
                 sequence,
                 previous: writer.log_tag,
                 records: records.to_vec(),
@@ -245,7 +295,12 @@ impl<F: Layout> Map<F> {
         // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
         // must be there before it is, and so are the log pages written so far.
         self.sync()?;
-        writer.flushed = writer.log_next;
+        if !F::IS_IN_PLACE {
+            writer.flushed = (writer.log_next, writer.log_tag);
+        } else if writer.flushed.0 < log_start {
+            // What came before is in leaf pages.
+            writer.flushed = (log_start, log_tag);
+        }
         let root = self.leaves.root();
         let checkpoint = Checkpoint {
             number,
@@ -253,9 +308,10 @@ impl<F: Layout> Map<F> {
             nonce: writer.nonce,
             log_start,
             log_tag,
-            log_flushed: writer.flushed,
+            log_flushed: writer.flushed.0,
             sequence: self.sequence.load(Ordering::Relaxed),
             commits: writer.commits.wrapping_add(root.commit),
+            written: writer.written,
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),
@@ -327,8 +383,8 @@ impl<E> Writer<E> {
             epoch: self.epoch,
             checkpoint: self.checkpoint,
             checkpoint_tag: self.checkpoint_tag,
-            log_flushed: self.flushed,
-            log_tag: self.log_tag,
+            log_flushed: self.flushed.0,
+            log_tag: self.flushed.1,
         };
         let last = self.unsettled.or(self.anchored);
         last.is_none_or(|last| Anchored { number, ..last } != next).then_some(next)

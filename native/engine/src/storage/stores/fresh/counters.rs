@@ -35,6 +35,8 @@ pub struct Counters {
     pub epoch: AtomicU64,
     /// Root commits before it; may have wrapped, as what is added to it makes it right.
     pub commits_before: AtomicU64,
+    /// Blocks that leaf pages have entries of.
+    pub written: AtomicU64,
     /// Whether the anchor knows of this store: 0 or 1.
     pub is_anchored: AtomicU64,
 }

@@ -43,6 +43,37 @@ impl Geometry {
         Self { block_count, leaf_entries, slot_count, log_pages, pending_max }
     }
 
+    /// The sizes for so many blocks, in place.
+    #[must_use]
+    pub fn in_place(block_count: u64, leaf_entries: u64) -> Self {
+        Self { slot_count: 0, ..Self::placed(block_count, leaf_entries) }
+    }
+
+    /// Blocks of a device that a store of so many blocks in place takes, its own pages among them.
+    #[must_use]
+    pub fn device_blocks(&self) -> u64 {
+        self.in_place_block(self.block_count)
+    }
+
+    /// Where a block written in place is.
+    #[must_use]
+    pub fn in_place_block(&self, lba: u64) -> u64 {
+        self.page_count() + lba
+    }
+
+    /// Most writes in place that may be announced and not ended.
+    #[must_use]
+    pub fn intents_max(&self) -> u64 {
+        self.pending_max / 4
+    }
+
+    /// Pages of the log that are kept for announcing again what is on its way when a checkpoint
+    /// has the log begin anew.
+    #[must_use]
+    pub fn carry_reserve(&self, records_per_page: u64) -> u64 {
+        self.intents_max().div_ceil(records_per_page)
+    }
+
     /// Sets of blocks: each has one leaf page.
     #[must_use]
     pub fn sets(&self) -> u64 {

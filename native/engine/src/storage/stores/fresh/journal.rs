@@ -40,6 +40,8 @@ struct Wanted {
     /// At most one for every operation in flight on a channel.
     flushes: Vec<(Arc<Mailbox>, u64)>,
     /// At most one for every channel.
+    announcements: Vec<(Arc<Mailbox>, u64)>,
+    /// At most one for every channel.
     rooms: Vec<(Arc<Mailbox>, u64)>,
     is_background: bool,
     is_over: bool,
@@ -47,7 +49,8 @@ struct Wanted {
 
 impl Wanted {
     fn is_nothing(&self) -> bool {
-        self.flushes.is_empty() && self.rooms.is_empty() && !self.is_background && !self.is_over
+        let asked = [&self.flushes, &self.announcements, &self.rooms];
+        asked.iter().all(|asked| asked.is_empty()) && !self.is_background && !self.is_over
     }
 }
 
@@ -66,6 +69,11 @@ impl Requests {
     /// Asks for a flush; its end goes to the mailbox under the operation's name.
     pub fn flush(&self, mailbox: &Arc<Mailbox>, operation: u64) {
         self.ask(mailbox, operation, |wanted| &mut wanted.flushes);
+    }
+
+    /// Asks for the announcement of writes in place; the same.
+    pub fn announce(&self, mailbox: &Arc<Mailbox>, operation: u64) {
+        self.ask(mailbox, operation, |wanted| &mut wanted.announcements);
     }
 
     /// Asks for room for further changes; the same.
@@ -144,6 +152,9 @@ impl Drop for Journal {
 fn run<F: Layout>(map: &Map<F>, requests: &Requests) {
     loop {
         let wanted = requests.next(!map.is_merging());
+        if !wanted.announcements.is_empty() {
+            answer(wanted.announcements, &map.announce());
+        }
         if !wanted.flushes.is_empty() || wanted.is_background {
             answer(wanted.flushes, &map.flush());
         }

@@ -2,6 +2,7 @@
 
 use sealane_proto::aead::{HmacKey, MacKey, NONCE_BYTES, Secret};
 use sealane_proto::digest::are_equal;
+use sealane_proto::freshness::fast_path::FastPathKey;
 
 use super::super::pages::{PAGE_BYTES, Page};
 
@@ -123,6 +124,12 @@ impl StoreKeys {
     #[must_use]
     pub fn tree(&self) -> &Secret {
         &self.tree
+    }
+
+    /// The key of fast-path MACs.
+    #[must_use]
+    pub fn fast_path(&self) -> FastPathKey {
+        FastPathKey::new(&self.tree)
     }
 
     /// Checksum of a block: data, then metadata.

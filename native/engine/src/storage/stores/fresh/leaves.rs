@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quick_cache::unsync::Cache;
+use sealane_proto::freshness::leaf::Leaf;
 use sealane_proto::freshness::node::{Node, NodeKey};
 use sealane_proto::freshness::tree::{Root, Tree};
 
@@ -127,6 +128,19 @@ impl Leaves {
         }
         count(&self.counters.leaf_misses, 1);
         Found::At(Fetch { leaf, place: self.geometry.leaf(leaf, copy), node })
+    }
+
+    /// The node of a leaf; None: void.
+    #[must_use]
+    pub fn node(&self, leaf: u64) -> Option<Node> {
+        self.state().tree.node(leaf)
+    }
+
+    /// A leaf's page and the node that stands for it, of a page that was found in the cache or
+    /// checked just now; None if it was written since, or is void.
+    #[must_use]
+    pub fn with_node(&self, leaf: u64, page: &Page) -> Option<Leaf> {
+        Leaf::check(&self.key, leaf, Box::new(page.0), self.node(leaf)).ok()
     }
 
     /// Checks a leaf that was read. An error if it isn't what was written last.

@@ -22,6 +22,7 @@ use super::commit::Writer;
 use super::counters::{Counters, count};
 use super::failure::Refusal;
 use super::geometry::Geometry;
+use super::intents::Intents;
 use super::keys::StoreKeys;
 use super::leaves::{Checked, Found, Leaves};
 use super::log::{Record, records_per_page};
@@ -29,10 +30,14 @@ use super::placed::{Placed, PlacedEntry};
 
 /// A leaf format, and what a map must know of its entries.
 pub trait Layout: LeafFormat + Debug + Send + Sync {
+    /// Whether blocks are written where they are: what is about to be written is announced in the
+    /// log then, and a record says only what may be there until a flush.
+    const IS_IN_PLACE: bool;
     /// The slot of an entry, where blocks lie out of place.
     fn slot(entry: &Self::Entry) -> Option<u64>;
-    /// Whether what an entry tells of has reached the device, if no flush says so.
+    /// Whether what an entry tells of a block has reached the device, if no flush says so.
     fn has_arrived(
+        lba: u64,
         entry: &Self::Entry,
         file: &dyn BlockFile,
         geometry: &Geometry,
@@ -49,6 +54,8 @@ pub(super) struct State<E> {
     pub slots: Slots,
     /// Blocks placed and neither committed nor abandoned.
     pub placed: u64,
+    /// Announced writes in place that have not ended.
+    pub intents: Intents<E>,
     /// Changes not yet in the log.
     pub waiting: Vec<Record<E>>,
     /// Slots that a change which waits replaced.
@@ -75,7 +82,7 @@ impl<E: Copy> State<E> {
     pub fn pending(&self) -> u64 {
         let tables = [&self.active, &*self.frozen];
         let changes: usize = tables.iter().map(|table| table.entries() + table.voids()).sum();
-        changes as u64 + self.placed
+        (changes + self.intents.count()) as u64 + self.placed
     }
 }
 
@@ -146,7 +153,7 @@ impl<F: Layout> Map<F> {
     }
 
     /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
-    pub(super) fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
+    pub fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
         loop {
             let fetch = match self.leaves.find(leaf) {
                 Found::Void => return Ok(None),
@@ -191,7 +198,9 @@ impl<F: Layout> Map<F> {
 
     /// Pages of the log that may be used before a checkpoint.
     pub(super) fn log_usable(&self) -> u64 {
-        self.geometry.log_pages - self.geometry.log_reserve(records_per_page::<F>() as u64)
+        let per_page = records_per_page::<F>() as u64;
+        let carried = if F::IS_IN_PLACE { self.geometry.carry_reserve(per_page) } else { 0 };
+        self.geometry.log_pages - self.geometry.log_reserve(per_page) - carried
     }
 
     /// Slots that a write may take now.
@@ -205,12 +214,13 @@ impl<F: Layout> Map<F> {
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
         let mut named = self.counters.by_name();
         let commits = self.counters.commits_before.load(Ordering::Relaxed);
+        let written = self.counters.written.load(Ordering::Relaxed);
         named.push(("root_commits", commits.wrapping_add(self.leaves.root().commit)));
         let state = self.state();
         named.push(("pending_entries", state.pending()));
-        let taken = self.geometry.slot_count - state.slots.free();
-        // What a change that waits replaced is not written any more.
-        named.push(("sectors_written", taken - state.placed - state.retired.len() as u64));
+        // Blocks that were written before count twice until their changes are merged.
+        let waiting = (state.active.entries() + state.frozen.entries()) as u64;
+        named.push(("sectors_written", written + waiting));
         named
     }
 
@@ -226,6 +236,7 @@ impl<F: Layout> Map<F> {
         let mut removed = Vec::new();
         state.active.void(lba..lba + blocks, &mut removed);
         state.retired.extend(removed.iter().filter_map(F::slot));
+        state.intents.void(lba..lba + blocks);
         state.waiting.push(Record::Void { lba, blocks });
         Ok(true)
     }

@@ -5,6 +5,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sealane_proto::freshness::pending::{Pending, Step};
 
@@ -56,9 +57,13 @@ fn apply<F: Layout>(
     page: &mut Page,
     slot_maps: &mut SlotMaps,
     replaced: &mut Vec<u64>,
+    written: &mut u64,
 ) {
     let mut set = |index: usize, entry: Option<&F::Entry>| {
-        if let Some(slot) = F::get(&page.0, index).as_ref().and_then(F::slot) {
+        let before = F::get(&page.0, index);
+        *written += u64::from(entry.is_some());
+        *written -= u64::from(before.is_some());
+        if let Some(slot) = before.as_ref().and_then(F::slot) {
             slot_maps.set(slot, false);
             replaced.push(slot);
         }
@@ -94,10 +99,12 @@ impl<F: Layout> Map<F> {
         }
         let pages = self.leaf_pages(&changes)?;
         let merged = changes.iter().zip(pages).map(|(change, mut page)| {
-            apply::<F>(change, &mut page, &mut writer.slot_maps, &mut merge.replaced);
+            let Writer { slot_maps, written, .. } = &mut *writer;
+            apply::<F>(change, &mut page, slot_maps, &mut merge.replaced, written);
             (change.set, (page != Page::ZERO).then_some(page))
         });
         let merged: Vec<_> = merged.collect();
+        self.counters.written.store(writer.written, Ordering::Relaxed);
         self.write_leaves(merged)?;
         writer.merge = Some(merge);
         Ok(())

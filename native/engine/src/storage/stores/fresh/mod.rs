@@ -8,6 +8,8 @@ mod commit;
 pub mod counters;
 pub mod failure;
 pub mod geometry;
+pub mod in_place;
+mod intents;
 pub mod journal;
 pub mod keys;
 pub mod leaves;
@@ -25,6 +27,8 @@ pub mod superblock;
 mod authenticity_tests;
 #[cfg(test)]
 mod cost_tests;
+#[cfg(test)]
+mod in_place_tests;
 #[cfg(test)]
 mod power_cut_tests;
 #[cfg(test)]

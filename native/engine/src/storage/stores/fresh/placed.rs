@@ -82,12 +82,15 @@ impl PlacedEntry {
 pub struct Placed;
 
 impl Layout for Placed {
+    const IS_IN_PLACE: bool = false;
+
     fn slot(entry: &PlacedEntry) -> Option<u64> {
         Some(entry.slot)
     }
 
     /// Whether the slot holds what its checksum says.
     fn has_arrived(
+        _lba: u64,
         entry: &PlacedEntry,
         file: &dyn BlockFile,
         geometry: &Geometry,

@@ -17,6 +17,7 @@ use super::checkpoint::Checkpoint;
 use super::commit::{Writer, fits};
 use super::counters::{Counters, count};
 use super::failure::{Refusal, damaged};
+use super::intents::{Intents, announced};
 use super::keys::{Authority, StoreKeys, Tag};
 use super::leaves::Leaves;
 use super::log::{LogPage, Record};
@@ -120,10 +121,11 @@ impl<F: Layout> Map<F> {
             log_kept: 0,
             log_next: 0,
             log_tag: Tag::default(),
-            flushed: 0,
+            flushed: (0, Tag::default()),
             checkpoint: 0,
             checkpoint_tag: Tag::default(),
             commits: 0,
+            written: 0,
             slot_maps: SlotMaps::new(geometry.slot_maps()),
             merge: None,
             is_settled: true,
@@ -136,6 +138,7 @@ impl<F: Layout> Map<F> {
             frozen: Arc::default(),
             slots: Slots::new(geometry.slot_count),
             placed: 0,
+            intents: Intents::default(),
             waiting: Vec::new(),
             retired: Vec::new(),
             failure: None,
@@ -256,12 +259,15 @@ impl<F: Layout> Map<F> {
         let flushed = log.iter().map(|(page, _)| page.flushed).max();
         let flushed = flushed.max(anchored.map(|anchored| anchored.log_flushed));
         let flushed = flushed.unwrap_or(0).max(checkpoint.log_flushed);
+        let announced_again = announced(log.iter().filter(|(page, _)| page.number >= flushed));
         let mut pending = Pending::default();
         let mut changes = 0;
         for (page, _) in &log {
             for record in &page.records {
                 changes += 1;
-                self.apply_record(&mut pending, record, page.number < flushed)?;
+                // A write that was on its way at the flush was no part of it.
+                let is_flushed = page.number < flushed && !announced_again.contains(record);
+                self.apply_record(&mut pending, record, is_flushed)?;
             }
         }
         count(&self.counters.recovered_log_pages, log.len() as u64);
@@ -297,7 +303,7 @@ impl<F: Layout> Map<F> {
         if F::slot(entry).is_some_and(|slot| slot >= self.geometry.slot_count) {
             return Err(damaged("a record of a slot beyond its end"));
         }
-        if is_flushed || F::has_arrived(entry, &*self.file, &self.geometry, &self.keys)? {
+        if is_flushed || F::has_arrived(lba, entry, &*self.file, &self.geometry, &self.keys)? {
             pending.insert(lba, *entry);
         }
         Ok(())
@@ -344,6 +350,8 @@ impl<F: Layout> Map<F> {
         writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
         writer.log_start = checkpoint.log_start;
         writer.log_kept = checkpoint.log_start;
+        writer.written = checkpoint.written;
+        self.counters.written.store(writer.written, Ordering::Relaxed);
         writer.slot_maps = slot_maps;
         writer.anchored = anchored;
     }
@@ -358,8 +366,8 @@ impl<F: Layout> Map<F> {
         writer.nonce = random()?;
         writer.log_key = self.keys.log(writer.epoch, &writer.nonce);
         writer.log_next = log_next;
-        writer.flushed = log_next;
         writer.log_tag = Tag::default();
+        writer.flushed = (log_next, writer.log_tag);
         let voids = pending.all_voids();
         let voids =
             voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
@@ -369,6 +377,8 @@ impl<F: Layout> Map<F> {
         if !records.is_empty() {
             self.append(&mut writer, &records)?;
         }
+        // What was found is settled as soon as the checkpoint is there, behind a sync.
+        writer.flushed = (writer.log_next, writer.log_tag);
         self.write_checkpoint(&mut writer, (log_next, Tag::default()))
     }
 }

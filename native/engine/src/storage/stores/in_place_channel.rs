@@ -1,0 +1,506 @@
+//! Operations of one queue thread on a store of sealed blocks in place.
+//!
+//! A read takes what waits in memory, and the leaf pages in memory, as the IVs that blocks must
+//! have, and then reads the blocks. What neither tells of is current if the block's fast-path MAC is
+//! that of its set's node; else the leaf page is fetched. A write waits for its announcement in the
+//! log. Nothing here blocks.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll;
+use sealane_proto::freshness::leaf::{Iv, Ivs, LEAF_BYTES, LeafFormat};
+use sealane_proto::freshness::pending::Known;
+use sealane_proto::link::Nanos;
+use sealane_proto::sector::{
+    BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, field, metadata, metadata_mut,
+};
+
+use super::super::store::{StoreChannel, StoreDone, StoreRequest};
+use super::fresh::failure::{Refusal, copy_error};
+use super::fresh::journal::{Mailbox, Requests};
+use super::fresh::leaves::{Checked, Fetch, Found};
+use super::in_place_store::Shared;
+use super::pages::Page;
+use super::raw_pages::wait_for_end;
+use super::ring::{event, hush, tell};
+
+/// Name of the request for room of changes that found none.
+const ROOM: u64 = u64::MAX;
+
+/// What an operation waits for.
+#[derive(Debug)]
+enum Stage {
+    /// Its blocks are read.
+    Reading,
+    /// Leaf pages are fetched, for the blocks that were read or for the IVs that were asked for.
+    Looking(Vec<Fetch>),
+    /// Its write is announced.
+    Announcing,
+    /// Its blocks are written.
+    Writing,
+    /// It waits for a flush.
+    Flushing,
+}
+
+/// An operation and what is known of its blocks.
+#[derive(Debug)]
+struct Operation {
+    ticket: u64,
+    /// None: the current IVs are asked for.
+    request: Option<StoreRequest>,
+    lba: u64,
+    stage: Stage,
+    known: Vec<Known<Iv>>,
+    result: io::Result<()>,
+}
+
+/// A channel.
+pub(super) struct InPlaceChannel {
+    raw: Box<dyn StoreChannel>,
+    shared: Arc<Shared>,
+    requests: Arc<Requests>,
+    mailbox: Arc<Mailbox>,
+    event: Arc<OwnedFd>,
+    /// Readable when the event or the raw channel's descriptor is.
+    either: OwnedFd,
+    operations: HashMap<u64, Operation>,
+    /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
+    fetches: HashMap<u64, (u64, Fetch)>,
+    /// Writes and deallocations for which there is no room yet; in order.
+    waiting: VecDeque<(u64, StoreRequest)>,
+    is_room_wanted: bool,
+    next: u64,
+    done: Vec<StoreDone>,
+    raw_done: Vec<StoreDone>,
+}
+
+impl InPlaceChannel {
+    /// A channel that asks for flushes, announcements and room at `requests`.
+    pub fn new(shared: Arc<Shared>, requests: &Arc<Requests>) -> io::Result<Self> {
+        let (raw, event) = (shared.raw.store().open()?, event()?);
+        let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [Some(event.as_fd()), raw.as_fd()].into_iter().flatten() {
+            epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Self {
+            raw,
+            shared,
+            requests: Arc::clone(requests),
+            mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
+            event,
+            either,
+            operations: HashMap::new(),
+            fetches: HashMap::new(),
+            waiting: VecDeque::new(),
+            is_room_wanted: false,
+            next: 0,
+            done: Vec::new(),
+            raw_done: Vec::new(),
+        })
+    }
+
+    fn name(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    // Reads.
+
+    fn start_lookup(&mut self, ticket: u64, request: Option<StoreRequest>, lba: u64, blocks: u64) {
+        let mut known = self.shared.map.current(lba, blocks);
+        let fetches = self.look_up(&mut known, lba);
+        let operation =
+            Operation { ticket, request, lba, stage: Stage::Reading, known, result: Ok(()) };
+        match &operation.request {
+            None => self.fetch(operation, fetches),
+            Some(_) if operation.known.iter().all(|known| *known == Known::Void) => {
+                self.finish(operation);
+            }
+            Some(_) => self.read(operation),
+        }
+    }
+
+    /// Takes what leaf pages in memory say; returns those that have to be fetched.
+    fn look_up(&self, known: &mut [Known<Iv>], lba: u64) -> Vec<Fetch> {
+        let size = Ivs::ENTRIES_PER_LEAF;
+        let sets = lba / size..(lba + known.len() as u64).div_ceil(size);
+        let find = |set: u64| {
+            let start = (set * size).saturating_sub(lba) as usize;
+            let end = (((set + 1) * size - lba) as usize).min(known.len());
+            if !known[start..end].contains(&Known::Absent) {
+                return None;
+            }
+            match self.shared.map.leaves().find(set) {
+                Found::Void => take_leaf(known, lba, set, &[0; LEAF_BYTES]),
+                Found::Cached(page) => take_leaf(known, lba, set, &page.0),
+                Found::At(fetch) => return Some(fetch),
+            }
+            None
+        };
+        sets.filter_map(find).collect()
+    }
+
+    fn read(&mut self, mut operation: Operation) {
+        let id = self.name();
+        let lba = self.shared.map.geometry().in_place_block(operation.lba);
+        if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
+            let buffer = std::mem::take(buffer);
+            self.operations.insert(id, operation);
+            self.raw.submit(id, StoreRequest::Read { lba, buffer });
+        }
+    }
+
+    /// The blocks have come: leaf pages are needed only for those that nothing else vouches for.
+    fn blocks_came(&mut self, mut operation: Operation) {
+        let fetches = self.look_up(&mut operation.known, operation.lba);
+        let Some(StoreRequest::Read { buffer, .. }) = &operation.request else { return };
+        let blocks = buffer.as_chunks::<BLOCK_BYTES>().0;
+        for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&mut operation.known) {
+            if *known == Known::Absent && self.is_vouched_for(lba, block) {
+                *known = Known::Entry(block_iv(block));
+            }
+        }
+        let is_missing = |fetch: &Fetch| {
+            let blocks = (operation.lba..).zip(&operation.known);
+            let mut absent = blocks.filter(|(_, known)| **known == Known::Absent);
+            absent.any(|(lba, _)| lba / Ivs::ENTRIES_PER_LEAF == fetch.leaf)
+        };
+        let fetches = fetches.into_iter().filter(is_missing).collect();
+        self.fetch(operation, fetches);
+    }
+
+    fn is_vouched_for(&self, lba: u64, block: &Block) -> bool {
+        let node = self.shared.map.leaves().node(lba / Ivs::ENTRIES_PER_LEAF);
+        let Ok(mac) = metadata(block, field::MAC).try_into() else { return false };
+        self.shared.fast_path.is_current(lba, &block_iv(block), node, mac)
+    }
+
+    /// Fetches leaf pages; goes on if there are none.
+    fn fetch(&mut self, mut operation: Operation, fetches: Vec<Fetch>) {
+        if fetches.is_empty() {
+            return self.looked_up(operation);
+        }
+        self.shared.map.count_leaf_reads(fetches.len() as u64);
+        let id = self.name();
+        for fetch in &fetches {
+            let ticket = self.name();
+            self.fetches.insert(ticket, (id, *fetch));
+            let read = StoreRequest::Read { lba: fetch.place, buffer: vec![0; BLOCK_BYTES] };
+            self.raw.submit(ticket, read);
+        }
+        operation.stage = Stage::Looking(fetches);
+        self.operations.insert(id, operation);
+    }
+
+    fn leaf_came(&mut self, id: u64, fetch: Fetch, done: StoreDone) {
+        let Some(mut operation) = self.operations.remove(&id) else { return };
+        let Stage::Looking(fetches) = &mut operation.stage else { return };
+        fetches.retain(|other| *other != fetch);
+        let is_last = fetches.is_empty();
+        match done.result.and_then(|()| self.check_leaf(&fetch, &done.buffer)) {
+            Ok(Some(page)) => take_leaf(&mut operation.known, operation.lba, fetch.leaf, &page.0),
+            // It was written since: it is looked for again when all have come.
+            Ok(None) => {}
+            Err(error) => operation.result = Err(error),
+        }
+        if !is_last {
+            self.operations.insert(id, operation);
+        } else if operation.result.is_err() {
+            self.finish(operation);
+        } else {
+            let fetches = self.look_up(&mut operation.known, operation.lba);
+            self.fetch(operation, fetches);
+        }
+    }
+
+    fn check_leaf(&self, fetch: &Fetch, block: &[u8]) -> io::Result<Option<Arc<Page>>> {
+        let mut page = Page::ZERO;
+        page.0.copy_from_slice(&block[..DATA_BYTES]);
+        match self.shared.map.leaves().check(fetch, page)? {
+            Checked::Right(page) => Ok(Some(page)),
+            Checked::Changed => Ok(None),
+        }
+    }
+
+    /// All that must be known is: the blocks are what it says, or the read fails.
+    fn looked_up(&mut self, mut operation: Operation) {
+        if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
+            let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
+            for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&operation.known) {
+                match known {
+                    Known::Entry(iv) if block_iv(block) == *iv => {
+                        metadata_mut(block, field::MAC).fill(0);
+                    }
+                    Known::Entry(_) => operation.result = Err(Refusal::Stale(lba).into()),
+                    Known::Void | Known::Absent => block.fill(0),
+                }
+            }
+        }
+        self.finish(operation);
+    }
+
+    // Changes.
+
+    /// Tries a write or deallocation. Gives it back if room must be made first.
+    fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
+        let map = &self.shared.map;
+        let changed = match &request {
+            StoreRequest::Write { lba, buffer, .. } => match map.intend(*lba, buffer) {
+                Ok(Some(ivs)) => {
+                    let lba = *lba;
+                    let known = ivs.into_iter().map(Known::Entry).collect();
+                    let stage = Stage::Announcing;
+                    let request = Some(request);
+                    let operation =
+                        Operation { ticket, request, lba, stage, known, result: Ok(()) };
+                    let id = self.name();
+                    self.operations.insert(id, operation);
+                    self.requests.announce(&self.mailbox, id);
+                    return None;
+                }
+                Ok(None) => Ok(false),
+                Err(error) => Err(error),
+            },
+            StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
+            _ => Ok(true),
+        };
+        match changed {
+            Ok(false) => return Some(request),
+            Ok(true) => self.tell(ticket, request, Ok(())),
+            Err(error) => self.tell(ticket, request, Err(error)),
+        }
+        None
+    }
+
+    /// The announcement is durable: the blocks may be written.
+    fn announced(&mut self, id: u64, mut operation: Operation) {
+        operation.stage = Stage::Writing;
+        let lba = self.shared.map.geometry().in_place_block(operation.lba);
+        if let Some(StoreRequest::Write { buffer, .. }) = &mut operation.request {
+            let buffer = std::mem::take(buffer);
+            self.operations.insert(id, operation);
+            self.raw.submit(id, StoreRequest::Write { lba, buffer, durable: false });
+        }
+    }
+
+    /// A write has ended, well or not.
+    fn written(&mut self, mut operation: Operation) {
+        let Some(StoreRequest::Write { durable, .. }) = operation.request else { return };
+        let (map, lba) = (&self.shared.map, operation.lba);
+        if operation.result.is_ok() {
+            let iv =
+                |known: &Known<Iv>| if let Known::Entry(iv) = known { Some(*iv) } else { None };
+            let ivs: Vec<Iv> = operation.known.iter().filter_map(iv).collect();
+            operation.result = map.arrived(lba, &ivs);
+        } else {
+            map.give_up(lba, operation.known.len() as u64);
+        }
+        if durable && operation.result.is_ok() {
+            self.await_flush(operation);
+        } else {
+            self.finish(operation);
+        }
+    }
+
+    fn await_flush(&mut self, operation: Operation) {
+        let id = self.name();
+        self.operations.insert(id, Operation { stage: Stage::Flushing, ..operation });
+        self.requests.flush(&self.mailbox, id);
+    }
+
+    fn retry_waiting(&mut self) {
+        while let Some((ticket, request)) = self.waiting.pop_front() {
+            if let Some(request) = self.try_change(ticket, request) {
+                self.waiting.push_front((ticket, request));
+                return self.want_room();
+            }
+        }
+    }
+
+    fn want_room(&mut self) {
+        if !self.is_room_wanted {
+            self.is_room_wanted = true;
+            self.requests.room(&self.mailbox, ROOM);
+        }
+    }
+
+    fn room_came(&mut self, result: &io::Result<()>) {
+        self.is_room_wanted = false;
+        match result {
+            Ok(()) => self.retry_waiting(),
+            Err(error) => {
+                for (ticket, request) in std::mem::take(&mut self.waiting) {
+                    self.tell(ticket, request, Err(copy_error(error)));
+                }
+            }
+        }
+    }
+
+    // Ends.
+
+    fn collect_mail(&mut self) {
+        for (id, result) in self.mailbox.take() {
+            if id == ROOM {
+                self.room_came(&result);
+                continue;
+            }
+            let Some(operation) = self.operations.remove(&id) else { continue };
+            match (&operation.stage, &result) {
+                (Stage::Announcing, Ok(())) => self.announced(id, operation),
+                (Stage::Announcing, Err(_)) => self.written(Operation { result, ..operation }),
+                _ => self.finish(Operation { result, ..operation }),
+            }
+        }
+    }
+
+    fn raw_ended(&mut self, done: StoreDone) {
+        if let Some((id, fetch)) = self.fetches.remove(&done.ticket) {
+            return self.leaf_came(id, fetch, done);
+        }
+        let Some(mut operation) = self.operations.remove(&done.ticket) else { return };
+        if let Some(StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. }) =
+            &mut operation.request
+        {
+            *buffer = done.buffer;
+        }
+        operation.result = done.result;
+        match operation.stage {
+            Stage::Writing => self.written(operation),
+            _ if operation.result.is_ok() => self.blocks_came(operation),
+            _ => self.finish(operation),
+        }
+    }
+
+    fn finish(&mut self, operation: Operation) {
+        let Operation { ticket, request, known, result, .. } = operation;
+        if let Some(mut request) = request {
+            if let StoreRequest::Read { buffer, .. } = &mut request
+                && known.iter().all(|known| *known == Known::Void)
+            {
+                buffer.fill(0);
+            }
+            return self.tell(ticket, request, result);
+        }
+        let iv = |known: &Known<Iv>| match known {
+            Known::Entry(iv) => *iv,
+            Known::Void | Known::Absent => [0; IV_BYTES],
+        };
+        self.push(StoreDone { ticket, result, buffer: known.iter().flat_map(iv).collect() });
+    }
+
+    fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
+        let counters = &self.shared.counters;
+        match (&request, &result) {
+            (_, Err(_)) => counters.failed(),
+            (StoreRequest::Read { buffer, .. }, _) => counters.read(buffer.len()),
+            (StoreRequest::Write { buffer, .. }, _) => counters.written(buffer.len()),
+            (StoreRequest::Flush, _) => counters.flushed(),
+            (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
+        }
+        self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+    }
+
+    fn push(&mut self, done: StoreDone) {
+        if self.done.is_empty() {
+            tell(&self.event);
+        }
+        self.done.push(done);
+    }
+}
+
+/// Takes what a set's leaf page says of blocks from `lba` that are absent so far.
+fn take_leaf(known: &mut [Known<Iv>], lba: u64, set: u64, page: &[u8; LEAF_BYTES]) {
+    let start = set * Ivs::ENTRIES_PER_LEAF;
+    for (lba, known) in (lba..).zip(known) {
+        let index = lba.checked_sub(start).filter(|index| *index < Ivs::ENTRIES_PER_LEAF);
+        if let (Some(index), Known::Absent) = (index, *known) {
+            *known = Ivs::get(page, index as usize).map_or(Known::Void, Known::Entry);
+        }
+    }
+}
+
+impl StoreChannel for InPlaceChannel {
+    fn submit(&mut self, ticket: u64, request: StoreRequest) {
+        if let Err(error) = request.check(BLOCK_BYTES, self.shared.map.geometry().block_count) {
+            self.tell(ticket, request, Err(error));
+            return;
+        }
+        match request {
+            StoreRequest::Read { lba, ref buffer } => {
+                let blocks = (buffer.len() / BLOCK_BYTES) as u64;
+                self.start_lookup(ticket, Some(request), lba, blocks);
+            }
+            StoreRequest::Flush => self.await_flush(Operation {
+                ticket,
+                request: Some(request),
+                lba: 0,
+                stage: Stage::Flushing,
+                known: Vec::new(),
+                result: Ok(()),
+            }),
+            StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
+                if !self.waiting.is_empty() {
+                    self.waiting.push_back((ticket, request));
+                } else if let Some(request) = self.try_change(ticket, request) {
+                    self.waiting.push_back((ticket, request));
+                    self.want_room();
+                }
+            }
+        }
+    }
+
+    fn current_ivs(&mut self, ticket: u64, lba: u64, blocks: u64) -> bool {
+        self.start_lookup(ticket, None, lba, blocks);
+        true
+    }
+
+    fn poll(&mut self, done: &mut Vec<StoreDone>) {
+        hush(&self.event);
+        self.collect_mail();
+        // What was looked up, or announced, goes on at once.
+        loop {
+            let mut raw_done = std::mem::take(&mut self.raw_done);
+            if self.raw.in_flight() > 0 {
+                self.raw.poll(&mut raw_done);
+            }
+            let is_over = raw_done.is_empty();
+            raw_done.drain(..).for_each(|done| self.raw_ended(done));
+            self.raw_done = raw_done;
+            if is_over {
+                break;
+            }
+        }
+        done.append(&mut self.done);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.operations.len() + self.waiting.len() + self.done.len()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.either.as_fd())
+    }
+
+    fn due(&self) -> Option<Nanos> {
+        if self.raw.in_flight() > 0 { self.raw.due() } else { None }
+    }
+}
+
+impl Drop for InPlaceChannel {
+    fn drop(&mut self) {
+        // A write that ended later could overtake another channel's.
+        let mut done = Vec::new();
+        while self.raw.in_flight() > 0 && wait_for_end(&*self.raw).is_ok() {
+            self.raw.poll(&mut done);
+        }
+        // What was announced may be on the device one day, or not.
+        for operation in self.operations.values() {
+            if let Stage::Announcing | Stage::Writing = operation.stage {
+                self.shared.map.give_up(operation.lba, operation.known.len() as u64);
+            }
+        }
+    }
+}
