@@ -53,7 +53,7 @@ async def test_operator_names_the_third_party_and_a_job_uses_it(site: Site) -> N
         '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "memory"\n'
         f'[[target.subsystems]]\nnqn = "{DISKS}"\n'
         f'hosts = [{{nqn = "{GATEWAY}", dhchap_key_file = "{key}"}}]\n'
-        '[[target.subsystems.namespaces]]\nnsid = 1\nstore = "memory"\nsize_bytes = 33_554_432\n'
+        '[[target.subsystems.namespaces]]\nnsid = 1\nstore = "memory"\nsize_bytes = 67_108_864\n'
     )
     with (
         daemon(site.broker_config()) as broker,

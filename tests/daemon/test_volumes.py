@@ -194,7 +194,7 @@ async def test_failed_attach_leaves_nothing_attached(world: World) -> None:
 
 
 async def test_failed_namespace_unregisters_the_volume(world: World) -> None:
-    async def fail(volume_id: uuid.UUID, *, sector_count: int, freshness: bool) -> None:
+    async def fail(volume_id: uuid.UUID, *, sector_count: int, **_: object) -> None:
         raise UnavailableError("store.full", "no room")
 
     world.target.create_volume = fail  # type: ignore[method-assign]

@@ -310,3 +310,17 @@ fn a_flush_of_what_only_a_checkpoint_has_waits_for_its_anchor() {
     let map = store.reopen().expect("store");
     assert_eq!(store.world.life(map, History::default()).look(LBA).expect("block"), Some(version));
 }
+
+#[test]
+fn a_log_that_its_checkpoint_calls_flushed_is_missed_also_without_an_anchor() {
+    let mut store = Store::of(Kind { is_honest: false, policy: None });
+    let empty = store.world.device.image();
+    store.write(LBA, 1);
+    store.flush();
+    // The opening logs anew what waits; nothing follows.
+    drop(store.reopen().expect("store"));
+    let log = store.life.map.geometry().log(0)..store.life.map.geometry().nodes(0, 0);
+    store.put_back(&empty, |page| log.contains(&page));
+    let error = store.reopen().expect_err("its log is gone");
+    assert!(error.to_string().contains("log are missing"), "{error}");
+}
