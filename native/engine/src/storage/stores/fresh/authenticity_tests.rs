@@ -466,3 +466,20 @@ fn nothing_that_the_anchored_checkpoint_needs_is_written_over_while_the_anchor_i
         assert_eq!(opened.read(5).expect("read"), 1);
     }
 }
+
+#[test]
+fn slots_of_the_anchored_checkpoint_stay_taken_until_the_next_one_is_anchored() {
+    let anchor = every_commit();
+    let world = World::create(Some(&anchor));
+    (0..2).for_each(|lba| world.write(lba, 1));
+    world.map.merge().expect("merge");
+    let free = world.map.free_slots();
+    (0..2).for_each(|lba| world.write(lba, 2));
+    assert_eq!(world.map.free_slots(), free - 2);
+    anchor.fail_next(false);
+    world.map.merge().expect_err("no answer");
+    assert_eq!(world.map.free_slots(), free - 2, "the anchored checkpoint names the older slots");
+    world.map.flush().expect("flush");
+    world.map.merge().expect("merge");
+    assert_eq!(world.map.free_slots(), free);
+}
