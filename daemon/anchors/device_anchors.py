@@ -53,6 +53,7 @@ class DeviceAnchors:
         self._queued: dict[str, _Wanted] = {}
         self._sending: dict[str, _Wanted] = {}
         self._failure: Error | None = None
+        self._is_ending = False
         self._hurry = asyncio.Event()
         self._tasks = TaskOwner()
         self._is_working = False
@@ -96,6 +97,10 @@ class DeviceAnchors:
         for settled in told:
             await self._wait(settled)
 
+    def begin_end(self) -> None:
+        """Let the next wait in vain be the last: who stops must not wait for every record."""
+        self._is_ending = True
+
     async def close(self) -> None:
         """Anchor what was told, as far as that is possible within the time, and let go."""
         try:
@@ -127,12 +132,15 @@ class DeviceAnchors:
             await self._wait(_awaited(wanted))
 
     async def _wait(self, settled: asyncio.Future[None]) -> None:
+        seconds = self._timeout_seconds
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(seconds):
                 await settled
         except TimeoutError as error:
+            if self._is_ending:
+                self._timeout_seconds = 0.0
             raise UnavailableError(
-                "anchor.timeout", f"not anchored within {self._timeout_seconds:g} s"
+                "anchor.timeout", f"not anchored within {seconds:g} s"
             ) from error
 
     async def _work(self) -> None:

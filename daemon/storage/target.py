@@ -364,6 +364,8 @@ class Target(Provider):
     async def stop(self) -> None:
         """Close every connection and wait for every queue."""
         await self._listener.stop()
+        if self._device is not None:
+            self._device.anchors.begin_end()
         for volume in self._volumes.values():
             await volume.close(keep=True)
 

@@ -152,3 +152,13 @@ async def test_close_ends_the_wait_for_an_anchor_that_does_not_answer(anchor: Me
     with pytest.raises(UnavailableError):
         await waiting
     assert anchor.is_closed
+
+
+async def test_who_stops_waits_only_once_in_vain(anchor: MemoryAnchor) -> None:
+    anchors = DeviceAnchors(anchor, timeout_seconds=0.05)
+    anchor.open.clear()
+    anchors.begin_end()
+    for name, seconds in ((A, r"0\.05"), (B, "0"), (CATALOGUE, "0")):
+        with pytest.raises(UnavailableError, match=rf"not anchored within {seconds} s"):
+            await anchors.advance(name, 1, b"a")
+    await anchors.close()

@@ -58,8 +58,8 @@ def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_pat
     assert json.loads(results[1].stderr) == report
     ways = {way["direction"]: way for way in report["ways"]}
     assert (ways["forward"]["packets"], ways["forward"]["bytes"]) == (1, 100)
-    # b answers with ICMP that nobody listens: its header and the packet's first bytes.
-    assert ways["backward"]["packets"] == 1
+    # b answers with ICMP that nobody listens, unless its kernel has answered too often already.
+    assert ways["backward"]["packets"] in {0, 1}
     assert report["void"] == []
 
 
