@@ -315,7 +315,12 @@ class Devices:
             raise VerificationError(FENCED, f"device {device_id} is not open")
         _check_owner(stored.record, caller)
         opening = stored.record.opening
-        if opening is None or not _is_of(opening, caller, fencing_epoch):
+        # One that was ended doesn't count again when its node owns the device once more.
+        if (
+            opening is None
+            or opening.until is not None
+            or not _is_of(opening, caller, fencing_epoch)
+        ):
             raise VerificationError(
                 FENCED,
                 f"fencing epoch {fencing_epoch} of device {device_id} is over: it was opened "

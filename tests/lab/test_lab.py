@@ -48,7 +48,8 @@ def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: Running
 
 def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    code = "import socket; socket.socket(2, 2).sendto(bytes(72), ('b', 9))"
+    # What is on the link when the command ends isn't counted.
+    code = "import socket, time; socket.socket(2, 2).sendto(bytes(72), ('b', 9)); time.sleep(0.5)"
     words = ("--report", str(path), "--output", "json", "a", "--", "python3", "-c", code)
 
     results = [run(shared, *words) for _ in range(2)]
@@ -66,7 +67,9 @@ def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_pat
 def test_a_void_run_ends_with_its_own_code(start_lab: Callable[..., RunningLab]) -> None:
     # Nothing leaves within a microsecond of its time, and none may be late.
     lab = start_lab("slip_micros_max = 1\nlate_max = 0.0\n" + wan("long"))
-    code = "import socket; [socket.socket(2, 2).sendto(b'', ('b', 9)) for _ in range(50)]"
+    # What is on the link when the command ends isn't counted.
+    send = "[socket.socket(2, 2).sendto(b'', ('b', 9)) for _ in range(50)]"
+    code = f"import socket, time; {send}; time.sleep(0.5)"
 
     result = run(lab, "a", "--", "python3", "-c", code)
 

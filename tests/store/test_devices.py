@@ -386,6 +386,16 @@ async def test_wait_for_an_owner_is_not_shortened_by_a_second_move(world: World)
     await refused(UnavailableError, "device.busy", world.open(S_AGAIN))
 
 
+async def test_opening_that_a_move_ended_stays_over_when_the_device_comes_back(
+    world: World,
+) -> None:
+    epoch = await world.initialised()
+    await world.books.move(D, "o")
+    await world.books.move(D, "s")
+    call = world.devices.check(S, device_id=D, fencing_epoch=epoch)
+    await refused(VerificationError, "device.fenced", call)
+
+
 async def test_device_that_was_closed_moves_without_waiting(world: World) -> None:
     epoch = await world.initialised()
     await world.devices.close(S, device_id=D, fencing_epoch=epoch)
