@@ -177,6 +177,17 @@ impl StoreCounters {
         add(&self.failures, 1);
     }
 
+    /// Counts the end of an operation, its buffer back in the request.
+    pub fn ended(&self, request: &StoreRequest, result: &io::Result<()>) {
+        match (request, result) {
+            (_, Err(_)) => self.failed(),
+            (StoreRequest::Read { buffer, .. }, Ok(())) => self.read(buffer.len()),
+            (StoreRequest::Write { buffer, .. }, Ok(())) => self.written(buffer.len()),
+            (StoreRequest::Flush, Ok(())) => self.flushed(),
+            (StoreRequest::Deallocate { .. }, Ok(())) => self.deallocated(),
+        }
+    }
+
     /// Counters by name.
     pub fn by_name(&self) -> Vec<(&'static str, u64)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use sealane_proto::freshness::leaf::{Iv, Ivs, LEAF_BYTES, LeafFormat};
+use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::link::Nanos;
 use sealane_proto::sector::{
@@ -21,7 +21,8 @@ use sealane_proto::sector::{
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
 use super::fresh::failure::{Refusal, copy_error};
 use super::fresh::journal::{Mailbox, Requests};
-use super::fresh::leaves::{Checked, Fetch, Found};
+use super::fresh::leaves::{Checked, Fetch};
+use super::fresh::map::take_leaf;
 use super::in_place_store::Shared;
 use super::pages::Page;
 use super::raw_pages::wait_for_end;
@@ -111,7 +112,7 @@ impl InPlaceChannel {
 
     fn start_lookup(&mut self, ticket: u64, request: Option<StoreRequest>, lba: u64, blocks: u64) {
         let mut known = self.shared.map.current(lba, blocks);
-        let fetches = self.look_up(&mut known, lba);
+        let fetches = self.shared.map.look_up(&mut known, lba);
         let operation =
             Operation { ticket, request, lba, stage: Stage::Reading, known, result: Ok(()) };
         match &operation.request {
@@ -121,26 +122,6 @@ impl InPlaceChannel {
             }
             Some(_) => self.read(operation),
         }
-    }
-
-    /// Takes what leaf pages in memory say; returns those that have to be fetched.
-    fn look_up(&self, known: &mut [Known<Iv>], lba: u64) -> Vec<Fetch> {
-        let size = Ivs::ENTRIES_PER_LEAF;
-        let sets = lba / size..(lba + known.len() as u64).div_ceil(size);
-        let find = |set: u64| {
-            let start = (set * size).saturating_sub(lba) as usize;
-            let end = (((set + 1) * size - lba) as usize).min(known.len());
-            if !known[start..end].contains(&Known::Absent) {
-                return None;
-            }
-            match self.shared.map.leaves().find(set) {
-                Found::Void => take_leaf(known, lba, set, &[0; LEAF_BYTES]),
-                Found::Cached(page) => take_leaf(known, lba, set, &page.0),
-                Found::At(fetch) => return Some(fetch),
-            }
-            None
-        };
-        sets.filter_map(find).collect()
     }
 
     fn read(&mut self, mut operation: Operation) {
@@ -155,7 +136,7 @@ impl InPlaceChannel {
 
     /// The blocks have come: leaf pages are needed only for those that nothing else vouches for.
     fn blocks_came(&mut self, mut operation: Operation) {
-        let fetches = self.look_up(&mut operation.known, operation.lba);
+        let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
         let Some(StoreRequest::Read { buffer, .. }) = &operation.request else { return };
         let blocks = buffer.as_chunks::<BLOCK_BYTES>().0;
         for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&mut operation.known) {
@@ -201,7 +182,9 @@ impl InPlaceChannel {
         fetches.retain(|other| *other != fetch);
         let is_last = fetches.is_empty();
         match done.result.and_then(|()| self.check_leaf(&fetch, &done.buffer)) {
-            Ok(Some(page)) => take_leaf(&mut operation.known, operation.lba, fetch.leaf, &page.0),
+            Ok(Some(page)) => {
+                take_leaf::<Ivs>(&mut operation.known, operation.lba, fetch.leaf, &page);
+            }
             // It was written since: it is looked for again when all have come.
             Ok(None) => {}
             Err(error) => operation.result = Err(error),
@@ -211,7 +194,7 @@ impl InPlaceChannel {
         } else if operation.result.is_err() {
             self.finish(operation);
         } else {
-            let fetches = self.look_up(&mut operation.known, operation.lba);
+            let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
             self.fetch(operation, fetches);
         }
     }
@@ -392,14 +375,7 @@ impl InPlaceChannel {
     }
 
     fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        let counters = &self.shared.counters;
-        match (&request, &result) {
-            (_, Err(_)) => counters.failed(),
-            (StoreRequest::Read { buffer, .. }, _) => counters.read(buffer.len()),
-            (StoreRequest::Write { buffer, .. }, _) => counters.written(buffer.len()),
-            (StoreRequest::Flush, _) => counters.flushed(),
-            (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
-        }
+        self.shared.counters.ended(&request, &result);
         self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
 
@@ -408,17 +384,6 @@ impl InPlaceChannel {
             tell(&self.event);
         }
         self.done.push(done);
-    }
-}
-
-/// Takes what a set's leaf page says of blocks from `lba` that are absent so far.
-fn take_leaf(known: &mut [Known<Iv>], lba: u64, set: u64, page: &[u8; LEAF_BYTES]) {
-    let start = set * Ivs::ENTRIES_PER_LEAF;
-    for (lba, known) in (lba..).zip(known) {
-        let index = lba.checked_sub(start).filter(|index| *index < Ivs::ENTRIES_PER_LEAF);
-        if let (Some(index), Known::Absent) = (index, *known) {
-            *known = Ivs::get(page, index as usize).map_or(Known::Void, Known::Entry);
-        }
     }
 }
 

@@ -172,13 +172,7 @@ impl PlainChannel {
 
     fn end(&mut self, operation: Operation) {
         let Operation { ticket, request, result, .. } = operation;
-        match (&request, &result) {
-            (_, Err(_)) => self.counters.failed(),
-            (StoreRequest::Read { buffer, .. }, _) => self.counters.read(buffer.len()),
-            (StoreRequest::Write { buffer, .. }, _) => self.counters.written(buffer.len()),
-            (StoreRequest::Flush, _) => self.counters.flushed(),
-            (StoreRequest::Deallocate { .. }, _) => self.counters.deallocated(),
-        }
+        self.counters.ended(&request, &result);
         if self.done.is_empty() {
             tell(self.ring.event());
         }

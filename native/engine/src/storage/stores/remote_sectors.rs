@@ -272,13 +272,7 @@ impl StoreChannel for RemoteChannel {
         let outbox = Arc::clone(&self.outbox);
         let counters = Arc::clone(&self.shared.counters);
         let reply = move |request: StoreRequest, result: io::Result<()>| {
-            match (&request, &result) {
-                (_, Err(_)) => counters.failed(),
-                (StoreRequest::Read { buffer, .. }, _) => counters.read(buffer.len()),
-                (StoreRequest::Write { buffer, .. }, _) => counters.written(buffer.len()),
-                (StoreRequest::Flush, _) => counters.flushed(),
-                (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
-            }
+            counters.ended(&request, &result);
             outbox.put(ticket, result, request);
         };
         self.shared.blocks.link.give(request, Box::new(reply));

@@ -9,7 +9,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use sealane_proto::freshness::leaf::LeafFormat;
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::sector::IV_BYTES;
 
@@ -17,7 +16,8 @@ use super::super::store::{BLOCK_BYTES, DATA_BYTES, StoreChannel, StoreDone, Stor
 use super::device::{IoQueue, Piece};
 use super::fresh::failure::{Refusal, copy_error};
 use super::fresh::journal::{Mailbox, Requests};
-use super::fresh::leaves::{Checked, Fetch, Found};
+use super::fresh::leaves::{Checked, Fetch};
+use super::fresh::map::take_leaf;
 use super::fresh::placed::{Placed, PlacedEntry};
 use super::pages::Page;
 use super::ring::{Ended, IO_PAGES_MAX, Io, event, hush, tell};
@@ -143,27 +143,8 @@ impl SealedChannel {
             pieces: 0,
             result: Ok(()),
         };
-        let size = Placed::ENTRIES_PER_LEAF;
-        for set in lba / size..(lba + blocks).div_ceil(size) {
-            self.look_up(&mut operation, set);
-        }
+        operation.fetches = self.shared.map.look_up(&mut operation.entries, lba);
         self.go_on_looking(operation);
-    }
-
-    /// Takes what the set's leaf page says, or adds a fetch of it.
-    fn look_up(&self, operation: &mut Operation, set: u64) {
-        let lba = operation.lba;
-        let start = (set * Placed::ENTRIES_PER_LEAF).saturating_sub(lba) as usize;
-        let end = ((set + 1) * Placed::ENTRIES_PER_LEAF - lba) as usize;
-        let end = end.min(operation.entries.len());
-        if !operation.entries[start..end].contains(&Known::Absent) {
-            return;
-        }
-        match self.shared.map.leaves().find(set) {
-            Found::Void => take_leaf(&mut operation.entries, lba, set, &Page::ZERO),
-            Found::Cached(page) => take_leaf(&mut operation.entries, lba, set, &page),
-            Found::At(fetch) => operation.fetches.push(fetch),
-        }
     }
 
     /// Fetches leaf pages that were found missing; goes on if none is.
@@ -186,7 +167,7 @@ impl SealedChannel {
         let Some(fetch) = operation.fetches.get(first).copied() else { return };
         match self.shared.map.leaves().check(&fetch, *page) {
             Ok(Checked::Right(page)) => {
-                take_leaf(&mut operation.entries, operation.lba, fetch.leaf, &page);
+                take_leaf::<Placed>(&mut operation.entries, operation.lba, fetch.leaf, &page);
             }
             // It is looked for again when all have come.
             Ok(Checked::Changed) => {}
@@ -196,11 +177,9 @@ impl SealedChannel {
 
     /// All leaf pages asked for have come.
     fn leaves_came(&mut self, mut operation: Operation) {
-        let fetched = std::mem::take(&mut operation.fetches);
         if operation.result.is_ok() {
-            for fetch in fetched {
-                self.look_up(&mut operation, fetch.leaf);
-            }
+            let lba = operation.lba;
+            operation.fetches = self.shared.map.look_up(&mut operation.entries, lba);
             self.go_on_looking(operation);
         } else {
             self.finish(operation);
@@ -423,14 +402,7 @@ impl SealedChannel {
     }
 
     fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        let counters = &self.shared.counters;
-        match (&request, &result) {
-            (_, Err(_)) => counters.failed(),
-            (StoreRequest::Read { buffer, .. }, _) => counters.read(buffer.len()),
-            (StoreRequest::Write { buffer, .. }, _) => counters.written(buffer.len()),
-            (StoreRequest::Flush, _) => counters.flushed(),
-            (StoreRequest::Deallocate { .. }, _) => counters.deallocated(),
-        }
+        self.shared.counters.ended(&request, &result);
         self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
     }
 
@@ -448,17 +420,6 @@ impl SealedChannel {
             } else if let Some(operation) = self.operations.remove(&id) {
                 self.finish(Operation { result, ..operation });
             }
-        }
-    }
-}
-
-/// Takes what a set's leaf page says of blocks from `lba` that are absent so far.
-fn take_leaf(entries: &mut [Known<PlacedEntry>], lba: u64, set: u64, page: &Page) {
-    let start = set * Placed::ENTRIES_PER_LEAF;
-    for (lba, known) in (lba..).zip(entries) {
-        let index = lba.checked_sub(start).filter(|index| *index < Placed::ENTRIES_PER_LEAF);
-        if let (Some(index), Known::Absent) = (index, *known) {
-            *known = Placed::get(&page.0, index as usize).map_or(Known::Void, Known::Entry);
         }
     }
 }

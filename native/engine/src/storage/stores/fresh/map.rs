@@ -24,7 +24,7 @@ use super::failure::Refusal;
 use super::geometry::Geometry;
 use super::intents::Intents;
 use super::keys::StoreKeys;
-use super::leaves::{Checked, Found, Leaves};
+use super::leaves::{Checked, Fetch, Found, Leaves};
 use super::log::{Record, records_per_page};
 use super::placed::{Placed, PlacedEntry};
 
@@ -86,6 +86,17 @@ impl<E: Copy> State<E> {
     }
 }
 
+/// Takes what a set's leaf page says of blocks from `lba` on that are absent so far.
+pub fn take_leaf<F: LeafFormat>(known: &mut [Known<F::Entry>], lba: u64, set: u64, page: &Page) {
+    let start = set * F::ENTRIES_PER_LEAF;
+    for (lba, known) in (lba..).zip(known) {
+        let index = lba.checked_sub(start).filter(|index| *index < F::ENTRIES_PER_LEAF);
+        if let (Some(index), Known::Absent) = (index, *known) {
+            *known = F::get(&page.0, index as usize).map_or(Known::Void, Known::Entry);
+        }
+    }
+}
+
 /// The map of a store.
 #[derive(Debug)]
 pub struct Map<F: Layout> {
@@ -136,6 +147,27 @@ impl<F: Layout> Map<F> {
         });
         drop(state);
         current
+    }
+
+    /// Takes what leaf pages in memory say of blocks from `lba` on that are absent so far; returns
+    /// the pages that have to be fetched for the others.
+    pub fn look_up(&self, known: &mut [Known<F::Entry>], lba: u64) -> Vec<Fetch> {
+        let size = F::ENTRIES_PER_LEAF;
+        let sets = lba / size..(lba + known.len() as u64).div_ceil(size);
+        let find = |set: u64| {
+            let start = (set * size).saturating_sub(lba) as usize;
+            let end = (((set + 1) * size - lba) as usize).min(known.len());
+            if !known[start..end].contains(&Known::Absent) {
+                return None;
+            }
+            match self.leaves.find(set) {
+                Found::Void => take_leaf::<F>(known, lba, set, &Page::ZERO),
+                Found::Cached(page) => take_leaf::<F>(known, lba, set, &page),
+                Found::At(fetch) => return Some(fetch),
+            }
+            None
+        };
+        sets.filter_map(find).collect()
     }
 
     /// The entries of all blocks of a set. Reads its leaf page if it isn't in memory, and blocks.
