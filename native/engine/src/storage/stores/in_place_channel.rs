@@ -260,7 +260,7 @@ impl InPlaceChannel {
             match result {
                 Ok(()) => self.write(id, operation),
                 Err(error) => {
-                    self.written(Operation { result: Err(copy_error(error)), ..operation })
+                    self.written(Operation { result: Err(copy_error(error)), ..operation });
                 }
             }
         }
