@@ -14,15 +14,13 @@ use rustix::event::epoll;
 use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::link::Nanos;
-use sealane_proto::sector::{
-    BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, field, metadata, metadata_mut,
-};
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, IV_BYTES};
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
-use super::fresh::failure::{Refusal, copy_error};
+use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
-use super::fresh::map::take_leaf;
+use super::fresh::map::{Map, take_leaf};
 use super::in_place_store::Shared;
 use super::pages::Page;
 use super::raw_pages::wait_for_end;
@@ -70,6 +68,10 @@ pub(super) struct InPlaceChannel {
     operations: HashMap<u64, Operation>,
     /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
+    /// Writes that wait for an announcement which was not asked for yet.
+    unannounced: Vec<u64>,
+    /// Writes that wait for one that was, by its name.
+    announcements: HashMap<u64, Vec<u64>>,
     /// Writes and deallocations for which there is no room yet; in order.
     waiting: VecDeque<(u64, StoreRequest)>,
     is_room_wanted: bool,
@@ -95,6 +97,8 @@ impl InPlaceChannel {
             either,
             operations: HashMap::new(),
             fetches: HashMap::new(),
+            unannounced: Vec::new(),
+            announcements: HashMap::new(),
             waiting: VecDeque::new(),
             is_room_wanted: false,
             next: 0,
@@ -139,11 +143,7 @@ impl InPlaceChannel {
         let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
         let Some(StoreRequest::Read { buffer, .. }) = &operation.request else { return };
         let blocks = buffer.as_chunks::<BLOCK_BYTES>().0;
-        for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&mut operation.known) {
-            if *known == Known::Absent && self.is_vouched_for(lba, block) {
-                *known = Known::Entry(block_iv(block));
-            }
-        }
+        self.shared.map.take_vouched(&mut operation.known, operation.lba, blocks);
         let is_missing = |fetch: &Fetch| {
             let blocks = (operation.lba..).zip(&operation.known);
             let mut absent = blocks.filter(|(_, known)| **known == Known::Absent);
@@ -151,12 +151,6 @@ impl InPlaceChannel {
         };
         let fetches = fetches.into_iter().filter(is_missing).collect();
         self.fetch(operation, fetches);
-    }
-
-    fn is_vouched_for(&self, lba: u64, block: &Block) -> bool {
-        let node = self.shared.map.leaves().node(lba / Ivs::ENTRIES_PER_LEAF);
-        let Ok(mac) = metadata(block, field::MAC).try_into() else { return false };
-        self.shared.fast_path.is_current(lba, &block_iv(block), node, mac)
     }
 
     /// Fetches leaf pages; goes on if there are none.
@@ -212,15 +206,7 @@ impl InPlaceChannel {
     fn looked_up(&mut self, mut operation: Operation) {
         if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
             let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
-            for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&operation.known) {
-                match known {
-                    Known::Entry(iv) if block_iv(block) == *iv => {
-                        metadata_mut(block, field::MAC).fill(0);
-                    }
-                    Known::Entry(_) => operation.result = Err(Refusal::Stale(lba).into()),
-                    Known::Void | Known::Absent => block.fill(0),
-                }
-            }
+            operation.result = Map::check_blocks(&operation.known, operation.lba, blocks);
         }
         self.finish(operation);
     }
@@ -241,7 +227,7 @@ impl InPlaceChannel {
                         Operation { ticket, request, lba, stage, known, result: Ok(()) };
                     let id = self.name();
                     self.operations.insert(id, operation);
-                    self.requests.announce(&self.mailbox, id);
+                    self.unannounced.push(id);
                     return None;
                 }
                 Ok(None) => Ok(false),
@@ -258,8 +244,30 @@ impl InPlaceChannel {
         None
     }
 
+    /// Has writes announced that wait for it, all at once.
+    fn announce(&mut self) {
+        if !self.unannounced.is_empty() {
+            let name = self.name();
+            self.announcements.insert(name, std::mem::take(&mut self.unannounced));
+            self.requests.announce(&self.mailbox, name);
+        }
+    }
+
+    /// An announcement has ended.
+    fn announced(&mut self, writes: Vec<u64>, result: &io::Result<()>) {
+        for id in writes {
+            let Some(operation) = self.operations.remove(&id) else { continue };
+            match result {
+                Ok(()) => self.write(id, operation),
+                Err(error) => {
+                    self.written(Operation { result: Err(copy_error(error)), ..operation });
+                }
+            }
+        }
+    }
+
     /// The announcement is durable: the blocks may be written.
-    fn announced(&mut self, id: u64, mut operation: Operation) {
+    fn write(&mut self, id: u64, mut operation: Operation) {
         operation.stage = Stage::Writing;
         let lba = self.shared.map.geometry().in_place_block(operation.lba);
         if let Some(StoreRequest::Write { buffer, .. }) = &mut operation.request {
@@ -330,11 +338,10 @@ impl InPlaceChannel {
                 self.room_came(&result);
                 continue;
             }
-            let Some(operation) = self.operations.remove(&id) else { continue };
-            match (&operation.stage, &result) {
-                (Stage::Announcing, Ok(())) => self.announced(id, operation),
-                (Stage::Announcing, Err(_)) => self.written(Operation { result, ..operation }),
-                _ => self.finish(Operation { result, ..operation }),
+            if let Some(writes) = self.announcements.remove(&id) {
+                self.announced(writes, &result);
+            } else if let Some(operation) = self.operations.remove(&id) {
+                self.finish(Operation { result, ..operation });
             }
         }
     }
@@ -425,6 +432,7 @@ impl StoreChannel for InPlaceChannel {
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         hush(&self.event);
         self.collect_mail();
+        self.announce();
         // What was looked up, or announced, goes on at once.
         loop {
             let mut raw_done = std::mem::take(&mut self.raw_done);
