@@ -203,9 +203,8 @@ impl Receiver {
 
     /// Ends a receive with what it has.
     pub fn complete(&mut self, number: u64, events: &mut Events) -> Result<(), PostError> {
-        let is_open = |incoming: &Incoming| {
-            matches!(incoming.state, State::Posted | State::Landing(_))
-        };
+        let is_open =
+            |incoming: &Incoming| matches!(incoming.state, State::Posted | State::Landing(_));
         if !self.get(number).is_some_and(is_open) {
             return Err(PostError::NotInProgress(number));
         }

@@ -199,7 +199,7 @@ mod tests {
         }
         assert!(!stream.add((1, 1), 0, false));
         assert_eq!(stream.source(1), None, "what is refused leaves nothing behind");
-        assert!(stream.add((0, 3), 0, false) == false);
+        assert!(!stream.add((0, 3), 0, false));
         stream.advance();
         assert!(stream.add((1, 1), 0, false));
     }

@@ -5,10 +5,9 @@
 use std::io;
 use std::sync::Arc;
 
-use sealane_proto::freshness::fast_path::{FastPathKey, Included};
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
-use sealane_proto::sector::{block_iv, field, metadata, metadata_mut};
+use sealane_proto::sector::field;
 
 use super::super::store::{
     BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
@@ -28,7 +27,6 @@ use super::sealed_file::Trust;
 pub(super) struct Shared {
     pub raw: Arc<RawPages>,
     pub map: Arc<Map<Ivs>>,
-    pub fast_path: FastPathKey,
     pub counters: StoreCounters,
 }
 
@@ -87,29 +85,24 @@ impl InPlaceStore {
     /// merged are passed over. Returns how many have one now. Blocks. Nobody may write any of these
     /// blocks meanwhile: the caller has them locked.
     pub fn refresh(&self, lba: u64, blocks: u64) -> io::Result<u64> {
-        let Shared { raw, map, fast_path, .. } = &*self.shared;
+        let Shared { raw, map, .. } = &*self.shared;
         let mut channel = raw.store().open()?;
         let mut refreshed = 0;
-        for (lba, known) in (lba..).zip(map.current(lba, blocks)) {
-            let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
-            let Some(page) = map.leaf(set)?.filter(|_| known == Known::Absent) else { continue };
-            let leaf = map.leaves().with_node(set, &page);
-            let included = leaf.as_ref().and_then(|leaf| Included::of(leaf, index as usize));
-            let (Some(leaf), Some(included)) = (leaf, included) else { continue };
+        for lba in lba..lba + blocks {
+            // Nothing is read for what has no MAC anyway.
+            if map.current(lba, 1) != [Known::Absent] {
+                continue;
+            }
             let place = map.geometry().in_place_block(lba);
             let read = StoreRequest::Read { lba: place, buffer: vec![0; BLOCK_BYTES] };
             let mut buffer = execute(&mut *channel, read)?;
             let Some(block) = buffer.first_chunk_mut::<BLOCK_BYTES>() else { continue };
-            if Some(block_iv(block)) != leaf.entry::<Ivs>(index as usize) {
-                return Err(Refusal::Stale(lba).into());
-            }
-            let mac = fast_path.issue(&included);
-            if metadata(block, field::MAC) != mac {
-                metadata_mut(block, field::MAC).copy_from_slice(&mac);
+            let vouched = map.vouch(lba, block)?;
+            if vouched == Some(true) {
                 let write = StoreRequest::Write { lba: place, buffer, durable: false };
                 execute(&mut *channel, write)?;
             }
-            refreshed += 1;
+            refreshed += u64::from(vouched.is_some());
         }
         Ok(refreshed)
     }
@@ -117,8 +110,7 @@ impl InPlaceStore {
     fn start(raw: Arc<RawPages>, map: Map<Ivs>) -> io::Result<Self> {
         let map = Arc::new(map);
         let journal = Journal::start(Arc::clone(&map))?;
-        let fast_path = map.fast_path();
-        let shared = Shared { raw, map, fast_path, counters: StoreCounters::default() };
+        let shared = Shared { raw, map, counters: StoreCounters::default() };
         Ok(Self { shared: Arc::new(shared), journal })
     }
 }
