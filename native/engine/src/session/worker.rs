@@ -216,9 +216,7 @@ impl Worker {
                 Ok(()) => None,
                 Err(PostError::Retry) => return,
                 Err(PostError::Closed) => Some(Status::Aborted),
-                Err(PostError::InvalidLength { .. } | PostError::InvalidCode { .. }) => {
-                    Some(Status::Refused)
-                }
+                Err(_) => Some(Status::Refused),
             };
             self.progress.operations.posted(direction);
             if let Some(status) = refused {
@@ -422,6 +420,8 @@ fn status_of(status: CompletionStatus) -> Status {
         CompletionStatus::OutcomeUnknown => Status::OutcomeUnknown,
         CompletionStatus::Aborted => Status::Aborted,
         CompletionStatus::TooLong => Status::TooLong,
+        CompletionStatus::Cancelled => Status::Cancelled,
+        CompletionStatus::Partial => Status::Partial,
     }
 }
 
