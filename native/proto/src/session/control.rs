@@ -7,9 +7,10 @@ use std::collections::VecDeque;
 
 use crate::link::Nanos;
 
+use super::ecn::PathCounts;
 use super::frame::{
     ABORT_BYTES, CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, NO_PACKET,
-    PATH_BYTES, SLICE_HEADER_BYTES, push_credit_length,
+    PATH_BYTES, PATH_COUNTS_BYTES, SLICE_HEADER_BYTES, push_credit_length,
 };
 use super::receiver::{Progress, Receiver};
 use super::rtt::RoundTrip;
@@ -213,6 +214,9 @@ impl Control {
         while let Some(token) = self.responses.pop_front() {
             Frame::PathResponse { token }.encode(out);
         }
+        if halves.counts.received > 0 && out.len() + PATH_COUNTS_BYTES <= end {
+            Frame::PathCounts { counts: halves.counts }.encode(out);
+        }
         let reserved = PATH_BYTES + CLOSE_BYTES;
         if self.close.is_none() {
             self.write_aborts(out, end - reserved, halves, now);
@@ -342,6 +346,8 @@ pub struct Halves<'a> {
     pub packet_number: u64,
     /// Whether the path is validated.
     pub is_established: bool,
+    /// What has arrived on the path.
+    pub counts: PathCounts,
     /// Smoothed round trip, or a guess.
     pub srtt: Nanos,
     /// Retransmission time-out.

@@ -3,6 +3,7 @@
 //! Every frame states an absolute, cumulative fact, so losing, repeating or reordering them does no
 //! harm. They travel inside sealed packets only.
 
+use super::ecn::PathCounts;
 use super::packet::{Malformed, be};
 
 const PADDING: u8 = 0;
@@ -14,6 +15,7 @@ const ABORT_RECEIVE: u8 = 5;
 const PATH_CHALLENGE: u8 = 6;
 const PATH_RESPONSE: u8 = 7;
 const CLOSE: u8 = 8;
+const PATH_COUNTS: u8 = 16;
 
 /// Bytes of an ACK frame.
 pub const ACK_BYTES: usize = 25;
@@ -27,6 +29,8 @@ pub const CREDIT_LENGTH_BYTES: usize = 5;
 pub const ABORT_BYTES: usize = 7;
 /// Bytes of a PATH_CHALLENGE or PATH_RESPONSE frame.
 pub const PATH_BYTES: usize = 9;
+/// Bytes of a PATH_COUNTS frame.
+pub const PATH_COUNTS_BYTES: usize = 25;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 /// The packet number that stands for "none received yet".
@@ -87,6 +91,11 @@ pub enum Frame<'a> {
         /// The challenge's value.
         token: u64,
     },
+    /// What has arrived on the path, by ECN field.
+    PathCounts {
+        /// All below 2^48, and the marked ones together no more than all.
+        counts: PathCounts,
+    },
     /// The session is over.
     Close {
         /// Why.
@@ -135,6 +144,12 @@ impl Frame<'_> {
             Self::PathResponse { token } => {
                 out.push(PATH_RESPONSE);
                 out.extend_from_slice(&token.to_be_bytes());
+            }
+            Self::PathCounts { counts: PathCounts { received, ect0, ect1, ce } } => {
+                out.push(PATH_COUNTS);
+                for count in [received, ect0, ect1, ce] {
+                    push_u48(out, count);
+                }
             }
             Self::Close { code } => out.extend_from_slice(&[CLOSE, code]),
         }
@@ -209,6 +224,15 @@ impl<'a> Frames<'a> {
             ABORT_RECEIVE => Frame::AbortReceive { message: self.number(6)? },
             PATH_CHALLENGE => Frame::PathChallenge { token: self.number(8)? },
             PATH_RESPONSE => Frame::PathResponse { token: self.number(8)? },
+            PATH_COUNTS => {
+                let counts = PathCounts {
+                    received: self.number(6)?,
+                    ect0: self.number(6)?,
+                    ect1: self.number(6)?,
+                    ce: self.number(6)?,
+                };
+                Frame::PathCounts { counts: counts.checked()? }
+            }
             CLOSE => Frame::Close { code: self.number(1)? as u8 },
             _ => return Err(Malformed),
         })
@@ -276,6 +300,13 @@ mod tests {
             (0..MESSAGES).prop_map(move |message| write(Frame::AbortReceive { message })),
             any::<u64>().prop_map(move |token| write(Frame::PathChallenge { token })),
             any::<u64>().prop_map(move |token| write(Frame::PathResponse { token })),
+            (0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40).prop_map(
+                move |(ect0, ect1, ce, rest)| {
+                    let received = ect0 + ect1 + ce + rest;
+                    let counts = PathCounts { received, ect0, ect1, ce };
+                    write(Frame::PathCounts { counts })
+                }
+            ),
             any::<u8>().prop_map(move |code| write(Frame::Close { code })),
         ]
     }

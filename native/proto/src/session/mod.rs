@@ -3,10 +3,12 @@
 //! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
 //! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/session-wire.md`. Not built yet: NACK, rekeying, congestion control, several paths.
+//! `docs/session-wire.md`. Not built yet: NACK, congestion control, several paths.
 
 mod bitmap;
 mod control;
+mod ecn;
+mod epochs;
 mod events;
 pub mod frame;
 mod layout;
@@ -27,6 +29,7 @@ use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
 use control::{CHALLENGE_INTERVAL, Control, Halves};
+use ecn::Marking;
 use events::Events;
 use frame::{Frame, Frames, NO_PACKET};
 use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
@@ -35,9 +38,10 @@ use receiver::{Outcome, Receiver, Unit};
 use rtt::RoundTrip;
 use sender::Sender;
 
+pub use ecn::{Ecn, PathCounts};
+pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use pacing::BURST_PACKETS;
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
-pub use protection::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY_MAX};
 pub use receiver::SCRATCH_BYTES_MAX;
 pub use types::*;
 
@@ -79,7 +83,10 @@ pub struct Session {
     /// The datagram being received came from another address than the path's.
     is_elsewhere: bool,
     events: Events,
-    plaintext: Vec<u8>,
+    /// What arrived on the path …
+    counts: PathCounts,
+    /// … and whether what leaves on it is marked.
+    marking: Marking,
     statistics: SessionStatistics,
 }
 
@@ -110,7 +117,8 @@ impl Session {
             is_stalled: false,
             is_elsewhere: false,
             events: Events::default(),
-            plaintext: Vec::new(),
+            counts: PathCounts::default(),
+            marking: Marking::default(),
             statistics: SessionStatistics::default(),
         }
     }
@@ -159,55 +167,47 @@ impl Session {
 
     // Inputs.
 
-    /// Takes a datagram from the network. Whatever is wrong with it is counted, never returned.
-    pub fn receive(&mut self, datagram: &mut [u8], memory: &mut impl Memory, now: Nanos) {
-        if matches!(self.state, State::Closing | State::Closed) {
-            return;
-        }
-        let mut plaintext = std::mem::take(&mut self.plaintext);
-        match self.protection.open(datagram, &mut plaintext) {
-            Ok(header) => {
-                self.last_received = now;
-                self.silent_since = now;
-                self.is_stalled = false;
-                self.statistics.packets_received += 1;
-                self.control.packet_received(header.packet_number, now);
-                self.packet_received(&header, &plaintext, memory, now);
-            }
-            Err(Refusal::Malformed) => self.statistics.malformed += 1,
-            Err(Refusal::Replayed) => self.statistics.replayed += 1,
-            Err(Refusal::Forged) => {
-                self.statistics.forged += 1;
-                if self.protection.is_receive_exhausted() {
-                    self.close(CloseReason::ForgeryLimit, now);
-                }
-            }
-        }
-        self.plaintext = plaintext;
-    }
-
-    /// Takes a datagram from another address than the one this end sends to. If it is authentic and
-    /// the path is not validated yet, says true: the caller sends to where it came from, from now
-    /// on. What was answered to challenges sent before validates nothing. A validated path stays
-    /// what it is, and the datagram is not even opened.
-    pub fn receive_elsewhere(
+    /// Takes a datagram from the network; whether it was authentic. Whatever is wrong with it is
+    /// counted, never returned.
+    ///
+    /// An authentic one from elsewhere, while the path is not validated, means: the caller sends to
+    /// where it came from, from now on. What was answered to challenges sent before validates
+    /// nothing. A validated path stays what it is.
+    pub fn receive(
         &mut self,
         datagram: &mut [u8],
+        arrival: Arrival,
         memory: &mut impl Memory,
         now: Nanos,
     ) -> bool {
-        if self.state != State::Connecting {
+        if matches!(self.state, State::Closing | State::Closed) {
             return false;
         }
-        let before = self.statistics.packets_received;
-        self.is_elsewhere = true;
-        self.receive(datagram, memory, now);
-        self.is_elsewhere = false;
-        let is_authentic = self.statistics.packets_received > before;
-        if is_authentic {
-            self.control.path_changed(now);
+        let is_foreign = match arrival.source {
+            Source::Path => false,
+            Source::Elsewhere => self.state != State::Connecting,
+            Source::Foreign => true,
+        };
+        let refusal = match self.protection.open(datagram, is_foreign, now) {
+            Ok((header, plaintext)) => {
+                self.authentic(&header, plaintext, arrival, memory, now);
+                return true;
+            }
+            Err(refusal) => refusal,
+        };
+        let counter = match refusal {
+            Refusal::Malformed => &mut self.statistics.malformed,
+            Refusal::Misdirected => &mut self.statistics.misdirected,
+            Refusal::Foreign => &mut self.statistics.foreign_packets,
+            Refusal::UnknownEpoch => &mut self.statistics.unknown_epoch,
+            Refusal::Replayed => &mut self.statistics.replayed,
+            Refusal::Forged => &mut self.statistics.forged,
+        };
+        *counter += 1;
+        if self.protection.is_receive_exhausted() {
+            self.close(CloseReason::ForgeryLimit, now);
         }
-        is_authentic
+        false
     }
 
     /// Lets time pass. To be called at [`Self::next_timeout`]; harmless at any other time.
@@ -224,6 +224,7 @@ impl Session {
                     self.close(CloseReason::IdleTimeout, now);
                     return;
                 }
+                self.protection.retire(now);
                 self.sender.prune();
                 self.probe(now);
             }
@@ -232,7 +233,8 @@ impl Session {
 
     // Outputs.
 
-    /// Appends one whole datagram to `out`; false if nothing may be sent now.
+    /// Appends one whole datagram to `out`; false if nothing may be sent now. How to mark it says
+    /// [`Self::ecn`].
     pub fn next_transmit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
         if self.state == State::Closed || self.pacer.next_at() > now {
             return false;
@@ -245,6 +247,12 @@ impl Session {
             return self.transmit_control(now, out);
         }
         is_established && !self.is_stalled && self.transmit_unit(memory, now, out)
+    }
+
+    /// The ECN field of the datagram that was appended last.
+    #[must_use]
+    pub fn ecn(&self) -> Ecn {
+        self.marking.codepoint()
     }
 
     /// When [`Self::handle_timeout`] and [`Self::next_transmit`] are to be called next.
@@ -294,7 +302,13 @@ impl Session {
     /// Counters since the start.
     #[must_use]
     pub fn statistics(&self) -> SessionStatistics {
+        let (key_updates_sent, key_updates_received) = self.protection.key_updates();
         let mut statistics = SessionStatistics {
+            key_updates_sent,
+            key_updates_received,
+            ce_received: self.counts.ce,
+            ce_echoed: self.marking.peer().ce,
+            is_ecn_capable: u64::from(self.marking.codepoint() != Ecn::NotEct),
             decoded_units: self.receiver.decoded_units(),
             srtt_nanos: self.rtt.smoothed().unwrap_or(0),
             rto_nanos: self.rtt.timeout(),
@@ -329,6 +343,27 @@ impl Session {
         self.sender.close(now, &mut self.events);
         self.receiver.close(&mut self.events);
         self.events.push(Event::Closed { reason, by_peer }, 0);
+    }
+
+    fn authentic(
+        &mut self,
+        header: &Header,
+        plaintext: &[u8],
+        arrival: Arrival,
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) {
+        self.last_received = now;
+        self.silent_since = now;
+        self.is_stalled = false;
+        self.statistics.packets_received += 1;
+        self.counts.add(arrival.ecn);
+        self.control.packet_received(header.packet_number, now);
+        self.is_elsewhere = arrival.source == Source::Elsewhere;
+        self.packet_received(header, plaintext, memory, now);
+        if self.is_elsewhere {
+            self.control.path_changed(now);
+        }
     }
 
     fn packet_received(
@@ -403,6 +438,7 @@ impl Session {
         match frame {
             Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
                 if packet_number != NO_PACKET {
+                    self.protection.acknowledged(packet_number);
                     self.rtt.echo_received(packet_number, delay_nanos.into(), now);
                 }
                 let posted_end = self.receiver.posted_end();
@@ -428,6 +464,7 @@ impl Session {
                 self.control.challenge_received(token);
                 self.control.acknowledge_now(now);
             }
+            Frame::PathCounts { counts } => self.marking.counts_received(counts),
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(token, now),
             Frame::Close { code } => {
@@ -487,6 +524,7 @@ impl Session {
             receiver: &self.receiver,
             packet_number: self.protection.next_packet_number(),
             is_established: self.state == State::Established,
+            counts: self.counts,
             srtt: self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL),
             timeout: self.rtt.timeout(),
         };
@@ -527,6 +565,7 @@ impl Session {
     }
 
     fn account(&mut self, wire_bytes: usize, now: Nanos) {
+        self.marking.packet_sent(self.state != State::Connecting);
         self.statistics.packets_sent += 1;
         self.statistics.wire_bytes_sent += wire_bytes as u64;
         self.pacer.sent(wire_bytes as u64, now);

@@ -3,6 +3,8 @@
 use crate::aead::Secret;
 use crate::link::Nanos;
 
+use super::ecn::Ecn;
+use super::epochs::PACKETS_PER_KEY_MAX;
 use super::packet;
 use super::receiver::SCRATCH_BYTES_MAX;
 
@@ -44,8 +46,32 @@ pub struct SessionConfig {
     pub rate_bytes_per_second: u64,
     /// Silence of the peer after which the session is given up, in nanoseconds.
     pub idle_timeout: Nanos,
+    /// Packets after which this end takes a new key for what it sends: up to
+    /// [`PACKETS_PER_KEY_MAX`], [`super::PACKETS_PER_KEY`] unless for a test.
+    pub packets_per_key: u64,
     /// Whether packets carry bytes.
     pub payload: PayloadMode,
+}
+
+/// Where a datagram came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The address that this end sends to.
+    Path,
+    /// Another one, which this end would follow if the datagram is authentic: see
+    /// [`super::Session::receive`].
+    Elsewhere,
+    /// Another one.
+    Foreign,
+}
+
+/// What the socket says of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Where it came from.
+    pub source: Source,
+    /// The ECN field of its IP header.
+    pub ecn: Ecn,
 }
 
 /// A value of [`SessionConfig`] is out of range.
@@ -66,6 +92,9 @@ pub enum ConfigError {
     /// The session would end at once.
     #[error("idle_timeout is 0")]
     IdleTimeout,
+    /// A key could protect nothing, or more than it may.
+    #[error("packets_per_key is {0}: from 1 to {PACKETS_PER_KEY_MAX} is needed")]
+    PacketsPerKey(u64),
 }
 
 impl SessionConfig {
@@ -85,6 +114,9 @@ impl SessionConfig {
         }
         if self.idle_timeout == 0 {
             return Err(ConfigError::IdleTimeout);
+        }
+        if !(1..=PACKETS_PER_KEY_MAX).contains(&self.packets_per_key) {
+            return Err(ConfigError::PacketsPerKey(self.packets_per_key));
         }
         Ok(())
     }
@@ -186,7 +218,7 @@ pub enum CloseReason {
     Requested,
     /// The peer was silent for the idle timeout.
     IdleTimeout,
-    /// A key has protected as many packets as it may (rekey is not built yet).
+    /// A key has protected as many packets as it may, and the peer has not confirmed it.
     PacketLimit,
     /// More packets failed authentication than a key tolerates.
     ForgeryLimit,
@@ -343,7 +375,7 @@ counters! {
         pub forged: u64,
         /// Packet numbers seen before, or older than the replay window.
         pub replayed: u64,
-        /// Datagrams with a wrong length, version, connection id, epoch, channel or content.
+        /// Datagrams with a wrong length, version or content.
         pub malformed: u64,
         /// Units of a message for which no receive was posted.
         pub unposted: u64,
@@ -369,5 +401,21 @@ counters! {
         pub srtt_nanos: u64,
         /// Retransmission time-out in force, in nanoseconds.
         pub rto_nanos: u64,
+        /// Datagrams for another connection or channel.
+        pub misdirected: u64,
+        /// Datagrams from an address that is none of the session's.
+        pub foreign_packets: u64,
+        /// Datagrams under a key that is gone or can't be in use yet.
+        pub unknown_epoch: u64,
+        /// Key updates of what this end sends.
+        pub key_updates_sent: u64,
+        /// Key updates of the peer.
+        pub key_updates_received: u64,
+        /// Authentic datagrams that arrived marked CE.
+        pub ce_received: u64,
+        /// Datagrams of this end that arrived marked CE, as the peer has counted.
+        pub ce_echoed: u64,
+        /// 1 while what this end sends is marked ECN-capable.
+        pub is_ecn_capable: u64,
     }
 }

@@ -11,20 +11,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use sealane_proto::freshness::fast_path::FastPathKey;
 use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::link::Nanos;
-use sealane_proto::sector::{
-    BLOCK_BYTES, Block, DATA_BYTES, block_iv, field, metadata, metadata_mut,
-};
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
 use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
-use super::fresh::failure::Refusal;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
-use super::fresh::map::take_leaf;
+use super::fresh::map::{Map, take_leaf};
 use super::fresh_store::Shared;
 use super::in_place_store::InPlace;
 use super::pages::Page;
@@ -61,7 +57,6 @@ struct Operation {
 pub(super) struct InPlaceChannel {
     raw: Box<dyn StoreChannel>,
     shared: Arc<Shared<InPlace>>,
-    fast_path: FastPathKey,
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
     event: Arc<OwnedFd>,
@@ -86,7 +81,6 @@ impl InPlaceChannel {
         }
         Ok(Self {
             raw,
-            fast_path: shared.map.fast_path(),
             shared,
             requests: Arc::clone(requests),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
@@ -134,11 +128,7 @@ impl InPlaceChannel {
         let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
         let StoreRequest::Read { buffer, .. } = &operation.request else { return };
         let blocks = buffer.as_chunks::<BLOCK_BYTES>().0;
-        for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&mut operation.known) {
-            if *known == Known::Absent && self.is_vouched_for(lba, block) {
-                *known = Known::Entry(block_iv(block));
-            }
-        }
+        self.shared.map.take_vouched(&mut operation.known, operation.lba, blocks);
         let is_missing = |fetch: &Fetch| {
             let blocks = (operation.lba..).zip(&operation.known);
             let mut absent = blocks.filter(|(_, known)| **known == Known::Absent);
@@ -146,12 +136,6 @@ impl InPlaceChannel {
         };
         let fetches = fetches.into_iter().filter(is_missing).collect();
         self.fetch(operation, fetches);
-    }
-
-    fn is_vouched_for(&self, lba: u64, block: &Block) -> bool {
-        let node = self.shared.map.leaves().node(lba / Ivs::ENTRIES_PER_LEAF);
-        let Ok(mac) = metadata(block, field::MAC).try_into() else { return false };
-        self.fast_path.is_current(lba, &block_iv(block), node, mac)
     }
 
     /// Fetches leaf pages; goes on if there are none.
@@ -207,15 +191,7 @@ impl InPlaceChannel {
     fn looked_up(&mut self, mut operation: Operation) {
         if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
-            for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&operation.known) {
-                match known {
-                    Known::Entry(iv) if block_iv(block) == *iv => {
-                        metadata_mut(block, field::MAC).fill(0);
-                    }
-                    Known::Entry(_) => operation.result = Err(Refusal::Stale(lba).into()),
-                    Known::Void | Known::Absent => block.fill(0),
-                }
-            }
+            operation.result = Map::check_blocks(&operation.known, operation.lba, blocks);
         }
         self.finish(operation);
     }

@@ -5,13 +5,10 @@
 use std::io;
 use std::sync::Arc;
 
-use sealane_proto::freshness::fast_path::Included;
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
-use sealane_proto::sector::{block_iv, field, metadata, metadata_mut};
 
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreRequest};
-use super::fresh::failure::Refusal;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Requests;
 use super::fresh_store::{FreshStore, Place, Shared, Trust, check_empty, check_name, new_uuid};
@@ -109,29 +106,23 @@ impl InPlaceStore {
     /// blocks meanwhile: the caller has them locked.
     pub fn refresh(&self, lba: u64, blocks: u64) -> io::Result<u64> {
         let Shared { place: InPlace { raw }, map, .. } = &*self.shared;
-        let fast_path = map.fast_path();
         let mut channel = raw.store().open()?;
         let mut refreshed = 0;
-        for (lba, known) in (lba..).zip(map.current(lba, blocks)) {
-            let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
-            let Some(page) = map.leaf(set)?.filter(|_| known == Known::Absent) else { continue };
-            let leaf = map.leaves().with_node(set, &page);
-            let included = leaf.as_ref().and_then(|leaf| Included::of(leaf, index as usize));
-            let (Some(leaf), Some(included)) = (leaf, included) else { continue };
+        for lba in lba..lba + blocks {
+            // Nothing is read for what has no MAC anyway.
+            if map.current(lba, 1) != [Known::Absent] {
+                continue;
+            }
             let place = map.geometry().in_place_block(lba);
             let read = StoreRequest::Read { lba: place, buffer: vec![0; BLOCK_BYTES] };
             let mut buffer = execute(&mut *channel, read)?;
             let Some(block) = buffer.first_chunk_mut::<BLOCK_BYTES>() else { continue };
-            if Some(block_iv(block)) != leaf.entry::<Ivs>(index as usize) {
-                return Err(Refusal::Stale(lba).into());
-            }
-            let mac = fast_path.issue(&included);
-            if metadata(block, field::MAC) != mac {
-                metadata_mut(block, field::MAC).copy_from_slice(&mac);
+            let vouched = map.vouch(lba, block)?;
+            if vouched == Some(true) {
                 let write = StoreRequest::Write { lba: place, buffer, durable: false };
                 execute(&mut *channel, write)?;
             }
-            refreshed += 1;
+            refreshed += u64::from(vouched.is_some());
         }
         Ok(refreshed)
     }
@@ -141,10 +132,11 @@ impl InPlaceStore {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use sealane_proto::sector::DATA_BYTES;
+    use sealane_proto::sector::{DATA_BYTES, field};
 
     use super::super::conformance;
     use super::super::emulated::{EmulatedStore, Profile};
+    use super::super::fresh::failure::Refusal;
     use super::super::inline_file::InlineFileStore;
     use super::super::memory::MemoryStore;
     use super::super::scratch::Scratch;
