@@ -18,6 +18,7 @@ use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
 use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
+use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::{Map, take_leaf};
@@ -65,6 +66,10 @@ pub(super) struct InPlaceChannel {
     operations: HashMap<u64, Operation>,
     /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
+    /// Writes that wait for an announcement which was not asked for yet.
+    unannounced: Vec<u64>,
+    /// Writes that wait for one that was, by its name.
+    announcements: HashMap<u64, Vec<u64>>,
     waiting: Waiting,
     next: u64,
     ends: Ends,
@@ -89,6 +94,8 @@ impl InPlaceChannel {
             either,
             operations: HashMap::new(),
             fetches: HashMap::new(),
+            unannounced: Vec::new(),
+            announcements: HashMap::new(),
             waiting: Waiting::default(),
             next: 0,
             raw_done: Vec::new(),
@@ -198,8 +205,30 @@ impl InPlaceChannel {
 
     // Changes.
 
+    /// Has writes announced that wait for it, all at once.
+    fn announce(&mut self) {
+        if !self.unannounced.is_empty() {
+            let name = self.name();
+            self.announcements.insert(name, std::mem::take(&mut self.unannounced));
+            self.requests.announce(&self.mailbox, name);
+        }
+    }
+
+    /// An announcement has ended.
+    fn announced(&mut self, writes: Vec<u64>, result: &io::Result<()>) {
+        for id in writes {
+            let Some(operation) = self.operations.remove(&id) else { continue };
+            match result {
+                Ok(()) => self.write(id, operation),
+                Err(error) => {
+                    self.written(Operation { result: Err(copy_error(error)), ..operation });
+                }
+            }
+        }
+    }
+
     /// The announcement is durable: the blocks may be written.
-    fn announced(&mut self, id: u64, mut operation: Operation) {
+    fn write(&mut self, id: u64, mut operation: Operation) {
         operation.stage = Stage::Writing;
         let lba = self.shared.map.geometry().in_place_block(operation.lba);
         if let StoreRequest::Write { buffer, .. } = &mut operation.request {
@@ -242,11 +271,10 @@ impl InPlaceChannel {
                 self.room_came(&result);
                 continue;
             }
-            let Some(operation) = self.operations.remove(&id) else { continue };
-            match (&operation.stage, &result) {
-                (Stage::Announcing, Ok(())) => self.announced(id, operation),
-                (Stage::Announcing, Err(_)) => self.written(Operation { result, ..operation }),
-                _ => self.finish(Operation { result, ..operation }),
+            if let Some(writes) = self.announcements.remove(&id) {
+                self.announced(writes, &result);
+            } else if let Some(operation) = self.operations.remove(&id) {
+                self.finish(Operation { result, ..operation });
             }
         }
     }
@@ -296,7 +324,7 @@ impl ChangeChannel for InPlaceChannel {
                         Operation { ticket, request, lba, stage, known, result: Ok(()) };
                     let id = self.name();
                     self.operations.insert(id, operation);
-                    self.requests.announce(&self.mailbox, id);
+                    self.unannounced.push(id);
                     return None;
                 }
                 Ok(None) => Ok(false),
@@ -346,6 +374,7 @@ impl StoreChannel for InPlaceChannel {
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         hush(&self.event);
         self.collect_mail();
+        self.announce();
         // What was looked up, or announced, goes on at once.
         loop {
             let mut raw_done = std::mem::take(&mut self.raw_done);
