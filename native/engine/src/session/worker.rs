@@ -212,9 +212,7 @@ impl Worker {
                     return;
                 }
                 Err(PostError::Closed) => self.refuse(&submission, Status::Aborted),
-                Err(PostError::InvalidLength { .. } | PostError::InvalidCode { .. }) => {
-                    self.refuse(&submission, Status::Refused);
-                }
+                Err(_) => self.refuse(&submission, Status::Refused),
             }
         }
         self.progress.has_more = true;
@@ -436,6 +434,8 @@ fn status_of(status: CompletionStatus) -> Status {
         CompletionStatus::OutcomeUnknown => Status::OutcomeUnknown,
         CompletionStatus::Aborted => Status::Aborted,
         CompletionStatus::TooLong => Status::TooLong,
+        CompletionStatus::Cancelled => Status::Cancelled,
+        CompletionStatus::Partial => Status::Partial,
     }
 }
 
