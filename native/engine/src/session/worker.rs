@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{
-    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, Session, SessionConfig,
-    Source,
+    Arrival, BURST_PACKETS, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, Session,
+    SessionConfig, Source,
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
@@ -24,9 +24,11 @@ use crate::udp::Udp;
 /// Receive calls, and datagrams sent, per turn: so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 4;
 const DATAGRAMS_PER_TURN: usize = 256;
-/// A paced sender wakes up for this many packets at once: far below the machine's burst, which is
-/// what makes up for a late timer …
-const PACKETS_PER_WAKE: u64 = 4;
+/// Datagrams between two looks at the clock: some microseconds.
+const DATAGRAMS_PER_LOOK: usize = 8;
+/// A paced sender wakes up for this many packets at once, which leave in one call: half of the
+/// machine's burst, whose other half is what makes up for a late timer …
+const PACKETS_PER_WAKE: u64 = BURST_PACKETS / 2;
 /// … and for no longer than this: control frames wait as long.
 const COALESCE_NANOS_MAX: Nanos = 250_000;
 /// Age of the published statistics, at most.
@@ -120,7 +122,6 @@ pub(super) struct Worker {
 pub(super) struct Progress {
     pub(super) operations: Operations,
     outbound: Outbound,
-    counters: WorkerStatistics,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
     /// When the statistics were published last.
@@ -179,7 +180,7 @@ impl Worker {
                 }
             });
             // An error is the network's late answer to an earlier packet: that one is lost.
-            if received.unwrap_or(0) == 0 {
+            if received.is_ok_and(|received| received.is_all) {
                 progress.has_datagrams = false;
                 return;
             }
@@ -199,26 +200,22 @@ impl Worker {
     fn transmit(&mut self) {
         let Self { session, udp, peer, memory, progress, .. } = self;
         let outbound = &mut progress.outbound;
-        // What the kernel would not take last time goes first; a refusal is a lost packet.
-        if outbound.flush(udp, *peer).is_err() {
-            progress.counters.send_errors += 1;
-        }
-        for _ in 0..DATAGRAMS_PER_TURN {
+        // What the kernel would not take last time goes first.
+        outbound.flush(udp, *peer);
+        let mut time = now();
+        for index in 0..DATAGRAMS_PER_TURN {
             if outbound.is_blocked() {
                 return;
             }
+            if index % DATAGRAMS_PER_LOOK == 0 {
+                time = now();
+            }
             let pushed = outbound.push(udp, *peer, |bytes| {
-                session.next_transmit(&*memory, now(), bytes).then(|| session.ecn())
+                session.next_transmit(&*memory, time, bytes).then(|| session.ecn())
             });
-            match pushed {
-                Ok(true) => {}
-                Ok(false) => {
-                    if !outbound.is_blocked() && outbound.flush(udp, *peer).is_err() {
-                        progress.counters.send_errors += 1;
-                    }
-                    return;
-                }
-                Err(_) => progress.counters.send_errors += 1,
+            if !pushed {
+                outbound.flush(udp, *peer);
+                return;
             }
         }
         progress.has_more = true;
@@ -273,7 +270,7 @@ impl Worker {
         self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
         if !self.progress.is_stale {
             self.progress.published = time;
-            let values = values(&self.session.statistics(), &self.progress.counters);
+            let values = values(&self.session.statistics(), &self.counters());
             self.memory.ring.publish_statistics(&values);
             *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
         }
@@ -282,6 +279,17 @@ impl Worker {
             // A full doorbell is one that the job has not looked at: it will wake all the same.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
+        }
+    }
+
+    fn counters(&self) -> WorkerStatistics {
+        let sent = self.progress.outbound.counters();
+        WorkerStatistics {
+            send_errors: sent.errors,
+            send_calls: sent.calls,
+            send_drops: sent.dropped,
+            receive_calls: self.udp.calls(),
+            receive_drops: self.udp.drops(),
         }
     }
 
