@@ -166,9 +166,10 @@ fn reliability(flags: u8, (k, m): (u8, u8), more: u8) -> Result<Reliability, Rin
 }
 
 /// How an operation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Status {
     /// Everything was delivered and acknowledged.
+    #[default]
     Ok,
     /// The session ended before the answer came.
     OutcomeUnknown,
@@ -214,7 +215,7 @@ impl Status {
 }
 
 /// One finished operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Completion {
     /// True for a send, false for a receive.
     pub is_send: bool,
@@ -222,6 +223,8 @@ pub struct Completion {
     pub status: Status,
     /// The number that the submission carried.
     pub user_data: u64,
+    /// Index of the submission, which names the operation.
+    pub handle: u64,
     /// Message number in the session.
     pub message: u64,
     /// Bytes of the message.
@@ -240,9 +243,13 @@ impl Completion {
         entry[1] = if self.immediate.is_some() { FLAG_IMMEDIATE } else { 0 };
         entry[2] = self.status.code();
         entry[4..8].copy_from_slice(&self.immediate.unwrap_or(0).to_le_bytes());
-        for (at, value) in
-            [(8, self.message), (16, self.length), (24, self.user_data), (32, self.duration_nanos)]
-        {
+        for (at, value) in [
+            (8, self.message),
+            (16, self.length),
+            (24, self.user_data),
+            (32, self.duration_nanos),
+            (40, self.handle),
+        ] {
             entry[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
         entry
@@ -263,6 +270,7 @@ impl Completion {
             length: word(entry, 16),
             user_data: word(entry, 24),
             duration_nanos: word(entry, 32),
+            handle: word(entry, 40),
         })
     }
 }
