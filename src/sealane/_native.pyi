@@ -286,7 +286,7 @@ def simulate(
     blackout_nanos: tuple[int, int] | None = None,
     idle_timeout_nanos: int = ...,
     reordering_nanos: int = 0,
-    reports: bool = True,
+    detection: Literal["reports", "timeout"] = "reports",
     time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
@@ -295,8 +295,8 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
     go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
-    What arrives `reordering_nanos` later than what was sent after it is not lost. Without `reports`
-    of losses the sender has its time-out alone.
+    What arrives `reordering_nanos` later than what was sent after it is not lost. With `detection`
+    by time-out the sender heeds no reports of losses.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
     time at most.
