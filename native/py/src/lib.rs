@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 mod gateway;
 mod host_queue;
+mod jobs;
 mod link;
 mod load;
 mod pdu;

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
+use super::upkeep::Upkeep;
+
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
 ///
 /// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,
@@ -26,6 +28,15 @@ pub trait BlockStore: Debug + Send + Sync {
     /// other, and answers [`StoreChannel::current_ivs`].
     fn keeps_freshness(&self) -> bool {
         false
+    }
+    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    fn layout(&self) -> &'static str {
+        ""
+    }
+    /// Who checks and refreshes what the store holds, for one background job. None: it keeps nothing
+    /// that could be checked.
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        Ok(None)
     }
     /// Shows the metadata of every written block, in any order, before any channel is open. Plain
     /// stores show nothing.

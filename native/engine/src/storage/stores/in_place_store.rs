@@ -5,22 +5,21 @@
 use std::io;
 use std::sync::Arc;
 
-use sealane_proto::freshness::fast_path::{FastPathKey, Included};
+use sealane_proto::freshness::fast_path::FastPathKey;
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
-use sealane_proto::freshness::pending::Known;
-use sealane_proto::sector::{block_iv, field, metadata, metadata_mut};
+use sealane_proto::sector::field;
 
-use super::super::store::{
-    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
-};
+use super::super::store::{BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters};
+use super::super::upkeep::Upkeep;
 use super::fresh::failure::Refusal;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Journal;
 use super::fresh::map::Map;
 use super::fresh::superblock::Superblock;
 use super::in_place_channel::InPlaceChannel;
+use super::in_place_upkeep::InPlaceUpkeep;
 use super::pages::{BlockFile, Page, random};
-use super::raw_pages::{RawPages, execute};
+use super::raw_pages::RawPages;
 use super::sealed_file::Trust;
 
 /// What the channels of a store share.
@@ -83,35 +82,10 @@ impl InPlaceStore {
         Self::start(pages, map)
     }
 
-    /// Gives blocks a fast-path MAC, each after a full check; those with changes that wait to be
-    /// merged are passed over. Returns how many have one now. Blocks. Nobody may write any of these
-    /// blocks meanwhile: the caller has them locked.
-    pub fn refresh(&self, lba: u64, blocks: u64) -> io::Result<u64> {
-        let Shared { raw, map, fast_path, .. } = &*self.shared;
-        let mut channel = raw.store().open()?;
-        let mut refreshed = 0;
-        for (lba, known) in (lba..).zip(map.current(lba, blocks)) {
-            let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
-            let Some(page) = map.leaf(set)?.filter(|_| known == Known::Absent) else { continue };
-            let leaf = map.leaves().with_node(set, &page);
-            let included = leaf.as_ref().and_then(|leaf| Included::of(leaf, index as usize));
-            let (Some(leaf), Some(included)) = (leaf, included) else { continue };
-            let place = map.geometry().in_place_block(lba);
-            let read = StoreRequest::Read { lba: place, buffer: vec![0; BLOCK_BYTES] };
-            let mut buffer = execute(&mut *channel, read)?;
-            let Some(block) = buffer.first_chunk_mut::<BLOCK_BYTES>() else { continue };
-            if Some(block_iv(block)) != leaf.entry::<Ivs>(index as usize) {
-                return Err(Refusal::Stale(lba).into());
-            }
-            let mac = fast_path.issue(&included);
-            if metadata(block, field::MAC) != mac {
-                metadata_mut(block, field::MAC).copy_from_slice(&mac);
-                let write = StoreRequest::Write { lba: place, buffer, durable: false };
-                execute(&mut *channel, write)?;
-            }
-            refreshed += 1;
-        }
-        Ok(refreshed)
+    /// Its map, for tests.
+    #[cfg(test)]
+    pub(super) fn map(&self) -> &Map<Ivs> {
+        &self.shared.map
     }
 
     fn start(raw: Arc<RawPages>, map: Map<Ivs>) -> io::Result<Self> {
@@ -150,6 +124,14 @@ impl BlockStore for InPlaceStore {
         true
     }
 
+    fn layout(&self) -> &'static str {
+        "in place"
+    }
+
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        Ok(Some(Box::new(InPlaceUpkeep::new(Arc::clone(&self.shared))?)))
+    }
+
     fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
         let map = &self.shared.map;
         for set in 0..map.geometry().sets() {
@@ -181,6 +163,8 @@ mod tests {
 
     use sealane_proto::sector::DATA_BYTES;
 
+    use super::super::super::store::StoreRequest;
+    use super::super::super::upkeep::Report;
     use super::super::conformance;
     use super::super::emulated::{EmulatedStore, Profile};
     use super::super::inline_file::InlineFileStore;
@@ -292,6 +276,17 @@ mod tests {
             named.iter().find(|(name, _)| *name == "leaf_pages_read").expect("counter").1
         }
 
+        /// Refreshes all: how many blocks have a MAC now, and what was found wrong.
+        fn refresh(&self) -> (u64, Vec<Option<u64>>) {
+            let mut upkeep = self.store.upkeep().expect("upkeep").expect("upkeep");
+            let (mut report, mut next) = (Report::default(), 0);
+            while let Some(piece) = upkeep.next_piece(next) {
+                next = piece.end;
+                upkeep.refresh(piece, &mut report).expect("refresh");
+            }
+            (report.refreshed, report.findings.iter().map(|finding| finding.lba).collect())
+        }
+
         fn refusal(&self, lba: u64) -> Option<Refusal> {
             self.read(lba).err().and_then(|error| Refusal::of(&error).cloned())
         }
@@ -350,9 +345,9 @@ mod tests {
         let world = World::new();
         world.write(7, 1);
         world.write(8, 1);
-        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 0, "nothing is merged");
+        assert_eq!(world.refresh().0, 0, "nothing is merged");
         world.merge();
-        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 2);
+        assert_eq!(world.refresh().0, 2);
         world.forget();
         let before = world.leaf_reads();
         assert!(world.reads_as(7, 1));
@@ -379,7 +374,7 @@ mod tests {
         world.write(7, 2);
         world.write(8, 1);
         world.merge();
-        world.store.refresh(0, 20).expect("refresh");
+        world.refresh();
         for place in [7, 8] {
             let mut forged = old.clone();
             let mac = DATA_BYTES + field::MAC.0..DATA_BYTES + field::MAC.1;
@@ -398,8 +393,7 @@ mod tests {
         world.write(7, 2);
         world.merge();
         world.put(world.place(7), &old);
-        let error = world.store.refresh(7, 1).expect_err("stale");
-        assert_eq!(Refusal::of(&error), Some(&Refusal::Stale(7)));
+        assert_eq!(world.refresh(), (0, Vec::from_iter([Some(7)])));
         assert_eq!(world.raw(world.place(7)), old);
     }
 }

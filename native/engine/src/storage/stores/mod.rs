@@ -7,6 +7,7 @@ pub mod fresh;
 mod immediate;
 mod in_place_channel;
 pub mod in_place_store;
+mod in_place_upkeep;
 pub mod inline_file;
 pub mod label;
 pub mod memory;
@@ -21,6 +22,7 @@ pub mod remote_sectors;
 pub mod ring;
 mod sealed_channel;
 pub mod sealed_file;
+mod sealed_upkeep;
 pub mod selection;
 pub mod slots;
 
@@ -32,3 +34,5 @@ mod scratch;
 mod served;
 #[cfg(test)]
 mod torn_disk;
+#[cfg(test)]
+mod upkeep_tests;

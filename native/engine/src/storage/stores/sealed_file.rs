@@ -12,6 +12,7 @@ use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::LeafFormat;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters};
+use super::super::upkeep::Upkeep;
 use super::device::Device;
 use super::fresh::anchor::Anchor;
 use super::fresh::geometry::Geometry;
@@ -22,6 +23,7 @@ use super::fresh::placed::Placed;
 use super::fresh::superblock::Superblock;
 use super::pages::{BlockFile, DeviceFile, Page, random};
 use super::sealed_channel::SealedChannel;
+use super::sealed_upkeep::SealedUpkeep;
 
 /// What the channels of a store share.
 #[derive(Debug)]
@@ -131,6 +133,12 @@ impl SealedFileStore {
         Self::start(device, map)
     }
 
+    /// Its map, for tests.
+    #[cfg(test)]
+    pub(super) fn map(&self) -> &Map<Placed> {
+        &self.shared.map
+    }
+
     fn start(device: Arc<dyn Device>, map: Map<Placed>) -> io::Result<Self> {
         let map = Arc::new(map);
         let journal = Journal::start(Arc::clone(&map))?;
@@ -176,6 +184,14 @@ impl BlockStore for SealedFileStore {
 
     fn keeps_freshness(&self) -> bool {
         true
+    }
+
+    fn layout(&self) -> &'static str {
+        "out of place"
+    }
+
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        Ok(Some(Box::new(SealedUpkeep::new(Arc::clone(&self.shared)))))
     }
 
     fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
