@@ -5,7 +5,7 @@
 //! that of its set's node; else the leaf page is fetched. A write waits for its announcement in the
 //! log. Nothing here blocks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,29 +14,26 @@ use rustix::event::epoll;
 use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::link::Nanos;
-use sealane_proto::sector::{
-    BLOCK_BYTES, Block, DATA_BYTES, IV_BYTES, block_iv, field, metadata, metadata_mut,
-};
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
-use super::fresh::failure::{Refusal, copy_error};
+use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
+use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
-use super::fresh::map::take_leaf;
-use super::in_place_store::Shared;
+use super::fresh::map::{Map, take_leaf};
+use super::fresh_store::Shared;
+use super::in_place_store::InPlace;
 use super::pages::Page;
 use super::raw_pages::wait_for_end;
-use super::ring::{event, hush, tell};
-
-/// Name of the request for room of changes that found none.
-const ROOM: u64 = u64::MAX;
+use super::ring::{event, hush};
 
 /// What an operation waits for.
 #[derive(Debug)]
 enum Stage {
     /// Its blocks are read.
     Reading,
-    /// Leaf pages are fetched, for the blocks that were read or for the IVs that were asked for.
+    /// Leaf pages are fetched, for the blocks that were read.
     Looking(Vec<Fetch>),
     /// Its write is announced.
     Announcing,
@@ -50,8 +47,7 @@ enum Stage {
 #[derive(Debug)]
 struct Operation {
     ticket: u64,
-    /// None: the current IVs are asked for.
-    request: Option<StoreRequest>,
+    request: StoreRequest,
     lba: u64,
     stage: Stage,
     known: Vec<Known<Iv>>,
@@ -61,7 +57,7 @@ struct Operation {
 /// A channel.
 pub(super) struct InPlaceChannel {
     raw: Box<dyn StoreChannel>,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<InPlace>>,
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
     event: Arc<OwnedFd>,
@@ -70,18 +66,20 @@ pub(super) struct InPlaceChannel {
     operations: HashMap<u64, Operation>,
     /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
-    /// Writes and deallocations for which there is no room yet; in order.
-    waiting: VecDeque<(u64, StoreRequest)>,
-    is_room_wanted: bool,
+    /// Writes that wait for an announcement which was not asked for yet.
+    unannounced: Vec<u64>,
+    /// Writes that wait for one that was, by its name.
+    announcements: HashMap<u64, Vec<u64>>,
+    waiting: Waiting,
     next: u64,
-    done: Vec<StoreDone>,
+    ends: Ends,
     raw_done: Vec<StoreDone>,
 }
 
 impl InPlaceChannel {
     /// A channel that asks for flushes, announcements and room at `requests`.
-    pub fn new(shared: Arc<Shared>, requests: &Arc<Requests>) -> io::Result<Self> {
-        let (raw, event) = (shared.raw.store().open()?, event()?);
+    pub fn new(shared: Arc<Shared<InPlace>>, requests: &Arc<Requests>) -> io::Result<Self> {
+        let (raw, event) = (shared.place.raw.store().open()?, event()?);
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [Some(event.as_fd()), raw.as_fd()].into_iter().flatten() {
             epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -91,14 +89,15 @@ impl InPlaceChannel {
             shared,
             requests: Arc::clone(requests),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
+            ends: Ends::new(Arc::clone(&event)),
             event,
             either,
             operations: HashMap::new(),
             fetches: HashMap::new(),
-            waiting: VecDeque::new(),
-            is_room_wanted: false,
+            unannounced: Vec::new(),
+            announcements: HashMap::new(),
+            waiting: Waiting::default(),
             next: 0,
-            done: Vec::new(),
             raw_done: Vec::new(),
         })
     }
@@ -110,24 +109,21 @@ impl InPlaceChannel {
 
     // Reads.
 
-    fn start_lookup(&mut self, ticket: u64, request: Option<StoreRequest>, lba: u64, blocks: u64) {
+    fn start_read(&mut self, ticket: u64, request: StoreRequest, lba: u64, blocks: u64) {
         let mut known = self.shared.map.current(lba, blocks);
-        let fetches = self.shared.map.look_up(&mut known, lba);
-        let operation =
-            Operation { ticket, request, lba, stage: Stage::Reading, known, result: Ok(()) };
-        match &operation.request {
-            None => self.fetch(operation, fetches),
-            Some(_) if operation.known.iter().all(|known| *known == Known::Void) => {
-                self.finish(operation);
+        // What is needed and not in memory is fetched when the blocks have come.
+        self.shared.map.look_up(&mut known, lba);
+        let stage = Stage::Reading;
+        let mut operation = Operation { ticket, request, lba, stage, known, result: Ok(()) };
+        if operation.known.iter().all(|known| *known == Known::Void) {
+            if let StoreRequest::Read { buffer, .. } = &mut operation.request {
+                buffer.fill(0);
             }
-            Some(_) => self.read(operation),
+            return self.finish(operation);
         }
-    }
-
-    fn read(&mut self, mut operation: Operation) {
         let id = self.name();
-        let lba = self.shared.map.geometry().in_place_block(operation.lba);
-        if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
+        let lba = self.shared.map.geometry().in_place_block(lba);
+        if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let buffer = std::mem::take(buffer);
             self.operations.insert(id, operation);
             self.raw.submit(id, StoreRequest::Read { lba, buffer });
@@ -137,13 +133,9 @@ impl InPlaceChannel {
     /// The blocks have come: leaf pages are needed only for those that nothing else vouches for.
     fn blocks_came(&mut self, mut operation: Operation) {
         let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
-        let Some(StoreRequest::Read { buffer, .. }) = &operation.request else { return };
+        let StoreRequest::Read { buffer, .. } = &operation.request else { return };
         let blocks = buffer.as_chunks::<BLOCK_BYTES>().0;
-        for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&mut operation.known) {
-            if *known == Known::Absent && self.is_vouched_for(lba, block) {
-                *known = Known::Entry(block_iv(block));
-            }
-        }
+        self.shared.map.take_vouched(&mut operation.known, operation.lba, blocks);
         let is_missing = |fetch: &Fetch| {
             let blocks = (operation.lba..).zip(&operation.known);
             let mut absent = blocks.filter(|(_, known)| **known == Known::Absent);
@@ -151,12 +143,6 @@ impl InPlaceChannel {
         };
         let fetches = fetches.into_iter().filter(is_missing).collect();
         self.fetch(operation, fetches);
-    }
-
-    fn is_vouched_for(&self, lba: u64, block: &Block) -> bool {
-        let node = self.shared.map.leaves().node(lba / Ivs::ENTRIES_PER_LEAF);
-        let Ok(mac) = metadata(block, field::MAC).try_into() else { return false };
-        self.shared.fast_path.is_current(lba, &block_iv(block), node, mac)
     }
 
     /// Fetches leaf pages; goes on if there are none.
@@ -210,59 +196,42 @@ impl InPlaceChannel {
 
     /// All that must be known is: the blocks are what it says, or the read fails.
     fn looked_up(&mut self, mut operation: Operation) {
-        if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
+        if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
-            for ((lba, block), known) in (operation.lba..).zip(blocks).zip(&operation.known) {
-                match known {
-                    Known::Entry(iv) if block_iv(block) == *iv => {
-                        metadata_mut(block, field::MAC).fill(0);
-                    }
-                    Known::Entry(_) => operation.result = Err(Refusal::Stale(lba).into()),
-                    Known::Void | Known::Absent => block.fill(0),
-                }
-            }
+            operation.result = Map::check_blocks(&operation.known, operation.lba, blocks);
         }
         self.finish(operation);
     }
 
     // Changes.
 
-    /// Tries a write or deallocation. Gives it back if room must be made first.
-    fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
-        let map = &self.shared.map;
-        let changed = match &request {
-            StoreRequest::Write { lba, buffer, .. } => match map.intend(*lba, buffer) {
-                Ok(Some(ivs)) => {
-                    let lba = *lba;
-                    let known = ivs.into_iter().map(Known::Entry).collect();
-                    let stage = Stage::Announcing;
-                    let request = Some(request);
-                    let operation =
-                        Operation { ticket, request, lba, stage, known, result: Ok(()) };
-                    let id = self.name();
-                    self.operations.insert(id, operation);
-                    self.requests.announce(&self.mailbox, id);
-                    return None;
-                }
-                Ok(None) => Ok(false),
-                Err(error) => Err(error),
-            },
-            StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
-            _ => Ok(true),
-        };
-        match changed {
-            Ok(false) => return Some(request),
-            Ok(true) => self.tell(ticket, request, Ok(())),
-            Err(error) => self.tell(ticket, request, Err(error)),
+    /// Has writes announced that wait for it, all at once.
+    fn announce(&mut self) {
+        if !self.unannounced.is_empty() {
+            let name = self.name();
+            self.announcements.insert(name, std::mem::take(&mut self.unannounced));
+            self.requests.announce(&self.mailbox, name);
         }
-        None
+    }
+
+    /// An announcement has ended.
+    fn announced(&mut self, writes: Vec<u64>, result: &io::Result<()>) {
+        for id in writes {
+            let Some(operation) = self.operations.remove(&id) else { continue };
+            match result {
+                Ok(()) => self.write(id, operation),
+                Err(error) => {
+                    self.written(Operation { result: Err(copy_error(error)), ..operation });
+                }
+            }
+        }
     }
 
     /// The announcement is durable: the blocks may be written.
-    fn announced(&mut self, id: u64, mut operation: Operation) {
+    fn write(&mut self, id: u64, mut operation: Operation) {
         operation.stage = Stage::Writing;
         let lba = self.shared.map.geometry().in_place_block(operation.lba);
-        if let Some(StoreRequest::Write { buffer, .. }) = &mut operation.request {
+        if let StoreRequest::Write { buffer, .. } = &mut operation.request {
             let buffer = std::mem::take(buffer);
             self.operations.insert(id, operation);
             self.raw.submit(id, StoreRequest::Write { lba, buffer, durable: false });
@@ -271,7 +240,7 @@ impl InPlaceChannel {
 
     /// A write has ended, well or not.
     fn written(&mut self, mut operation: Operation) {
-        let Some(StoreRequest::Write { durable, .. }) = operation.request else { return };
+        let StoreRequest::Write { durable, .. } = operation.request else { return };
         let (map, lba) = (&self.shared.map, operation.lba);
         if operation.result.is_ok() {
             let iv =
@@ -294,34 +263,6 @@ impl InPlaceChannel {
         self.requests.flush(&self.mailbox, id);
     }
 
-    fn retry_waiting(&mut self) {
-        while let Some((ticket, request)) = self.waiting.pop_front() {
-            if let Some(request) = self.try_change(ticket, request) {
-                self.waiting.push_front((ticket, request));
-                return self.want_room();
-            }
-        }
-    }
-
-    fn want_room(&mut self) {
-        if !self.is_room_wanted {
-            self.is_room_wanted = true;
-            self.requests.room(&self.mailbox, ROOM);
-        }
-    }
-
-    fn room_came(&mut self, result: &io::Result<()>) {
-        self.is_room_wanted = false;
-        match result {
-            Ok(()) => self.retry_waiting(),
-            Err(error) => {
-                for (ticket, request) in std::mem::take(&mut self.waiting) {
-                    self.tell(ticket, request, Err(copy_error(error)));
-                }
-            }
-        }
-    }
-
     // Ends.
 
     fn collect_mail(&mut self) {
@@ -330,11 +271,10 @@ impl InPlaceChannel {
                 self.room_came(&result);
                 continue;
             }
-            let Some(operation) = self.operations.remove(&id) else { continue };
-            match (&operation.stage, &result) {
-                (Stage::Announcing, Ok(())) => self.announced(id, operation),
-                (Stage::Announcing, Err(_)) => self.written(Operation { result, ..operation }),
-                _ => self.finish(Operation { result, ..operation }),
+            if let Some(writes) = self.announcements.remove(&id) {
+                self.announced(writes, &result);
+            } else if let Some(operation) = self.operations.remove(&id) {
+                self.finish(Operation { result, ..operation });
             }
         }
     }
@@ -344,7 +284,7 @@ impl InPlaceChannel {
             return self.leaf_came(id, fetch, done);
         }
         let Some(mut operation) = self.operations.remove(&done.ticket) else { return };
-        if let Some(StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. }) =
+        if let StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. } =
             &mut operation.request
         {
             *buffer = done.buffer;
@@ -358,32 +298,51 @@ impl InPlaceChannel {
     }
 
     fn finish(&mut self, operation: Operation) {
-        let Operation { ticket, request, known, result, .. } = operation;
-        if let Some(mut request) = request {
-            if let StoreRequest::Read { buffer, .. } = &mut request
-                && known.iter().all(|known| *known == Known::Void)
-            {
-                buffer.fill(0);
-            }
-            return self.tell(ticket, request, result);
-        }
-        let iv = |known: &Known<Iv>| match known {
-            Known::Entry(iv) => *iv,
-            Known::Void | Known::Absent => [0; IV_BYTES],
+        let Operation { ticket, request, result, .. } = operation;
+        self.tell(ticket, request, result);
+    }
+}
+
+impl ChangeChannel for InPlaceChannel {
+    fn waiting(&mut self) -> &mut Waiting {
+        &mut self.waiting
+    }
+
+    fn room(&self) -> (&Requests, &Arc<Mailbox>) {
+        (&self.requests, &self.mailbox)
+    }
+
+    fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
+        let map = &self.shared.map;
+        let changed = match &request {
+            StoreRequest::Write { lba, buffer, .. } => match map.intend(*lba, buffer) {
+                Ok(Some(ivs)) => {
+                    let lba = *lba;
+                    let known = ivs.into_iter().map(Known::Entry).collect();
+                    let stage = Stage::Announcing;
+                    let operation =
+                        Operation { ticket, request, lba, stage, known, result: Ok(()) };
+                    let id = self.name();
+                    self.operations.insert(id, operation);
+                    self.unannounced.push(id);
+                    return None;
+                }
+                Ok(None) => Ok(false),
+                Err(error) => Err(error),
+            },
+            StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
+            _ => Ok(true),
         };
-        self.push(StoreDone { ticket, result, buffer: known.iter().flat_map(iv).collect() });
+        match changed {
+            Ok(false) => return Some(request),
+            Ok(true) => self.tell(ticket, request, Ok(())),
+            Err(error) => self.tell(ticket, request, Err(error)),
+        }
+        None
     }
 
     fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.shared.counters.ended(&request, &result);
-        self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
-    }
-
-    fn push(&mut self, done: StoreDone) {
-        if self.done.is_empty() {
-            tell(&self.event);
-        }
-        self.done.push(done);
+        self.ends.tell(&self.shared.counters, ticket, request, result);
     }
 }
 
@@ -396,35 +355,26 @@ impl StoreChannel for InPlaceChannel {
         match request {
             StoreRequest::Read { lba, ref buffer } => {
                 let blocks = (buffer.len() / BLOCK_BYTES) as u64;
-                self.start_lookup(ticket, Some(request), lba, blocks);
+                self.start_read(ticket, request, lba, blocks);
             }
             StoreRequest::Flush => self.await_flush(Operation {
                 ticket,
-                request: Some(request),
+                request,
                 lba: 0,
                 stage: Stage::Flushing,
                 known: Vec::new(),
                 result: Ok(()),
             }),
             StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
-                if !self.waiting.is_empty() {
-                    self.waiting.push_back((ticket, request));
-                } else if let Some(request) = self.try_change(ticket, request) {
-                    self.waiting.push_back((ticket, request));
-                    self.want_room();
-                }
+                self.change(ticket, request);
             }
         }
-    }
-
-    fn current_ivs(&mut self, ticket: u64, lba: u64, blocks: u64) -> bool {
-        self.start_lookup(ticket, None, lba, blocks);
-        true
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         hush(&self.event);
         self.collect_mail();
+        self.announce();
         // What was looked up, or announced, goes on at once.
         loop {
             let mut raw_done = std::mem::take(&mut self.raw_done);
@@ -438,11 +388,11 @@ impl StoreChannel for InPlaceChannel {
                 break;
             }
         }
-        done.append(&mut self.done);
+        done.append(&mut self.ends.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.operations.len() + self.waiting.len() + self.done.len()
+        self.operations.len() + self.waiting.len() + self.ends.done.len()
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -5,64 +5,61 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use sealane_proto::freshness::fast_path::Included;
-use sealane_proto::freshness::leaf::{Iv, Ivs, Leaf, LeafFormat};
+use sealane_proto::freshness::leaf::{Iv, Ivs};
 use sealane_proto::freshness::pending::Known;
-use sealane_proto::sector::{
-    BLOCK_BYTES, Block, block_iv, check_written, field, metadata, metadata_mut,
-};
+use sealane_proto::sector::{BLOCK_BYTES, Block, block_iv, check_written};
 
 use super::super::store::{StoreChannel, StoreRequest};
 use super::super::upkeep::{Finding, Report, Upkeep};
 use super::fresh::failure::Refusal;
 use super::fresh::upkeep::{Walk, note, read_each};
-use super::in_place_store::Shared;
+use super::fresh_store::Shared;
+use super::in_place_store::InPlace;
 use super::raw_pages::execute;
 
 /// One job's.
 pub(super) struct InPlaceUpkeep {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<InPlace>>,
     walk: Walk<Ivs>,
     raw: Box<dyn StoreChannel>,
 }
 
-/// A block that is what its entry says.
-struct Checked {
+/// A block as the device has it.
+struct Found {
     lba: u64,
     block: Box<Block>,
 }
 
-/// Whether a block that came from the device is the one that its entry tells of.
-fn check(lba: u64, block: &Block, iv: &Iv, report: &mut Report) -> io::Result<bool> {
+/// Checks a block that came from the device against the entry that tells of it.
+fn check(found: &Found, iv: &Iv, report: &mut Report) -> io::Result<()> {
+    let Found { lba, block } = found;
     if block_iv(block) != *iv {
-        note(report, Some(lba), "sector", Refusal::Stale(lba).into())?;
-        return Ok(false);
+        note(report, Some(*lba), "sector", Refusal::Stale(*lba).into())?;
+    } else if let Err(reason) = check_written(block) {
+        let detail = "stored sector".into();
+        report.findings.push(Finding { reason, lba: Some(*lba), detail });
     }
-    if let Err(reason) = check_written(block) {
-        report.findings.push(Finding { reason, lba: Some(lba), detail: "stored sector".into() });
-        return Ok(false);
-    }
-    Ok(true)
+    Ok(())
 }
 
 impl InPlaceUpkeep {
-    pub fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let raw = shared.raw.store().open()?;
+    pub fn new(shared: Arc<Shared<InPlace>>) -> io::Result<Self> {
+        let raw = shared.place.raw.store().open()?;
         Ok(Self { walk: Walk::new(Arc::clone(&shared.map)), shared, raw })
     }
 
-    /// Reads the blocks of a piece that have entries, and returns those that are right.
+    /// Reads the blocks of a piece that have entries.
     fn read(
         &mut self,
         start: u64,
         entries: &[Known<Iv>],
         report: &mut Report,
-    ) -> io::Result<Vec<Checked>> {
-        let mut right = Vec::new();
+    ) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
         let is_written = |known: &Known<Iv>| matches!(known, Known::Entry(_));
-        let mut next = 0;
+        let mut next = start;
         for run in entries.chunk_by(|left, right| is_written(left) == is_written(right)) {
-            let first = start + next;
+            let first = next;
             next += run.len() as u64;
             if !is_written(&run[0]) {
                 continue;
@@ -73,42 +70,26 @@ impl InPlaceUpkeep {
                 let lba = place + part.start as u64;
                 execute(&mut *self.raw, StoreRequest::Read { lba, buffer })
             });
-            for ((lba, known), block) in (first..).zip(run).zip(blocks) {
-                let Known::Entry(iv) = known else { continue };
+            for (lba, block) in (first..).zip(blocks) {
                 report.checked += 1;
                 report.bytes += BLOCK_BYTES as u64;
                 match block {
-                    Ok(block) => {
-                        let mut sector = Box::new([0; BLOCK_BYTES]);
-                        sector.copy_from_slice(&block);
-                        if check(lba, &sector, iv, report)? {
-                            right.push(Checked { lba, block: sector });
-                        }
+                    Ok(bytes) => {
+                        let mut block = Box::new([0; BLOCK_BYTES]);
+                        block.copy_from_slice(&bytes);
+                        found.push(Found { lba, block });
                     }
                     Err(error) => note(report, Some(lba), "sector", error)?,
                 }
             }
         }
-        Ok(right)
+        Ok(found)
     }
 
-    /// Gives blocks that were checked MACs over their leaf.
-    fn issue(&mut self, right: Vec<Checked>, leaf: &Leaf, report: &mut Report) -> io::Result<()> {
-        let first = leaf.index() * Ivs::ENTRIES_PER_LEAF;
-        let mut changed: Vec<Checked> = Vec::new();
-        for mut checked in right {
-            let Some(included) = Included::of(leaf, (checked.lba - first) as usize) else {
-                continue;
-            };
-            let mac = self.shared.fast_path.issue(&included);
-            report.refreshed += 1;
-            if metadata(&checked.block, field::MAC) != mac {
-                metadata_mut(&mut checked.block, field::MAC).copy_from_slice(&mac);
-                changed.push(checked);
-            }
-        }
+    /// Writes blocks again that have another MAC now.
+    fn write(&mut self, changed: &[Found], report: &mut Report) -> io::Result<()> {
         for run in changed.chunk_by(|left, right| left.lba + 1 == right.lba) {
-            let buffer = run.iter().flat_map(|checked| checked.block.iter().copied()).collect();
+            let buffer = run.iter().flat_map(|found| found.block.iter().copied()).collect();
             let lba = self.shared.map.geometry().in_place_block(run[0].lba);
             let write = StoreRequest::Write { lba, buffer, durable: false };
             report.bytes += (run.len() * BLOCK_BYTES) as u64;
@@ -128,7 +109,12 @@ impl Upkeep for InPlaceUpkeep {
 
     fn scrub(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()> {
         let entries = self.walk.entries(&piece, report)?;
-        self.read(piece.start, &entries, report).map(drop)
+        for found in self.read(piece.start, &entries, report)? {
+            if let Known::Entry(iv) = &entries[(found.lba - piece.start) as usize] {
+                check(&found, iv, report)?;
+            }
+        }
+        Ok(())
     }
 
     fn has_fast_path(&self) -> bool {
@@ -136,22 +122,26 @@ impl Upkeep for InPlaceUpkeep {
     }
 
     fn refresh(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()> {
-        let map = Arc::clone(&self.shared.map);
-        let waiting = map.current(piece.start, piece.end - piece.start);
-        let set = Walk::<Ivs>::set_of(piece.start);
-        // A page that was merged since has a node that the next refresh is for.
-        let page = self.walk.leaf(set, report)?;
-        let leaf = page.and_then(|page| map.leaves().with_node(set, &page));
-        let Some(leaf) = leaf else { return Ok(()) };
-        let start = set * Ivs::ENTRIES_PER_LEAF;
-        let entry = |(lba, known): (u64, &Known<Iv>)| match known {
-            Known::Absent => {
-                leaf.entry::<Ivs>((lba - start) as usize).map_or(Known::Void, Known::Entry)
+        let mut entries = self.walk.entries(&piece, report)?;
+        let waiting = self.shared.map.current(piece.start, piece.end - piece.start);
+        for (entry, waiting) in entries.iter_mut().zip(&waiting) {
+            if *waiting != Known::Absent {
+                *entry = Known::Void;
             }
-            Known::Entry(_) | Known::Void => Known::Void,
-        };
-        let entries: Vec<_> = (piece.start..).zip(&waiting).map(entry).collect();
-        let right = self.read(piece.start, &entries, report)?;
-        self.issue(right, &leaf, report)
+        }
+        let mut changed = Vec::new();
+        for mut found in self.read(piece.start, &entries, report)? {
+            match self.shared.map.vouch(found.lba, &mut found.block) {
+                Ok(None) => {}
+                Ok(Some(is_new)) => {
+                    report.refreshed += 1;
+                    if is_new {
+                        changed.push(found);
+                    }
+                }
+                Err(error) => note(report, Some(found.lba), "sector", error)?,
+            }
+        }
+        self.write(&changed, report)
     }
 }

@@ -13,18 +13,19 @@ use super::super::upkeep::{Report, Upkeep};
 use super::fresh::failure::Refusal;
 use super::fresh::placed::Placed;
 use super::fresh::upkeep::{Walk, note, read_each};
+use super::fresh_store::Shared;
 use super::pages::{PAGE_BYTES, Page};
 use super::sealed_channel::runs;
-use super::sealed_file::Shared;
+use super::sealed_file::Slots;
 
 /// One job's.
 pub(super) struct SealedUpkeep {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Slots>>,
     walk: Walk<Placed>,
 }
 
 impl SealedUpkeep {
-    pub fn new(shared: Arc<Shared>) -> Self {
+    pub fn new(shared: Arc<Shared<Slots>>) -> Self {
         let walk = Walk::new(Arc::clone(&shared.map));
         Self { shared, walk }
     }
@@ -41,7 +42,7 @@ impl Upkeep for SealedUpkeep {
             let place = self.shared.map.geometry().slot(slot);
             let pages = read_each(count, PAGE_BYTES, |run| {
                 let mut pages = vec![Page::ZERO; run.len()];
-                self.shared.device.read(place + run.start as u64, &mut pages)?;
+                self.shared.place.device.read(place + run.start as u64, &mut pages)?;
                 Ok(pages.as_bytes().to_vec())
             });
             for (index, page) in (first..).zip(pages) {

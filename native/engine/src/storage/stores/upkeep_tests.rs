@@ -14,11 +14,12 @@ use super::super::upkeep::{PIECE_BLOCKS, Report};
 use super::conformance;
 use super::fresh::placed::Placed;
 use super::fresh::upkeep::read_each;
+use super::fresh_store::Trust;
 use super::in_place_store::{InPlaceStore, raw_blocks};
 use super::inline_file::InlineFileStore;
 use super::pages::PAGE_BYTES;
 use super::scratch::Scratch;
-use super::sealed_file::{SealedFileStore, Trust};
+use super::sealed_file::SealedFileStore;
 
 const BLOCKS: u64 = 1000;
 

@@ -6,9 +6,12 @@
 
 use std::io;
 
-use sealane_proto::freshness::fast_path::FastPathKey;
-use sealane_proto::freshness::leaf::{Iv, Ivs};
-use sealane_proto::sector::{BLOCK_BYTES, block_iv, check_written, field};
+use sealane_proto::freshness::fast_path::Included;
+use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
+use sealane_proto::freshness::pending::Known;
+use sealane_proto::sector::{
+    BLOCK_BYTES, Block, block_iv, check_written, field, metadata, metadata_mut,
+};
 
 use super::super::pages::BlockFile;
 use super::failure::Refusal;
@@ -37,11 +40,63 @@ impl Layout for Ivs {
 }
 
 impl Map<Ivs> {
-    /// The key of fast-path MACs.
-    #[must_use]
-    pub fn fast_path(&self) -> FastPathKey {
-        self.keys.fast_path()
+    // Reads.
+
+    /// Takes the IVs of blocks from `lba` that came from the device, where nothing else is known of
+    /// them: of those whose fast-path MAC says that they are current.
+    pub fn take_vouched(&self, known: &mut [Known<Iv>], lba: u64, blocks: &[Block]) {
+        for ((lba, block), known) in (lba..).zip(blocks).zip(known) {
+            if *known == Known::Absent && self.is_vouched_for(lba, block) {
+                *known = Known::Entry(block_iv(block));
+            }
+        }
     }
+
+    fn is_vouched_for(&self, lba: u64, block: &Block) -> bool {
+        let node = self.leaves.node(lba / Ivs::ENTRIES_PER_LEAF);
+        let Ok(mac) = metadata(block, field::MAC).try_into() else { return false };
+        self.keys.fast_path().is_current(lba, &block_iv(block), node, mac)
+    }
+
+    /// Makes of blocks from `lba` that came from the device what a read returns, now that all is
+    /// known of them: without fast-path MACs, and zeros where nothing is written. An error if one
+    /// isn't what was written last.
+    pub fn check_blocks(known: &[Known<Iv>], lba: u64, blocks: &mut [Block]) -> io::Result<()> {
+        for ((lba, block), known) in (lba..).zip(blocks).zip(known) {
+            match known {
+                Known::Entry(iv) if block_iv(block) == *iv => {
+                    metadata_mut(block, field::MAC).fill(0);
+                }
+                Known::Entry(_) => return Err(Refusal::Stale(lba).into()),
+                Known::Void | Known::Absent => block.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a block that came from the device its fast-path MAC, after a full check: whether that
+    /// is another than it had. None: there is none to give, as it is unwritten or has a change that
+    /// waits to be merged. An error if it isn't what was written last. Nobody may write the block
+    /// meanwhile, and until it is back on the device. May read its leaf page, and block.
+    pub fn vouch(&self, lba: u64, block: &mut Block) -> io::Result<Option<bool>> {
+        let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
+        if self.current(lba, 1) != [Known::Absent] {
+            return Ok(None);
+        }
+        let Some(page) = self.leaf(set)? else { return Ok(None) };
+        let leaf = self.leaves.with_node(set, &page);
+        let included = leaf.as_ref().and_then(|leaf| Included::of(leaf, index as usize));
+        let (Some(leaf), Some(included)) = (leaf, included) else { return Ok(None) };
+        if Some(block_iv(block)) != leaf.entry::<Ivs>(index as usize) {
+            return Err(Refusal::Stale(lba).into());
+        }
+        let mac = self.keys.fast_path().issue(&included);
+        let is_new = metadata(block, field::MAC) != mac;
+        metadata_mut(block, field::MAC).copy_from_slice(&mac);
+        Ok(Some(is_new))
+    }
+
+    // Changes.
 
     /// Has blocks about to be written from `lba` announced; [`Map::announce`] must have ended before
     /// they are. None: room must be made first.

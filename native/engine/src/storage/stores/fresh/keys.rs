@@ -83,6 +83,7 @@ pub struct StoreKeys {
     blocks: MacKey,
     log: Secret,
     tree: Secret,
+    fast_path: FastPathKey,
 }
 
 impl StoreKeys {
@@ -96,11 +97,13 @@ impl StoreKeys {
             Authority::Secret(secret) => secret.derive("sealane store v3 root", &seed),
         };
         let key = |label| root.derive(label, uuid);
+        let tree = key("sealane store v3 tree");
         Self {
             pages: PageKey(HmacKey::new(&key("sealane store v3 pages"))),
             blocks: MacKey::new(&key("sealane store v3 blocks")),
             log: key("sealane store v3 log"),
-            tree: key("sealane store v3 tree"),
+            fast_path: FastPathKey::new(&tree),
+            tree,
         }
     }
 
@@ -128,8 +131,8 @@ impl StoreKeys {
 
     /// The key of fast-path MACs.
     #[must_use]
-    pub fn fast_path(&self) -> FastPathKey {
-        FastPathKey::new(&self.tree)
+    pub fn fast_path(&self) -> &FastPathKey {
+        &self.fast_path
     }
 
     /// Checksum of a block: data, then metadata.

@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::METADATA_BYTES;
 
 use super::status::FINDINGS_MAX;
 use super::*;
 use crate::storage::store::{BlockStore, StoreChannel};
+use crate::storage::stores::fresh_store::Trust;
 use crate::storage::stores::in_place_store::{InPlaceStore, raw_blocks};
 use crate::storage::stores::memory::MemoryStore;
-use crate::storage::stores::sealed_file::Trust;
 use crate::storage::target::tests::hosts::{Host, controller, plain, sealed};
 use crate::storage::target::tests::store::ShuffledStore;
 use crate::storage::upkeep::{Finding, Report, Upkeep};
@@ -76,10 +75,6 @@ impl BlockStore for Stepped {
     fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
         let steps = self.steps.lock().expect("steps").take();
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Upkeep>))
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        self.store.scan(visit)
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {
