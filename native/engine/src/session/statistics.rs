@@ -66,6 +66,20 @@ statistics!(
     receive_calls,
     /// Datagrams that the kernel dropped because the socket's buffer was full.
     receive_drops,
+    /// Nanoseconds in which the job had posted nothing to send ...
+    limited_application_nanos,
+    /// ... the peer had posted no receive ...
+    limited_credit_nanos,
+    /// ... the rate held units back ...
+    limited_pacing_nanos,
+    /// ... losses were repeated or waited for ...
+    limited_loss_nanos,
+    /// ... all was sent and not yet acknowledged ...
+    limited_round_trip_nanos,
+    /// ... the peer was silent ...
+    limited_stall_nanos,
+    /// ... and the job did not read its completions.
+    limited_completions_nanos,
 );
 
 #[cfg(test)]
@@ -77,10 +91,14 @@ mod tests {
     fn every_counter_has_its_name_and_a_place() {
         let machine =
             SessionStatistics { packets_sent: 1, is_ecn_capable: 2, ..Default::default() };
-        let worker = WorkerStatistics { send_errors: 3, receive_drops: 4, ..Default::default() };
+        let worker =
+            WorkerStatistics { send_errors: 3, limited_completions_nanos: 4, ..Default::default() };
         let values = values(&machine, &worker);
         assert_eq!(values.len(), NAMES.len());
         assert!(values.len() <= STATISTICS_COUNT);
-        assert_eq!((values[0], &values[values.len() - 6..]), (1, &[2, 3, 0, 0, 0, 4][..]));
+        assert_eq!(
+            (values[0], &values[values.len() - 13..]),
+            (1, &[2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4][..])
+        );
     }
 }
