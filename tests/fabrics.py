@@ -1,4 +1,4 @@
-"""Two fabrics in one process, over real gRPC on loopback; the peer names itself in metadata."""
+"""Fabrics in one process, over real gRPC on loopback; the peer names itself in metadata."""
 
 import contextlib
 import hashlib
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from sealane.daemon.calls import CallInterceptor
 from sealane.daemon.fabric.service import (
@@ -125,25 +124,3 @@ async def fabric(
                 yield Fabric(name, service, SessionsStub(channel), address)
         finally:
             await server.stop(0)
-
-
-@pytest.fixture
-async def fabrics(tmp_path: Path) -> AsyncIterator[tuple[Fabric, Fabric]]:
-    async with (
-        fabric(settings(tmp_path, "a"), "fabric-a") as left,
-        fabric(settings(tmp_path, "b"), "fabric-b") as right,
-    ):
-        yield left, right
-
-
-@pytest.fixture
-def make_fabric(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Fabric]]:
-    def make(name: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Fabric]:
-        changes = {
-            key: options.pop(key)
-            for key in ("change_offer", "change_answer", "change_digest")
-            if key in options
-        }
-        return fabric(replace(settings(tmp_path, name), **options), name, **changes)
-
-    return make
