@@ -54,7 +54,17 @@ statistics!(
     key_updates_received,
     ce_received,
     ce_echoed,
-    is_ecn_capable;
+    is_ecn_capable,
+    lost_packets,
+    lost_runs,
+    spurious_retransmissions,
+    missing_packets,
+    missing_runs,
+    reordered_packets,
+    reported_losses,
+    timeouts,
+    probes_sent,
+    stalled_nanos;
     worker:
     /// Sends that the kernel refused.
     send_errors,
