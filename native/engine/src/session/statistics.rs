@@ -54,7 +54,9 @@ statistics!(
     key_updates_received,
     ce_received,
     ce_echoed,
-    is_ecn_capable;
+    is_ecn_capable,
+    rate_bytes_per_second,
+    breaker_trips;
     worker:
     /// Sends that the kernel refused.
     send_errors,
@@ -75,8 +77,7 @@ mod tests {
 
     #[test]
     fn every_counter_has_its_name_and_a_place() {
-        let machine =
-            SessionStatistics { packets_sent: 1, is_ecn_capable: 2, ..Default::default() };
+        let machine = SessionStatistics { packets_sent: 1, breaker_trips: 2, ..Default::default() };
         let worker = WorkerStatistics { send_errors: 3, receive_drops: 4, ..Default::default() };
         let values = values(&machine, &worker);
         assert_eq!(values.len(), NAMES.len());

@@ -257,6 +257,8 @@ pub enum CloseReason {
     ForgeryLimit,
     /// The peer is no longer trusted.
     Revoked,
+    /// The path loses too much at the least rate that the circuit breaker leaves.
+    PathOverloaded,
     /// A code that this version does not know.
     Other(u8),
 }
@@ -269,6 +271,7 @@ impl CloseReason {
             Self::PacketLimit => 2,
             Self::ForgeryLimit => 3,
             Self::Revoked => 4,
+            Self::PathOverloaded => 5,
             Self::Other(code) => code,
         }
     }
@@ -280,6 +283,7 @@ impl CloseReason {
             2 => Self::PacketLimit,
             3 => Self::ForgeryLimit,
             4 => Self::Revoked,
+            5 => Self::PathOverloaded,
             other => Self::Other(other),
         }
     }
@@ -468,5 +472,10 @@ counters! {
         pub ce_echoed: u64,
         /// 1 while what this end sends is marked ECN-capable.
         pub is_ecn_capable: u64,
+        /// Wire bytes that this end may send a second: the session's, or what its circuit breaker
+        /// has left of it.
+        pub rate_bytes_per_second: u64,
+        /// Times that the circuit breaker cut the rate.
+        pub breaker_trips: u64,
     }
 }
