@@ -19,8 +19,8 @@ use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::take_leaf;
 use super::fresh::placed::{Placed, PlacedEntry};
-use super::pages::Page;
-use super::ring::{Ended, IO_PAGES_MAX, Io, event, hush, tell};
+use super::pages::{IO_PAGES_MAX, Page};
+use super::ring::{Ended, Io, event, hush, tell};
 use super::sealed_file::Shared;
 
 /// Name of the request for room of changes that found none.
@@ -165,7 +165,7 @@ impl SealedChannel {
     /// A leaf page has come.
     fn leaf_came(&self, operation: &mut Operation, first: usize, page: &Page) {
         let Some(fetch) = operation.fetches.get(first).copied() else { return };
-        match self.shared.map.leaves().check(&fetch, *page) {
+        match self.shared.map.leaves().check(&fetch, &page.0) {
             Ok(Checked::Right(page)) => {
                 take_leaf::<Placed>(&mut operation.entries, operation.lba, fetch.leaf, &page);
             }

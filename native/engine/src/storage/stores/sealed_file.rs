@@ -20,7 +20,8 @@ use super::fresh::keys::{Authority, StoreKeys};
 use super::fresh::map::Map;
 use super::fresh::placed::Placed;
 use super::fresh::superblock::Superblock;
-use super::pages::{BlockFile, DeviceFile, Page, random};
+use super::pages::{DeviceFile, Page, random};
+use super::queued_pages::QueuedPages;
 use super::sealed_channel::SealedChannel;
 
 /// What the channels of a store share.
@@ -114,7 +115,7 @@ impl SealedFileStore {
     ) -> io::Result<Self> {
         let superblock = Superblock { uuid, seed: random()?, geometry: sizes(block_count) };
         check_size(&*device, &superblock.geometry)?;
-        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
+        let file = Arc::new(QueuedPages::new(Arc::clone(&device))?);
         let map = Map::create(file, &superblock, &trust.authority(), trust.anchor.clone())?;
         Self::start(device, map)
     }
@@ -126,7 +127,7 @@ impl SealedFileStore {
         trust: &Trust<'_>,
     ) -> io::Result<Self> {
         check_size(&*device, &superblock.geometry)?;
-        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
+        let file = Arc::new(QueuedPages::new(Arc::clone(&device))?);
         let map = Map::open(file, superblock, keys, trust.anchor.clone())?;
         Self::start(device, map)
     }

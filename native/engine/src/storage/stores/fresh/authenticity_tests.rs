@@ -251,7 +251,7 @@ fn an_older_leaf_page_is_refused_when_it_is_read_and_when_it_is_merged() {
     let world = World::create(None);
     world.write(5, 1);
     world.map.merge().expect("merge");
-    let copy = 1 - world.map.leaves().spare_copy(0);
+    let copy = 1 - world.map.leaves().current([0])[0].spare_copy();
     let older = page(&world.disk, GEOMETRY.leaf(0, copy));
     world.write(5, 2);
     world.map.merge().expect("merge");

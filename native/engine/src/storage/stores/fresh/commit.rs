@@ -38,8 +38,6 @@ pub(super) struct Writer<E> {
     pub checkpoint_tag: Tag,
     /// Root commits before this opening.
     pub commits: u64,
-    /// Blocks that leaf pages have entries of.
-    pub written: u64,
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
@@ -298,8 +296,9 @@ impl<F: Layout> Map<F> {
         let number = writer.checkpoint + 1;
         for round in self.leaves.begin_checkpoint(number).chunks(ROUND_PAGES) {
             let pages = round.iter().filter_map(|index| self.leaves.node_page(number, *index));
-            let pages = pages.map(|(page, place)| (place, page.encode(&self.keys)));
-            count(&self.counters.node_writes, write_runs(&*self.file, pages)?);
+            let pages = pages.map(|(page, place)| (place, page)).collect();
+            let written = write_sorted(&*self.file, pages, |page| page.encode(&self.keys))?;
+            count(&self.counters.node_writes, written);
         }
         // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
         // must be there before it is, and so are the log pages written so far.
@@ -320,7 +319,6 @@ impl<F: Layout> Map<F> {
             log_flushed: writer.flushed.0,
             sequence: self.sequence.load(Ordering::Relaxed),
             commits: writer.commits.wrapping_add(root.commit),
-            written: writer.written,
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),
@@ -400,18 +398,17 @@ impl<E> Writer<E> {
     }
 }
 
-/// Writes pages to their places, neighbours at once. Returns how many.
-pub(super) fn write_runs(
+/// Writes pages to their places, side by side. Returns how many.
+pub(super) fn write_sorted<T>(
     file: &dyn BlockFile,
-    pages: impl IntoIterator<Item = (u64, Page)>,
+    mut pages: Vec<(u64, T)>,
+    encode: impl Fn(&T) -> Page,
 ) -> io::Result<u64> {
-    let mut pages: Vec<(u64, Page)> = pages.into_iter().collect();
     pages.sort_unstable_by_key(|(place, _)| *place);
-    for run in pages.chunk_by(|(left, _), (right, _)| left + 1 == *right) {
-        let contents: Vec<Page> = run.iter().map(|(_, page)| *page).collect();
-        file.write(run[0].0, &contents)?;
-    }
-    Ok(pages.len() as u64)
+    let places: Vec<u64> = pages.iter().map(|(place, _)| *place).collect();
+    let pages: Vec<Page> = pages.iter().map(|(_, page)| encode(page)).collect();
+    file.write_each(&places, &pages)?;
+    Ok(places.len() as u64)
 }
 
 /// Sizes of a store that is consistent with its format.

@@ -8,6 +8,7 @@ mod commit;
 pub mod counters;
 pub mod failure;
 pub mod geometry;
+mod hashers;
 pub mod in_place;
 mod intents;
 pub mod journal;
