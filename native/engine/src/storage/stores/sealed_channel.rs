@@ -297,8 +297,8 @@ impl SealedChannel {
                 self.await_flush(operation);
                 return;
             }
-            if map.is_flush_due() {
-                self.requests.flush_in_background();
+            if map.is_write_back_due() {
+                self.requests.write_back();
             }
         }
         self.finish(operation);

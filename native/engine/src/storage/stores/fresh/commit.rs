@@ -55,14 +55,25 @@ impl<F: Layout> Map<F> {
     // Doors: each has the store fail for good if the device fails. After an error nobody knows what
     // it has.
 
-    /// Makes everything durable that was noted so far.
+    /// Makes everything durable that was noted so far, and has the anchor hear of it as its policy
+    /// says.
     pub fn flush(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let flushed = self.flush_with(&mut writer, false);
+        let flushed = flushed.and_then(|()| self.commit_to_anchor(&mut writer));
         self.guard(flushed)
     }
 
-    /// Begins to merge the changes noted so far into leaf pages; also a flush.
+    /// Writes what waits to the log for nobody who asked: it is flushed when the anchor hears of it
+    /// with the next flush or checkpoint. A merge is due before the table is full, so a checkpoint
+    /// is never far.
+    pub fn write_back(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let written = self.flush_with(&mut writer, false);
+        self.guard(written)
+    }
+
+    /// Begins to merge the changes noted so far into leaf pages; also a write-back.
     pub fn begin_merge(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let begun = self.flush_with(&mut writer, true);
@@ -90,9 +101,9 @@ impl<F: Layout> Map<F> {
         self.guard(merged)
     }
 
-    /// Makes room for further changes; also a flush.
+    /// Makes room for further changes; also a write-back.
     pub fn make_room(&self) -> io::Result<()> {
-        self.flush()?;
+        self.write_back()?;
         let is_tight = {
             let state = self.state();
             let room = self.geometry.pending_max / 4;
@@ -201,7 +212,7 @@ impl<F: Layout> Map<F> {
         if let Some(frozen) = frozen {
             writer.merge = Some(Merge::new(frozen, border));
         }
-        self.commit_to_anchor(writer)
+        Ok(())
     }
 
     /// Whether the log has room for so many pages, if need be behind a merge that is under way.

@@ -211,9 +211,9 @@ impl<F: Layout> Map<F> {
         count(&self.counters.leaf_reads, pages);
     }
 
-    /// Whether so much waits for the log that a flush in the background is worth it.
+    /// Whether so much waits for the log that writing it back is worth it.
     #[must_use]
-    pub fn is_flush_due(&self) -> bool {
+    pub fn is_write_back_due(&self) -> bool {
         let state = self.state();
         state.failure.is_none() && state.waiting.len() as u64 > self.geometry.pending_max / 8
     }

@@ -161,8 +161,8 @@ impl<F: Layout> Map<F> {
                     merge.next_set = set + 1;
                 }
                 Step::Void(sets) => {
-                    let start = self.make_void(&sets);
-                    let held = self.leaves.next_held(start, sets.end);
+                    let sets = self.make_void(sets);
+                    let held = self.leaves.next_held(sets.start, sets.end);
                     let all = 0..size as usize;
                     changes.extend(held.map(|set| Change {
                         set,
@@ -176,20 +176,24 @@ impl<F: Layout> Map<F> {
         Some(changes)
     }
 
-    /// Makes sets void that nobody has to look at for that: in place nothing else knows of their
-    /// entries. Only whole pages of nodes, from the first set on; returns where the others begin.
-    fn make_void(&self, sets: &Range<u64>) -> u64 {
-        let start = sets.start / NODES_PER_PAGE;
-        let end = if sets.end == self.geometry.sets() {
-            self.geometry.node_pages()
-        } else {
-            sets.end / NODES_PER_PAGE
-        };
-        if !F::IS_IN_PLACE || !sets.start.is_multiple_of(NODES_PER_PAGE) || start >= end {
-            return sets.start;
+    /// Makes sets void, from the first on, that nobody has to look at for that: in place nothing else
+    /// knows of their entries. Only whole pages of nodes; returns those to look at, one by one, before
+    /// it goes on.
+    fn make_void(&self, sets: Range<u64>) -> Range<u64> {
+        let border = sets.start.next_multiple_of(NODES_PER_PAGE);
+        let is_to_the_end = sets.end == self.geometry.sets();
+        let end =
+            if is_to_the_end { self.geometry.node_pages() } else { sets.end / NODES_PER_PAGE };
+        let pages = border / NODES_PER_PAGE..end;
+        if !F::IS_IN_PLACE || pages.is_empty() {
+            return sets;
         }
-        self.leaves.void(start..end);
-        sets.end.min(end * NODES_PER_PAGE)
+        if border > sets.start {
+            return sets.start..border;
+        }
+        let end = sets.end.min(pages.end * NODES_PER_PAGE);
+        self.leaves.void(pages);
+        end..end
     }
 
     /// Leaf pages as they are now, of which those not in memory are read.

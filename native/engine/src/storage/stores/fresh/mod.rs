@@ -31,6 +31,8 @@ mod cost_tests;
 #[cfg(test)]
 mod in_place_tests;
 #[cfg(test)]
+mod leaves_tests;
+#[cfg(test)]
 mod power_cut_tests;
 #[cfg(test)]
 mod test_blocks;
