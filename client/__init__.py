@@ -13,25 +13,33 @@ from sealane.client.connection import (
 )
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
+from sealane.client.grants import listen_session, open_session
 from sealane.client.session import (
+    Auto,
     ErasureCoded,
-    ReceiveSession,
+    Operation,
+    Received,
+    ReceiveOperation,
     SelectiveRepeat,
-    SendSession,
-    listen_session,
-    open_session,
+    Sent,
+    Session,
+    wait_all,
 )
 
 __all__ = [
     "Attachment",
+    "Auto",
     "Client",
     "Disk",
     "ErasureCoded",
     "FrontEnd",
     "NodeStatus",
-    "ReceiveSession",
+    "Operation",
+    "ReceiveOperation",
+    "Received",
     "SelectiveRepeat",
-    "SendSession",
+    "Sent",
+    "Session",
     "Volume",
     "VolumeEvent",
     "VolumeShare",
@@ -40,4 +48,5 @@ __all__ = [
     "listen_session",
     "open_session",
     "translated",
+    "wait_all",
 ]

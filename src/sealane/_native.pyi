@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Literal, Self, TypedDict, final
+from typing import Any, Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -57,6 +57,35 @@ class Region:
     # Shared with the daemon; writable through the buffer protocol.
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    # `alignment` is a power of two up to 4096. MemoryError: no free range is long enough;
+    # ValueError: no such shape, element type or alignment.
+    def empty(self, shape: list[int], dtype: str, alignment: int = 64) -> RegionArray: ...
+    # (offset, length) of a contiguous buffer. ValueError: it lies elsewhere.
+    def locate(self, buffer: Buffer) -> tuple[int, int]: ...
+
+@final
+class RegionArray:
+    # An array in the region, row-major; its bytes are free again when no view of it is left.
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    # bfloat16 comes as uint16.
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    # BufferError: another device or a copy is wanted.
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final
 class Completion:
@@ -66,6 +95,8 @@ class Completion:
     def status(self) -> str: ...  # "ok" | "outcome_unknown" | "aborted" | "too_long" | "refused"
     @property
     def user_data(self) -> int: ...
+    @property
+    def handle(self) -> int: ...  # of the operation, as its post returned it
     @property
     def message(self) -> int: ...
     @property
@@ -87,8 +118,11 @@ class JobRing:
     def entries(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    @property
+    def chunk_bytes(self) -> int: ...
     # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: by plan.
-    # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
+    # Returns the operation's handle. BlockingIOError: the queue is full, consume completions;
+    # ValueError: never acceptable.
     def post_send(
         self,
         *,
@@ -100,12 +134,15 @@ class JobRing:
         depth: int = 1,
         auto: bool = False,
         immediate: int | None = None,
-    ) -> None: ...
-    def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
+    ) -> int: ...
+    def post_receive(self, *, offset: int, length: int, user_data: int) -> int: ...
     # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
     def completions(self, limit: int = 64) -> list[Completion]: ...
-    # One byte per chunk of the slot's message, 1 where it has landed. Advisory.
-    def bitmap(self, slot: int) -> bytes: ...
+    # One byte per chunk of a receive, 1 where it has landed whole; None while it waits for a slot
+    # and once a later receive has that.
+    def bitmap(self, handle: int, chunk_count: int) -> bytes | None: ...
+    # Whether the descriptor becomes readable also when chunks have landed.
+    def wake_for_chunks(self, wanted: bool) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # Readable when there are completions or the session has ended.
     def fileno(self) -> int: ...

@@ -10,9 +10,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
+use sealane_engine::storage::stores::fresh_store::Trust;
+use sealane_engine::storage::stores::in_place_store::InPlaceStore;
 use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
 use sealane_engine::storage::stores::remote_sectors::{RemoteBlocks, RemoteSectorStore};
-use sealane_engine::storage::stores::sealed_file::{SealedFileStore, Trust};
+use sealane_engine::storage::stores::sealed_file::SealedFileStore;
 use sealane_engine::storage::stores::selection::{self, StoreOptions};
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
@@ -143,7 +145,9 @@ impl Namespace {
 
     /// A sealed namespace on somebody else's.
     #[staticmethod]
-    #[pyo3(signature = (device, *, volume_id, block_count, store_key, exist, freshness=true))]
+    #[pyo3(signature = (device, *, volume_id, block_count, store_key, exist, freshness=true,
+        anchor=None))]
+    #[allow(clippy::too_many_arguments)] // all by keyword
     fn on_device(
         py: Python<'_>,
         device: &RemoteDevice,
@@ -152,21 +156,30 @@ impl Namespace {
         store_key: &Bound<'_, PyByteArray>,
         exist: &str,
         freshness: bool,
+        anchor: Option<&StoreAnchor>,
     ) -> PyResult<Self> {
+        let anchor = anchor.map(StoreAnchor::shared);
         let creates = creates(exist)?;
         let volume_id = array("volume_id", volume_id)?;
         let key = take_secret("store_key", store_key)?;
         let device = device.take()?;
         let namespace = py.detach(|| -> io::Result<EngineNamespace> {
+            let trust = Trust { secret: Some(&key), anchor };
             let store: Box<dyn BlockStore> = match device {
                 Remote::Pages(device) => {
                     let device: Arc<dyn Device> = device;
-                    // Nobody remembers for a gateway: docs/third-party.md.
-                    let trust = Trust { secret: Some(&key), anchor: None };
                     Box::new(if creates {
                         SealedFileStore::create_on(device, volume_id, &trust, block_count)?
                     } else {
                         SealedFileStore::open_on(device, volume_id, &trust)?
+                    })
+                }
+                Remote::Sectors(blocks) if freshness => {
+                    let raw = Box::new(blocks.raw());
+                    Box::new(if creates {
+                        InPlaceStore::create_on(raw, volume_id, &trust, block_count)?
+                    } else {
+                        InPlaceStore::open_on(raw, volume_id, &trust)?
                     })
                 }
                 Remote::Sectors(blocks) => Box::new(if creates {

@@ -10,16 +10,21 @@ mod control;
 mod ecn;
 mod epochs;
 mod events;
+mod flight;
 pub mod frame;
+mod landing;
 mod layout;
+mod outgoing;
 mod pacing;
 pub mod packet;
+mod parity;
 mod plan;
 mod protection;
 mod receiver;
 pub mod replay;
 mod rtt;
 mod sender;
+mod stream;
 mod types;
 
 #[cfg(test)]
@@ -34,7 +39,7 @@ use events::Events;
 use frame::{Frame, Frames, NO_PACKET};
 use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
 use protection::{Protection, Refusal};
-use receiver::{Outcome, Receiver, Unit};
+use receiver::{Outcome, Receiver, StreamEnd, Unit};
 use rtt::RoundTrip;
 use sender::Sender;
 
@@ -43,6 +48,7 @@ pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use pacing::BURST_PACKETS;
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
+pub use stream::STREAM_PARTS_MAX;
 pub use types::*;
 
 /// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
@@ -137,8 +143,62 @@ impl Session {
         }
         let number = self.sender.post(request)?;
         self.sender.advance(now, &mut self.events);
-        self.refresh_aborts(now);
+        self.refresh_notices(now);
         Ok(number)
+    }
+
+    /// Queues a stream: a message whose units [`Self::continue_stream`] names. Returns its number,
+    /// which counts as that of any send.
+    pub fn post_stream(&mut self, request: StreamRequest, now: Nanos) -> Result<u64, PostError> {
+        self.check_open()?;
+        let number = self.sender.post_stream(request)?;
+        self.sender.advance(now, &mut self.events);
+        self.refresh_notices(now);
+        Ok(number)
+    }
+
+    /// Names units of a stream: in any order, with gaps, and again. What is reliable is sent once
+    /// and repeated only if lost, from the memory that was named first; what is unreliable is sent
+    /// as often as it is named.
+    pub fn continue_stream(
+        &mut self,
+        message: u64,
+        part: StreamPart,
+        now: Nanos,
+    ) -> Result<(), PostError> {
+        self.check_open()?;
+        if !self.sender.has_new() {
+            self.pacer.restart(now);
+        }
+        self.sender.continue_stream(message, part)
+    }
+
+    /// Says that no more of a stream will come. A reliable stream completes at both ends when all
+    /// that was named has arrived, an unreliable one here when all has left.
+    pub fn end_stream(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
+        self.check_open()?;
+        self.sender.end_stream(message, now, &mut self.events)?;
+        self.refresh_notices(now);
+        Ok(())
+    }
+
+    /// Gives a send up: it completes as `Cancelled` at once, and so does its receive unless all of
+    /// it has arrived before that is known there.
+    pub fn cancel_send(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
+        self.check_open()?;
+        self.sender.cancel(message, now, &mut self.events)?;
+        self.sender.advance(now, &mut self.events);
+        self.refresh_notices(now);
+        Ok(())
+    }
+
+    /// Ends a receive with the chunks that have landed, as `Partial`: from here on nothing of the
+    /// message changes memory or bitmap. Its send ends as `Partial`, too, unless it has completed.
+    pub fn complete_receive(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
+        self.check_open()?;
+        self.receiver.complete(message, &mut self.events)?;
+        self.refresh_notices(now);
+        Ok(())
     }
 
     /// Puts a plan in force for the sends to come that leave the scheme open.
@@ -324,6 +384,19 @@ impl Session {
         self.statistics.wire_bytes_sent
     }
 
+    /// Which units of a chunk of a message that is landing are in memory: bit i (least significant
+    /// first) of byte j is unit 8j + i of the chunk. `None` if there is no such message or chunk.
+    #[must_use]
+    pub fn packet_map(&self, message: u64, chunk: u32) -> Option<Vec<u8>> {
+        self.receiver.packet_map(message, chunk)
+    }
+
+    /// The immediate of a message that is landing: known from its first packet on.
+    #[must_use]
+    pub fn immediate(&self, message: u64) -> Option<u32> {
+        self.receiver.immediate(message)
+    }
+
     /// One more than the last message number for which the peer is known to have posted a receive.
     #[must_use]
     pub fn credit_end(&self) -> u64 {
@@ -375,11 +448,11 @@ impl Session {
     ) {
         let payload_bytes = match header.kind {
             Kind::Control => {
-                self.control_received(plaintext, now);
+                self.control_received(plaintext, memory, now);
                 plaintext.len() + packet::HEADER_BYTES
             }
-            Kind::Unit { message, unit, length, k, m, immediate } => {
-                let unit = Unit { message, coded: unit, length, k, m, immediate };
+            Kind::Unit { message, unit, length, k, m, is_stream, immediate } => {
+                let unit = Unit { message, coded: unit, length, k, m, is_stream, immediate };
                 self.unit_received(unit, plaintext, memory, now)
             }
         };
@@ -406,7 +479,11 @@ impl Session {
         *counter += 1;
         match outcome {
             Outcome::Completed => self.control.message_ended(now),
-            Outcome::TooLong => self.refresh_aborts(now),
+            Outcome::TooLong => self.refresh_notices(now),
+            Outcome::Late => {
+                self.control.acknowledge_later(&self.rtt, now);
+                self.control.notices_missed(now);
+            }
             _ => self.control.acknowledge_later(&self.rtt, now),
         }
         let immediate_bytes = unit.immediate.map_or(0, |_| packet::IMMEDIATE_BYTES);
@@ -417,24 +494,24 @@ impl Session {
         packet::HEADER_BYTES + packet::DESCRIPTOR_BYTES + immediate_bytes + payload_bytes
     }
 
-    fn control_received(&mut self, plaintext: &[u8], now: Nanos) {
+    fn control_received(&mut self, plaintext: &[u8], memory: &mut impl Memory, now: Nanos) {
         let frames = Frames::new(plaintext);
         if frames.validate().is_err() {
             self.statistics.malformed += 1;
             return;
         }
         for frame in frames.flatten() {
-            self.frame_received(frame, now);
+            self.frame_received(frame, memory, now);
             if self.state == State::Closed {
                 return;
             }
         }
         self.sender.prune();
         self.sender.advance(now, &mut self.events);
-        self.refresh_aborts(now);
+        self.refresh_notices(now);
     }
 
-    fn frame_received(&mut self, frame: Frame<'_>, now: Nanos) {
+    fn frame_received(&mut self, frame: Frame<'_>, memory: &mut impl Memory, now: Nanos) {
         match frame {
             Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
                 if packet_number != NO_PACKET {
@@ -453,12 +530,23 @@ impl Session {
                 self.sender.credit_received(start, frame::credit_lengths(lengths));
                 self.control.acknowledge_now(now);
             }
-            Frame::AbortSend { message } => {
-                self.receiver.abort_received(message, &mut self.events);
+            Frame::AbortSend { message, reason } => {
+                self.receiver.abort_received(message, reason, &mut self.events);
                 self.control.message_ended(now);
             }
-            Frame::AbortReceive { message } => {
-                self.sender.abort_received(message, now, &mut self.events);
+            Frame::AbortReceive { message, reason } => {
+                self.sender.abort_received(message, reason, now, &mut self.events);
+                self.control.notices_missed(now);
+            }
+            Frame::StreamEnd { message, units, length, immediate } => {
+                let end = StreamEnd { message, units, length, immediate };
+                let outcome = self.receiver.stream_end_received(end, memory, &mut self.events);
+                self.statistics.malformed += u64::from(outcome == Outcome::Malformed);
+                if outcome == Outcome::Completed {
+                    self.control.message_ended(now);
+                } else {
+                    self.control.acknowledge_now(now);
+                }
             }
             Frame::PathChallenge { token } => {
                 self.control.challenge_received(token);
@@ -483,9 +571,10 @@ impl Session {
         }
     }
 
-    fn refresh_aborts(&mut self, now: Nanos) {
-        let count = self.sender.refused().count() + self.receiver.refused().count();
-        self.control.aborts_changed(count, now);
+    fn refresh_notices(&mut self, now: Nanos) {
+        let (sent, is_any_sent) = self.sender.notice_state();
+        let (received, is_any_received) = self.receiver.notice_state();
+        self.control.notices_changed(sent + received, is_any_sent || is_any_received, now);
     }
 
     /// When silence of the peer calls for a challenge or a stall, if it has not yet.
@@ -555,7 +644,8 @@ impl Session {
         if !self.sender.has_outstanding() && !pick.is_retransmission {
             self.silent_since = now;
         }
-        self.sender.sent(pick, now, &mut self.events);
+        let number = self.protection.next_packet_number() - 1;
+        self.sender.sent(pick, number, now, &mut self.events);
         self.statistics.data_packets_sent += u64::from(!is_parity);
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);

@@ -201,7 +201,9 @@ mod tests {
     }
 
     fn sealed(from: &mut Protection) -> Vec<u8> {
-        let kind = Kind::Unit { message: 5, unit: 6, length: 7, k: 0, m: 0, immediate: Some(9) };
+        let immediate = Some(9);
+        let kind =
+            Kind::Unit { message: 5, unit: 6, length: 7, k: 0, m: 0, is_stream: false, immediate };
         let mut out = b"a datagram before it in the same buffer".to_vec();
         let start = out.len();
         let packet = from.begin(kind, &mut out).unwrap();

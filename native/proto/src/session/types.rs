@@ -152,8 +152,12 @@ pub enum Reliability {
         /// Blocks whose units go out in turn, at least 1.
         depth: u8,
     },
-    /// As the session's plan has it for the message's length ([`super::Session::install_plan`]).
+    /// As the session's plan has it for the message's length ([`super::Session::install_plan`]);
+    /// for a stream selective repeat.
     Auto,
+    /// Every unit is sent once. The send completes when all have left; what is lost the receiver
+    /// sees in the chunks that do not land, and completes the receive itself.
+    Unreliable,
 }
 
 /// A message to send.
@@ -169,6 +173,30 @@ pub struct SendRequest {
     pub immediate: Option<u32>,
     /// Returned with the completion.
     pub user_data: u64,
+}
+
+/// A message whose units are named as it goes ([`super::Session::continue_stream`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamRequest {
+    /// Bytes of the peer's buffer, from its start, in which its units may lie.
+    pub length: u64,
+    /// How its units survive loss. There is no code for streams.
+    pub reliability: Reliability,
+    /// A word delivered with the completion of the receive.
+    pub immediate: Option<u32>,
+    /// Returned with the completion.
+    pub user_data: u64,
+}
+
+/// Whole units of a stream that lie one behind the other at both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamPart {
+    /// Where its bytes start in [`Memory`]. They must not change until the send completes.
+    pub offset: u64,
+    /// Where they go in the peer's buffer: a multiple of the unit.
+    pub remote_offset: u64,
+    /// Bytes, at least 1: a multiple of the unit, or up to the end of the stream's range.
+    pub length: u64,
 }
 
 /// A buffer for the next message from the peer: the i-th send lands in the i-th receive.
@@ -209,6 +237,11 @@ pub enum CompletionStatus {
     Aborted,
     /// The message is longer than the receive posted for it. Nothing of it counts.
     TooLong,
+    /// The sender gave the message up. At the sender: it may have arrived all the same.
+    Cancelled,
+    /// The receiver wanted no more of the message: the chunks that landed are right, the rest of
+    /// the buffer is as it was.
+    Partial,
 }
 
 /// Why a session ended.
@@ -279,7 +312,8 @@ pub enum Event {
         user_data: u64,
         /// Its message number.
         message: u64,
-        /// Bytes received (0 unless the status is `Ok`).
+        /// Bytes of the message, of a stream its range; 0 unless the status is `Ok`, or `Partial`
+        /// and some of it has arrived.
         length: u64,
         /// The word sent along.
         immediate: Option<u32>,
@@ -322,6 +356,23 @@ pub enum PostError {
         /// Blocks in turn asked for.
         depth: u8,
     },
+    /// Streams have no code: what would be in a block is not known.
+    #[error("a stream cannot be erasure coded")]
+    CodedStream,
+    /// A part of a stream that is not made of whole units within the stream's range.
+    #[error(
+        "{length} bytes at {remote_offset} are no part of the stream: whole units within its range \
+         are needed"
+    )]
+    InvalidPart {
+        /// Place in the peer's buffer asked for.
+        remote_offset: u64,
+        /// Bytes asked for.
+        length: u64,
+    },
+    /// No such message is in progress, or it is no stream that is still open.
+    #[error("message {0} is not in progress, or is no open stream")]
+    NotInProgress(u64),
     /// The session is over.
     #[error("the session is closed")]
     Closed,

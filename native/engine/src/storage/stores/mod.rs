@@ -1,9 +1,11 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+mod changes;
 pub mod device;
 pub mod emulated;
 pub mod fresh;
+pub mod fresh_store;
 mod immediate;
 mod in_place_channel;
 pub mod in_place_store;

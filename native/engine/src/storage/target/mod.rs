@@ -2,7 +2,6 @@
 
 pub mod controller;
 mod execution;
-pub mod freshness;
 mod mailbox;
 pub mod namespace;
 pub mod qos;
