@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 mod dlpack;
 mod gateway;
 mod host_queue;
+mod jobs;
 mod link;
 mod load;
 mod pdu;
