@@ -16,7 +16,8 @@ import structlog
 
 from sealane._native import Emulator, LinkSettings
 from sealane.client.grants import fetch_ring
-from sealane.client.session import ErasureCoded, Reliability, SelectiveRepeat, Session
+from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
+from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.establishment import Answer
