@@ -2,14 +2,24 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from sealane.errors import UsageError
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Ends with code 2 and one line; `--help` has the usage."""
+    """Ends with code 2 and one line; `--help` has the usage.
+
+    A parser with `fill` gets its arguments from `fill(parser)` when it first parses: a subcommand
+    then costs nobody else its imports.
+    """
+
+    def __init__(
+        self, *, fill: Callable[[argparse.ArgumentParser], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._fill = fill
 
     def parse_known_args(  # type: ignore[override]
         self,
@@ -21,6 +31,9 @@ class OneLineParser(argparse.ArgumentParser):
         for argument in given:
             if any("\ud800" <= c <= "\udfff" for c in argument):
                 self.error(f"argument {argument!r}: not UTF-8")
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
         return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import dataclasses
 import datetime as dt
+import functools
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sealane import __version__
 from sealane.client import (
@@ -20,19 +22,29 @@ from sealane.client import (
 )
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.ctl_attest import add_attest_noun
-from sealane.daemon.ctl_broker import add_broker_verbs
-from sealane.daemon.ctl_collateral import add_collateral_verbs
-from sealane.daemon.ctl_devices import add_device_verbs
-from sealane.daemon.ctl_keys import add_key_verbs
-from sealane.daemon.ctl_machine import add_machine_verb
-from sealane.daemon.ctl_nodes import add_node_verbs
 from sealane.daemon.ctl_output import Command, Output, text_of
-from sealane.daemon.ctl_sessions import add_session_verbs
-from sealane.daemon.ctl_subsystems import add_subsystem_verbs
-from sealane.daemon.ctl_trust import add_trust_nouns
-from sealane.daemon.ctl_volumes import add_volume_verbs
 from sealane.errors import Error
+
+NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "volume": ("attested volumes", ("ctl_volumes:add_verbs",)),
+    "session": ("inter-datacenter sessions", ("ctl_sessions:add_verbs",)),
+    "subsystem": ("plain subsystems of a target", ("ctl_subsystems:add_verbs",)),
+    "node": ("nodes of a broker: who attested, who is revoked", ("ctl_nodes:add_verbs",)),
+    "device": ("store directories of targets, at a broker", ("ctl_devices:add_verbs",)),
+    "key": (
+        "key files, which need no daemon, and keys of volumes",
+        ("ctl_keys:add_verbs", "ctl_broker:add_key_verbs"),
+    ),
+    "lease": ("counter leases of a broker", ("ctl_broker:add_lease_verbs",)),
+    "attest": (
+        "evidence and what was made of it",
+        ("ctl_attest:add_verbs", "ctl_machine:add_verbs"),
+    ),
+    "policy": ("the verifier's policy", ("ctl_trust:add_policy_verbs",)),
+    "audit": ("the broker's audit log", ("ctl_trust:add_audit_verbs",)),
+    "collateral": ("what vendors publish of their hardware", ("ctl_collateral:add_verbs",)),
+}
+"""Help text of each noun, and what adds its verbs: imported when the noun is asked for."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,43 +114,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
 
-    add_volume_verbs(_noun(nouns, "volume", "attested volumes"), _verb, _named)
-    add_session_verbs(_noun(nouns, "session", "inter-datacenter sessions"), _verb, _named)
-    add_subsystem_verbs(_noun(nouns, "subsystem", "plain subsystems of a target"), _verb, _named)
-    add_node_verbs(_noun(nouns, "node", "nodes of a broker: who attested, who is revoked"), _verb)
-
-    add_device_verbs(_noun(nouns, "device", "store directories of targets, at a broker"), _verb)
-
+    for noun, (text, sources) in NOUNS.items():
+        nouns.add_parser(noun, help=text, fill=functools.partial(_fill, sources))
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)
-
-    verbs = _noun(nouns, "key", "key files, which need no daemon, and keys of volumes")
-    add_key_verbs(verbs)
-    leases = _noun(nouns, "lease", "counter leases of a broker")
-    add_broker_verbs(verbs, leases, _verb)
-    add_machine_verb(add_attest_noun(nouns, _noun))
-    add_trust_nouns(nouns, _noun, _verb)
-    collateral = _noun(nouns, "collateral", "what vendors publish of their hardware")
-    add_collateral_verbs(collateral)
     return parser
 
 
-def _noun(nouns: Any, name: str, text: str) -> Any:
-    return nouns.add_parser(name, help=text).add_subparsers(
-        dest="verb", required=True, metavar="VERB"
-    )
-
-
-def _verb(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _named(verbs: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
-    parser = _verb(verbs, name, run, text)
-    parser.add_argument("name", metavar="NAME", help="resource name, as create prints it")
-    return parser
+def _fill(sources: tuple[str, ...], parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for source in sources:
+        module, _, function = source.partition(":")
+        getattr(importlib.import_module(f"sealane.daemon.{module}"), function)(verbs)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from sealane.daemon.broker.policy import (
 from sealane.daemon.clock import utc_now
 from sealane.daemon.ctl_output import Output
 from sealane.daemon.ctl_result import show_identities, show_token, token_in
+from sealane.daemon.ctl_verbs import offline
 from sealane.errors import UsageError, VerificationError
 
 _EXPORT_SECONDS: Final = 3600.0
@@ -266,9 +267,8 @@ def _time(text: str) -> dt.datetime:
     return time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time
 
 
-def add_attest_noun(nouns: Any, noun: Any) -> Any:
-    """Add `attest` to sealanectl's parser; returns what takes further verbs."""
-    verbs = noun(nouns, "attest", "evidence and what was made of it")
+def add_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `attest` that are about evidence."""
     offline(
         verbs,
         "show",
@@ -290,14 +290,3 @@ def add_attest_noun(nouns: Any, noun: Any) -> Any:
     made.add_argument("--node", default="", help="who it is to be")
     made.add_argument("--role", default="", help="and in which role")
     made.add_argument("--now", type=_time, metavar="TIME", help="ISO 8601, UTC; default: now")
-    return verbs
-
-
-def offline(
-    verbs: Any, name: str, run: Any, text: str, *, metavar: str = "FILE"
-) -> argparse.ArgumentParser:
-    """Add a verb about a file, which needs no daemon."""
-    made: argparse.ArgumentParser = verbs.add_parser(name, help=text)
-    made.add_argument("file", type=Path, metavar=metavar)
-    made.set_defaults(run=run, is_offline=True)
-    return made

@@ -1,11 +1,12 @@
 """`sealanectl key rotate` and `lease list`: keys and leases at this broker."""
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
+from sealane.daemon.ctl_verbs import verb
 from sealane.protocol.v1 import operator_pb2
 
 _BLOCK_BYTES: Final = 16
@@ -43,13 +44,15 @@ async def lease_list(client: Client, options: argparse.Namespace, output: Output
         )
 
 
-def add_broker_verbs(
-    keys: Any, leases: Any, add_verb: Callable[..., argparse.ArgumentParser]
-) -> None:
-    """Add the verbs of the nouns `key` and `lease` that need a broker."""
-    rotate = add_verb(keys, "rotate", key_rotate, "begin a volume's next key epoch, at the broker")
+def add_key_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `key` that need a broker."""
+    rotate = verb(verbs, "rotate", key_rotate, "begin a volume's next key epoch, at the broker")
     rotate.add_argument("name", metavar="NAME", help="volumes/<UUID>")
-    listing = add_verb(leases, "list", lease_list, "show the books: every lease ever granted")
+
+
+def add_lease_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `lease`."""
+    listing = verb(verbs, "list", lease_list, "show the books: every lease ever granted")
     listing.add_argument("--volume", default="", metavar="NAME", help="of this volume only")
     listing.add_argument(
         "--state", choices=("out", "returned", "burned"), help="in this state only"

@@ -16,7 +16,7 @@ from sealane.daemon.ctl_output import Output
 from sealane.errors import VerificationError
 
 
-def add_collateral_verbs(verbs: Any) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `collateral`."""
     listing = verbs.add_parser("list", help="check a directory as a broker would, and show it")
     listing.add_argument("directory", type=Path, metavar="DIRECTORY")

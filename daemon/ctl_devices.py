@@ -1,11 +1,12 @@
 """`sealanectl device VERB`: the store directories of targets, at this broker."""
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
+from sealane.daemon.ctl_verbs import verb
 from sealane.errors import UsageError
 from sealane.protocol.v1 import devices_pb2
 
@@ -62,13 +63,11 @@ async def device_forget(client: Client, options: argparse.Namespace, output: Out
         await client.devices.ForgetDevice(request, timeout=CALL_SECONDS)
 
 
-def add_device_verbs(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `device`."""
-    add_verb(verbs, "list", device_list, "show every device, and who asks for one")
-    show = add_verb(verbs, "show", device_show, "show a device, its volumes and its anchor")
-    init = add_verb(
-        verbs, "init", device_init, "let in a new device: what is found in it is believed"
-    )
+    verb(verbs, "list", device_list, "show every device, and who asks for one")
+    show = verb(verbs, "show", device_show, "show a device, its volumes and its anchor")
+    init = verb(verbs, "init", device_init, "let in a new device: what is found in it is believed")
     init.add_argument("device", metavar="DEVICE", nargs="?", help="UUID of one that asks")
     init.add_argument("--next", metavar="NODE", help="whatever unknown device this node shows next")
     init.add_argument(
@@ -77,9 +76,9 @@ def add_device_verbs(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser
         help="a known device: drop its anchor, and believe once more what is found. After a lost "
         "TPM, a damaged directory; never because a target says that its directory was put back",
     )
-    move = add_verb(verbs, "move", device_move, "give a device and its volumes to another target")
+    move = verb(verbs, "move", device_move, "give a device and its volumes to another target")
     move.add_argument("--to", required=True, metavar="NODE")
-    forget = add_verb(verbs, "forget", device_forget, "refuse a device without volumes for ever")
+    forget = verb(verbs, "forget", device_forget, "refuse a device without volumes for ever")
     for parser in (show, move, forget):
         parser.add_argument("device", metavar="DEVICE", help="UUID")
 

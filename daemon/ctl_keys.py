@@ -14,7 +14,7 @@ from sealane.daemon.files import read_bounded, write_secret
 from sealane.errors import UsageError
 
 
-def add_key_verbs(verbs: Any) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `key` that need no broker."""
     for verb, run, text in (
         ("attestation", _key_attestation, "make a software attestation key"),

@@ -23,8 +23,9 @@ from sealane.crypto.evidence.verifier import EvidenceVerifier
 from sealane.daemon.broker.assembly import evidence_verifiers, tpm_roots_of
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import load_config
-from sealane.daemon.ctl_attest import collateral_of, offline
+from sealane.daemon.ctl_attest import collateral_of
 from sealane.daemon.ctl_output import Output
+from sealane.daemon.ctl_verbs import offline
 from sealane.daemon.evidence.choose import open_driver
 from sealane.daemon.evidence.driver import Driver
 from sealane.errors import UsageError
@@ -130,7 +131,7 @@ def _roots(path: Path | None) -> tuple[x509.Certificate, ...]:
     return () if path is None else tuple(tpm_roots_of(str(path), "--tpm-roots"))
 
 
-def add_machine_verb(verbs: Any) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add `attest machine` to sealanectl's parser."""
     made = offline(verbs, "machine", attest_machine, "print this machine's entries for a policy")
     made.add_argument("--node", required=True, help="who it is to be")

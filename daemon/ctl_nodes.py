@@ -2,13 +2,14 @@
 
 import argparse
 import datetime as dt
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from google.protobuf import timestamp_pb2
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
+from sealane.daemon.ctl_verbs import verb
 from sealane.protocol.v1 import trust_pb2
 
 _ROLES: Final = ("target", "gateway", "fabric")
@@ -41,13 +42,13 @@ async def node_restore(client: Client, options: argparse.Namespace, output: Outp
         await client.membership.RestoreNode(request, timeout=CALL_SECONDS)
 
 
-def add_node_verbs(verbs: Any, add_verb: Callable[..., argparse.ArgumentParser]) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `node`."""
-    add_verb(verbs, "list", node_list, "show every node that attested or was revoked")
-    revoke = add_verb(
+    verb(verbs, "list", node_list, "show every node that attested or was revoked")
+    revoke = verb(
         verbs, "revoke", node_revoke, "refuse a node from now on; its I/O ends within 30 s"
     )
-    restore = add_verb(verbs, "restore", node_restore, "let a revoked node attest again")
+    restore = verb(verbs, "restore", node_restore, "let a revoked node attest again")
     revoke.add_argument("--reason", default="", metavar="TEXT", help="for the records")
     for parser in (revoke, restore):
         parser.add_argument("node", metavar="NODE")

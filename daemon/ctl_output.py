@@ -81,7 +81,6 @@ class Output:
 
 
 Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]
-AddVerb = Callable[[Any, str, Command, str], argparse.ArgumentParser]
 """(verbs, name, what it runs, help) → its parser."""
 
 

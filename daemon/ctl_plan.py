@@ -37,11 +37,8 @@ RATE_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 TIME_UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-def add_plan_verb(verbs: Any) -> None:
-    """Add `session plan` to sealanectl's parser."""
-    parser = verbs.add_parser(
-        "plan", help="which scheme suits messages on a path, by the completion-time model"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `session plan`."""
     parser.set_defaults(run=session_plan, is_offline=True)
     add = parser.add_argument
     add(

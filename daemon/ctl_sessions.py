@@ -3,23 +3,32 @@
 # ruff: noqa: ARG001 - every command has one signature
 
 import argparse
+import importlib
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
 from sealane.client import Client, translated
-from sealane.daemon.ctl_output import CALL_SECONDS, AddVerb, Output, pages
-from sealane.daemon.ctl_plan import add_plan_verb
+from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
+from sealane.daemon.ctl_verbs import named, verb
 from sealane.protocol.v1 import sessions_pb2
 
 
-def add_session_verbs(verbs: Any, verb: AddVerb, named: AddVerb) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `session`."""
     verb(verbs, "list", _session_list, "show every session")
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "close", _session_close, "close a session")
-    add_plan_verb(verbs)
+    verbs.add_parser(
+        "plan",
+        help="which scheme suits messages on a path, by the completion-time model",
+        fill=_fill_plan,
+    )
+
+
+def _fill_plan(parser: argparse.ArgumentParser) -> None:
+    importlib.import_module("sealane.daemon.ctl_plan").add_arguments(parser)
 
 
 async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:

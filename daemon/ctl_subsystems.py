@@ -9,11 +9,12 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from sealane.client import Client, translated
-from sealane.daemon.ctl_output import CALL_SECONDS, AddVerb, Output, size_text, text_of
+from sealane.daemon.ctl_output import CALL_SECONDS, Output, size_text, text_of
+from sealane.daemon.ctl_verbs import named, verb
 from sealane.protocol.v1 import subsystems_pb2
 
 
-def add_subsystem_verbs(verbs: Any, verb: AddVerb, named: AddVerb) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `subsystem`."""
     verb(verbs, "list", _subsystem_list, "show every plain subsystem")
     named(verbs, "get", _subsystem_get, "show a plain subsystem, by its NQN")

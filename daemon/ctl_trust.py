@@ -31,8 +31,8 @@ from sealane.daemon.broker.policy import (
     sign_policy,
     verify_owner,
 )
-from sealane.daemon.ctl_attest import offline
 from sealane.daemon.ctl_output import Output
+from sealane.daemon.ctl_verbs import offline, verb
 from sealane.daemon.files import read_secret
 from sealane.daemon.runtime import replace_file
 from sealane.errors import UsageError
@@ -209,9 +209,8 @@ def _head(text: str) -> Head:
     return head
 
 
-def add_trust_nouns(nouns: Any, noun: Any, verb: Any) -> None:
-    """Add `policy` and `audit` to sealanectl's parser."""
-    verbs = noun(nouns, "policy", "the verifier's policy")
+def add_policy_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `policy`."""
     made = offline(verbs, "check", _policy_check, "check a policy and say what is risky in it")
     made.add_argument("--owner-key", type=Path, metavar="FILE", help="check FILE.sig with this key")
     made = offline(verbs, "sign", _policy_sign, "sign a policy as its owner, to FILE.sig")
@@ -223,7 +222,9 @@ def add_trust_nouns(nouns: Any, noun: Any, verb: Any) -> None:
     ):
         verb(verbs, name, run, text).add_argument("file", type=Path, metavar="FILE")
 
-    verbs = noun(nouns, "audit", "the broker's audit log")
+
+def add_audit_verbs(verbs: Any) -> None:
+    """Add the verbs of the noun `audit`."""
     made = offline(verbs, "verify", _audit_verify, "check every record of a log")
     made.add_argument("--anchor", type=Path, metavar="FILE", help="check signatures, too")
     made.add_argument("--head", type=_head, metavar="NUMBER:SHA-256", help="where it must end")

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sealane.client import Client, Volume, VolumeEvent, VolumeShare
-from sealane.daemon.ctl_output import SIZE_UNITS, AddVerb, Output, size_text
+from sealane.daemon.ctl_output import SIZE_UNITS, Output, size_text
+from sealane.daemon.ctl_verbs import named, verb
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
 from sealane.daemon.files import write_secret
 from sealane.errors import UsageError
 
 
-def add_volume_verbs(verbs: Any, verb: AddVerb, named: AddVerb) -> None:
+def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `volume`."""
     create = verb(verbs, "create", _volume_create, "make a volume")
     create.add_argument("--size", type=parse_size, required=True, help="as in 4096 or 64MiB")

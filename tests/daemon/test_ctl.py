@@ -5,6 +5,8 @@ import asyncio
 import datetime as dt
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -212,3 +214,16 @@ def test_subsystem_says_who_sees_what(capsys: pytest.CaptureFixture[str]) -> Non
         "1 MiB, file, change, u, for nqn.h",
         "nqn.h, 3 I/O queues, authenticated",
     ]
+
+
+def test_a_command_imports_its_own_noun_only():
+    program = (
+        "import sys; from sealane.daemon import ctl\n"
+        "try: ctl.main(['volume', 'list', '--help'])\n"
+        "except SystemExit: print(*(m for m in sys.modules if m in sys.argv))"
+    )
+    heavy = ["sealane.daemon.ctl_volumes", "sealane.daemon.ctl_attest", "matplotlib", "numpy"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *heavy], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "sealane.daemon.ctl_volumes"

@@ -266,7 +266,9 @@ def test_packets_from_elsewhere_are_not_opened_by_the_initiator() -> None:
     with pair() as (left, right):
         host, port = left.endpoint.local_address.rsplit(":", 1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-            stranger.sendto(b"hello", (host, int(port)))
+            for version in range(16):
+                header = bytes([version << 4]) + (1).to_bytes(8, "big") + bytes(64)
+                stranger.sendto(header, (host, int(port)))
             while left.statistics()["foreign_packets"] == 0:
                 left.endpoint.state()
 

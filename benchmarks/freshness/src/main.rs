@@ -1,8 +1,10 @@
 //! Measures the pieces of freshness: one JSON object a line on standard output, for
 //! `python -m benchmarks.freshness`, which shows them.
 
+mod load;
 mod pending;
 mod sample;
+mod stores;
 mod trees;
 mod writers;
 mod writes;
@@ -23,6 +25,12 @@ fn main() -> ExitCode {
         Some("memory") => trees::memory(number(1, 100)),
         Some("pending") => pending::run(),
         Some("writes") => writes::run(number(1, 256), number(2, 1 << 20)),
+        Some("stores") => {
+            let ways: Vec<&str> = arguments[5..].iter().map(String::as_str).collect();
+            let directory = std::path::Path::new(&arguments[1]);
+            let seconds = arguments[4].parse().expect("seconds");
+            stores::run(&ways, directory, number(2, 256), number(3, 3), seconds);
+        }
         Some("writers") => writers::run(number(1, 3)),
         _ => {
             eprintln!(

@@ -112,6 +112,18 @@ impl AeadKey {
         tag.as_ref().try_into().expect("tag length is fixed")
     }
 
+    /// Decrypts a ciphertext with its tag behind it, in place; the plaintext.
+    /// After an error the contents of `sealed` are unspecified and must not be used.
+    pub fn open_in_place<'a>(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &'a mut [u8],
+    ) -> Result<&'a mut [u8], NotAuthentic> {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        self.0.open_in_place(nonce, Aad::from(aad), sealed).map_err(|_| NotAuthentic)
+    }
+
     /// Decrypts `ciphertext` into `plaintext` (same length).
     /// After an error the contents of `plaintext` are unspecified and must not be used.
     pub fn open(

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use sealane_proto::link::{Link, LinkConfig, LinkCounters, Nanos};
+use sealane_proto::session::Ecn;
 
 /// A datagram that has arrived.
 #[derive(Debug)]
@@ -12,11 +13,12 @@ pub(crate) struct Arrival {
     pub is_corrupted: bool,
     /// A whole copy of it came before.
     pub is_copy: bool,
+    pub ecn: Ecn,
     pub datagram: Vec<u8>,
 }
 
 pub(crate) struct Wire {
-    link: Link<Vec<u8>>,
+    link: Link<(Vec<u8>, Ecn)>,
     /// Packets with a copy, of which one has arrived whole.
     arrived_once: BTreeSet<u64>,
     spare: Vec<Vec<u8>>,
@@ -30,11 +32,11 @@ impl Wire {
     }
 
     /// Puts a datagram on the wire. `wire_bytes` may exceed its length (lengths-only mode).
-    pub fn offer(&mut self, datagram: &[u8], wire_bytes: u32, now: Nanos) {
+    pub fn offer(&mut self, datagram: &[u8], ecn: Ecn, wire_bytes: u32, now: Nanos) {
         let mut packet = self.spare.pop().unwrap_or_default();
         packet.clear();
         packet.extend_from_slice(datagram);
-        self.link.offer(packet, wire_bytes, false, now);
+        self.link.offer((packet, ecn), wire_bytes, ecn != Ecn::NotEct, now);
     }
 
     /// When the next datagram arrives.
@@ -45,7 +47,8 @@ impl Wire {
     /// Takes the next datagram if it has arrived.
     pub fn arrive(&mut self, now: Nanos) -> Option<Arrival> {
         let delivery = self.link.take(now)?;
-        let mut datagram = delivery.packet;
+        let (mut datagram, sent) = delivery.packet;
+        let ecn = if delivery.is_marked { Ecn::Ce } else { sent };
         let is_corrupted = delivery.corruption.is_some();
         if let Some(chance) = delivery.corruption {
             let bit = ((u128::from(chance) * (datagram.len() as u128 * 8)) >> 64) as usize;
@@ -53,7 +56,7 @@ impl Wire {
         }
         let is_copy =
             delivery.is_duplicated && !is_corrupted && !self.arrived_once.insert(delivery.number);
-        Some(Arrival { packet: delivery.number, is_corrupted, is_copy, datagram })
+        Some(Arrival { packet: delivery.number, is_corrupted, is_copy, ecn, datagram })
     }
 
     /// Takes a buffer back.

@@ -6,8 +6,8 @@ use sealane_proto::aead::Secret;
 use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
 use sealane_proto::session::packet::{Header, IP_UDP_BYTES, Kind};
 use sealane_proto::session::{
-    CloseReason, Event, Memory, ReceiveRequest, SendRequest, Session, SessionConfig, SessionKeys,
-    SessionStatistics,
+    Arrival as SessionArrival, CloseReason, Event, Memory, PACKETS_PER_KEY, ReceiveRequest,
+    SendRequest, Session, SessionConfig, SessionKeys, SessionStatistics, Source,
 };
 
 use crate::check::{CompletionChecker, CreditChecker, Findings, RateChecker, Rule, Violation};
@@ -226,7 +226,8 @@ impl<'a> World<'a> {
             let must_not_change = arrival.is_corrupted || arrival.is_copy || is_late;
             let changes = memory.changes;
             self.trace.add(&[self.now, end as u64, arrival.packet, must_not_change.into()]);
-            session.receive(&mut arrival.datagram, memory, self.now);
+            let from = SessionArrival { source: Source::Path, ecn: arrival.ecn };
+            session.receive(&mut arrival.datagram, from, memory, self.now);
             if must_not_change && memory.sabotage == Some(Sabotage::WriteOnRefused) {
                 memory.write(0, &[0]);
             }
@@ -270,7 +271,7 @@ impl<'a> World<'a> {
             let is_short = (wire_bytes as usize) < self.out.len() + IP_UDP_BYTES;
             debug_assert!(!is_short, "statistics count fewer bytes than were sent");
             self.trace.add(&[self.now, 2 + end as u64, wire_bytes]);
-            self.wires[end].offer(&self.out, wire_bytes as u32, self.now);
+            self.wires[end].offer(&self.out, session.ecn(), wire_bytes as u32, self.now);
         }
     }
 
@@ -363,6 +364,7 @@ impl End {
             slots: scenario.slots,
             rate_bytes_per_second: scenario.rate_bytes_per_second,
             idle_timeout: scenario.idle_timeout,
+            packets_per_key: PACKETS_PER_KEY,
             payload: scenario.payload,
         };
         config.validate()?;

@@ -8,7 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
-use sealane_proto::session::{PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys};
+use sealane_proto::session::{
+    PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys,
+};
 
 use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
@@ -179,6 +181,7 @@ impl Endpoint {
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,
             idle_timeout: start.idle_timeout_nanos,
+            packets_per_key: PACKETS_PER_KEY,
             payload: PayloadMode::Real,
         };
         config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;

@@ -8,6 +8,7 @@ const OPCODE_SEND: u8 = 1;
 const OPCODE_RECEIVE: u8 = 2;
 const FLAG_IMMEDIATE: u8 = 1;
 const FLAG_AUTO: u8 = 2;
+const FLAG_UNRELIABLE: u8 = 4;
 /// Where the interleaved blocks beyond the first are counted.
 const DEPTH_AT: usize = 32;
 const RESERVED_START: usize = 33;
@@ -91,6 +92,7 @@ impl Submission {
                         entry[DEPTH_AT] = depth.wrapping_sub(1);
                     }
                     Reliability::Auto => entry[1] |= FLAG_AUTO,
+                    Reliability::Unreliable => entry[1] |= FLAG_UNRELIABLE,
                 }
                 entry[4..8].copy_from_slice(&immediate.unwrap_or(0).to_le_bytes());
             }
@@ -110,8 +112,8 @@ impl Submission {
         let kind = match opcode {
             OPCODE_SEND => {
                 let has_immediate = flags & FLAG_IMMEDIATE != 0;
-                if flags & !(FLAG_IMMEDIATE | FLAG_AUTO) != 0 || (!has_immediate && immediate != 0)
-                {
+                let known = FLAG_IMMEDIATE | FLAG_AUTO | FLAG_UNRELIABLE;
+                if flags & !known != 0 || (!has_immediate && immediate != 0) {
                     return Err(RingFault::Flags);
                 }
                 let reliability = reliability(flags, (k, m), entry[DEPTH_AT])?;
@@ -143,13 +145,17 @@ impl Submission {
 
 /// The scheme of a send. Whether the session has room for it is the session's to say.
 fn reliability(flags: u8, (k, m): (u8, u8), more: u8) -> Result<Reliability, RingFault> {
-    let is_auto = flags & FLAG_AUTO != 0;
+    let choice = flags & (FLAG_AUTO | FLAG_UNRELIABLE);
     match (k, m) {
         (0, 0) if more != 0 => Err(RingFault::Reliability),
-        (0, 0) if is_auto => Ok(Reliability::Auto),
-        (0, 0) => Ok(Reliability::SelectiveRepeat),
+        (0, 0) => match choice {
+            0 => Ok(Reliability::SelectiveRepeat),
+            FLAG_AUTO => Ok(Reliability::Auto),
+            FLAG_UNRELIABLE => Ok(Reliability::Unreliable),
+            _ => Err(RingFault::Reliability),
+        },
         (0, _) | (_, 0) => Err(RingFault::Reliability),
-        _ if is_auto || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX => {
+        _ if choice != 0 || u16::from(k) + u16::from(m) > BLOCK_UNITS_MAX => {
             Err(RingFault::Reliability)
         }
         _ => {
@@ -172,11 +178,22 @@ pub enum Status {
     TooLong,
     /// The session could not take the operation.
     Refused,
+    /// The sender gave the message up.
+    Cancelled,
+    /// The receiver wanted no more of the message than had landed.
+    Partial,
 }
 
 impl Status {
-    const ALL: [Self; 5] =
-        [Self::Ok, Self::OutcomeUnknown, Self::Aborted, Self::TooLong, Self::Refused];
+    const ALL: [Self; 7] = [
+        Self::Ok,
+        Self::OutcomeUnknown,
+        Self::Aborted,
+        Self::TooLong,
+        Self::Refused,
+        Self::Cancelled,
+        Self::Partial,
+    ];
 
     /// Name as the job's language shows it.
     pub fn name(self) -> &'static str {
@@ -186,6 +203,8 @@ impl Status {
             Self::Aborted => "aborted",
             Self::TooLong => "too_long",
             Self::Refused => "refused",
+            Self::Cancelled => "cancelled",
+            Self::Partial => "partial",
         }
     }
 
@@ -280,8 +299,11 @@ mod tests {
         assert!(with(&[]).is_ok());
         assert_eq!(with(&[(0, 0)]), Err(RingFault::Opcode));
         assert_eq!(with(&[(0, 3)]), Err(RingFault::Opcode));
-        assert_eq!(with(&[(1, 4)]), Err(RingFault::Flags));
+        assert_eq!(with(&[(1, 8)]), Err(RingFault::Flags));
         assert!(with(&[(1, 2)]).is_ok());
+        assert!(with(&[(1, 4)]).is_ok());
+        assert_eq!(with(&[(1, 6)]), Err(RingFault::Reliability), "both choices at once");
+        assert_eq!(with(&[(1, 4), (2, 4), (3, 2)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(1, 2), (2, 4), (3, 2)]), Err(RingFault::Reliability));
         assert_eq!(with(&[(1, 2), (4, 1)]), Err(RingFault::Flags), "auto is no immediate");
         assert_eq!(with(&[(32, 1)]), Err(RingFault::Reliability), "nothing to interleave");
@@ -311,6 +333,7 @@ mod tests {
             reliability in prop_oneof![
                 Just(Reliability::SelectiveRepeat),
                 Just(Reliability::Auto),
+                Just(Reliability::Unreliable),
                 (1_u8..200, 1_u8..55, 1_u8..)
                     .prop_map(|(k, m, depth)| Reliability::ErasureCoded { k, m, depth }),
             ],

@@ -3,6 +3,9 @@
 use std::io;
 use std::net::SocketAddr;
 
+use quinn_udp::EcnCodepoint;
+use sealane_proto::session::Ecn;
+
 use crate::udp::Udp;
 
 /// Bytes of one send call: the kernel's limit for a segmentation list is 64 KiB with headers.
@@ -14,6 +17,7 @@ pub(super) struct Outbound {
     bytes: Vec<u8>,
     segment_bytes: usize,
     segments: usize,
+    ecn: Ecn,
     is_closed: bool,
     is_blocked: bool,
 }
@@ -25,20 +29,20 @@ impl Outbound {
     }
 
     /// Appends the datagram that `fill` writes to the end of the buffer, sending first what can't
-    /// travel with it. `fill` returns false if it has none; so does this. `Err` counts as sent.
+    /// travel with it. `fill` says how to mark it, `None` if it has none: so does this. `Err` counts
+    /// as sent.
     pub(super) fn push(
         &mut self,
         udp: &Udp,
         to: SocketAddr,
-        fill: impl FnOnce(&mut Vec<u8>) -> bool,
+        fill: impl FnOnce(&mut Vec<u8>) -> Option<Ecn>,
     ) -> Result<bool, io::Error> {
         let start = self.bytes.len();
-        if !fill(&mut self.bytes) {
-            return Ok(false);
-        }
+        let Some(ecn) = fill(&mut self.bytes) else { return Ok(false) };
         let length = self.bytes.len() - start;
         let joins = self.segments > 0
             && !self.is_closed
+            && ecn == self.ecn
             && length <= self.segment_bytes
             && self.segments < udp.segments_max()
             && self.bytes.len() <= BATCH_BYTES_MAX;
@@ -54,6 +58,7 @@ impl Outbound {
         }
         if self.segments == 0 {
             self.segment_bytes = length;
+            self.ecn = ecn;
         }
         self.is_closed = length < self.segment_bytes;
         self.segments += 1;
@@ -65,7 +70,7 @@ impl Outbound {
         if self.segments == 0 {
             return Ok(());
         }
-        let sent = udp.send(to, &self.bytes, self.segment_bytes, None);
+        let sent = udp.send(to, &self.bytes, self.segment_bytes, codepoint(self.ecn));
         self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
         if self.is_blocked {
             return Ok(());
@@ -74,6 +79,15 @@ impl Outbound {
         self.segments = 0;
         self.is_closed = false;
         sent
+    }
+}
+
+fn codepoint(ecn: Ecn) -> Option<EcnCodepoint> {
+    match ecn {
+        Ecn::NotEct => None,
+        Ecn::Ect1 => Some(EcnCodepoint::Ect1),
+        Ecn::Ect0 => Some(EcnCodepoint::Ect0),
+        Ecn::Ce => Some(EcnCodepoint::Ce),
     }
 }
 
@@ -95,12 +109,12 @@ mod tests {
         for (index, length) in lengths.iter().enumerate() {
             let filled = outbound.push(&udp, to, |bytes| {
                 bytes.extend(std::iter::repeat_n(index as u8, *length));
-                true
+                Some(Ecn::Ect0)
             });
             assert!(filled.unwrap());
         }
         outbound.flush(&udp, to).unwrap();
-        assert!(!outbound.push(&udp, to, |_| false).unwrap());
+        assert!(!outbound.push(&udp, to, |_| None).unwrap());
         let mut bytes = [0; 2000];
         for (index, length) in lengths.iter().enumerate() {
             let received = receiver.recv(&mut bytes).unwrap();

@@ -5,11 +5,11 @@ use sealane_proto::session::SessionStatistics;
 macro_rules! statistics {
     ($($name:ident),+ $(,)?) => {
         /// Names, in the order of the statistics area (docs/ring-abi.md).
-        pub const NAMES: &[&str] = &[$(stringify!($name)),+, "send_errors", "foreign_packets"];
+        pub const NAMES: &[&str] = &[$(stringify!($name)),+, "send_errors"];
 
         /// The machine's counters, then the worker's own.
         pub fn values(machine: &SessionStatistics, worker: &WorkerStatistics) -> Vec<u64> {
-            vec![$(machine.$name),+, worker.send_errors, worker.foreign_packets]
+            vec![$(machine.$name),+, worker.send_errors]
         }
     };
 }
@@ -19,8 +19,6 @@ macro_rules! statistics {
 pub struct WorkerStatistics {
     /// Sends that the kernel refused; to the machine their packets are lost.
     pub send_errors: u64,
-    /// Datagrams from an address that is not the peer's.
-    pub foreign_packets: u64,
 }
 
 statistics!(
@@ -51,6 +49,14 @@ statistics!(
     failed,
     srtt_nanos,
     rto_nanos,
+    misdirected,
+    foreign_packets,
+    unknown_epoch,
+    key_updates_sent,
+    key_updates_received,
+    ce_received,
+    ce_echoed,
+    is_ecn_capable,
 );
 
 #[cfg(test)]
@@ -60,11 +66,12 @@ mod tests {
 
     #[test]
     fn every_counter_has_its_name_and_a_place() {
-        let machine = SessionStatistics { packets_sent: 1, rto_nanos: 2, ..Default::default() };
-        let worker = WorkerStatistics { send_errors: 3, foreign_packets: 4 };
+        let machine =
+            SessionStatistics { packets_sent: 1, is_ecn_capable: 2, ..Default::default() };
+        let worker = WorkerStatistics { send_errors: 3 };
         let values = values(&machine, &worker);
         assert_eq!(values.len(), NAMES.len());
         assert!(values.len() <= STATISTICS_COUNT);
-        assert_eq!((values[0], &values[values.len() - 3..]), (1, &[2, 3, 4][..]));
+        assert_eq!((values[0], &values[values.len() - 2..]), (1, &[2, 3][..]));
     }
 }

@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Event, Memory, Plan, PostError, ReceiveRequest, SendRequest,
-    Session, SessionConfig,
+    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, PostError, ReceiveRequest,
+    SendRequest, Session, SessionConfig, Source,
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
@@ -172,13 +172,14 @@ impl Worker {
         for _ in 0..RECEIVES_PER_TURN {
             let time = now();
             let received = udp.receive(|datagram, meta| {
-                let from = meta.addr;
-                if from == *peer {
-                    session.receive(datagram, memory, time);
-                } else if *follows_peer && session.receive_elsewhere(datagram, memory, time) {
-                    *peer = from;
-                } else {
-                    progress.counters.foreign_packets += 1;
+                let source = match meta.addr == *peer {
+                    true => Source::Path,
+                    false if *follows_peer => Source::Elsewhere,
+                    false => Source::Foreign,
+                };
+                let ecn = Ecn::from_bits(meta.ecn.map_or(0, |codepoint| codepoint as u8));
+                if session.receive(datagram, Arrival { source, ecn }, memory, time) {
+                    *peer = meta.addr;
                 }
             });
             // An error is the network's late answer to an earlier packet: that one is lost.
@@ -210,9 +211,7 @@ impl Worker {
                     return;
                 }
                 Err(PostError::Closed) => self.refuse(&submission, Status::Aborted),
-                Err(PostError::InvalidLength { .. } | PostError::InvalidCode { .. }) => {
-                    self.refuse(&submission, Status::Refused);
-                }
+                Err(_) => self.refuse(&submission, Status::Refused),
             }
         }
         self.progress.has_more = true;
@@ -274,8 +273,9 @@ impl Worker {
             if outbound.is_blocked() {
                 return;
             }
-            let pushed =
-                outbound.push(udp, *peer, |bytes| session.next_transmit(&*memory, now(), bytes));
+            let pushed = outbound.push(udp, *peer, |bytes| {
+                session.next_transmit(&*memory, now(), bytes).then(|| session.ecn())
+            });
             match pushed {
                 Ok(true) => {}
                 Ok(false) => {
@@ -426,6 +426,8 @@ fn status_of(status: CompletionStatus) -> Status {
         CompletionStatus::OutcomeUnknown => Status::OutcomeUnknown,
         CompletionStatus::Aborted => Status::Aborted,
         CompletionStatus::TooLong => Status::TooLong,
+        CompletionStatus::Cancelled => Status::Cancelled,
+        CompletionStatus::Partial => Status::Partial,
     }
 }
 

@@ -23,6 +23,12 @@ impl Bitmap {
         self.set_count == self.length
     }
 
+    /// Bits that are set.
+    #[must_use]
+    pub fn set_count(&self) -> u32 {
+        self.set_count
+    }
+
     /// All bits below it are set.
     #[must_use]
     pub fn first_clear(&self) -> u32 {

@@ -7,9 +7,10 @@ use std::collections::VecDeque;
 
 use crate::link::Nanos;
 
+use super::ecn::PathCounts;
 use super::frame::{
-    ABORT_BYTES, CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, NO_PACKET,
-    PATH_BYTES, SLICE_HEADER_BYTES, push_credit_length,
+    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, NO_PACKET, PATH_BYTES,
+    PATH_COUNTS_BYTES, SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length,
 };
 use super::receiver::{Progress, Receiver};
 use super::rtt::RoundTrip;
@@ -26,7 +27,7 @@ const ACK_REPEATS: u8 = 2;
 pub const CHALLENGE_INTERVAL: Nanos = 100_000_000;
 /// Challenges that may be answered, and answers that may wait.
 const CHALLENGES_MAX: usize = 8;
-/// Longest pause between repetitions of an unconfirmed CREDIT or ABORT.
+/// Longest pause between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
 const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
 /// Times that CLOSE is sent.
 const CLOSE_REPEATS: u8 = 3;
@@ -68,8 +69,10 @@ pub struct Control {
     credit: Repeat,
     /// All credit below this message number is known to the peer.
     credit_confirmed_end: u64,
-    abort: Repeat,
-    abort_count: usize,
+    notices: Repeat,
+    notices_made: u64,
+    /// Notices of the round in progress that were in earlier packets of it.
+    notices_said: usize,
     /// Tokens sent, and when; the oldest first.
     challenges: VecDeque<(u64, Nanos)>,
     challenge_due: Option<Nanos>,
@@ -129,14 +132,24 @@ impl Control {
         }
     }
 
-    /// This many messages are given up at this end while the peer may not know.
-    pub fn aborts_changed(&mut self, count: usize, now: Nanos) {
-        if count > self.abort_count {
-            self.abort.now(now);
-        } else if count == 0 {
-            self.abort.stop();
+    /// How many notices about messages were ever made, and whether the peer is still to be told any.
+    pub fn notices_changed(&mut self, made: u64, is_any: bool, now: Nanos) {
+        if !is_any {
+            self.notices.stop();
+            self.notices_said = 0;
+        } else if made > self.notices_made {
+            self.notices.now(now);
+            self.notices_said = 0;
         }
-        self.abort_count = count;
+        self.notices_made = made;
+    }
+
+    /// The peer shows that it does not know of a notice: it is made again with the next
+    /// acknowledgement, or at once if none is due.
+    pub fn notices_missed(&mut self, now: Nanos) {
+        if let Some(due) = self.notices.due {
+            self.notices.due = Some(due.min(self.ack_due.unwrap_or(now)));
+        }
     }
 
     /// The peer wants an answer.
@@ -196,7 +209,7 @@ impl Control {
         }
         let at_once = (self.round.is_some() || !self.responses.is_empty()).then_some(now);
         let credit = self.credit.due.filter(|_| is_established);
-        let dues = [at_once, self.ack_due, self.challenge_due, credit, self.abort.due];
+        let dues = [at_once, self.ack_due, self.challenge_due, credit, self.notices.due];
         dues.into_iter().flatten().min()
     }
 
@@ -213,9 +226,12 @@ impl Control {
         while let Some(token) = self.responses.pop_front() {
             Frame::PathResponse { token }.encode(out);
         }
+        if halves.counts.received > 0 && out.len() + PATH_COUNTS_BYTES <= end {
+            Frame::PathCounts { counts: halves.counts }.encode(out);
+        }
         let reserved = PATH_BYTES + CLOSE_BYTES;
         if self.close.is_none() {
-            self.write_aborts(out, end - reserved, halves, now);
+            self.write_notices(out, end - reserved, halves, now);
             if halves.is_established {
                 self.write_credit(out, end - reserved, halves, now);
             }
@@ -256,19 +272,21 @@ impl Control {
         }
     }
 
-    fn write_aborts(&mut self, out: &mut Vec<u8>, end: usize, halves: &Halves<'_>, now: Nanos) {
-        if self.abort.due.is_none() {
+    /// As many notices as there is room for; the next packet goes on where this one ends.
+    fn write_notices(&mut self, out: &mut Vec<u8>, end: usize, halves: &Halves<'_>, now: Nanos) {
+        if self.notices.due.is_none_or(|due| due > now) {
             return;
         }
-        let sends = halves.sender.refused().map(|message| Frame::AbortSend { message });
-        let receives = halves.receiver.refused().map(|message| Frame::AbortReceive { message });
-        for frame in sends.chain(receives) {
-            if out.len() + ABORT_BYTES > end {
-                break;
+        let notices = halves.sender.notices().chain(halves.receiver.notices());
+        for frame in notices.skip(self.notices_said) {
+            if out.len() + STREAM_END_BYTES_MAX > end {
+                return;
             }
             frame.encode(out);
+            self.notices_said += 1;
         }
-        self.abort.again(halves.timeout, now);
+        self.notices_said = 0;
+        self.notices.again(halves.timeout, now);
     }
 
     fn write_credit(&mut self, out: &mut Vec<u8>, end: usize, halves: &Halves<'_>, now: Nanos) {
@@ -342,6 +360,8 @@ pub struct Halves<'a> {
     pub packet_number: u64,
     /// Whether the path is validated.
     pub is_established: bool,
+    /// What has arrived on the path.
+    pub counts: PathCounts,
     /// Smoothed round trip, or a guess.
     pub srtt: Nanos,
     /// Retransmission time-out.

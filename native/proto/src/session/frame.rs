@@ -3,6 +3,7 @@
 //! Every frame states an absolute, cumulative fact, so losing, repeating or reordering them does no
 //! harm. They travel inside sealed packets only.
 
+use super::ecn::PathCounts;
 use super::packet::{Malformed, be};
 
 const PADDING: u8 = 0;
@@ -14,6 +15,8 @@ const ABORT_RECEIVE: u8 = 5;
 const PATH_CHALLENGE: u8 = 6;
 const PATH_RESPONSE: u8 = 7;
 const CLOSE: u8 = 8;
+const STREAM_END: u8 = 9;
+const PATH_COUNTS: u8 = 16;
 
 /// Bytes of an ACK frame.
 pub const ACK_BYTES: usize = 25;
@@ -24,9 +27,13 @@ pub const CREDIT_HEADER_BYTES: usize = 9;
 /// Bytes of a length in a CREDIT frame.
 pub const CREDIT_LENGTH_BYTES: usize = 5;
 /// Bytes of an ABORT frame.
-pub const ABORT_BYTES: usize = 7;
+pub const ABORT_BYTES: usize = 8;
+/// Bytes of a STREAM_END frame with an immediate.
+pub const STREAM_END_BYTES_MAX: usize = 21;
 /// Bytes of a PATH_CHALLENGE or PATH_RESPONSE frame.
 pub const PATH_BYTES: usize = 9;
+/// Bytes of a PATH_COUNTS frame.
+pub const PATH_COUNTS_BYTES: usize = 25;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 /// The packet number that stands for "none received yet".
@@ -34,6 +41,36 @@ pub const NO_PACKET: u64 = u64::MAX;
 
 /// The cumulative count of a message that has ended, whatever its length.
 pub const ENDED: u32 = u32::MAX;
+
+/// Why one end gives a message up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AbortReason {
+    /// It is longer than its receive.
+    TooLong,
+    /// Its sender does not want it any more.
+    Cancelled,
+    /// Its receiver wants no more of it than it has.
+    Completed,
+}
+
+impl AbortReason {
+    fn code(self) -> u8 {
+        match self {
+            Self::TooLong => 0,
+            Self::Cancelled => 1,
+            Self::Completed => 2,
+        }
+    }
+
+    fn from_code(code: u64) -> Result<Self, Malformed> {
+        match code {
+            0 => Ok(Self::TooLong),
+            1 => Ok(Self::Cancelled),
+            2 => Ok(Self::Completed),
+            _ => Err(Malformed),
+        }
+    }
+}
 
 /// One frame. Numbers of messages are below 2^48.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,15 +104,30 @@ pub enum Frame<'a> {
         /// Buffer lengths, 40 bit each, big-endian.
         lengths: &'a [u8],
     },
-    /// The sender of this message gives it up before it sent any of it (too long).
+    /// The sender of this message has given it up.
     AbortSend {
         /// Its number.
         message: u64,
+        /// Why.
+        reason: AbortReason,
     },
-    /// The receiver of this message refuses it (too long).
+    /// The receiver of this message has given it up.
     AbortReceive {
         /// Its number.
         message: u64,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// What the sender named of a stream is all there will be.
+    StreamEnd {
+        /// Its number.
+        message: u64,
+        /// Units named, each counted once.
+        units: u32,
+        /// The stream's range, as in the descriptor of its units.
+        length: u64,
+        /// The word sent along.
+        immediate: Option<u32>,
     },
     /// To be answered with the same token.
     PathChallenge {
@@ -86,6 +138,11 @@ pub enum Frame<'a> {
     PathResponse {
         /// The challenge's value.
         token: u64,
+    },
+    /// What has arrived on the path, by ECN field.
+    PathCounts {
+        /// All below 2^48, and the marked ones together no more than all.
+        counts: PathCounts,
     },
     /// The session is over.
     Close {
@@ -120,13 +177,25 @@ impl Frame<'_> {
                 out.extend_from_slice(&(count as u16).to_be_bytes());
                 out.extend_from_slice(lengths);
             }
-            Self::AbortSend { message } => {
+            Self::AbortSend { message, reason } => {
                 out.push(ABORT_SEND);
                 push_u48(out, message);
+                out.push(reason.code());
             }
-            Self::AbortReceive { message } => {
+            Self::AbortReceive { message, reason } => {
                 out.push(ABORT_RECEIVE);
                 push_u48(out, message);
+                out.push(reason.code());
+            }
+            Self::StreamEnd { message, units, length, immediate } => {
+                out.push(STREAM_END);
+                push_u48(out, message);
+                out.extend_from_slice(&units.to_be_bytes());
+                push_credit_length(out, length);
+                out.push(immediate.is_some().into());
+                if let Some(immediate) = immediate {
+                    out.extend_from_slice(&immediate.to_be_bytes());
+                }
             }
             Self::PathChallenge { token } => {
                 out.push(PATH_CHALLENGE);
@@ -135,6 +204,12 @@ impl Frame<'_> {
             Self::PathResponse { token } => {
                 out.push(PATH_RESPONSE);
                 out.extend_from_slice(&token.to_be_bytes());
+            }
+            Self::PathCounts { counts: PathCounts { received, ect0, ect1, ce } } => {
+                out.push(PATH_COUNTS);
+                for count in [received, ect0, ect1, ce] {
+                    push_u48(out, count);
+                }
             }
             Self::Close { code } => out.extend_from_slice(&[CLOSE, code]),
         }
@@ -205,10 +280,36 @@ impl<'a> Frames<'a> {
                 let count = self.number(2)? as usize;
                 Frame::Credit { start, lengths: self.take(count * CREDIT_LENGTH_BYTES)? }
             }
-            ABORT_SEND => Frame::AbortSend { message: self.number(6)? },
-            ABORT_RECEIVE => Frame::AbortReceive { message: self.number(6)? },
+            ABORT_SEND => {
+                let message = self.number(6)?;
+                Frame::AbortSend { message, reason: AbortReason::from_code(self.number(1)?)? }
+            }
+            ABORT_RECEIVE => {
+                let message = self.number(6)?;
+                Frame::AbortReceive { message, reason: AbortReason::from_code(self.number(1)?)? }
+            }
+            STREAM_END => {
+                let message = self.number(6)?;
+                let units = self.number(4)? as u32;
+                let length = self.number(5)?;
+                let immediate = match self.number(1)? {
+                    0 => None,
+                    1 => Some(self.number(4)? as u32),
+                    _ => return Err(Malformed),
+                };
+                Frame::StreamEnd { message, units, length, immediate }
+            }
             PATH_CHALLENGE => Frame::PathChallenge { token: self.number(8)? },
             PATH_RESPONSE => Frame::PathResponse { token: self.number(8)? },
+            PATH_COUNTS => {
+                let counts = PathCounts {
+                    received: self.number(6)?,
+                    ect0: self.number(6)?,
+                    ect1: self.number(6)?,
+                    ce: self.number(6)?,
+                };
+                Frame::PathCounts { counts: counts.checked()? }
+            }
             CLOSE => Frame::Close { code: self.number(1)? as u8 },
             _ => return Err(Malformed),
         })
@@ -237,6 +338,11 @@ mod tests {
     use proptest::prelude::*;
 
     const MESSAGES: u64 = 1 << 48;
+
+    fn reasons() -> impl Strategy<Value = AbortReason> {
+        use AbortReason::{Cancelled, Completed, TooLong};
+        prop_oneof![Just(TooLong), Just(Cancelled), Just(Completed)]
+    }
 
     /// A frame as fields, so that proptest may own what `Frame` borrows.
     fn encoded() -> impl Strategy<Value = Vec<u8>> {
@@ -272,10 +378,26 @@ mod tests {
                 assert!(credit_lengths(&packed).eq(lengths));
                 write(Frame::Credit { start, lengths: &packed })
             }),
-            (0..MESSAGES).prop_map(move |message| write(Frame::AbortSend { message })),
-            (0..MESSAGES).prop_map(move |message| write(Frame::AbortReceive { message })),
+            (0..MESSAGES, reasons())
+                .prop_map(move |(message, reason)| write(Frame::AbortSend { message, reason })),
+            (0..MESSAGES, reasons())
+                .prop_map(move |(message, reason)| write(Frame::AbortReceive { message, reason })),
+            (0..MESSAGES, any::<u32>(), 0_u64..1 << 40, proptest::option::of(any::<u32>()))
+                .prop_map(move |(message, units, length, immediate)| write(Frame::StreamEnd {
+                    message,
+                    units,
+                    length,
+                    immediate
+                })),
             any::<u64>().prop_map(move |token| write(Frame::PathChallenge { token })),
             any::<u64>().prop_map(move |token| write(Frame::PathResponse { token })),
+            (0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40).prop_map(
+                move |(ect0, ect1, ce, rest)| {
+                    let received = ect0 + ect1 + ce + rest;
+                    let counts = PathCounts { received, ect0, ect1, ce };
+                    write(Frame::PathCounts { counts })
+                }
+            ),
             any::<u8>().prop_map(move |code| write(Frame::Close { code })),
         ]
     }

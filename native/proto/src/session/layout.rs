@@ -72,6 +72,12 @@ impl Layout {
         self.length
     }
 
+    /// Bytes of a full unit.
+    #[must_use]
+    pub fn unit_bytes(&self) -> u64 {
+        self.unit_bytes.into()
+    }
+
     /// Data units a block has at most; 0 without a code.
     #[must_use]
     pub fn k(&self) -> u8 {
@@ -115,6 +121,15 @@ impl Layout {
         }
         let index = (within - block.data_count) as u8;
         Place::Parity { block: block.data_start / u32::from(self.k), index }
+    }
+
+    /// The coded index of a data unit.
+    #[must_use]
+    pub fn coded_of(&self, unit: u32) -> u32 {
+        match unit.checked_div(self.k.into()) {
+            None => unit,
+            Some(block) => unit + block * u32::from(self.m),
+        }
     }
 
     /// The block that a coded index belongs to. Only for coded messages.

@@ -3,21 +3,28 @@
 //! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
 //! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/session-wire.md`. Not built yet: NACK, rekeying, congestion control, several paths.
+//! `docs/session-wire.md`. Not built yet: NACK, congestion control, several paths.
 
 mod bitmap;
 mod control;
+mod ecn;
+mod epochs;
 mod events;
+mod flight;
 pub mod frame;
+mod landing;
 mod layout;
+mod outgoing;
 mod pacing;
 pub mod packet;
+mod parity;
 mod plan;
 mod protection;
 mod receiver;
 pub mod replay;
 mod rtt;
 mod sender;
+mod stream;
 mod types;
 
 #[cfg(test)]
@@ -27,18 +34,21 @@ use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
 use control::{CHALLENGE_INTERVAL, Control, Halves};
+use ecn::Marking;
 use events::Events;
 use frame::{Frame, Frames, NO_PACKET};
 use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
 use protection::{Protection, Refusal};
-use receiver::{Outcome, Receiver, Unit};
+use receiver::{Outcome, Receiver, StreamEnd, Unit};
 use rtt::RoundTrip;
 use sender::Sender;
 
+pub use ecn::{Ecn, PathCounts};
+pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use pacing::BURST_PACKETS;
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
-pub use protection::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY_MAX};
 pub use receiver::SCRATCH_BYTES_MAX;
+pub use stream::STREAM_PARTS_MAX;
 pub use types::*;
 
 /// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
@@ -79,7 +89,10 @@ pub struct Session {
     /// The datagram being received came from another address than the path's.
     is_elsewhere: bool,
     events: Events,
-    plaintext: Vec<u8>,
+    /// What arrived on the path …
+    counts: PathCounts,
+    /// … and whether what leaves on it is marked.
+    marking: Marking,
     statistics: SessionStatistics,
 }
 
@@ -110,7 +123,8 @@ impl Session {
             is_stalled: false,
             is_elsewhere: false,
             events: Events::default(),
-            plaintext: Vec::new(),
+            counts: PathCounts::default(),
+            marking: Marking::default(),
             statistics: SessionStatistics::default(),
         }
     }
@@ -129,8 +143,62 @@ impl Session {
         }
         let number = self.sender.post(request)?;
         self.sender.advance(now, &mut self.events);
-        self.refresh_aborts(now);
+        self.refresh_notices(now);
         Ok(number)
+    }
+
+    /// Queues a stream: a message whose units [`Self::continue_stream`] names. Returns its number,
+    /// which counts as that of any send.
+    pub fn post_stream(&mut self, request: StreamRequest, now: Nanos) -> Result<u64, PostError> {
+        self.check_open()?;
+        let number = self.sender.post_stream(request)?;
+        self.sender.advance(now, &mut self.events);
+        self.refresh_notices(now);
+        Ok(number)
+    }
+
+    /// Names units of a stream: in any order, with gaps, and again. What is reliable is sent once
+    /// and repeated only if lost, from the memory that was named first; what is unreliable is sent
+    /// as often as it is named.
+    pub fn continue_stream(
+        &mut self,
+        message: u64,
+        part: StreamPart,
+        now: Nanos,
+    ) -> Result<(), PostError> {
+        self.check_open()?;
+        if !self.sender.has_new() {
+            self.pacer.restart(now);
+        }
+        self.sender.continue_stream(message, part)
+    }
+
+    /// Says that no more of a stream will come. A reliable stream completes at both ends when all
+    /// that was named has arrived, an unreliable one here when all has left.
+    pub fn end_stream(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
+        self.check_open()?;
+        self.sender.end_stream(message, now, &mut self.events)?;
+        self.refresh_notices(now);
+        Ok(())
+    }
+
+    /// Gives a send up: it completes as `Cancelled` at once, and so does its receive unless all of
+    /// it has arrived before that is known there.
+    pub fn cancel_send(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
+        self.check_open()?;
+        self.sender.cancel(message, now, &mut self.events)?;
+        self.sender.advance(now, &mut self.events);
+        self.refresh_notices(now);
+        Ok(())
+    }
+
+    /// Ends a receive with the chunks that have landed, as `Partial`: from here on nothing of the
+    /// message changes memory or bitmap. Its send ends as `Partial`, too, unless it has completed.
+    pub fn complete_receive(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
+        self.check_open()?;
+        self.receiver.complete(message, &mut self.events)?;
+        self.refresh_notices(now);
+        Ok(())
     }
 
     /// Puts a plan in force for the sends to come that leave the scheme open.
@@ -159,55 +227,47 @@ impl Session {
 
     // Inputs.
 
-    /// Takes a datagram from the network. Whatever is wrong with it is counted, never returned.
-    pub fn receive(&mut self, datagram: &mut [u8], memory: &mut impl Memory, now: Nanos) {
-        if matches!(self.state, State::Closing | State::Closed) {
-            return;
-        }
-        let mut plaintext = std::mem::take(&mut self.plaintext);
-        match self.protection.open(datagram, &mut plaintext) {
-            Ok(header) => {
-                self.last_received = now;
-                self.silent_since = now;
-                self.is_stalled = false;
-                self.statistics.packets_received += 1;
-                self.control.packet_received(header.packet_number, now);
-                self.packet_received(&header, &plaintext, memory, now);
-            }
-            Err(Refusal::Malformed) => self.statistics.malformed += 1,
-            Err(Refusal::Replayed) => self.statistics.replayed += 1,
-            Err(Refusal::Forged) => {
-                self.statistics.forged += 1;
-                if self.protection.is_receive_exhausted() {
-                    self.close(CloseReason::ForgeryLimit, now);
-                }
-            }
-        }
-        self.plaintext = plaintext;
-    }
-
-    /// Takes a datagram from another address than the one this end sends to. If it is authentic and
-    /// the path is not validated yet, says true: the caller sends to where it came from, from now
-    /// on. What was answered to challenges sent before validates nothing. A validated path stays
-    /// what it is, and the datagram is not even opened.
-    pub fn receive_elsewhere(
+    /// Takes a datagram from the network; whether it was authentic. Whatever is wrong with it is
+    /// counted, never returned.
+    ///
+    /// An authentic one from elsewhere, while the path is not validated, means: the caller sends to
+    /// where it came from, from now on. What was answered to challenges sent before validates
+    /// nothing. A validated path stays what it is.
+    pub fn receive(
         &mut self,
         datagram: &mut [u8],
+        arrival: Arrival,
         memory: &mut impl Memory,
         now: Nanos,
     ) -> bool {
-        if self.state != State::Connecting {
+        if matches!(self.state, State::Closing | State::Closed) {
             return false;
         }
-        let before = self.statistics.packets_received;
-        self.is_elsewhere = true;
-        self.receive(datagram, memory, now);
-        self.is_elsewhere = false;
-        let is_authentic = self.statistics.packets_received > before;
-        if is_authentic {
-            self.control.path_changed(now);
+        let is_foreign = match arrival.source {
+            Source::Path => false,
+            Source::Elsewhere => self.state != State::Connecting,
+            Source::Foreign => true,
+        };
+        let refusal = match self.protection.open(datagram, is_foreign, now) {
+            Ok((header, plaintext)) => {
+                self.authentic(&header, plaintext, arrival, memory, now);
+                return true;
+            }
+            Err(refusal) => refusal,
+        };
+        let counter = match refusal {
+            Refusal::Malformed => &mut self.statistics.malformed,
+            Refusal::Misdirected => &mut self.statistics.misdirected,
+            Refusal::Foreign => &mut self.statistics.foreign_packets,
+            Refusal::UnknownEpoch => &mut self.statistics.unknown_epoch,
+            Refusal::Replayed => &mut self.statistics.replayed,
+            Refusal::Forged => &mut self.statistics.forged,
+        };
+        *counter += 1;
+        if self.protection.is_receive_exhausted() {
+            self.close(CloseReason::ForgeryLimit, now);
         }
-        is_authentic
+        false
     }
 
     /// Lets time pass. To be called at [`Self::next_timeout`]; harmless at any other time.
@@ -224,6 +284,7 @@ impl Session {
                     self.close(CloseReason::IdleTimeout, now);
                     return;
                 }
+                self.protection.retire(now);
                 self.sender.prune();
                 self.probe(now);
             }
@@ -232,7 +293,8 @@ impl Session {
 
     // Outputs.
 
-    /// Appends one whole datagram to `out`; false if nothing may be sent now.
+    /// Appends one whole datagram to `out`; false if nothing may be sent now. How to mark it says
+    /// [`Self::ecn`].
     pub fn next_transmit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
         if self.state == State::Closed || self.pacer.next_at() > now {
             return false;
@@ -245,6 +307,12 @@ impl Session {
             return self.transmit_control(now, out);
         }
         is_established && !self.is_stalled && self.transmit_unit(memory, now, out)
+    }
+
+    /// The ECN field of the datagram that was appended last.
+    #[must_use]
+    pub fn ecn(&self) -> Ecn {
+        self.marking.codepoint()
     }
 
     /// When [`Self::handle_timeout`] and [`Self::next_transmit`] are to be called next.
@@ -294,7 +362,13 @@ impl Session {
     /// Counters since the start.
     #[must_use]
     pub fn statistics(&self) -> SessionStatistics {
+        let (key_updates_sent, key_updates_received) = self.protection.key_updates();
         let mut statistics = SessionStatistics {
+            key_updates_sent,
+            key_updates_received,
+            ce_received: self.counts.ce,
+            ce_echoed: self.marking.peer().ce,
+            is_ecn_capable: u64::from(self.marking.codepoint() != Ecn::NotEct),
             decoded_units: self.receiver.decoded_units(),
             srtt_nanos: self.rtt.smoothed().unwrap_or(0),
             rto_nanos: self.rtt.timeout(),
@@ -308,6 +382,19 @@ impl Session {
     #[must_use]
     pub fn wire_bytes_sent(&self) -> u64 {
         self.statistics.wire_bytes_sent
+    }
+
+    /// Which units of a chunk of a message that is landing are in memory: bit i (least significant
+    /// first) of byte j is unit 8j + i of the chunk. `None` if there is no such message or chunk.
+    #[must_use]
+    pub fn packet_map(&self, message: u64, chunk: u32) -> Option<Vec<u8>> {
+        self.receiver.packet_map(message, chunk)
+    }
+
+    /// The immediate of a message that is landing: known from its first packet on.
+    #[must_use]
+    pub fn immediate(&self, message: u64) -> Option<u32> {
+        self.receiver.immediate(message)
     }
 
     /// One more than the last message number for which the peer is known to have posted a receive.
@@ -331,6 +418,27 @@ impl Session {
         self.events.push(Event::Closed { reason, by_peer }, 0);
     }
 
+    fn authentic(
+        &mut self,
+        header: &Header,
+        plaintext: &[u8],
+        arrival: Arrival,
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) {
+        self.last_received = now;
+        self.silent_since = now;
+        self.is_stalled = false;
+        self.statistics.packets_received += 1;
+        self.counts.add(arrival.ecn);
+        self.control.packet_received(header.packet_number, now);
+        self.is_elsewhere = arrival.source == Source::Elsewhere;
+        self.packet_received(header, plaintext, memory, now);
+        if self.is_elsewhere {
+            self.control.path_changed(now);
+        }
+    }
+
     fn packet_received(
         &mut self,
         header: &Header,
@@ -340,11 +448,11 @@ impl Session {
     ) {
         let payload_bytes = match header.kind {
             Kind::Control => {
-                self.control_received(plaintext, now);
+                self.control_received(plaintext, memory, now);
                 plaintext.len() + packet::HEADER_BYTES
             }
-            Kind::Unit { message, unit, length, k, m, immediate } => {
-                let unit = Unit { message, coded: unit, length, k, m, immediate };
+            Kind::Unit { message, unit, length, k, m, is_stream, immediate } => {
+                let unit = Unit { message, coded: unit, length, k, m, is_stream, immediate };
                 self.unit_received(unit, plaintext, memory, now)
             }
         };
@@ -371,7 +479,11 @@ impl Session {
         *counter += 1;
         match outcome {
             Outcome::Completed => self.control.message_ended(now),
-            Outcome::TooLong => self.refresh_aborts(now),
+            Outcome::TooLong => self.refresh_notices(now),
+            Outcome::Late => {
+                self.control.acknowledge_later(&self.rtt, now);
+                self.control.notices_missed(now);
+            }
             _ => self.control.acknowledge_later(&self.rtt, now),
         }
         let immediate_bytes = unit.immediate.map_or(0, |_| packet::IMMEDIATE_BYTES);
@@ -382,27 +494,28 @@ impl Session {
         packet::HEADER_BYTES + packet::DESCRIPTOR_BYTES + immediate_bytes + payload_bytes
     }
 
-    fn control_received(&mut self, plaintext: &[u8], now: Nanos) {
+    fn control_received(&mut self, plaintext: &[u8], memory: &mut impl Memory, now: Nanos) {
         let frames = Frames::new(plaintext);
         if frames.validate().is_err() {
             self.statistics.malformed += 1;
             return;
         }
         for frame in frames.flatten() {
-            self.frame_received(frame, now);
+            self.frame_received(frame, memory, now);
             if self.state == State::Closed {
                 return;
             }
         }
         self.sender.prune();
         self.sender.advance(now, &mut self.events);
-        self.refresh_aborts(now);
+        self.refresh_notices(now);
     }
 
-    fn frame_received(&mut self, frame: Frame<'_>, now: Nanos) {
+    fn frame_received(&mut self, frame: Frame<'_>, memory: &mut impl Memory, now: Nanos) {
         match frame {
             Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
                 if packet_number != NO_PACKET {
+                    self.protection.acknowledged(packet_number);
                     self.rtt.echo_received(packet_number, delay_nanos.into(), now);
                 }
                 let posted_end = self.receiver.posted_end();
@@ -417,17 +530,29 @@ impl Session {
                 self.sender.credit_received(start, frame::credit_lengths(lengths));
                 self.control.acknowledge_now(now);
             }
-            Frame::AbortSend { message } => {
-                self.receiver.abort_received(message, &mut self.events);
+            Frame::AbortSend { message, reason } => {
+                self.receiver.abort_received(message, reason, &mut self.events);
                 self.control.message_ended(now);
             }
-            Frame::AbortReceive { message } => {
-                self.sender.abort_received(message, now, &mut self.events);
+            Frame::AbortReceive { message, reason } => {
+                self.sender.abort_received(message, reason, now, &mut self.events);
+                self.control.notices_missed(now);
+            }
+            Frame::StreamEnd { message, units, length, immediate } => {
+                let end = StreamEnd { message, units, length, immediate };
+                let outcome = self.receiver.stream_end_received(end, memory, &mut self.events);
+                self.statistics.malformed += u64::from(outcome == Outcome::Malformed);
+                if outcome == Outcome::Completed {
+                    self.control.message_ended(now);
+                } else {
+                    self.control.acknowledge_now(now);
+                }
             }
             Frame::PathChallenge { token } => {
                 self.control.challenge_received(token);
                 self.control.acknowledge_now(now);
             }
+            Frame::PathCounts { counts } => self.marking.counts_received(counts),
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(token, now),
             Frame::Close { code } => {
@@ -446,9 +571,10 @@ impl Session {
         }
     }
 
-    fn refresh_aborts(&mut self, now: Nanos) {
-        let count = self.sender.refused().count() + self.receiver.refused().count();
-        self.control.aborts_changed(count, now);
+    fn refresh_notices(&mut self, now: Nanos) {
+        let (sent, is_any_sent) = self.sender.notice_state();
+        let (received, is_any_received) = self.receiver.notice_state();
+        self.control.notices_changed(sent + received, is_any_sent || is_any_received, now);
     }
 
     /// When silence of the peer calls for a challenge or a stall, if it has not yet.
@@ -487,6 +613,7 @@ impl Session {
             receiver: &self.receiver,
             packet_number: self.protection.next_packet_number(),
             is_established: self.state == State::Established,
+            counts: self.counts,
             srtt: self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL),
             timeout: self.rtt.timeout(),
         };
@@ -517,7 +644,8 @@ impl Session {
         if !self.sender.has_outstanding() && !pick.is_retransmission {
             self.silent_since = now;
         }
-        self.sender.sent(pick, now, &mut self.events);
+        let number = self.protection.next_packet_number() - 1;
+        self.sender.sent(pick, number, now, &mut self.events);
         self.statistics.data_packets_sent += u64::from(!is_parity);
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
@@ -527,6 +655,7 @@ impl Session {
     }
 
     fn account(&mut self, wire_bytes: usize, now: Nanos) {
+        self.marking.packet_sent(self.state != State::Connecting);
         self.statistics.packets_sent += 1;
         self.statistics.wire_bytes_sent += wire_bytes as u64;
         self.pacer.sent(wire_bytes as u64, now);

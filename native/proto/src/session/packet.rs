@@ -5,7 +5,7 @@
 use crate::aead::{NONCE_BYTES, TAG_BYTES};
 
 /// The version this machine speaks, in the high half of the first byte.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes of the header that every packet has.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the message descriptor that follows it in unit packets.
@@ -22,7 +22,10 @@ pub const MESSAGE_END: u64 = 1 << 48;
 
 const KIND_CONTROL: u8 = 0x0;
 const KIND_UNIT: u8 = 0x1;
-const KIND_UNIT_IMMEDIATE: u8 = 0x9;
+/// Added to [`KIND_UNIT`]: the message is a stream.
+const FLAG_STREAM: u8 = 0x2;
+/// Added to [`KIND_UNIT`]: the message has an immediate.
+const FLAG_IMMEDIATE: u8 = 0x8;
 
 /// What a packet carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,12 +38,14 @@ pub enum Kind {
         message: u64,
         /// Index of the unit in the order of first transmission (parity after each block).
         unit: u32,
-        /// Message length in bytes, below 2^40.
+        /// Message length in bytes, below 2^40; of a stream the range its units may lie in.
         length: u64,
         /// Data units of a block; 0 with selective repeat.
         k: u8,
         /// Parity units of a block; 0 with selective repeat.
         m: u8,
+        /// Whether the units that will come are not all of the message, but named as it goes.
+        is_stream: bool,
         /// The word sent along with the message.
         immediate: Option<u32>,
     },
@@ -80,8 +85,11 @@ impl Header {
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (kind, message, unit) = match self.kind {
             Kind::Control => (KIND_CONTROL, 0, 0),
-            Kind::Unit { message, unit, immediate: None, .. } => (KIND_UNIT, message, unit),
-            Kind::Unit { message, unit, .. } => (KIND_UNIT_IMMEDIATE, message, unit),
+            Kind::Unit { message, unit, is_stream, immediate, .. } => {
+                let stream = if is_stream { FLAG_STREAM } else { 0 };
+                let flags = stream | immediate.map_or(0, |_| FLAG_IMMEDIATE);
+                (KIND_UNIT | flags, message, unit)
+            }
         };
         out.push(VERSION << 4 | kind);
         out.extend_from_slice(&self.connection_id.to_be_bytes());
@@ -109,18 +117,19 @@ impl Header {
         let unit = be(&fixed[28..32]) as u32;
         let (kind, length) = match fixed[0] & 0x0f {
             KIND_CONTROL if message == 0 && unit == 0 => (Kind::Control, HEADER_BYTES),
-            flag @ (KIND_UNIT | KIND_UNIT_IMMEDIATE) => {
+            kind if kind & !(FLAG_STREAM | FLAG_IMMEDIATE) == KIND_UNIT => {
                 let descriptor = rest.first_chunk::<DESCRIPTOR_BYTES>().ok_or(Malformed)?;
                 let mut end = HEADER_BYTES + DESCRIPTOR_BYTES;
                 let mut immediate = None;
-                if flag == KIND_UNIT_IMMEDIATE {
+                if kind & FLAG_IMMEDIATE != 0 {
                     let bytes = datagram.get(end..end + IMMEDIATE_BYTES).ok_or(Malformed)?;
                     immediate = Some(be(bytes) as u32);
                     end += IMMEDIATE_BYTES;
                 }
                 let (k, m) = (descriptor[5], descriptor[6]);
                 let length = be(&descriptor[..5]);
-                (Kind::Unit { message, unit, length, k, m, immediate }, end)
+                let is_stream = kind & FLAG_STREAM != 0;
+                (Kind::Unit { message, unit, length, k, m, is_stream, immediate }, end)
             }
             _ => return Err(Malformed),
         };
@@ -152,16 +161,18 @@ mod tests {
             0_u64..1 << 40,
             any::<u8>(),
             any::<u8>(),
+            any::<bool>(),
             proptest::option::of(any::<u32>()),
         );
         prop_oneof![
             Just(Kind::Control),
-            unit.prop_map(|(message, unit, length, k, m, immediate)| Kind::Unit {
+            unit.prop_map(|(message, unit, length, k, m, is_stream, immediate)| Kind::Unit {
                 message,
                 unit,
                 length,
                 k,
                 m,
+                is_stream,
                 immediate
             }),
         ]
@@ -214,12 +225,13 @@ mod tests {
                 length: 0x20_2122_2324,
                 k: 0x25,
                 m: 0x26,
+                is_stream: true,
                 immediate: Some(0x2728_292a),
             },
         };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
-        let expected: Vec<u8> = std::iter::once(0x29).chain(1..=0x2a).collect();
+        let expected: Vec<u8> = std::iter::once(0x3b).chain(1..=0x2a).collect();
         assert_eq!(bytes, expected);
         let nonce = [0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15];
         assert_eq!(header.nonce(), nonce);

@@ -27,7 +27,8 @@ pub enum PlanError {
     /// Lengths do not rise.
     #[error("row {0} of the plan is for no longer messages than the row before")]
     Order(usize),
-    /// No such code, or none that this session has room for; or the choice is left open again.
+    /// No such code, or none that this session has room for; or the choice is left open again, or
+    /// loss would not be survived.
     #[error("row {0} of the plan has no valid scheme")]
     Scheme(usize),
 }
@@ -55,6 +56,8 @@ impl Plan {
                 return Err(PlanError::Order(index));
             }
             let code = code_of(row.reliability, unit_bytes);
+            let is_reliable = row.reliability != Reliability::Unreliable;
+            let code = code.filter(|_| is_reliable);
             if code.is_none_or(|(k, m, _)| Layout::new(0, unit_bytes, k, m).is_none()) {
                 return Err(PlanError::Scheme(index));
             }
@@ -74,7 +77,7 @@ impl Plan {
 /// code, or if the parity of one group of interleaved blocks does not fit the peer's memory for it.
 pub(super) fn code_of(reliability: Reliability, unit_bytes: u16) -> Option<(u8, u8, u8)> {
     match reliability {
-        Reliability::SelectiveRepeat => Some((0, 0, 1)),
+        Reliability::SelectiveRepeat | Reliability::Unreliable => Some((0, 0, 1)),
         Reliability::ErasureCoded { k, m, depth } => {
             let parity_bytes = usize::from(depth) * usize::from(m) * usize::from(unit_bytes);
             let is_valid = k > 0 && m > 0 && depth > 0 && parity_bytes <= SCRATCH_BYTES_MAX;
@@ -114,7 +117,9 @@ mod tests {
         assert_eq!(refusal(&many), PlanError::Rows(65));
         assert!(Plan::new(&many[..64], 1408).is_ok());
         assert_eq!(refusal(&[row(5, CODED), row(5, CODED)]), PlanError::Order(1));
-        assert_eq!(refusal(&[row(5, Reliability::Auto)]), PlanError::Scheme(0));
+        for reliability in [Reliability::Auto, Reliability::Unreliable] {
+            assert_eq!(refusal(&[row(5, reliability)]), PlanError::Scheme(0));
+        }
         for (k, m, depth) in [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0), (128, 32, 9)] {
             let rows = [row(1, CODED), row(2, coded(k, m, depth))];
             assert_eq!(refusal(&rows), PlanError::Scheme(1), "({k}, {m}) {depth}");

@@ -1,21 +1,13 @@
-//! Sealing and opening of packets: owner of the packet numbers (nonces), the replay window and the
-//! limits of a key.
+//! Sealing and opening of packets: owner of the packet numbers (nonces), the keys and the replay window.
 
-use crate::aead::{AeadKey, TAG_BYTES};
+use crate::aead::TAG_BYTES;
+use crate::link::Nanos;
 
+use super::epochs::{ReceiveKeys, SendKeys};
 use super::packet::{Header, Kind};
 use super::replay::ReplayWindow;
 use super::types::{PayloadMode, SessionConfig, SessionKeys};
 
-/// Packets that one key may protect (NIST SP 800-38D keeps far below 2^32 of them).
-pub const PACKETS_PER_KEY_MAX: u64 = 1 << 28;
-/// Packets of those kept back, so that a session at its limit can still say so.
-const PACKETS_RESERVED: u64 = 16;
-/// Packets that may fail authentication under one key. Far below what forging one takes, far above
-/// what line noise makes (RFC 9001 §6.6 allows 2^52).
-pub const FORGERIES_PER_KEY_MAX: u64 = 1 << 36;
-/// The only key epoch, until rekeying is built.
-const EPOCH: u8 = 0;
 /// The only channel: a session has one sending thread.
 const CHANNEL: u32 = 0;
 
@@ -27,26 +19,33 @@ pub struct Unsealed {
     payload_start: usize,
 }
 
-/// Why a datagram was refused.
+/// Why a datagram was refused, in the order in which it is looked at. What comes before
+/// [`Refusal::Forged`] costs no AEAD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is not for this session, or not of this version.
+    /// Too short, or not of this version or a known kind.
     Malformed,
+    /// For another connection or channel.
+    Misdirected,
+    /// From an address that is none of the session's.
+    Foreign,
+    /// Under a key that is gone or can't be in use yet.
+    UnknownEpoch,
     /// Its number was seen, or is too old to tell.
     Replayed,
-    /// Its tag is wrong.
+    /// Its tag is wrong, or its key has met too many wrong ones.
     Forged,
 }
 
 /// Both directions of one session.
 #[derive(Debug)]
 pub struct Protection {
-    /// Number of the next packet: taken in [`Self::begin`] and nowhere else.
+    /// Number of the next packet: taken in [`Self::begin`] and nowhere else. It never starts anew,
+    /// so one replay window serves all epochs of a channel.
     next_packet_number: u64,
-    send: AeadKey,
-    receive: AeadKey,
+    send: SendKeys,
+    receive: ReceiveKeys,
     replay: ReplayWindow,
-    forgeries_left: u64,
     connection_id_local: u64,
     connection_id_peer: u64,
     payload: PayloadMode,
@@ -56,13 +55,11 @@ impl Protection {
     /// Nothing sent, nothing received.
     #[must_use]
     pub fn new(config: &SessionConfig, keys: &SessionKeys) -> Self {
-        let label = "sealane session packet";
         Self {
             next_packet_number: 0,
-            send: AeadKey::new(&keys.send.derive(label, &[EPOCH])),
-            receive: AeadKey::new(&keys.receive.derive(label, &[EPOCH])),
+            send: SendKeys::new(&keys.send, config.packets_per_key),
+            receive: ReceiveKeys::new(&keys.receive),
             replay: ReplayWindow::default(),
-            forgeries_left: FORGERIES_PER_KEY_MAX,
             connection_id_local: config.connection_id_local,
             connection_id_peer: config.connection_id_peer,
             payload: config.payload,
@@ -75,31 +72,44 @@ impl Protection {
         self.next_packet_number
     }
 
-    /// Whether only what is kept back for closing is left of the sending key.
+    /// Key updates so far: of what is sent, of what is received.
     #[must_use]
-    pub fn is_send_exhausted(&self) -> bool {
-        self.next_packet_number >= PACKETS_PER_KEY_MAX - PACKETS_RESERVED
+    pub fn key_updates(&self) -> (u64, u64) {
+        (self.send.updates(), self.receive.updates())
     }
 
-    /// Whether the receiving key has met too many forgeries.
+    /// The peer says that it has opened the packet of this number.
+    pub fn acknowledged(&mut self, number: u64) {
+        if number < self.next_packet_number {
+            self.send.acknowledged(number);
+        }
+    }
+
+    /// Wipes the receiving key before the current one once its time is over.
+    pub fn retire(&mut self, now: Nanos) {
+        self.receive.retire(now);
+    }
+
+    /// Whether only what is kept back for closing is left of the sending key, and the peer has not
+    /// confirmed it.
+    #[must_use]
+    pub fn is_send_exhausted(&self) -> bool {
+        self.send.is_exhausted(self.next_packet_number)
+    }
+
+    /// Whether a receiving key has met too many forgeries.
     #[must_use]
     pub fn is_receive_exhausted(&self) -> bool {
-        self.forgeries_left == 0
+        self.receive.is_exhausted()
     }
 
     /// Takes a packet number and appends the header; the payload is appended next.
     /// `None` once the key may protect no more.
     pub fn begin(&mut self, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
-        if self.next_packet_number >= PACKETS_PER_KEY_MAX {
-            return None;
-        }
-        let header = Header {
-            connection_id: self.connection_id_peer,
-            epoch: EPOCH,
-            channel: CHANNEL,
-            packet_number: self.next_packet_number,
-            kind,
-        };
+        let packet_number = self.next_packet_number;
+        let epoch = self.send.begin(packet_number)?;
+        let connection_id = self.connection_id_peer;
+        let header = Header { connection_id, epoch, channel: CHANNEL, packet_number, kind };
         self.next_packet_number += 1;
         let start = out.len();
         header.encode(out);
@@ -114,53 +124,61 @@ impl Protection {
             return;
         }
         let (before, payload) = out.split_at_mut(payload_start);
-        let tag = self.send.seal(header.nonce(), &before[start..], payload);
+        let tag = self.send.key().seal(header.nonce(), &before[start..], payload);
         out.extend_from_slice(&tag);
     }
 
-    /// Opens a datagram into `plaintext`, a buffer that nobody else sees.
+    /// Opens a datagram in place, in a buffer that nobody else sees; its header and plaintext.
+    /// `is_foreign`: it came from an address that is none of the session's.
     /// The cheap checks come first; the number counts as seen only if the tag is right.
-    pub fn open(&mut self, datagram: &[u8], plaintext: &mut Vec<u8>) -> Result<Header, Refusal> {
+    pub fn open<'a>(
+        &mut self,
+        datagram: &'a mut [u8],
+        is_foreign: bool,
+        now: Nanos,
+    ) -> Result<(Header, &'a [u8]), Refusal> {
         let (header, end) = Header::decode(datagram).map_err(|_| Refusal::Malformed)?;
-        let is_ours = header.connection_id == self.connection_id_local
-            && header.epoch == EPOCH
-            && header.channel == CHANNEL;
-        if !is_ours {
-            return Err(Refusal::Malformed);
+        if header.connection_id != self.connection_id_local || header.channel != CHANNEL {
+            return Err(Refusal::Misdirected);
         }
+        if is_foreign {
+            return Err(Refusal::Foreign);
+        }
+        let age = self.receive.find(header.epoch).ok_or(Refusal::UnknownEpoch)?;
         if !self.replay.is_fresh(header.packet_number) {
             return Err(Refusal::Replayed);
         }
-        if self.forgeries_left == 0 {
-            return Err(Refusal::Forged);
-        }
-        let (aad, sealed) = datagram.split_at(end);
-        plaintext.clear();
-        if self.payload == PayloadMode::LengthsOnly {
-            plaintext.extend_from_slice(sealed);
+        let (aad, sealed) = datagram.split_at_mut(end);
+        let plaintext = if self.payload == PayloadMode::LengthsOnly {
+            sealed
         } else {
-            let (ciphertext, tag) =
-                sealed.split_last_chunk::<TAG_BYTES>().ok_or(Refusal::Malformed)?;
-            plaintext.resize(ciphertext.len(), 0);
-            if self.receive.open(header.nonce(), aad, ciphertext, tag, plaintext).is_err() {
-                plaintext.clear();
-                self.forgeries_left -= 1;
-                return Err(Refusal::Forged);
+            if sealed.len() < TAG_BYTES {
+                return Err(Refusal::Malformed);
             }
-        }
+            let key = self.receive.key(age).ok_or(Refusal::Forged)?;
+            let Ok(plaintext) = key.open_in_place(header.nonce(), aad, sealed) else {
+                self.receive.forged(age);
+                return Err(Refusal::Forged);
+            };
+            plaintext
+        };
         if !self.replay.accept(header.packet_number) {
             return Err(Refusal::Replayed);
         }
-        Ok(header)
+        self.receive.opened(age, now);
+        Ok((header, plaintext))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::aead::Secret;
+    use crate::session::epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY};
 
-    fn pair() -> (Protection, Protection) {
+    fn pair_with(packets_per_key: u64) -> (Protection, Protection) {
         let config = |connection_id_local, connection_id_peer| SessionConfig {
             connection_id_local,
             connection_id_peer,
@@ -169,6 +187,7 @@ mod tests {
             slots: 4,
             rate_bytes_per_second: 1,
             idle_timeout: 1,
+            packets_per_key,
             payload: PayloadMode::Real,
         };
         let secret = |byte| Secret::take(&mut [byte; 32]);
@@ -177,8 +196,14 @@ mod tests {
         (a, Protection::new(&config(2, 1), &keys(2, 1)))
     }
 
+    fn pair() -> (Protection, Protection) {
+        pair_with(PACKETS_PER_KEY)
+    }
+
     fn sealed(from: &mut Protection) -> Vec<u8> {
-        let kind = Kind::Unit { message: 5, unit: 6, length: 7, k: 0, m: 0, immediate: Some(9) };
+        let immediate = Some(9);
+        let kind =
+            Kind::Unit { message: 5, unit: 6, length: 7, k: 0, m: 0, is_stream: false, immediate };
         let mut out = b"a datagram before it in the same buffer".to_vec();
         let start = out.len();
         let packet = from.begin(kind, &mut out).unwrap();
@@ -187,15 +212,21 @@ mod tests {
         out.split_off(start)
     }
 
+    fn open(at: &mut Protection, datagram: &[u8]) -> Result<u64, Refusal> {
+        let mut datagram = datagram.to_vec();
+        let (header, plaintext) = at.open(&mut datagram, false, 0)?;
+        assert_eq!(plaintext, b"payload");
+        Ok(header.packet_number)
+    }
+
     #[test]
     fn sealed_packets_open_once_at_the_peer_only() {
         let (mut a, mut b) = pair();
         let datagram = sealed(&mut a);
-        let mut plaintext = Vec::new();
-        assert_eq!(a.open(&datagram, &mut plaintext), Err(Refusal::Malformed), "reflected");
-        assert_eq!(b.open(&datagram, &mut plaintext).map(|header| header.packet_number), Ok(0));
-        assert_eq!(plaintext, b"payload");
-        assert_eq!(b.open(&datagram, &mut plaintext), Err(Refusal::Replayed));
+        assert_eq!(open(&mut a, &datagram), Err(Refusal::Misdirected), "reflected");
+        assert_eq!(b.open(&mut datagram.clone(), true, 0), Err(Refusal::Foreign));
+        assert_eq!(open(&mut b, &datagram), Ok(0));
+        assert_eq!(open(&mut b, &datagram), Err(Refusal::Replayed));
         assert!(!datagram.windows(7).any(|window| window == b"payload"));
     }
 
@@ -203,48 +234,118 @@ mod tests {
     fn every_flip_and_every_truncation_is_refused_and_spoils_nothing() {
         let (mut a, mut b) = pair();
         let datagram = sealed(&mut a);
-        let mut plaintext = Vec::new();
         for at in 0..datagram.len() {
             for bit in 0..8 {
                 let mut flipped = datagram.clone();
                 flipped[at] ^= 1 << bit;
-                assert!(b.open(&flipped, &mut plaintext).is_err(), "byte {at} bit {bit}");
-                assert!(plaintext.is_empty());
+                assert!(open(&mut b, &flipped).is_err(), "byte {at} bit {bit}");
             }
-            assert!(b.open(&datagram[..at], &mut plaintext).is_err());
+            assert!(open(&mut b, &datagram[..at]).is_err());
         }
-        assert!(b.open(&datagram, &mut plaintext).is_ok(), "a forgery must not mark its number");
+        assert_eq!(b.key_updates(), (0, 0), "a forgery must not move the epoch on");
+        assert!(open(&mut b, &datagram).is_ok(), "a forgery must not mark its number");
+    }
+
+    #[test]
+    fn what_is_wrong_is_looked_at_in_the_order_of_its_cost() {
+        let (mut a, mut b) = pair();
+        let good = sealed(&mut a);
+        assert!(open(&mut b, &good).is_ok());
+        // Everything is wrong with it; each step mends the first thing that is refused.
+        let mut datagram = good.clone();
+        datagram[0] ^= 0xf0;
+        datagram[8] ^= 1;
+        datagram[9] = 2;
+        *datagram.last_mut().unwrap() ^= 1;
+        let mut refused = |datagram: &[u8], is_foreign| {
+            b.open(&mut datagram.to_vec(), is_foreign, 0).map(|_| ()).unwrap_err()
+        };
+        assert_eq!(refused(&datagram, true), Refusal::Malformed);
+        datagram[0] ^= 0xf0;
+        assert_eq!(refused(&datagram, true), Refusal::Misdirected);
+        datagram[8] ^= 1;
+        assert_eq!(refused(&datagram, true), Refusal::Foreign);
+        assert_eq!(refused(&datagram, false), Refusal::UnknownEpoch);
+        datagram[9] = 0;
+        assert_eq!(refused(&datagram, false), Refusal::Replayed);
+        datagram[21] = 1;
+        assert_eq!(refused(&datagram, false), Refusal::Forged);
     }
 
     #[test]
     fn a_replay_is_refused_even_with_a_good_tag() {
         let (mut a, mut b) = pair();
-        let mut plaintext = Vec::new();
         let old = sealed(&mut a);
         a.next_packet_number = 100_000;
         let new = sealed(&mut a);
-        assert!(b.open(&new, &mut plaintext).is_ok());
-        assert_eq!(b.open(&old, &mut plaintext), Err(Refusal::Replayed), "behind the window");
+        assert!(open(&mut b, &new).is_ok());
+        assert_eq!(open(&mut b, &old), Err(Refusal::Replayed), "behind the window");
     }
 
     #[test]
-    fn no_number_beyond_the_limit_of_a_key_is_ever_used() {
-        let (mut a, _) = pair();
-        a.next_packet_number = PACKETS_PER_KEY_MAX - PACKETS_RESERVED;
-        assert!(a.is_send_exhausted());
-        let taken = (0..100).filter(|_| a.begin(Kind::Control, &mut Vec::new()).is_some()).count();
-        assert_eq!(taken as u64, PACKETS_RESERVED);
+    fn no_number_and_no_key_is_used_twice_over_many_epochs() {
+        let (mut a, mut b) = pair_with(3);
+        let mut ledger = BTreeSet::new();
+        let mut stragglers = Vec::new();
+        for index in 0..900_u64 {
+            let datagram = sealed(&mut a);
+            let number = index;
+            // What a key does to nothing under an unused nonce tells it from every other key.
+            let key = a.send.key().seal([0xff; 12], b"", &mut []);
+            let nonce = Header::decode(&datagram).unwrap().0.nonce();
+            assert!(ledger.insert((key, nonce)), "packet {index}");
+            if index % 3 == 1 {
+                stragglers.push(datagram);
+                continue;
+            }
+            assert_eq!(open(&mut b, &datagram), Ok(number));
+            a.acknowledged(number);
+            for datagram in stragglers.drain(..) {
+                assert!(open(&mut b, &datagram).is_ok(), "of this epoch or the one before it");
+            }
+        }
+        let keys: BTreeSet<_> = ledger.iter().map(|(key, _)| key).collect();
+        assert_eq!((keys.len(), a.key_updates().0, b.key_updates().1), (300, 299, 299));
+    }
+
+    #[test]
+    fn a_confirmation_of_what_was_never_sent_moves_nothing() {
+        let (mut a, _) = pair_with(2);
+        let _ = (sealed(&mut a), sealed(&mut a));
+        a.acknowledged(2);
+        a.acknowledged(u64::MAX - 1);
+        let _ = sealed(&mut a);
+        assert_eq!(a.key_updates().0, 0);
+        a.acknowledged(2);
+        let _ = sealed(&mut a);
+        assert_eq!(a.key_updates().0, 1);
+    }
+
+    #[test]
+    fn a_packet_two_epochs_behind_or_ahead_is_not_opened() {
+        let (mut a, mut b) = pair_with(1);
+        let mut datagrams = Vec::new();
+        for number in 0..5 {
+            datagrams.push(sealed(&mut a));
+            a.acknowledged(number);
+        }
+        assert_eq!(open(&mut b, &datagrams[2]), Err(Refusal::UnknownEpoch), "two ahead");
+        for datagram in &datagrams[1..4] {
+            assert!(open(&mut b, datagram).is_ok());
+        }
+        assert_eq!(open(&mut b, &datagrams[0]), Err(Refusal::UnknownEpoch), "three behind");
     }
 
     #[test]
     fn a_spent_forgery_budget_refuses_everything() {
         let (mut a, mut b) = pair();
-        b.forgeries_left = 1;
+        let good = sealed(&mut a);
         let mut forged = sealed(&mut a);
         *forged.last_mut().unwrap() ^= 1;
-        assert_eq!(b.open(&forged, &mut Vec::new()), Err(Refusal::Forged));
+        b.receive.spend(FORGERIES_PER_KEY_MAX - 1);
+        assert!(!b.is_receive_exhausted());
+        assert_eq!(open(&mut b, &forged), Err(Refusal::Forged));
         assert!(b.is_receive_exhausted());
-        let good = sealed(&mut a);
-        assert_eq!(b.open(&good, &mut Vec::new()), Err(Refusal::Forged));
+        assert_eq!(open(&mut b, &good), Err(Refusal::Forged));
     }
 }

@@ -1,11 +1,11 @@
 //! The receiving half: posted receives, units landing in them, decoding, and what to acknowledge.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use sealane_erasure::Coder;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::bitmap::Bitmap;
 use super::events::Events;
+use super::frame::{AbortReason, Frame};
+use super::landing::{Description, Landing, Restorer};
 use super::layout::{Block, Layout, Place};
 use super::packet::MESSAGE_END;
 use super::types::{
@@ -29,6 +29,21 @@ pub struct Unit {
     pub k: u8,
     /// Parity units of a block.
     pub m: u8,
+    /// Whether its message is a stream.
+    pub is_stream: bool,
+    /// The word sent along.
+    pub immediate: Option<u32>,
+}
+
+/// What the sender of a stream says once it has named all of it.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamEnd {
+    /// Message number.
+    pub message: u64,
+    /// Units named, each counted once.
+    pub units: u32,
+    /// The stream's range in bytes.
+    pub length: u64,
     /// The word sent along.
     pub immediate: Option<u32>,
 }
@@ -60,8 +75,8 @@ pub enum Outcome {
 enum State {
     Posted,
     Landing(Box<Landing>),
-    /// Completed here as too long; the peer has not confirmed yet.
-    Refused,
+    /// Completed: given up here; the peer has not confirmed yet.
+    GivenUp(AbortReason),
     /// The session ended before the message arrived: never to be acknowledged.
     Aborted,
     Ended,
@@ -71,26 +86,6 @@ enum State {
 struct Incoming {
     request: ReceiveRequest,
     state: State,
-}
-
-#[derive(Debug)]
-struct Landing {
-    layout: Layout,
-    immediate: Option<u32>,
-    /// By coded index: landed, or not needed any more.
-    arrived: Bitmap,
-    /// Units that each chunk still waits for.
-    chunk_missing: Vec<u16>,
-    /// Parity symbols of blocks that are not whole yet.
-    parity: BTreeMap<u32, Vec<(u8, Vec<u8>)>>,
-}
-
-/// Decodes blocks in private memory.
-#[derive(Debug, Default)]
-struct Restorer {
-    coder: Coder,
-    /// The data symbols of one block, padded.
-    symbols: Vec<u8>,
 }
 
 /// Progress of one message, for the acknowledgement.
@@ -111,6 +106,9 @@ pub struct Receiver {
     payload: PayloadMode,
     base: u64,
     window: VecDeque<Incoming>,
+    /// Messages that were given up here, until the peer knows.
+    notices: BTreeSet<u64>,
+    notices_made: u64,
     scratch_bytes: usize,
     /// Buffers of dropped parity, for reuse; bounded with the scratch.
     spare: Vec<Vec<u8>>,
@@ -129,6 +127,8 @@ impl Receiver {
             payload,
             base: 0,
             window: VecDeque::new(),
+            notices: BTreeSet::new(),
+            notices_made: 0,
             scratch_bytes: 0,
             spare: Vec::new(),
             restorer: Restorer::default(),
@@ -181,26 +181,71 @@ impl Receiver {
             let progress = match &incoming.state {
                 State::Landing(landing) => Progress::Partial(&landing.arrived),
                 State::Ended => Progress::Ended,
-                State::Posted | State::Refused | State::Aborted => return None,
+                State::Posted | State::GivenUp(_) | State::Aborted => return None,
             };
             Some((self.base + index as u64, progress))
         })
     }
 
-    /// Messages that the peer is to be told were refused here.
-    pub fn refused(&self) -> impl Iterator<Item = u64> + '_ {
-        let numbered = self.window.iter().enumerate();
-        let refused = numbered.filter(|(_, incoming)| matches!(incoming.state, State::Refused));
-        refused.map(|(index, _)| self.base + index as u64)
+    /// What the peer is to be told until it confirms.
+    pub fn notices(&self) -> impl Iterator<Item = Frame<'static>> + '_ {
+        self.notices.iter().filter_map(|number| match self.get(*number)?.state {
+            State::GivenUp(reason) => Some(Frame::AbortReceive { message: *number, reason }),
+            _ => None,
+        })
+    }
+
+    /// How many notices were ever made, and whether there are any now.
+    #[must_use]
+    pub fn notice_state(&self) -> (u64, bool) {
+        (self.notices_made, !self.notices.is_empty())
+    }
+
+    /// Ends a receive with what it has.
+    pub fn complete(&mut self, number: u64, events: &mut Events) -> Result<(), PostError> {
+        let is_open =
+            |incoming: &Incoming| matches!(incoming.state, State::Posted | State::Landing(_));
+        if !self.get(number).is_some_and(is_open) {
+            return Err(PostError::NotInProgress(number));
+        }
+        self.give_up(number, AbortReason::Completed, events);
+        Ok(())
     }
 
     /// The peer gave a message up, or knows that this end did.
-    pub fn abort_received(&mut self, number: u64, events: &mut Events) {
-        if self.refuse(number, events)
-            && let Some(incoming) = self.get_mut(number)
+    pub fn abort_received(&mut self, number: u64, reason: AbortReason, events: &mut Events) {
+        self.give_up(number, reason, events);
+        if let Some(incoming) = self.get_mut(number)
+            && matches!(incoming.state, State::GivenUp(_))
         {
             incoming.state = State::Ended;
+            self.notices.remove(&number);
             self.retire();
+        }
+    }
+
+    /// Which units of a chunk are in memory: bit i (least significant first) of byte j is unit
+    /// 8j + i of the chunk. `None` if nothing is landing in this message, or it has no such chunk.
+    #[must_use]
+    pub fn packet_map(&self, number: u64, chunk: u32) -> Option<Vec<u8>> {
+        let State::Landing(landing) = &self.get(number)?.state else { return None };
+        let grain = u32::from(self.chunk_units);
+        let start = chunk.checked_mul(grain)?;
+        let end = landing.description.layout.data_units().min(start.saturating_add(grain));
+        let count = end.checked_sub(start).filter(|count| *count > 0)?;
+        let mut map = vec![0; count.div_ceil(8) as usize];
+        for (i, unit) in (start..end).enumerate() {
+            map[i / 8] |= u8::from(landing.has_unit(unit)) << (i % 8);
+        }
+        Some(map)
+    }
+
+    /// The immediate of a message that is landing.
+    #[must_use]
+    pub fn immediate(&self, number: u64) -> Option<u32> {
+        match &self.get(number)?.state {
+            State::Landing(landing) => landing.description.immediate,
+            _ => None,
         }
     }
 
@@ -212,45 +257,47 @@ impl Receiver {
         memory: &mut impl Memory,
         events: &mut Events,
     ) -> Outcome {
-        let number = unit.message;
-        if number < self.base {
-            return Outcome::Late;
-        }
-        if number >= self.posted_end() {
-            return Outcome::Unposted;
-        }
         let Some(layout) = Layout::new(unit.length, self.unit_bytes, unit.k, unit.m) else {
-            return Outcome::Malformed;
+            return self.outcome_without(unit.message, Outcome::Malformed);
         };
         let is_sound = unit.coded < layout.coded_units()
+            && !(unit.is_stream && layout.is_coded())
             && (self.payload == PayloadMode::LengthsOnly
                 || payload.len() == layout.payload_length(unit.coded));
         if !is_sound {
-            return Outcome::Malformed;
+            return self.outcome_without(unit.message, Outcome::Malformed);
         }
-        let (slots, chunk_units) = (self.slots as u64, self.chunk_units);
-        let Some(incoming) = self.get_mut(number) else { return Outcome::Unposted };
-        let request = incoming.request;
-        match &mut incoming.state {
-            State::Ended | State::Refused | State::Aborted => return Outcome::Late,
-            State::Posted if unit.length > request.length_max => {
-                self.refuse(number, events);
-                return Outcome::TooLong;
-            }
-            State::Posted => {
-                let landing = Landing::new(layout, unit.immediate, chunk_units);
-                let chunk_count = landing.chunk_missing.len() as u32;
-                incoming.state = State::Landing(Box::new(landing));
-                memory.chunks_cleared((number % slots) as u16, chunk_count);
-            }
-            State::Landing(landing)
-                if landing.layout != layout || landing.immediate != unit.immediate =>
-            {
-                return Outcome::Malformed;
-            }
-            State::Landing(_) => {}
+        let Unit { is_stream, immediate, .. } = unit;
+        let description = Description { layout, is_stream, immediate };
+        match self.begin(unit.message, description, memory, events) {
+            Ok(()) => self.land(unit.message, unit.coded, payload, memory, events),
+            Err(outcome) => outcome,
         }
-        self.land(number, unit.coded, payload, memory, events)
+    }
+
+    /// The sender of a stream has named all of it.
+    pub fn stream_end_received(
+        &mut self,
+        end: StreamEnd,
+        memory: &mut impl Memory,
+        events: &mut Events,
+    ) -> Outcome {
+        let StreamEnd { message: number, units, length, immediate } = end;
+        let layout = Layout::new(length, self.unit_bytes, 0, 0);
+        let Some(layout) = layout.filter(|layout| units <= layout.data_units()) else {
+            return self.outcome_without(number, Outcome::Malformed);
+        };
+        let description = Description { layout, is_stream: true, immediate };
+        if let Err(outcome) = self.begin(number, description, memory, events) {
+            return outcome;
+        }
+        let Some(index) = number.checked_sub(self.base) else { return Outcome::Late };
+        if let Some(Incoming { state: State::Landing(landing), .. }) =
+            self.window.get_mut(index as usize)
+        {
+            landing.stream_ended(units);
+        }
+        self.finish(index as usize, events)
     }
 
     /// Ends all receives, because the session does.
@@ -261,6 +308,48 @@ impl Receiver {
                 incoming.complete(message, CompletionStatus::Aborted, events);
                 incoming.state = State::Aborted;
             }
+        }
+    }
+
+    /// What is said of a packet that is wrong in itself: that its message is over comes first.
+    fn outcome_without(&self, number: u64, outcome: Outcome) -> Outcome {
+        match number {
+            number if number < self.base => Outcome::Late,
+            number if number >= self.posted_end() => Outcome::Unposted,
+            _ => outcome,
+        }
+    }
+
+    /// Makes sure that a message is landing, and that it is the one described.
+    fn begin(
+        &mut self,
+        number: u64,
+        description: Description,
+        memory: &mut impl Memory,
+        events: &mut Events,
+    ) -> Result<(), Outcome> {
+        if number < self.base {
+            return Err(Outcome::Late);
+        }
+        let (slots, chunk_units) = (self.slots as u64, self.chunk_units);
+        let Some(incoming) = self.get_mut(number) else { return Err(Outcome::Unposted) };
+        match &incoming.state {
+            State::Ended | State::GivenUp(_) | State::Aborted => Err(Outcome::Late),
+            State::Posted if description.layout.length() > incoming.request.length_max => {
+                self.give_up(number, AbortReason::TooLong, events);
+                Err(Outcome::TooLong)
+            }
+            State::Posted => {
+                let landing = Landing::new(description, chunk_units);
+                let chunk_count = landing.chunk_count();
+                incoming.state = State::Landing(Box::new(landing));
+                memory.chunks_cleared((number % slots) as u16, chunk_count);
+                Ok(())
+            }
+            State::Landing(landing) if landing.description != description => {
+                Err(Outcome::Malformed)
+            }
+            State::Landing(_) => Ok(()),
         }
     }
 
@@ -277,7 +366,7 @@ impl Receiver {
         let Some(incoming) = self.window.get_mut(index as usize) else { return Outcome::Unposted };
         let offset = incoming.request.offset;
         let State::Landing(landing) = &mut incoming.state else { return Outcome::Late };
-        let layout = landing.layout;
+        let layout = landing.description.layout;
         if landing.arrived.get(coded) {
             return if layout.is_coded() { Outcome::Surplus } else { Outcome::Duplicate };
         }
@@ -317,7 +406,7 @@ impl Receiver {
         if landing.arrived.count(block.coded_start, block.coded_end) < block.data_count {
             return;
         }
-        let layout = landing.layout;
+        let layout = landing.description.layout;
         let number = block.data_start / u32::from(layout.k());
         let parity = landing.parity.remove(&number).unwrap_or_default();
         let is_missing = |i: u32| !landing.arrived.get(block.coded_start + i);
@@ -343,7 +432,7 @@ impl Receiver {
         let message = self.base + index as u64;
         let Some(incoming) = self.window.get_mut(index) else { return Outcome::Unposted };
         let State::Landing(landing) = &incoming.state else { return Outcome::Late };
-        if !landing.arrived.is_full() {
+        if !landing.is_whole() {
             return Outcome::Landed;
         }
         incoming.complete(message, CompletionStatus::Ok, events);
@@ -352,18 +441,30 @@ impl Receiver {
         Outcome::Completed
     }
 
-    /// Completes a receive as too long; whether its number is in the window.
-    fn refuse(&mut self, number: u64, events: &mut Events) -> bool {
-        let Some(incoming) = self.get_mut(number) else { return false };
-        if matches!(incoming.state, State::Posted | State::Landing(_)) {
-            incoming.complete(number, CompletionStatus::TooLong, events);
-            let old = std::mem::replace(&mut incoming.state, State::Refused);
-            if let State::Landing(landing) = old {
-                let buffers = landing.parity.into_values().flatten();
-                self.scratch_bytes -= buffers.map(|(_, buffer)| buffer.len()).sum::<usize>();
-            }
+    /// Completes a receive that has not ended; its memory stays as it is from here on.
+    fn give_up(&mut self, number: u64, reason: AbortReason, events: &mut Events) {
+        let status = match reason {
+            AbortReason::TooLong => CompletionStatus::TooLong,
+            AbortReason::Cancelled => CompletionStatus::Cancelled,
+            AbortReason::Completed => CompletionStatus::Partial,
+        };
+        let Some(incoming) = self.get_mut(number) else { return };
+        if !matches!(incoming.state, State::Posted | State::Landing(_)) {
+            return;
         }
-        true
+        incoming.complete(number, status, events);
+        let old = std::mem::replace(&mut incoming.state, State::GivenUp(reason));
+        if let State::Landing(landing) = old {
+            let buffers = landing.parity.into_values().flatten();
+            self.scratch_bytes -= buffers.map(|(_, buffer)| buffer.len()).sum::<usize>();
+        }
+        self.notices.insert(number);
+        self.notices_made += 1;
+    }
+
+    fn get(&self, number: u64) -> Option<&Incoming> {
+        let index = number.checked_sub(self.base)?;
+        self.window.get(usize::try_from(index).ok()?)
     }
 
     fn get_mut(&mut self, number: u64) -> Option<&mut Incoming> {
@@ -379,79 +480,18 @@ impl Receiver {
     }
 }
 
-impl Restorer {
-    /// Computes the missing data units of a block, which has enough parity, and writes them to their
-    /// place in the message that starts at the offset.
-    fn restore<M: Memory>(
-        &mut self,
-        layout: &Layout,
-        block: &Block,
-        missing: &[u32],
-        parity: &[(u8, Vec<u8>)],
-        (offset, memory): (u64, &mut M),
-    ) {
-        self.symbols.clear();
-        self.symbols.resize(block.data_count as usize * block.symbol_bytes, 0);
-        let mut present = Vec::with_capacity(block.data_count as usize);
-        let mut restored = Vec::with_capacity(missing.len());
-        for (i, symbol) in self.symbols.chunks_exact_mut(block.symbol_bytes).enumerate() {
-            if missing.contains(&(i as u32)) {
-                restored.push((i, symbol));
-                continue;
-            }
-            let unit = block.data_start + i as u32;
-            let length = layout.unit_length(unit);
-            memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
-            present.push((i, &*symbol));
-        }
-        let parity = parity.iter().map(|(i, symbol)| (usize::from(*i), &symbol[..]));
-        let parity: Vec<(usize, &[u8])> = parity.collect();
-        let decoded = self.coder.decode(&present, &parity, &mut restored);
-        debug_assert_eq!(decoded, Ok(()), "k symbols of a layout's shape decode");
-        for (i, symbol) in restored {
-            let unit = block.data_start + i as u32;
-            let length = layout.unit_length(unit);
-            memory.write(offset + layout.unit_offset(unit), &symbol[..length]);
-        }
-    }
-}
-
 impl Incoming {
     fn complete(&self, message: u64, status: CompletionStatus, events: &mut Events) {
-        let (length, immediate) = match (&self.state, status) {
-            (State::Landing(landing), CompletionStatus::Ok) => {
-                (landing.layout.length(), landing.immediate)
+        let landing = match (&self.state, status) {
+            (State::Landing(landing), CompletionStatus::Ok | CompletionStatus::Partial) => {
+                Some(landing)
             }
-            _ => (0, None),
+            _ => None,
         };
+        let length = landing.map_or(0, |landing| landing.description.layout.length());
+        let immediate = landing.and_then(|landing| landing.description.immediate);
         let user_data = self.request.user_data;
         let event = Event::ReceiveCompleted { user_data, message, length, immediate, status };
-        events.push(event, length);
-    }
-}
-
-impl Landing {
-    fn new(layout: Layout, immediate: Option<u32>, chunk_units: u16) -> Self {
-        let units = layout.data_units();
-        let grain = u32::from(chunk_units);
-        let size = |chunk: u32| grain.min(units - chunk * grain) as u16;
-        Self {
-            layout,
-            immediate,
-            arrived: Bitmap::new(layout.coded_units()),
-            chunk_missing: (0..units.div_ceil(grain)).map(size).collect(),
-            parity: BTreeMap::new(),
-        }
-    }
-
-    /// A data unit is in memory; the last one of a chunk publishes the chunk.
-    fn unit_landed(&mut self, unit: u32, chunk_units: u16, slot: u16, memory: &mut impl Memory) {
-        let chunk = unit / u32::from(chunk_units);
-        if let Some(missing) = self.chunk_missing.get_mut(chunk as usize) {
-            *missing -= 1;
-            if *missing == 0 {
-                memory.chunk_landed(slot, chunk);
-            }
-        }
+        events.push(event, landing.map_or(0, |landing| landing.landed_bytes()));
     }
 }

@@ -1,23 +1,22 @@
-//! The sending half: messages waiting for credit, units in flight, time-outs and what they resend.
+//! The sending half: messages waiting for credit, units in flight, and what is sent next.
 
-use std::collections::VecDeque;
-
-use sealane_erasure::Coder;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::link::Nanos;
 
-use super::bitmap::Bitmap;
 use super::events::Events;
-use super::layout::{Block, Layout, Place};
+use super::flight::{Flight, Transmission};
+use super::frame::{AbortReason, ENDED, Frame};
+use super::layout::{Layout, Place};
+use super::outgoing::{Body, Outgoing, State, Window};
 use super::packet::{Kind, MESSAGE_END};
+use super::parity::ParityCache;
 use super::plan::code_of;
+use super::stream::Stream;
 use super::types::{
-    CompletionStatus, Event, MESSAGE_BYTES_MAX, Memory, PostError, Reliability, SendRequest,
+    CompletionStatus, MESSAGE_BYTES_MAX, Memory, PostError, Reliability, SendRequest, StreamPart,
+    StreamRequest,
 };
-
-/// Transmissions awaiting their time-out: 3 round trips of 25 ms at 400 Gbit/s in 4 KiB units.
-/// When full, nothing new is sent until the oldest is acknowledged or expires.
-const TRANSMISSIONS_MAX: usize = 1 << 20;
 
 /// A unit to be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,60 +25,10 @@ pub struct Pick {
     pub message: u64,
     /// Its coded index.
     pub coded: u32,
-    /// Whether it was sent before.
+    /// Whether it was sent before, and lost.
     pub is_retransmission: bool,
     /// Whether this is the first retransmission of an erasure-coded message.
     pub is_fallback: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Waiting to be sent, being sent, or waiting to be acknowledged.
-    Active,
-    /// Longer than the peer's receive: completed here, the peer is being told.
-    Refused,
-    /// Completed, and the peer has nothing more to say about it.
-    Ended,
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    request: SendRequest,
-    layout: Layout,
-    /// Blocks whose units go out in turn.
-    depth: u8,
-    state: State,
-    /// Units that were sent, each counted once.
-    sent_units: u32,
-    /// Set from the first transmission on.
-    started: Option<Nanos>,
-    acknowledged: Bitmap,
-    /// Coded units whose time is up and which were not sent again. Empty without a code.
-    abandoned: Bitmap,
-    fell_back: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Transmission {
-    message: u64,
-    coded: u32,
-    sent_at: Nanos,
-}
-
-/// The parity symbols of a block, one behind the other.
-#[derive(Debug, Default)]
-struct BlockParity {
-    /// Message and number of the block; `None` before the first.
-    of: Option<(u64, u32)>,
-    symbols: Vec<u8>,
-}
-
-/// Parity of the blocks that were encoded last: as many as go out in turn.
-#[derive(Debug, Default)]
-struct ParityCache {
-    blocks: Vec<BlockParity>,
-    symbols: Vec<u8>,
-    coder: Coder,
 }
 
 /// All messages that this end sends. Message numbers rise by one per post.
@@ -87,14 +36,18 @@ struct ParityCache {
 pub struct Sender {
     unit_bytes: u16,
     slots: usize,
-    /// Number of the first message in `window`.
-    base: u64,
-    window: VecDeque<Outgoing>,
-    /// Lengths of the peer's receives for the messages from `base` on.
+    window: Window,
+    /// Lengths of the peer's receives for the messages from the window's base on.
     credit: VecDeque<u64>,
-    /// First message that may have units never sent.
+    /// First message that has no credit yet, or is no stream and has units never sent.
     sending: u64,
-    transmissions: VecDeque<Transmission>,
+    /// Streams below `sending` with parts that wait.
+    ready_streams: BTreeSet<u64>,
+    /// Messages below `sending` about which the peer is to be told something until they have ended
+    /// there.
+    notices: BTreeSet<u64>,
+    notices_made: u64,
+    flight: Flight,
     parity: ParityCache,
 }
 
@@ -105,18 +58,22 @@ impl Sender {
         Self {
             unit_bytes,
             slots: usize::from(slots),
-            base: 0,
-            window: VecDeque::new(),
+            window: Window::default(),
             credit: VecDeque::new(),
             sending: 0,
-            transmissions: VecDeque::new(),
+            ready_streams: BTreeSet::new(),
+            notices: BTreeSet::new(),
+            notices_made: 0,
+            flight: Flight::default(),
             parity: ParityCache::default(),
         }
     }
 
+    // Commands.
+
     /// Queues a message; returns its number.
     pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
-        let SendRequest { offset, length, .. } = request;
+        let SendRequest { offset, length, reliability, immediate, user_data } = request;
         let invalid = PostError::InvalidLength { offset, length };
         if length > MESSAGE_BYTES_MAX || offset.checked_add(length).is_none() {
             return Err(invalid);
@@ -124,33 +81,113 @@ impl Sender {
         if Layout::new(length, self.unit_bytes, 0, 0).is_none() {
             return Err(invalid);
         }
-        let code = code_of(request.reliability, self.unit_bytes);
+        let code = code_of(reliability, self.unit_bytes);
         let cut = code
             .and_then(|(k, m, depth)| Some((Layout::new(length, self.unit_bytes, k, m)?, depth)));
         let Some((layout, depth)) = cut else {
-            let (k, m, depth) = match request.reliability {
-                Reliability::ErasureCoded { k, m, depth } => (k, m, depth),
-                Reliability::SelectiveRepeat | Reliability::Auto => (0, 0, 0),
+            let Reliability::ErasureCoded { k, m, depth } = reliability else {
+                return Err(PostError::InvalidCode { k: 0, m: 0, depth: 0 });
             };
             return Err(PostError::InvalidCode { k, m, depth });
         };
-        let number = self.next();
-        if self.window.len() >= self.slots || number >= MESSAGE_END {
+        let body = Body::Whole { offset, depth, sent_units: 0 };
+        let is_reliable = reliability != Reliability::Unreliable;
+        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
+    }
+
+    /// Queues a stream; returns its number.
+    pub fn post_stream(&mut self, request: StreamRequest) -> Result<u64, PostError> {
+        let StreamRequest { length, reliability, immediate, user_data } = request;
+        let layout = Layout::new(length, self.unit_bytes, 0, 0);
+        let layout = layout.ok_or(PostError::InvalidLength { offset: 0, length })?;
+        if matches!(reliability, Reliability::ErasureCoded { .. }) {
+            return Err(PostError::CodedStream);
+        }
+        let body = Body::Stream(Stream::new(self.unit_bytes));
+        let is_reliable = reliability != Reliability::Unreliable;
+        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
+    }
+
+    /// Names units of a stream.
+    pub fn continue_stream(&mut self, number: u64, part: StreamPart) -> Result<(), PostError> {
+        let StreamPart { offset, remote_offset, length } = part;
+        let unit_bytes = u64::from(self.unit_bytes);
+        let message = self.open_stream(number)?;
+        let range = message.layout.length();
+        let end = remote_offset.checked_add(length).filter(|end| *end <= range);
+        let is_whole = |end: u64| end.is_multiple_of(unit_bytes) || end == range;
+        let is_valid = length > 0
+            && remote_offset.is_multiple_of(unit_bytes)
+            && end.is_some_and(is_whole)
+            && offset.checked_add(length).is_some();
+        if !is_valid {
+            return Err(PostError::InvalidPart { remote_offset, length });
+        }
+        // Within the range, whose units are counted in 32 bits.
+        let unit = (remote_offset / unit_bytes) as u32;
+        let count = length.div_ceil(unit_bytes) as u32;
+        let repeats = !message.is_reliable;
+        let Body::Stream(stream) = &mut message.body else {
+            return Err(PostError::NotInProgress(number));
+        };
+        if !stream.add((unit, count), offset, repeats) {
             return Err(PostError::Retry);
         }
-        self.window.push_back(Outgoing {
-            request,
-            layout,
-            depth,
-            state: State::Active,
-            sent_units: 0,
-            started: None,
-            acknowledged: Bitmap::new(0),
-            abandoned: Bitmap::new(0),
-            fell_back: false,
-        });
-        Ok(number)
+        let is_ready = stream.next().is_some();
+        if is_ready && number < self.sending {
+            self.ready_streams.insert(number);
+        }
+        Ok(())
     }
+
+    /// No more of a stream will come.
+    pub fn end_stream(
+        &mut self,
+        number: u64,
+        now: Nanos,
+        events: &mut Events,
+    ) -> Result<(), PostError> {
+        if let Body::Stream(stream) = &mut self.open_stream(number)?.body {
+            stream.end();
+        }
+        if number < self.sending {
+            self.notify(number);
+            self.finish_injected(number, now, events);
+        }
+        Ok(())
+    }
+
+    /// Gives a message up; the peer is to be told.
+    pub fn cancel(
+        &mut self,
+        number: u64,
+        now: Nanos,
+        events: &mut Events,
+    ) -> Result<(), PostError> {
+        let message = self.window.get(number).filter(|message| message.state == State::Active);
+        message.ok_or(PostError::NotInProgress(number))?;
+        self.give_up(number, AbortReason::Cancelled, now, events);
+        Ok(())
+    }
+
+    /// Ends all messages, because the session does.
+    pub fn close(&mut self, now: Nanos, events: &mut Events) {
+        for number in self.window.base()..self.window.end() {
+            let Some(message) = self.window.get_mut(number) else { continue };
+            let status = match message.started {
+                Some(_) => CompletionStatus::OutcomeUnknown,
+                None => CompletionStatus::Aborted,
+            };
+            if message.state == State::Active {
+                message.complete(number, status, now, events);
+            }
+            message.state = State::Ended;
+        }
+        self.retire();
+        self.flight.clear();
+    }
+
+    // What the peer says.
 
     /// Credit arrived: receives of these lengths are posted from message `start` on.
     pub fn credit_received(&mut self, start: u64, lengths: impl Iterator<Item = u64>) {
@@ -163,21 +200,15 @@ impl Sender {
         self.credit.extend(fresh.take(room));
     }
 
-    /// All messages below this number have a receive posted, as far as is known here.
-    #[must_use]
-    pub fn credit_end(&self) -> u64 {
-        self.base + self.credit.len() as u64
-    }
-
-    /// The peer says: all messages below `end` have ended there.
+    /// All messages below `end` have ended at the peer.
     pub fn completed_end_received(&mut self, end: u64, now: Nanos, events: &mut Events) {
-        for number in self.base..end.min(self.next()) {
+        for number in self.window.base()..end.min(self.window.end()) {
             self.ended_at_peer(number, now, events);
         }
         self.retire();
     }
 
-    /// The peer says what it has of one message.
+    /// What the peer has of one message.
     pub fn slice_received(
         &mut self,
         number: u64,
@@ -185,66 +216,56 @@ impl Sender {
         now: Nanos,
         events: &mut Events,
     ) {
-        let Some(message) = self.get_mut(number) else { return };
-        if message.started.is_none() && message.state == State::Active {
-            return;
-        }
-        if cumulative >= message.layout.coded_units() {
+        if cumulative == ENDED {
             self.ended_at_peer(number, now, events);
-            self.retire();
-        } else if message.state == State::Active {
+            return self.retire();
+        }
+        let Some(message) = self.window.get_mut(number) else { return };
+        if message.started.is_some() && message.state == State::Active {
             message.acknowledged.set_below(cumulative);
             message.acknowledged.merge(start, bitmap);
         }
     }
 
-    /// The peer refuses a message. It is to be told that this end knows.
-    pub fn abort_received(&mut self, number: u64, now: Nanos, events: &mut Events) {
-        self.refuse(number, now, events);
+    /// The peer gives a message up. It is to be told that this end knows.
+    pub fn abort_received(
+        &mut self,
+        number: u64,
+        reason: AbortReason,
+        now: Nanos,
+        events: &mut Events,
+    ) {
+        self.give_up(number, reason, now, events);
     }
 
-    /// Skips what needs no sending, and refuses messages that are longer than their receive.
-    /// To be called after every input that could change what is next.
+    /// Skips what needs no sending, opens streams, and gives messages up that are longer than their
+    /// receive. To be called after every input that could change what is next.
     pub fn advance(&mut self, now: Nanos, events: &mut Events) {
-        self.sending = self.sending.max(self.base);
-        while self.sending < self.next().min(self.credit_end()) {
-            let index = (self.sending - self.base) as usize;
-            let message = &self.window[index];
-            let is_sent = message.sent_units == message.layout.coded_units();
-            if message.state == State::Active && message.layout.length() > self.credit[index] {
-                self.refuse(self.sending, now, events);
-            } else if message.state == State::Active && !is_sent {
-                return;
+        self.sending = self.sending.max(self.window.base());
+        while self.sending < self.window.end().min(self.credit_end()) {
+            let number = self.sending;
+            let length_max = self.credit[(number - self.window.base()) as usize];
+            let Some(message) = self.window.get_mut(number) else { return };
+            match message.state {
+                State::Active if message.layout.length() > length_max => {
+                    self.give_up(number, AbortReason::TooLong, now, events);
+                    continue;
+                }
+                State::Active if message.stream().is_some() => message.start(now),
+                State::Active if !message.is_sent() => return,
+                _ => {}
             }
             self.sending += 1;
+            self.passed(number, now, events);
         }
     }
 
-    /// Ends all messages, because the session does.
-    pub fn close(&mut self, now: Nanos, events: &mut Events) {
-        for number in self.base..self.next() {
-            let Some(message) = self.get_mut(number) else { continue };
-            let status = match message.started {
-                Some(_) => CompletionStatus::OutcomeUnknown,
-                None => CompletionStatus::Aborted,
-            };
-            if message.state == State::Active {
-                message.complete(number, status, now, events);
-            }
-            message.state = State::Ended;
-        }
-        self.retire();
-        self.transmissions.clear();
-    }
+    // What is next.
 
-    /// Drops transmissions that need no time-out any more.
+    /// Drops transmissions that nobody waits for any more.
     pub fn prune(&mut self) {
-        while let Some(head) = self.transmissions.front() {
-            if self.is_outstanding(head) {
-                return;
-            }
-            self.transmissions.pop_front();
-        }
+        let Self { flight, window, .. } = self;
+        flight.prune(|transmission| window.is_outstanding(transmission));
     }
 
     /// When something may be sent: `now` at the latest if there is something new.
@@ -253,48 +274,49 @@ impl Sender {
         if self.has_new() {
             return Some(now);
         }
-        self.transmissions.front().map(|head| head.sent_at.saturating_add(timeout))
+        self.flight.next_at(timeout)
     }
 
     /// Whether units were sent that are not acknowledged.
     #[must_use]
     pub fn has_outstanding(&self) -> bool {
-        !self.transmissions.is_empty()
+        !self.flight.is_empty()
     }
 
-    /// Chooses the unit to send now: what has expired first, then what is new.
+    /// Whether there is a unit that was never sent and may be sent.
+    #[must_use]
+    pub fn has_new(&self) -> bool {
+        let is_waiting = self.sending < self.window.end().min(self.credit_end());
+        (is_waiting || !self.ready_streams.is_empty()) && !self.flight.is_full()
+    }
+
+    /// Chooses the unit to send now: what was lost first, then what is new, by message number.
     pub fn pick(&mut self, now: Nanos, timeout: Nanos) -> Option<Pick> {
-        while let Some(head) = self.transmissions.front().copied() {
-            let is_outstanding = self.is_outstanding(&head);
-            if is_outstanding && head.sent_at.saturating_add(timeout) > now {
-                break;
-            }
-            self.transmissions.pop_front();
-            if !is_outstanding {
-                continue;
-            }
-            if let Some(message) = self.get_mut(head.message)
-                && message.must_resend(head.coded)
+        let Self { flight, window, .. } = self;
+        while let Some(lost) =
+            flight.take_expired(now, timeout, |transmission| window.is_outstanding(transmission))
+        {
+            let Transmission { message: number, coded, .. } = lost;
+            if let Some(message) = window.get_mut(number)
+                && message.must_resend(coded)
             {
-                let is_fallback = message.layout.is_coded() && !message.fell_back;
-                message.fell_back = true;
-                let Transmission { message, coded, .. } = head;
-                return Some(Pick { message, coded, is_retransmission: true, is_fallback });
+                let is_fallback = message.falls_back();
+                return Some(Pick { message: number, coded, is_retransmission: true, is_fallback });
             }
         }
         if !self.has_new() {
             return None;
         }
-        let message = self.get_mut(self.sending)?;
-        let coded = message.layout.interleaved(message.sent_units, message.depth);
-        let message = self.sending;
+        // Streams that wait are all older than the message at the cursor.
+        let message = self.ready_streams.first().copied().unwrap_or(self.sending);
+        let coded = self.window.get(message)?.next_new()?;
         Some(Pick { message, coded, is_retransmission: false, is_fallback: false })
     }
 
     /// What the header of a picked unit says, and whether the unit is parity.
     #[must_use]
     pub fn describe(&self, pick: Pick) -> Option<(Kind, bool, usize)> {
-        let message = self.window.get((pick.message - self.base) as usize)?;
+        let message = self.window.get(pick.message)?;
         let layout = &message.layout;
         let kind = Kind::Unit {
             message: pick.message,
@@ -302,7 +324,8 @@ impl Sender {
             length: layout.length(),
             k: layout.k(),
             m: layout.m(),
-            immediate: message.request.immediate,
+            is_stream: message.stream().is_some(),
+            immediate: message.immediate,
         };
         let is_parity = matches!(layout.place(pick.coded), Place::Parity { .. });
         Some((kind, is_parity, layout.payload_length(pick.coded)))
@@ -310,166 +333,172 @@ impl Sender {
 
     /// Appends the payload of a picked unit.
     pub fn write_payload(&mut self, pick: Pick, memory: &impl Memory, out: &mut Vec<u8>) {
-        let Some(message) = self.window.get((pick.message - self.base) as usize) else { return };
-        let (layout, offset) = (&message.layout, message.request.offset);
+        let Some(message) = self.window.get(pick.message) else { return };
+        let layout = &message.layout;
+        let (source, depth) = match &message.body {
+            Body::Whole { offset, depth, .. } => (*offset, *depth),
+            Body::Stream(stream) => {
+                let next = stream.next().filter(|_| !pick.is_retransmission);
+                let source = next.map(|(_, source)| source).or_else(|| stream.source(pick.coded));
+                let Some(source) = source else { return };
+                let start = out.len();
+                out.resize(start + layout.unit_length(pick.coded), 0);
+                return memory.read(source, &mut out[start..]);
+            }
+        };
         match layout.place(pick.coded) {
             Place::Data(unit) => {
                 let start = out.len();
                 out.resize(start + layout.unit_length(unit), 0);
-                memory.read(offset + layout.unit_offset(unit), &mut out[start..]);
+                memory.read(source + layout.unit_offset(unit), &mut out[start..]);
             }
             Place::Parity { block: number, index } => {
                 let block = layout.block(number);
-                let place = (pick.message, number, message.depth);
-                let parity = self.parity.of(place, layout, &block, (offset, memory));
+                let place = (pick.message, number, depth);
+                let parity = self.parity.of(place, layout, &block, (source, memory));
                 let start = usize::from(index) * block.symbol_bytes;
                 out.extend_from_slice(&parity[start..start + block.symbol_bytes]);
             }
         }
     }
 
-    /// A picked unit has left.
-    pub fn sent(&mut self, pick: Pick, now: Nanos, events: &mut Events) {
+    /// A picked unit has left in this packet.
+    pub fn sent(&mut self, pick: Pick, packet: u64, now: Nanos, events: &mut Events) {
         let Pick { message: number, coded, .. } = pick;
-        self.transmissions.push_back(Transmission { message: number, coded, sent_at: now });
+        let Some(message) = self.window.get_mut(number) else { return };
+        if message.is_reliable {
+            self.flight.sent(Transmission { packet, message: number, coded, sent_at: now });
+        }
         if pick.is_retransmission {
             return;
         }
-        let Some(message) = self.get_mut(number) else { return };
-        if message.started.is_none() {
-            let units = message.layout.coded_units();
-            message.started = Some(now);
-            message.acknowledged = Bitmap::new(units);
-            message.abandoned = Bitmap::new(if message.layout.is_coded() { units } else { 0 });
-        }
-        message.sent_units += 1;
-        if message.sent_units == message.layout.coded_units() {
+        message.start(now);
+        message.advance();
+        if message.next_new().is_none() {
+            self.ready_streams.remove(&number);
+            self.finish_injected(number, now, events);
             self.advance(now, events);
         }
     }
 
-    /// Messages that the peer is to be told were given up here.
-    pub fn refused(&self) -> impl Iterator<Item = u64> + '_ {
-        let refused = self.window.iter().enumerate();
-        let refused = refused.filter(|(_, message)| message.state == State::Refused);
-        refused.map(|(index, _)| self.base + index as u64)
-    }
+    // Notices.
 
-    fn next(&self) -> u64 {
-        self.base + self.window.len() as u64
-    }
-
-    /// Whether there is a unit that was never sent and may be sent.
-    #[must_use]
-    pub fn has_new(&self) -> bool {
-        self.sending < self.next().min(self.credit_end())
-            && self.transmissions.len() < TRANSMISSIONS_MAX
-    }
-
-    fn get_mut(&mut self, number: u64) -> Option<&mut Outgoing> {
-        let index = number.checked_sub(self.base)?;
-        self.window.get_mut(usize::try_from(index).ok()?)
-    }
-
-    fn is_outstanding(&self, transmission: &Transmission) -> bool {
-        let index = transmission.message.checked_sub(self.base);
-        let message = index.and_then(|index| self.window.get(index as usize));
-        message.is_some_and(|message| {
-            message.state == State::Active && !message.acknowledged.get(transmission.coded)
+    /// What the peer is to be told about messages until they have ended there.
+    pub fn notices(&self) -> impl Iterator<Item = Frame<'static>> + '_ {
+        self.notices.iter().filter_map(|number| {
+            let message = self.window.get(*number)?;
+            match message.state {
+                State::GivenUp(reason) => Some(Frame::AbortSend { message: *number, reason }),
+                _ => message.stream().map(|stream| Frame::StreamEnd {
+                    message: *number,
+                    units: stream.named_units(),
+                    length: message.layout.length(),
+                    immediate: message.immediate,
+                }),
+            }
         })
     }
 
-    fn ended_at_peer(&mut self, number: u64, now: Nanos, events: &mut Events) {
-        let Some(message) = self.get_mut(number) else { return };
-        match message.state {
-            State::Active if message.started.is_some() => {
-                message.complete(number, CompletionStatus::Ok, now, events);
-                message.state = State::Ended;
-            }
-            State::Refused => message.state = State::Ended,
-            // The peer cannot have ended what was never sent.
-            State::Active | State::Ended => {}
+    /// How many notices were ever made, and whether there are any now.
+    #[must_use]
+    pub fn notice_state(&self) -> (u64, bool) {
+        (self.notices_made, !self.notices.is_empty())
+    }
+
+    /// All messages below this number have a receive posted, as far as is known here.
+    #[must_use]
+    pub fn credit_end(&self) -> u64 {
+        self.window.base() + self.credit.len() as u64
+    }
+
+    // Helpers.
+
+    fn push(&mut self, message: Outgoing) -> Result<u64, PostError> {
+        if self.window.len() >= self.slots || self.window.end() >= MESSAGE_END {
+            return Err(PostError::Retry);
+        }
+        Ok(self.window.push(message))
+    }
+
+    fn open_stream(&mut self, number: u64) -> Result<&mut Outgoing, PostError> {
+        let message = self.window.get_mut(number).filter(|message| {
+            message.state == State::Active && message.stream().is_some_and(|s| !s.is_ended())
+        });
+        message.ok_or(PostError::NotInProgress(number))
+    }
+
+    /// The cursor has moved beyond a message: what was held back until then.
+    fn passed(&mut self, number: u64, now: Nanos, events: &mut Events) {
+        let Some(message) = self.window.get(number) else { return };
+        let is_active = message.state == State::Active;
+        let is_given_up = matches!(message.state, State::GivenUp(_));
+        let stream = message.stream().filter(|_| is_active);
+        let (is_ended, is_ready) =
+            stream.map_or((false, false), |stream| (stream.is_ended(), stream.next().is_some()));
+        if is_given_up || is_ended {
+            self.notify(number);
+        }
+        if is_ready {
+            self.ready_streams.insert(number);
+        }
+        if is_ended {
+            self.finish_injected(number, now, events);
         }
     }
 
-    fn refuse(&mut self, number: u64, now: Nanos, events: &mut Events) {
-        let Some(message) = self.get_mut(number) else { return };
-        if message.state == State::Active {
-            message.complete(number, CompletionStatus::TooLong, now, events);
-            message.state = State::Refused;
+    /// Completes a message that is not reliable once all of it has left.
+    fn finish_injected(&mut self, number: u64, now: Nanos, events: &mut Events) {
+        let Some(message) = self.window.get_mut(number) else { return };
+        if message.state == State::Active && !message.is_reliable && message.is_sent() {
+            message.complete(number, CompletionStatus::Ok, now, events);
+            message.state = State::Injected;
         }
+    }
+
+    fn ended_at_peer(&mut self, number: u64, now: Nanos, events: &mut Events) {
+        let Some(message) = self.window.get_mut(number) else { return };
+        // The peer cannot have ended what was never sent, nor a stream without its end.
+        let is_possible =
+            message.started.is_some() && message.stream().is_none_or(Stream::is_ended);
+        match message.state {
+            State::Active if !is_possible => return,
+            State::Active => message.complete(number, CompletionStatus::Ok, now, events),
+            State::Injected | State::GivenUp(_) => {}
+            State::Ended => return,
+        }
+        message.state = State::Ended;
+        self.notices.remove(&number);
+        self.ready_streams.remove(&number);
+    }
+
+    fn give_up(&mut self, number: u64, reason: AbortReason, now: Nanos, events: &mut Events) {
+        let Some(message) = self.window.get_mut(number) else { return };
+        let status = match reason {
+            AbortReason::TooLong => CompletionStatus::TooLong,
+            AbortReason::Cancelled => CompletionStatus::Cancelled,
+            AbortReason::Completed => CompletionStatus::Partial,
+        };
+        match message.state {
+            State::Active => message.complete(number, status, now, events),
+            State::Injected => {}
+            State::GivenUp(_) | State::Ended => return,
+        }
+        message.state = State::GivenUp(reason);
+        self.ready_streams.remove(&number);
+        if number < self.sending {
+            self.notify(number);
+        }
+    }
+
+    fn notify(&mut self, number: u64) {
+        self.notices.insert(number);
+        self.notices_made += 1;
     }
 
     fn retire(&mut self) {
-        while self.window.front().is_some_and(|message| message.state == State::Ended) {
-            self.window.pop_front();
+        while self.window.pop_ended() {
             self.credit.pop_front();
-            self.base += 1;
         }
-        self.sending = self.sending.max(self.base);
-    }
-}
-
-impl Outgoing {
-    fn complete(&mut self, number: u64, status: CompletionStatus, now: Nanos, events: &mut Events) {
-        let user_data = self.request.user_data;
-        let started = self.started.unwrap_or(now);
-        let event =
-            Event::SendCompleted { user_data, message: number, status, started, completed: now };
-        events.push(event, self.layout.length());
-        // The bitmaps may be large, and slots wait for older messages.
-        self.acknowledged = Bitmap::new(0);
-        self.abandoned = Bitmap::new(0);
-    }
-
-    /// The time of a unit is up. With a code it is sent again only if what has arrived and what may
-    /// still arrive of its block is not enough.
-    fn must_resend(&mut self, coded: u32) -> bool {
-        if !self.layout.is_coded() {
-            return true;
-        }
-        self.abandoned.set(coded);
-        let Block { data_count, coded_start, coded_end, .. } = self.layout.block_of(coded);
-        let lost = self.abandoned.count_without(&self.acknowledged, coded_start, coded_end);
-        if coded_end - coded_start - lost >= data_count {
-            return false;
-        }
-        self.abandoned.clear(coded);
-        true
-    }
-}
-
-impl ParityCache {
-    /// The parity symbols of a block, one behind the other; `place` is its message, its number and
-    /// how many blocks go out in turn.
-    fn of<M: Memory>(
-        &mut self,
-        (message, number, depth): (u64, u32, u8),
-        layout: &Layout,
-        block: &Block,
-        (offset, memory): (u64, &M),
-    ) -> &[u8] {
-        // Blocks that go out in turn have neighbouring numbers.
-        let depth = usize::from(depth);
-        self.blocks.resize_with(depth, Default::default);
-        let index = number as usize % depth;
-        let Self { blocks, symbols, coder } = self;
-        let BlockParity { of, symbols: parity } = &mut blocks[index];
-        if *of != Some((message, number)) {
-            *of = Some((message, number));
-            symbols.clear();
-            symbols.resize(block.data_count as usize * block.symbol_bytes, 0);
-            for (index, symbol) in symbols.chunks_exact_mut(block.symbol_bytes).enumerate() {
-                let unit = block.data_start + index as u32;
-                let length = layout.unit_length(unit);
-                memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
-            }
-            parity.resize(usize::from(layout.m()) * block.symbol_bytes, 0);
-            let data: Vec<&[u8]> = symbols.chunks_exact(block.symbol_bytes).collect();
-            let mut outputs: Vec<&mut [u8]> = parity.chunks_exact_mut(block.symbol_bytes).collect();
-            let coded = coder.encode(&data, &mut outputs);
-            debug_assert_eq!(coded, Ok(()), "a layout is a valid shape");
-        }
-        parity
+        self.sending = self.sending.max(self.window.base());
     }
 }

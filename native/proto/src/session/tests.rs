@@ -43,7 +43,8 @@ impl Memory for Sink {
     fn chunks_cleared(&mut self, _: u16, _: u32) {}
 }
 
-const GOOD: Unit = Unit { message: 0, coded: 1, length: 1000, k: 0, m: 0, immediate: Some(7) };
+const GOOD: Unit =
+    Unit { message: 0, coded: 1, length: 1000, k: 0, m: 0, is_stream: false, immediate: Some(7) };
 
 fn receiver() -> Receiver {
     let mut receiver = Receiver::new(256, 4, 4, PayloadMode::Real);
@@ -63,6 +64,7 @@ fn a_unit_that_contradicts_itself_touches_nothing() {
         (Unit { coded: 3, ..GOOD }, 256, Outcome::Malformed),
         (Unit { k: 1, ..GOOD }, 256, Outcome::Malformed),
         (Unit { m: 1, ..GOOD }, 256, Outcome::Malformed),
+        (Unit { coded: 0, k: 2, m: 1, is_stream: true, ..GOOD }, 256, Outcome::Malformed),
         (Unit { k: 200, m: 56, ..GOOD }, 256, Outcome::Malformed),
         (GOOD, 255, Outcome::Malformed),
         (GOOD, 257, Outcome::Malformed),
@@ -87,6 +89,7 @@ fn a_unit_that_contradicts_the_first_of_its_message_touches_nothing() {
         Unit { coded: 0, length: 999, ..GOOD },
         Unit { coded: 0, immediate: None, ..GOOD },
         Unit { coded: 0, k: 2, m: 1, ..GOOD },
+        Unit { coded: 0, is_stream: true, ..GOOD },
     ];
     for unit in others {
         let outcome = receiver.unit_received(unit, &payload, &mut Untouched, &mut events);
@@ -104,8 +107,9 @@ fn parity_beyond_the_scratch_is_dropped_unclaimed() {
     let length = u64::from(unit_bytes) * 2 * 400;
     receiver.post(ReceiveRequest { offset: 0, length_max: length, user_data: 0 }).unwrap();
     let payload = vec![0; usize::from(unit_bytes)];
+    let coded = Unit { length, k: 2, m: 1, immediate: None, ..GOOD };
     let mut parity = |block: u32| {
-        let unit = Unit { message: 0, coded: block * 3 + 2, length, k: 2, m: 1, immediate: None };
+        let unit = Unit { coded: block * 3 + 2, ..coded };
         receiver.unit_received(unit, &payload, &mut Sink, &mut events)
     };
     let room = (SCRATCH_BYTES_MAX / usize::from(unit_bytes)) as u32;
@@ -113,9 +117,9 @@ fn parity_beyond_the_scratch_is_dropped_unclaimed() {
     assert_eq!(parity(room), Outcome::ScratchFull);
     assert_eq!(parity(room), Outcome::ScratchFull, "it may come again");
     // A block that becomes whole makes room.
-    let unit = Unit { message: 0, coded: 0, length, k: 2, m: 1, immediate: None };
+    let unit = Unit { coded: 0, ..coded };
     receiver.unit_received(unit, &payload, &mut Sink, &mut events);
-    let unit = Unit { message: 0, coded: room * 3 + 2, length, k: 2, m: 1, immediate: None };
+    let unit = Unit { coded: room * 3 + 2, ..coded };
     assert_eq!(receiver.unit_received(unit, &payload, &mut Sink, &mut events), Outcome::Landed);
 }
 
@@ -143,7 +147,7 @@ fn what_was_never_sent_cannot_be_confirmed() {
     for coded in [0, 1, 2, 3] {
         let pick = sender.pick(0, 1).unwrap();
         assert_eq!((pick.message, pick.coded), (0, coded));
-        sender.sent(pick, 0, &mut events);
+        sender.sent(pick, 0, 0, &mut events);
     }
     sender.completed_end_received(2, 5, &mut events);
     assert!(events.pop().is_some());
@@ -169,7 +173,7 @@ fn slices_of_any_content_are_harmless() {
     sender.credit_received(0, [1000].into_iter());
     sender.advance(0, &mut events);
     let pick = sender.pick(0, 1).unwrap();
-    sender.sent(pick, 0, &mut events);
+    sender.sent(pick, 0, 0, &mut events);
     sender.slice_received(0, (0, u32::MAX - 7, &[0xff; 9]), 0, &mut events);
     sender.slice_received(0, (3, 0, &[0xff; 99]), 0, &mut events);
     assert_eq!(events.pop(), None, "only the cumulative count ends a message");

@@ -3,6 +3,8 @@
 use crate::aead::Secret;
 use crate::link::Nanos;
 
+use super::ecn::Ecn;
+use super::epochs::PACKETS_PER_KEY_MAX;
 use super::packet;
 use super::receiver::SCRATCH_BYTES_MAX;
 
@@ -44,8 +46,32 @@ pub struct SessionConfig {
     pub rate_bytes_per_second: u64,
     /// Silence of the peer after which the session is given up, in nanoseconds.
     pub idle_timeout: Nanos,
+    /// Packets after which this end takes a new key for what it sends: up to
+    /// [`PACKETS_PER_KEY_MAX`], [`super::PACKETS_PER_KEY`] unless for a test.
+    pub packets_per_key: u64,
     /// Whether packets carry bytes.
     pub payload: PayloadMode,
+}
+
+/// Where a datagram came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The address that this end sends to.
+    Path,
+    /// Another one, which this end would follow if the datagram is authentic: see
+    /// [`super::Session::receive`].
+    Elsewhere,
+    /// Another one.
+    Foreign,
+}
+
+/// What the socket says of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Where it came from.
+    pub source: Source,
+    /// The ECN field of its IP header.
+    pub ecn: Ecn,
 }
 
 /// A value of [`SessionConfig`] is out of range.
@@ -66,6 +92,9 @@ pub enum ConfigError {
     /// The session would end at once.
     #[error("idle_timeout is 0")]
     IdleTimeout,
+    /// A key could protect nothing, or more than it may.
+    #[error("packets_per_key is {0}: from 1 to {PACKETS_PER_KEY_MAX} is needed")]
+    PacketsPerKey(u64),
 }
 
 impl SessionConfig {
@@ -85,6 +114,9 @@ impl SessionConfig {
         }
         if self.idle_timeout == 0 {
             return Err(ConfigError::IdleTimeout);
+        }
+        if !(1..=PACKETS_PER_KEY_MAX).contains(&self.packets_per_key) {
+            return Err(ConfigError::PacketsPerKey(self.packets_per_key));
         }
         Ok(())
     }
@@ -120,8 +152,12 @@ pub enum Reliability {
         /// Blocks whose units go out in turn, at least 1.
         depth: u8,
     },
-    /// As the session's plan has it for the message's length ([`super::Session::install_plan`]).
+    /// As the session's plan has it for the message's length ([`super::Session::install_plan`]);
+    /// for a stream selective repeat.
     Auto,
+    /// Every unit is sent once. The send completes when all have left; what is lost the receiver
+    /// sees in the chunks that do not land, and completes the receive itself.
+    Unreliable,
 }
 
 /// A message to send.
@@ -137,6 +173,30 @@ pub struct SendRequest {
     pub immediate: Option<u32>,
     /// Returned with the completion.
     pub user_data: u64,
+}
+
+/// A message whose units are named as it goes ([`super::Session::continue_stream`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamRequest {
+    /// Bytes of the peer's buffer, from its start, in which its units may lie.
+    pub length: u64,
+    /// How its units survive loss. There is no code for streams.
+    pub reliability: Reliability,
+    /// A word delivered with the completion of the receive.
+    pub immediate: Option<u32>,
+    /// Returned with the completion.
+    pub user_data: u64,
+}
+
+/// Whole units of a stream that lie one behind the other at both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamPart {
+    /// Where its bytes start in [`Memory`]. They must not change until the send completes.
+    pub offset: u64,
+    /// Where they go in the peer's buffer: a multiple of the unit.
+    pub remote_offset: u64,
+    /// Bytes, at least 1: a multiple of the unit, or up to the end of the stream's range.
+    pub length: u64,
 }
 
 /// A buffer for the next message from the peer: the i-th send lands in the i-th receive.
@@ -177,6 +237,11 @@ pub enum CompletionStatus {
     Aborted,
     /// The message is longer than the receive posted for it. Nothing of it counts.
     TooLong,
+    /// The sender gave the message up. At the sender: it may have arrived all the same.
+    Cancelled,
+    /// The receiver wanted no more of the message: the chunks that landed are right, the rest of
+    /// the buffer is as it was.
+    Partial,
 }
 
 /// Why a session ended.
@@ -186,7 +251,7 @@ pub enum CloseReason {
     Requested,
     /// The peer was silent for the idle timeout.
     IdleTimeout,
-    /// A key has protected as many packets as it may (rekey is not built yet).
+    /// A key has protected as many packets as it may, and the peer has not confirmed it.
     PacketLimit,
     /// More packets failed authentication than a key tolerates.
     ForgeryLimit,
@@ -247,7 +312,8 @@ pub enum Event {
         user_data: u64,
         /// Its message number.
         message: u64,
-        /// Bytes received (0 unless the status is `Ok`).
+        /// Bytes of the message, of a stream its range; 0 unless the status is `Ok`, or `Partial`
+        /// and some of it has arrived.
         length: u64,
         /// The word sent along.
         immediate: Option<u32>,
@@ -290,6 +356,23 @@ pub enum PostError {
         /// Blocks in turn asked for.
         depth: u8,
     },
+    /// Streams have no code: what would be in a block is not known.
+    #[error("a stream cannot be erasure coded")]
+    CodedStream,
+    /// A part of a stream that is not made of whole units within the stream's range.
+    #[error(
+        "{length} bytes at {remote_offset} are no part of the stream: whole units within its range \
+         are needed"
+    )]
+    InvalidPart {
+        /// Place in the peer's buffer asked for.
+        remote_offset: u64,
+        /// Bytes asked for.
+        length: u64,
+    },
+    /// No such message is in progress, or it is no stream that is still open.
+    #[error("message {0} is not in progress, or is no open stream")]
+    NotInProgress(u64),
     /// The session is over.
     #[error("the session is closed")]
     Closed,
@@ -343,7 +426,7 @@ counters! {
         pub forged: u64,
         /// Packet numbers seen before, or older than the replay window.
         pub replayed: u64,
-        /// Datagrams with a wrong length, version, connection id, epoch, channel or content.
+        /// Datagrams with a wrong length, version or content.
         pub malformed: u64,
         /// Units of a message for which no receive was posted.
         pub unposted: u64,
@@ -369,5 +452,21 @@ counters! {
         pub srtt_nanos: u64,
         /// Retransmission time-out in force, in nanoseconds.
         pub rto_nanos: u64,
+        /// Datagrams for another connection or channel.
+        pub misdirected: u64,
+        /// Datagrams from an address that is none of the session's.
+        pub foreign_packets: u64,
+        /// Datagrams under a key that is gone or can't be in use yet.
+        pub unknown_epoch: u64,
+        /// Key updates of what this end sends.
+        pub key_updates_sent: u64,
+        /// Key updates of the peer.
+        pub key_updates_received: u64,
+        /// Authentic datagrams that arrived marked CE.
+        pub ce_received: u64,
+        /// Datagrams of this end that arrived marked CE, as the peer has counted.
+        pub ce_echoed: u64,
+        /// 1 while what this end sends is marked ECN-capable.
+        pub is_ecn_capable: u64,
     }
 }

@@ -3,14 +3,19 @@
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Event, Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
-    SessionKeys,
+    Arrival, Ecn, Event, Memory, PACKETS_PER_KEY, PayloadMode, ReceiveRequest, Reliability,
+    SendRequest, Session, SessionConfig, SessionKeys, Source,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
 /// One way.
 pub const DELAY: Nanos = 5 * MILLISECOND;
 pub const UNIT: u64 = 256;
+
+/// From the peer's address, marked as it left.
+pub const ON_PATH: Arrival = Arrival { source: Source::Path, ecn: Ecn::Ect0 };
+/// From another address.
+pub const ELSEWHERE: Arrival = Arrival { source: Source::Elsewhere, ecn: Ecn::Ect0 };
 
 /// Plain bytes and the chunks published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,16 +54,24 @@ pub struct Pair {
 }
 
 pub fn end(index: u64, slots: u16, now: Nanos) -> Session {
-    let config = SessionConfig {
+    end_with(index, now, SessionConfig { slots, ..config(index) })
+}
+
+pub fn config(index: u64) -> SessionConfig {
+    SessionConfig {
         connection_id_local: 100 + index,
         connection_id_peer: 101 - index,
         unit_bytes: UNIT as u16,
         chunk_units: 2,
-        slots,
+        slots: 4,
         rate_bytes_per_second: 12_500_000,
         idle_timeout: 10_000 * MILLISECOND,
+        packets_per_key: PACKETS_PER_KEY,
         payload: PayloadMode::Real,
-    };
+    }
+}
+
+pub fn end_with(index: u64, now: Nanos, config: SessionConfig) -> Session {
     let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
     Session::new(config, &SessionKeys { send: secret(index), receive: secret(1 - index) }, now)
 }
@@ -79,12 +92,16 @@ pub fn receive(offset: u64, length_max: u64) -> ReceiveRequest {
 
 impl Pair {
     pub fn new(slots: u16) -> Self {
+        Self::of([end(0, slots, 0), end(1, slots, 0)])
+    }
+
+    pub fn of(ends: [Session; 2]) -> Self {
         let pattern = |at: usize| ((at * 131) >> 3) as u8 ^ at as u8;
         let source = Bytes { bytes: (0..1 << 16).map(pattern).collect(), chunks: Vec::new() };
         let sink = Bytes { bytes: vec![0xa5; 1 << 16], chunks: Vec::new() };
         Self {
             now: 0,
-            ends: [end(0, slots, 0), end(1, slots, 0)],
+            ends,
             memory: [source, sink],
             under_way: [Vec::new(), Vec::new()],
             events: [Vec::new(), Vec::new()],
@@ -93,7 +110,11 @@ impl Pair {
 
     /// A pair that has validated its path and whose first events are taken.
     pub fn established(slots: u16) -> Self {
-        let mut pair = Self::new(slots);
+        Self::new(slots).establish()
+    }
+
+    pub fn establish(self) -> Self {
+        let mut pair = self;
         pair.run(100 * MILLISECOND);
         assert!(pair.ends.iter().all(Session::is_established));
         for events in &mut pair.events {
@@ -120,7 +141,7 @@ impl Pair {
 
     /// Delivers one datagram that is under way to an end.
     pub fn deliver(&mut self, index: usize, mut datagram: Vec<u8>) {
-        self.ends[index].receive(&mut datagram, &mut self.memory[index], self.now);
+        self.ends[index].receive(&mut datagram, ON_PATH, &mut self.memory[index], self.now);
     }
 
     /// Runs for a time; every datagram arrives after [`DELAY`], if `keeps` keeps it.

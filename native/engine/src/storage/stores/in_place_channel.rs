@@ -68,6 +68,10 @@ pub(super) struct InPlaceChannel {
     operations: HashMap<u64, Operation>,
     /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
+    /// Writes that wait for an announcement which was not asked for yet.
+    unannounced: Vec<u64>,
+    /// Writes that wait for one that was, by its name.
+    announcements: HashMap<u64, Vec<u64>>,
     /// Writes and deallocations for which there is no room yet; in order.
     waiting: VecDeque<(u64, StoreRequest)>,
     is_room_wanted: bool,
@@ -93,6 +97,8 @@ impl InPlaceChannel {
             either,
             operations: HashMap::new(),
             fetches: HashMap::new(),
+            unannounced: Vec::new(),
+            announcements: HashMap::new(),
             waiting: VecDeque::new(),
             is_room_wanted: false,
             next: 0,
@@ -221,7 +227,7 @@ impl InPlaceChannel {
                         Operation { ticket, request, lba, stage, known, result: Ok(()) };
                     let id = self.name();
                     self.operations.insert(id, operation);
-                    self.requests.announce(&self.mailbox, id);
+                    self.unannounced.push(id);
                     return None;
                 }
                 Ok(None) => Ok(false),
@@ -238,8 +244,30 @@ impl InPlaceChannel {
         None
     }
 
+    /// Has writes announced that wait for it, all at once.
+    fn announce(&mut self) {
+        if !self.unannounced.is_empty() {
+            let name = self.name();
+            self.announcements.insert(name, std::mem::take(&mut self.unannounced));
+            self.requests.announce(&self.mailbox, name);
+        }
+    }
+
+    /// An announcement has ended.
+    fn announced(&mut self, writes: Vec<u64>, result: &io::Result<()>) {
+        for id in writes {
+            let Some(operation) = self.operations.remove(&id) else { continue };
+            match result {
+                Ok(()) => self.write(id, operation),
+                Err(error) => {
+                    self.written(Operation { result: Err(copy_error(error)), ..operation });
+                }
+            }
+        }
+    }
+
     /// The announcement is durable: the blocks may be written.
-    fn announced(&mut self, id: u64, mut operation: Operation) {
+    fn write(&mut self, id: u64, mut operation: Operation) {
         operation.stage = Stage::Writing;
         let lba = self.shared.map.geometry().in_place_block(operation.lba);
         if let Some(StoreRequest::Write { buffer, .. }) = &mut operation.request {
@@ -310,11 +338,10 @@ impl InPlaceChannel {
                 self.room_came(&result);
                 continue;
             }
-            let Some(operation) = self.operations.remove(&id) else { continue };
-            match (&operation.stage, &result) {
-                (Stage::Announcing, Ok(())) => self.announced(id, operation),
-                (Stage::Announcing, Err(_)) => self.written(Operation { result, ..operation }),
-                _ => self.finish(Operation { result, ..operation }),
+            if let Some(writes) = self.announcements.remove(&id) {
+                self.announced(writes, &result);
+            } else if let Some(operation) = self.operations.remove(&id) {
+                self.finish(Operation { result, ..operation });
             }
         }
     }
@@ -405,6 +432,7 @@ impl StoreChannel for InPlaceChannel {
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         hush(&self.event);
         self.collect_mail();
+        self.announce();
         // What was looked up, or announced, goes on at once.
         loop {
             let mut raw_done = std::mem::take(&mut self.raw_done);

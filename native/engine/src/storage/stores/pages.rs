@@ -42,6 +42,12 @@ pub trait BlockFile: Debug + Send + Sync {
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()>;
     /// Makes every completed write durable.
     fn sync(&self) -> io::Result<()>;
+    /// Writes whole pages at page number `page`, which are durable when it ends; what was written
+    /// before need not be.
+    fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.write(page, pages)?;
+        self.sync()
+    }
     /// Reads the metadata of one page, where pages have any.
     fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {
         let detail = format!("page {page} has no metadata");

@@ -67,6 +67,17 @@ impl RawPages {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn write_blocks(&self, page: u64, pages: &[Page], durable: bool) -> io::Result<()> {
+        for (lba, part) in (page..).step_by(MOVE_BLOCKS).zip(pages.chunks(MOVE_BLOCKS)) {
+            let mut buffer = vec![0; part.len() * BLOCK_BYTES];
+            for (page, block) in part.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+                block[..DATA_BYTES].copy_from_slice(&page.0);
+            }
+            execute(&mut **self.channel(), StoreRequest::Write { lba, buffer, durable })?;
+        }
+        Ok(())
+    }
+
     fn read_blocks(&self, lba: u64, blocks: usize) -> io::Result<Vec<u8>> {
         let read = StoreRequest::Read { lba, buffer: vec![0; blocks * BLOCK_BYTES] };
         execute(&mut **self.channel(), read)
@@ -85,15 +96,11 @@ impl BlockFile for RawPages {
     }
 
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
-        for (lba, part) in (page..).step_by(MOVE_BLOCKS).zip(pages.chunks(MOVE_BLOCKS)) {
-            let mut buffer = vec![0; part.len() * BLOCK_BYTES];
-            for (page, block) in part.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
-                block[..DATA_BYTES].copy_from_slice(&page.0);
-            }
-            let write = StoreRequest::Write { lba, buffer, durable: false };
-            execute(&mut **self.channel(), write)?;
-        }
-        Ok(())
+        self.write_blocks(page, pages, false)
+    }
+
+    fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.write_blocks(page, pages, true)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -154,6 +154,17 @@ impl BlockFile for TornDisk {
         Ok(())
     }
 
+    /// Durable when it ends; before, as torn as any other write.
+    fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.write(page, pages)?;
+        self.observe();
+        let mut contents = self.contents();
+        let written = page..page + pages.len() as u64;
+        contents.volatile.retain(|(page, _)| !written.contains(page));
+        contents.durable.extend((page..).zip(pages.iter().map(|page| Arc::new(*page))));
+        Ok(())
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.observe();
         {

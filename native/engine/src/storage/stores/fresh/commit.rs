@@ -157,8 +157,8 @@ impl<F: Layout> Map<F> {
         if records.is_empty() {
             return Ok(());
         }
-        self.append(writer, &records)?;
-        self.sync()
+        // All log pages before these are durable: whoever wrote one has synced since.
+        self.append_by(writer, &records, |place, run| self.file.write_durably(place, run))
     }
 
     /// Makes durable what waits. With `freezes`, what is noted so far is what the next merge merges.
@@ -246,6 +246,15 @@ impl<F: Layout> Map<F> {
         writer: &mut Writer<F::Entry>,
         records: &[Record<F::Entry>],
     ) -> io::Result<()> {
+        self.append_by(writer, records, |place, run| self.file.write(place, run))
+    }
+
+    fn append_by(
+        &self,
+        writer: &mut Writer<F::Entry>,
+        records: &[Record<F::Entry>],
+        write: impl Fn(u64, &[Page]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let sequence = self.sequence.load(Ordering::Relaxed);
         let mut run: Vec<Page> = Vec::new();
         let mut place = self.geometry.log(writer.log_next);
@@ -260,7 +269,7 @@ impl<F: Layout> Map<F> {
             };
             let (page, tag) = page.encode::<F>(&writer.log_key);
             if self.geometry.log(writer.log_next) != place + run.len() as u64 {
-                self.file.write(place, &run)?;
+                write(place, &run)?;
                 run.clear();
                 place = self.geometry.log(writer.log_next);
             }
@@ -269,7 +278,7 @@ impl<F: Layout> Map<F> {
             writer.log_next += 1;
         }
         count(&self.counters.log_pages, records.len().div_ceil(records_per_page::<F>()) as u64);
-        self.file.write(place, &run)
+        write(place, &run)
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {

@@ -52,6 +52,10 @@ impl BlockFile for SectorDisk {
         self.0.sync()
     }
 
+    fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.0.write_durably(page, pages)
+    }
+
     fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {
         let mut pages = [Page::ZERO];
         self.0.read(page, &mut pages)?;

@@ -18,7 +18,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// An empty one; `event` is made readable with every end.
+    /// An empty one; `event` is made readable when there is something in it again.
     #[must_use]
     pub fn new(event: Arc<OwnedFd>) -> Self {
         Self { ends: Mutex::default(), event }
@@ -30,8 +30,15 @@ impl Mailbox {
     }
 
     fn put(&self, operation: u64, result: io::Result<()>) {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).push((operation, result));
-        tell(&self.event);
+        let is_first = {
+            let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            ends.push((operation, result));
+            ends.len() == 1
+        };
+        // Whoever was told of the first takes all.
+        if is_first {
+            tell(&self.event);
+        }
     }
 }
 
@@ -39,7 +46,7 @@ impl Mailbox {
 struct Wanted {
     /// At most one for every operation in flight on a channel.
     flushes: Vec<(Arc<Mailbox>, u64)>,
-    /// At most one for every channel.
+    /// At most one for every operation in flight on a channel.
     announcements: Vec<(Arc<Mailbox>, u64)>,
     /// At most one for every channel.
     rooms: Vec<(Arc<Mailbox>, u64)>,

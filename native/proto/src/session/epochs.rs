@@ -1,0 +1,315 @@
+//! Key epochs: which key seals what leaves, which ones open what arrives, and when each of them goes
+//! (DESIGN §7, `docs/session-wire.md` "Key epochs").
+//!
+//! Each direction is a chain of secrets: the secret of the next epoch is derived from this one's,
+//! which is then wiped, so the secrets a machine holds tell nothing of earlier epochs. The sender of a
+//! direction moves on alone; its receiver follows when the first packet under the next key is
+//! authentic. Packet numbers go on over epochs, so a number is used once in the life of a session.
+
+use crate::aead::{AeadKey, Secret};
+use crate::link::Nanos;
+
+/// Packets that one key may ever protect (NIST SP 800-38D keeps far below 2^32 of them).
+pub const PACKETS_PER_KEY_MAX: u64 = 1 << 28;
+/// Packets after which a key is replaced, if nothing else is asked for. What is left up to
+/// [`PACKETS_PER_KEY_MAX`] is for a peer that is slow to confirm.
+pub const PACKETS_PER_KEY: u64 = 1 << 27;
+/// Packets of a key kept back, so that a session at its limit can still say so.
+const PACKETS_RESERVED: u64 = 16;
+/// Packets that may fail authentication under one key. Far below what forging one takes, far above
+/// what line noise makes (RFC 9001 §6.6 allows 2^52).
+pub const FORGERIES_PER_KEY_MAX: u64 = 1 << 36;
+/// How long the key before the current one opens stragglers: longer than packets live on a path.
+const PREVIOUS_KEY_NANOS: Nanos = 5_000_000_000;
+
+/// The secret of an epoch, which gives its key and the secret after it.
+#[derive(Debug)]
+struct Chain {
+    secret: Secret,
+    epoch: u64,
+}
+
+impl Chain {
+    fn key(&self) -> AeadKey {
+        AeadKey::new(&self.secret.derive("sealane session packet", &self.epoch.to_be_bytes()))
+    }
+
+    fn advance(&mut self) {
+        self.epoch += 1;
+        self.secret = self.secret.derive("sealane session next epoch", &self.epoch.to_be_bytes());
+    }
+}
+
+/// What the header says of an epoch: its low eight bits. Three neighbours never look alike.
+fn on_wire(epoch: u64) -> u8 {
+    epoch as u8
+}
+
+/// The keys of what this end sends: one at a time.
+#[derive(Debug)]
+pub struct SendKeys {
+    chain: Chain,
+    key: AeadKey,
+    /// Number of the first packet of this epoch.
+    number_start: u64,
+    packets_per_key: u64,
+    /// The peer has opened a packet of this epoch. Until then it may not hold the key after it.
+    is_confirmed: bool,
+}
+
+impl SendKeys {
+    /// Epoch 0; a new key after every `packets_per_key` packets.
+    #[must_use]
+    pub fn new(secret: &Secret, packets_per_key: u64) -> Self {
+        let chain = Chain { secret: secret.clone(), epoch: 0 };
+        let key = chain.key();
+        Self { chain, key, number_start: 0, packets_per_key, is_confirmed: false }
+    }
+
+    /// Key updates so far.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.chain.epoch
+    }
+
+    /// The peer has opened the packet of this number.
+    pub fn acknowledged(&mut self, number: u64) {
+        self.is_confirmed |= number >= self.number_start;
+    }
+
+    /// Takes the key on for the packet `number`; its epoch as the header says it. `None` once the
+    /// key may protect no more and the peer has not confirmed it.
+    pub fn begin(&mut self, number: u64) -> Option<u8> {
+        if number - self.number_start >= self.packets_per_key && self.is_confirmed {
+            self.chain.advance();
+            self.key = self.chain.key();
+            self.number_start = number;
+            self.is_confirmed = false;
+        }
+        let is_left = number - self.number_start < PACKETS_PER_KEY_MAX;
+        is_left.then_some(on_wire(self.chain.epoch))
+    }
+
+    /// The key of the packet begun last.
+    #[must_use]
+    pub fn key(&self) -> &AeadKey {
+        &self.key
+    }
+
+    /// Whether only what is kept back for closing is left before the packet `number`.
+    #[must_use]
+    pub fn is_exhausted(&self, number: u64) -> bool {
+        !self.is_confirmed && number - self.number_start >= PACKETS_PER_KEY_MAX - PACKETS_RESERVED
+    }
+}
+
+/// Which of the receiver's keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// The one before the current one.
+    Previous,
+    /// Of the newest epoch that an authentic packet came from.
+    Current,
+    /// Of the epoch that the peer may move to.
+    Next,
+}
+
+#[derive(Debug)]
+struct EpochKey {
+    epoch: u64,
+    key: AeadKey,
+    forgeries_left: u64,
+}
+
+impl EpochKey {
+    fn new(chain: &Chain) -> Self {
+        Self { epoch: chain.epoch, key: chain.key(), forgeries_left: FORGERIES_PER_KEY_MAX }
+    }
+}
+
+/// The keys of what this end receives: previous, current and next, all derived beforehand, so that
+/// a forged packet costs no derivation.
+#[derive(Debug)]
+pub struct ReceiveKeys {
+    previous: Option<EpochKey>,
+    previous_until: Nanos,
+    current: EpochKey,
+    next: EpochKey,
+    /// Of the next epoch.
+    chain: Chain,
+}
+
+impl ReceiveKeys {
+    /// Epoch 0 and the one after it.
+    #[must_use]
+    pub fn new(secret: &Secret) -> Self {
+        let mut chain = Chain { secret: secret.clone(), epoch: 0 };
+        let current = EpochKey::new(&chain);
+        chain.advance();
+        let next = EpochKey::new(&chain);
+        Self { previous: None, previous_until: 0, current, next, chain }
+    }
+
+    /// Key updates of the peer so far.
+    #[must_use]
+    pub fn updates(&self) -> u64 {
+        self.current.epoch
+    }
+
+    /// Which key a packet with this epoch in its header is under; `None`: one that is gone, or that
+    /// the peer can't have yet.
+    #[must_use]
+    pub fn find(&self, epoch: u8) -> Option<Age> {
+        let is = |key: &EpochKey| on_wire(key.epoch) == epoch;
+        if is(&self.current) {
+            Some(Age::Current)
+        } else if is(&self.next) {
+            Some(Age::Next)
+        } else {
+            self.previous.as_ref().filter(|previous| is(previous)).map(|_| Age::Previous)
+        }
+    }
+
+    /// The key of that age, while it has not met too many forgeries.
+    #[must_use]
+    pub fn key(&self, age: Age) -> Option<&AeadKey> {
+        let found = match age {
+            Age::Previous => self.previous.as_ref()?,
+            Age::Current => &self.current,
+            Age::Next => &self.next,
+        };
+        (found.forgeries_left > 0).then_some(&found.key)
+    }
+
+    /// A packet under that key was not authentic.
+    pub fn forged(&mut self, age: Age) {
+        let found = match age {
+            Age::Previous => self.previous.as_mut(),
+            Age::Current => Some(&mut self.current),
+            Age::Next => Some(&mut self.next),
+        };
+        if let Some(key) = found {
+            key.forgeries_left = key.forgeries_left.saturating_sub(1);
+        }
+    }
+
+    /// Whether a key has met so many forgeries that the session can't go on.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.current.forgeries_left == 0 || self.next.forgeries_left == 0
+    }
+
+    /// A packet under that key was authentic: the first under the next one makes it the current one.
+    pub fn opened(&mut self, age: Age, now: Nanos) {
+        if age == Age::Next {
+            self.chain.advance();
+            let next = EpochKey::new(&self.chain);
+            let current = std::mem::replace(&mut self.next, next);
+            self.previous = Some(std::mem::replace(&mut self.current, current));
+            self.previous_until = now.saturating_add(PREVIOUS_KEY_NANOS);
+        }
+    }
+
+    /// Spends so much of the current key's budget.
+    #[cfg(test)]
+    pub fn spend(&mut self, forgeries: u64) {
+        self.current.forgeries_left -= forgeries;
+    }
+
+    /// Wipes the previous key when nothing under it can be on its way any more.
+    pub fn retire(&mut self, now: Nanos) {
+        if now >= self.previous_until {
+            self.previous = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret() -> Secret {
+        Secret::take(&mut [7; 32])
+    }
+
+    /// What a key does to nothing under one nonce: equal for equal keys only.
+    fn fingerprint(key: &AeadKey) -> [u8; 16] {
+        key.seal([0xff; 12], b"", &mut [])
+    }
+
+    fn matching(send: &SendKeys, receive: &ReceiveKeys, age: Age) -> bool {
+        receive.key(age).map(fingerprint) == Some(fingerprint(send.key()))
+    }
+
+    #[test]
+    fn both_ends_walk_the_same_chain_and_no_key_comes_back() {
+        let (mut send, mut receive) = (SendKeys::new(&secret(), 4), ReceiveKeys::new(&secret()));
+        let mut seen = std::collections::BTreeSet::new();
+        for number in 0..4 * 600 {
+            let epoch = send.begin(number).unwrap();
+            assert_eq!(epoch, (number / 4) as u8);
+            let age = receive.find(epoch).unwrap();
+            assert!(matching(&send, &receive, age));
+            seen.insert(fingerprint(send.key()));
+            receive.opened(age, number);
+            send.acknowledged(number);
+        }
+        assert_eq!((seen.len(), send.updates(), receive.updates()), (600, 599, 599));
+    }
+
+    #[test]
+    fn a_sender_is_never_more_than_one_unconfirmed_epoch_ahead() {
+        let mut send = SendKeys::new(&secret(), 4);
+        (0..100).for_each(|number| assert_eq!(send.begin(number), Some(0)));
+        send.acknowledged(3);
+        (100..200).for_each(|number| assert_eq!(send.begin(number), Some(1)));
+        send.acknowledged(99);
+        assert_eq!(send.begin(200), Some(1), "an older packet confirms nothing");
+        send.acknowledged(100);
+        assert_eq!(send.begin(201), Some(2));
+    }
+
+    #[test]
+    fn no_packet_beyond_the_limit_of_an_unconfirmed_key() {
+        let mut send = SendKeys::new(&secret(), 4);
+        let end = PACKETS_PER_KEY_MAX;
+        assert!(!send.is_exhausted(end - PACKETS_RESERVED - 1));
+        assert!(send.is_exhausted(end - PACKETS_RESERVED));
+        assert_eq!(send.begin(end - 1), Some(0));
+        assert_eq!(send.begin(end), None);
+        send.acknowledged(0);
+        assert!(!send.is_exhausted(end));
+        assert_eq!(send.begin(end), Some(1));
+    }
+
+    #[test]
+    fn the_previous_key_opens_stragglers_for_a_while_and_older_ones_nothing() {
+        let mut receive = ReceiveKeys::new(&secret());
+        assert_eq!(receive.find(2), None);
+        receive.opened(Age::Next, 10);
+        receive.opened(Age::Current, 11);
+        assert_eq!(receive.updates(), 1);
+        let ages: Vec<_> = (0..4).map(|epoch| receive.find(epoch)).collect();
+        assert_eq!(ages, [Some(Age::Previous), Some(Age::Current), Some(Age::Next), None]);
+        receive.retire(10 + PREVIOUS_KEY_NANOS - 1);
+        assert_eq!(receive.find(0), Some(Age::Previous));
+        receive.retire(10 + PREVIOUS_KEY_NANOS);
+        assert_eq!(receive.find(0), None);
+        assert!(receive.key(Age::Previous).is_none());
+        receive.opened(Age::Next, 20);
+        receive.opened(Age::Next, 21);
+        assert_eq!(receive.find(1), None, "two epochs behind");
+    }
+
+    #[test]
+    fn forgeries_are_counted_by_key() {
+        let mut receive = ReceiveKeys::new(&secret());
+        receive.next.forgeries_left = 1;
+        receive.forged(Age::Current);
+        assert!(!receive.is_exhausted());
+        receive.forged(Age::Next);
+        assert!(receive.is_exhausted());
+        assert!(receive.key(Age::Next).is_none());
+        assert_eq!(receive.current.forgeries_left, FORGERIES_PER_KEY_MAX - 1);
+    }
+}

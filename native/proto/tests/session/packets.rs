@@ -1,0 +1,89 @@
+//! Packets of two machines: keys that roll over, marks that come back.
+
+use std::collections::BTreeSet;
+
+use sealane_proto::session::packet::Header;
+use sealane_proto::session::{Arrival, Ecn, Session, SessionConfig, Source};
+
+use crate::pair::{MILLISECOND, Pair, config, end_with, receive, send};
+
+fn pair_with(packets_per_key: u64) -> Pair {
+    // Slow enough for many round trips.
+    let rate_bytes_per_second = 400_000;
+    let changed = |index| SessionConfig {
+        packets_per_key,
+        rate_bytes_per_second,
+        slots: 16,
+        ..config(index)
+    };
+    let end = |index| end_with(index, 0, changed(index));
+    Pair::of([end(0), end(1)]).establish()
+}
+
+/// Moves 16 messages of 2 KiB from end 0 to end 1, and checks them.
+fn transfer(pair: &mut Pair, keeps: impl FnMut(usize, &[u8]) -> bool) {
+    for message in 0..16 {
+        let request = receive(message * 2048, 2048);
+        pair.ends[1].post_receive(request, pair.now).unwrap();
+        pair.ends[0].post_send(send(message * 2048, 2048), pair.now).unwrap();
+    }
+    pair.run_filtered(4000 * MILLISECOND, keeps);
+    assert_eq!(pair.memory[1].bytes[..16 * 2048], pair.memory[0].bytes[..16 * 2048]);
+    assert_eq!(pair.ends[1].statistics().receives_completed, 16);
+}
+
+#[test]
+fn keys_roll_over_while_messages_move_and_packets_are_lost() {
+    let mut pair = pair_with(8);
+    let mut nonces = [BTreeSet::new(), BTreeSet::new()];
+    let mut count = 0_u32;
+    transfer(&mut pair, |index, datagram| {
+        let (header, _) = Header::decode(datagram).unwrap();
+        assert!(nonces[index].insert((header.channel, header.packet_number)), "used twice");
+        count += 1;
+        !count.is_multiple_of(7)
+    });
+    let [sender, receiver] = pair.ends.each_ref().map(Session::statistics);
+    assert!(sender.key_updates_sent >= 8, "{sender:?}");
+    assert!(receiver.key_updates_received >= sender.key_updates_sent - 1);
+    assert_eq!((receiver.forged, receiver.unknown_epoch), (0, 0));
+}
+
+#[test]
+fn marks_are_counted_and_echoed() {
+    let mut pair = pair_with(1 << 20);
+    let statistics = pair.ends[0].statistics();
+    assert_eq!((statistics.is_ecn_capable, statistics.ce_echoed), (1, 0));
+    // Every packet to end 1 that is under way meets a queue.
+    pair.ends[1].post_receive(receive(0, 4096), pair.now).unwrap();
+    pair.run(50 * MILLISECOND);
+    pair.ends[0].post_send(send(0, 4096), pair.now).unwrap();
+    pair.pump();
+    let marked = std::mem::take(&mut pair.under_way[1]);
+    let count = marked.len() as u64;
+    for mut datagram in marked {
+        let met_a_queue = Arrival { source: Source::Path, ecn: Ecn::Ce };
+        pair.ends[1].receive(&mut datagram, met_a_queue, &mut pair.memory[1], pair.now);
+    }
+    pair.run(50 * MILLISECOND);
+    let [sender, receiver] = pair.ends.each_ref().map(Session::statistics);
+    assert!(count > 4);
+    assert_eq!((receiver.ce_received, sender.ce_echoed), (count, count));
+    assert_eq!(sender.is_ecn_capable, 1);
+}
+
+#[test]
+fn a_path_that_erases_marks_is_not_marked_on() {
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+    for _ in 0..4 {
+        pair.pump();
+        for index in 0..2 {
+            for mut datagram in std::mem::take(&mut pair.under_way[index]) {
+                let erased = Arrival { source: Source::Path, ecn: Ecn::NotEct };
+                let memory = &mut pair.memory[index];
+                assert!(pair.ends[index].receive(&mut datagram, erased, memory, pair.now));
+            }
+        }
+    }
+    assert!(pair.ends.iter().all(|end| end.is_established() && end.ecn() == Ecn::NotEct));
+}
