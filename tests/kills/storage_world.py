@@ -23,7 +23,7 @@ BLOCK = 4096
 VOLUME_BYTES = 1 << 20
 BLOCKS = 48
 WRITERS = 4
-# What no step of a tenant may exceed: longer than any bound of ours, and than a loaded machine takes.
+# No step of a tenant takes that long: more than any bound of ours, also on a loaded machine.
 STEP_SECONDS = 100.0
 LOST = (Error, NvmeStatusError, OSError, grpc.aio.AioRpcError)
 # What an honest drive must never be accused of.
@@ -32,7 +32,7 @@ ALARMS = ("sector.stale", "store.rolled_back", "store.failed", "device.anchor.mi
 
 @dataclass
 class StorageWorld:
-    """Daemons by name: b, s and g."""
+    """Daemons by name: broker, s and g; what they logged, by name and start."""
 
     site: Site
     stack: contextlib.ExitStack
@@ -111,7 +111,7 @@ async def storage_world(*, store: str, anchor: str, scratch: Path) -> AsyncItera
 
 @dataclass
 class Tenant:
-    """Writes, reads and flushes through whatever dies, and holds each answer against its history."""
+    """Writes, reads and flushes through whatever dies; holds each answer against its history."""
 
     world: StorageWorld
     history: History = field(default_factory=History)
@@ -120,12 +120,11 @@ class Tenant:
     volume: Volume | None = None
     # Which start of the gateway has the volume attached.
     gateway: int = 0
-    is_leaving: bool = False
     progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def run(self) -> None:
-        """Live until told to leave; anything that history doesn't allow is raised."""
-        while not self.is_leaving:
+        """Live until cancelled; anything that history doesn't allow is raised."""
+        while True:
             try:
                 async with self._session() as queue, asyncio.TaskGroup() as tasks:
                     for writer in range(WRITERS):
@@ -135,17 +134,30 @@ class Tenant:
                 self._note(errors)
                 await asyncio.sleep(0.1)
 
-    async def progressed(self) -> None:
-        """Return when a flush that began after now has ended, and everything was read since."""
+    async def progressed(self, load: "asyncio.Future[None]") -> None:
+        """Return when a flush that began after now has ended; raise what ended the load."""
+        async with asyncio.timeout(STEP_SECONDS), asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(self._flushed_twice())
+            await asyncio.wait({waiting, load}, return_when=asyncio.FIRST_COMPLETED)
+            if load.done():
+                load.result()
+
+    async def _flushed_twice(self) -> None:
         flushes = self.ended["flush"]
-        async with asyncio.timeout(STEP_SECONDS), self.progress:
+        async with self.progress:
             await self.progress.wait_for(lambda: self.ended["flush"] > flushes + 1)
 
     async def check_all(self) -> None:
-        """Read every block once nothing dies any more."""
-        async with asyncio.timeout(STEP_SECONDS), self._session() as queue:
-            for lba in range(BLOCKS):
-                await self._read(queue, lba)
+        """Read every block once nothing dies any more; a gateway may still be looking for it."""
+        async with asyncio.timeout(STEP_SECONDS):
+            while True:
+                try:
+                    async with self._session() as queue:
+                        for lba in range(BLOCKS):
+                            await self._read(queue, lba)
+                        return
+                except LOST:
+                    await asyncio.sleep(0.1)
 
     def _note(self, errors: BaseExceptionGroup[BaseException]) -> None:
         for error in errors.exceptions:
@@ -194,14 +206,13 @@ class Tenant:
             return self.volume
 
     async def _work(self, queue: VolumeQueue, lbas: range) -> None:
-        while not self.is_leaving:
+        while True:
             for lba in lbas:
                 await self._write(queue, lba)
                 await self._read(queue, lba)
-        await queue.flush()
 
     async def _flush_often(self, queue: VolumeQueue) -> None:
-        while not self.is_leaving:
+        while True:
             await asyncio.sleep(0.02)
             flush = self.history.flush_begins()
             async with bounded("flush"):

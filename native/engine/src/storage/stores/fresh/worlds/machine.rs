@@ -217,6 +217,18 @@ impl BlockFile for Device {
         Ok(())
     }
 
+    fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.write(page, pages)?;
+        let mut contents = self.contents();
+        contents.point()?;
+        let written = page..page + pages.len() as u64;
+        contents.cached.retain(|(page, _)| !written.contains(page));
+        for number in written {
+            contents.durable[number as usize] = contents.now[number as usize].clone();
+        }
+        Ok(())
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.point()?;
         let mut contents = self.contents();

@@ -226,6 +226,7 @@ impl<F: Workload> World<F> {
             None if chance(&mut self.random, 1) => {
                 if let Ok(map) = self.map() {
                     self.tally.forks += 1;
+                    self.trace.append(&mut life.trace);
                     self.trace.push("a second process opens the store".into());
                     let next = self.life(map, life.history.next());
                     let when = life.history.now();

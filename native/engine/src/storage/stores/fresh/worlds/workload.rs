@@ -187,6 +187,9 @@ impl Workload for Ivs {
             Some(None) => life.make_room(),
             Some(Some(_)) => {
                 life.begun(lba, blocks, version);
+                // Any flush may announce it. From then on an adversary who has it from the network
+                // may put it there.
+                (lba..lba + blocks).for_each(|lba| life.history.issued(lba, version));
                 life.late.retain(|(late, _)| !(lba..lba + blocks).contains(late));
                 life.writes.push(Write { lba, blocks, version, stage: InPlace::Intended });
                 Ok(true)
@@ -288,7 +291,6 @@ fn make(
     version: Version,
 ) -> Result<bool, Violation> {
     for lba in blocks {
-        life.history.issued(lba, version);
         let place = life.map.geometry().in_place_block(lba);
         let written = life.device.write_block(place, &block(lba, version));
         if life.accept("write", written)?.is_none() {
