@@ -192,11 +192,14 @@ class ThirdPartyVolumePort(Protocol):
 class ThirdPartyPort(Protocol):
     """Targets that aren't ours, by the names that the operator gave them."""
 
-    async def has_metadata(self, name: str) -> bool:
-        """Whether sectors lie there with their metadata, so that none is ever unwritten."""
-
     async def create(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> None:
         """Lay out an empty volume, authenticated under `store_key`; again is harmless."""
 

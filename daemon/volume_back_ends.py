@@ -69,12 +69,6 @@ class VolumeBackEnds:
         self._broker = broker
         self._third_parties = third_parties
 
-    async def is_fully_sealed(self, *, mode: str, third_party: str) -> bool:
-        """Whether a volume there can have no unwritten sectors, and so is filled first."""
-        if mode == MODE_OFF or not third_party:
-            return mode == MODE_OFF
-        return await self._third_parties.has_metadata(third_party)
-
     async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
         """Make a volume's namespace at the target, or lay it out; again is harmless."""
         descriptor = broker_pb2.VolumeDescriptor.FromString(registered.volume.descriptor)
@@ -92,6 +86,7 @@ class VolumeBackEnds:
                 uuid.UUID(descriptor.volume_id),
                 sector_count=descriptor.sector_count,
                 store_key=store_key,
+                freshness=descriptor.mode != MODE_OFF,
             )
         finally:
             wipe(store_key)

@@ -130,8 +130,8 @@ class VolumeService:
     ) -> broker_pb2.VolumeDescriptor:
         """Register a volume and make its namespace at the target, or lay it out on a third party.
 
-        A volume on a third party belongs to this gateway. One without unwritten sectors, as all
-        of mode "off" are, is filled in the background; until that has ended nobody attaches it.
+        A volume on a third party belongs to this gateway. One of mode "off" has no unwritten
+        sectors: it is filled in the background, and until that has ended nobody attaches it.
         """
         place = "local" if third_party else "remote"
         if mode not in {"", place, MODE_OFF}:
@@ -152,7 +152,6 @@ class VolumeService:
             target_node=own,
             mode=mode if mode == MODE_OFF else MODE_LOCAL if third_party else "",
             third_party=third_party,
-            fully_sealed=await self._back_ends.is_fully_sealed(mode=mode, third_party=third_party),
         )
         try:
             await self._back_ends.create(registered)

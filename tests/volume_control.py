@@ -283,13 +283,15 @@ class RecordingThirdParties:
     attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
     failure: Error | None = None
     freshness: bool = True
-    metadata: bool = False
-
-    async def has_metadata(self, name: str) -> bool:
-        return self.metadata
 
     async def create(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> None:
         assert sector_count
         assert any(store_key)

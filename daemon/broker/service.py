@@ -62,12 +62,11 @@ class BrokerService:
         target_node: str,
         mode: str = "",
         third_party: str = "",
-        fully_sealed: bool = False,
     ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume of the caller's tenant; the same request id gives the same volume.
 
         A volume on a third party belongs to one gateway: the caller, which alone ever gets its key
-        and leases. The caller also fills a volume that is fully sealed, as all of mode "off" are.
+        and leases. The caller also fills a volume of mode "off".
         """
         sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
         if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
@@ -100,7 +99,7 @@ class BrokerService:
                 f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
                 "the caller's own configuration gives one",
             )
-        is_sealed = fully_sealed or mode == "off"
+        is_sealed = mode == "off"
         record = VolumeRecord(
             volume_id=uuid.uuid4(),
             tenant=caller.tenant,

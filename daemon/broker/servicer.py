@@ -105,7 +105,6 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 target_node=request.target_node,
                 mode=request.mode,
                 third_party=request.third_party,
-                fully_sealed=request.fully_sealed,
             )
 
     async def GetVolumeDescriptor(

@@ -322,7 +322,7 @@ class Target(Provider):
     "emulated" too, at the pace of the named `drive`.
     A "file" and an "inline" keep freshness themselves, under keys of `device`, and are anchored as
     the device is: one that was rolled back while no process ran isn't opened. "emulated" does too,
-    without an anchor; for "memory" freshness is a table in memory.
+    without an anchor; what "memory" holds is in this process.
     """
 
     def __init__(

@@ -61,7 +61,6 @@ class _Association:
     def __init__(self, party: ThirdParty, *, host_nqn: str, keep_alive_ms: int) -> None:
         self._party = party
         self._queue: ConnectedQueue | None = None
-        self.has_metadata = False
         self._host = HostController(
             traddr=party.traddr,
             trsvcid=party.trsvcid,
@@ -84,7 +83,7 @@ class _Association:
         await self._host.connect()
         await self._host.request_queues(1)
         namespace = await self._host.identify_namespace(party.namespace_id)
-        self.has_metadata = takes_sectors(party, namespace)
+        check_format(party, namespace)
         queue = await self._host.connect_queue(_QUEUE_ID)
         self._queue = queue
         try:
@@ -311,11 +310,20 @@ class ThirdPartyStores:
             await self.target.stop()
 
     async def create(
-        self, name: str, volume_id: uuid.UUID, *, sector_count: int, store_key: bytearray
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        store_key: bytearray,
+        freshness: bool = True,
     ) -> None:
         """Lay out an empty volume; again is harmless. UsageError if there is something else."""
         identity = StoreIdentity(
-            volume_id=volume_id, sector_count=sector_count, store_key=store_key
+            volume_id=volume_id,
+            sector_count=sector_count,
+            store_key=store_key,
+            freshness=freshness,
         )
         async with self._using(name) as association:
             try:
@@ -333,13 +341,6 @@ class ThirdPartyStores:
             except UnavailableError as error:
                 raise occupied from error
             await asyncio.to_thread(native.close)
-
-    async def has_metadata(self, name: str) -> bool:
-        """Whether a namespace takes sectors with their metadata; UsageError if it takes none."""
-        async with self._using(name) as association:
-            device = await association.open()
-            await asyncio.to_thread(device.close)
-            return association.has_metadata
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace: its sectors stay, but nothing leads to them."""
@@ -434,8 +435,8 @@ class ThirdPartyStores:
             ) from None
 
 
-def takes_sectors(party: ThirdParty, namespace: NamespaceIdentity) -> bool:
-    """Whether sectors lie there with their metadata; UsageError if no volume can."""
+def check_format(party: ThirdParty, namespace: NamespaceIdentity) -> None:
+    """Raise UsageError `third_party.format` for metadata that a volume can't lie on."""
     found = (namespace.block_bytes, namespace.metadata_bytes)
     is_format = namespace.is_extended and namespace.protection_type == 0
     if namespace.metadata_bytes and not (found == (_DATA_BYTES, _METADATA_BYTES) and is_format):
@@ -446,7 +447,6 @@ def takes_sectors(party: ThirdParty, namespace: NamespaceIdentity) -> bool:
             f"{namespace.is_extended}, protection type {namespace.protection_type}; allowed: "
             f"{_METADATA_BYTES} per {_DATA_BYTES}, extended, none; or no metadata",
         )
-    return namespace.metadata_bytes > 0
 
 
 def _store_error(name: str, error: OSError) -> Error:

@@ -126,18 +126,3 @@ async def test_mode_that_does_not_fit_is_refused(world: World, mode: str, third_
             mode=mode,
         )
     assert caught.value.reason == "volume.mode"
-
-
-async def test_namespace_with_metadata_is_filled_in_mode_local_too(world: World) -> None:
-    world.third_parties.metadata = True
-    descriptor = await world.volumes.create(
-        request_id="",
-        display_name="",
-        size_bytes=4096,
-        target_node="",
-        third_party="disks",
-    )
-    assert (descriptor.mode, descriptor.fully_sealed) == ("local", True)
-    await _available(world, descriptor.volume_id)
-    assert world.gateway.fillings[0].sealed
-    assert world.third_parties.freshness

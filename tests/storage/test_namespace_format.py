@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from sealane.daemon.storage.third_party import ThirdParty, takes_sectors
+from sealane.daemon.storage.third_party import ThirdParty, check_format
 from sealane.errors import UsageError
 from sealane.protocol.nvme.identify import NamespaceIdentity, decode_namespace, encode_namespace
 from sealane.protocol.nvme.subsystem import volume_subsystem
@@ -43,8 +43,8 @@ def _identity(
 
 
 def test_only_metadata_that_holds_a_sectors_is_taken() -> None:
-    assert takes_sectors(PARTY, _identity(4096, 64))
-    assert not takes_sectors(PARTY, _identity(512, 0, is_extended=False))
+    check_format(PARTY, _identity(4096, 64))
+    check_format(PARTY, _identity(512, 0, is_extended=False))
     for identity in (
         _identity(4096, 8),
         _identity(4096, 128),
@@ -53,5 +53,5 @@ def test_only_metadata_that_holds_a_sectors_is_taken() -> None:
         _identity(4096, 64, protection_type=1),
     ):
         with pytest.raises(UsageError) as caught:
-            takes_sectors(PARTY, identity)
+            check_format(PARTY, identity)
         assert caught.value.reason == "third_party.format"

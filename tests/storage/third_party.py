@@ -29,6 +29,7 @@ SLOTS = SECTORS + 4096 + 1024
 LEAVES = -(-SECTORS // 75) + -(-SLOTS // 32768)
 SLOTS_START = NODES_START + 2 * -(-LEAVES // 248) + 2 * LEAVES
 PAGES = SLOTS_START + SLOTS
+IN_PLACE_PAGES = LOG_START + LOG_PAGES + 2 * 1 + 2 * -(-SECTORS // 340)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,11 @@ class World:
 
     async def create(self) -> None:
         await self.stores.create(
-            "disks", self.volume_id, sector_count=SECTORS, store_key=bytearray(self.store_key)
+            "disks",
+            self.volume_id,
+            sector_count=SECTORS,
+            store_key=bytearray(self.store_key),
+            freshness=not self.is_off,
         )
 
     async def open(self) -> ThirdPartyVolume:
@@ -112,7 +117,7 @@ class World:
             VolumeKey(
                 volume_id=self.volume_id,
                 keys={1: bytearray(self.key)},
-                fully_sealed=self.is_off or self.metadata,
+                fully_sealed=self.is_off,
             ),
             counters=[Counters(start_epoch=self.attachments)],
             host_nqn=HOST,

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
+use super::upkeep::Upkeep;
+
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
 ///
 /// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,
@@ -15,6 +17,9 @@ pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 /// submitted, on whatever channel; a durable write is durable itself when it ends. Operations in
 /// flight together on the same block are the caller's to order. Blocks never written, or
 /// deallocated, read as zeros.
+///
+/// The store itself knows which version of a sealed block is the current one: a read returns that
+/// one or an error. Only those that volumes of mode `off` lie on bare return what their device has.
 pub trait BlockStore: Debug + Send + Sync {
     /// Bytes of a block: 4096 (plain), or 4160 (sealed: data, then 64 bytes of metadata).
     fn block_bytes(&self) -> usize;
@@ -22,14 +27,15 @@ pub trait BlockStore: Debug + Send + Sync {
     fn block_count(&self) -> u64;
     /// A channel to submit operations on.
     fn open(&self) -> io::Result<Box<dyn StoreChannel>>;
-    /// Whether the store itself knows which version of each block is the current one, reads no
-    /// other, and answers [`StoreChannel::current_ivs`].
-    fn keeps_freshness(&self) -> bool {
-        false
+    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    fn layout(&self) -> &'static str {
+        ""
     }
-    /// Shows the metadata of every written block, in any order, before any channel is open. Plain
-    /// stores show nothing.
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()>;
+    /// Who checks and refreshes what the store holds, for one background job. None: it keeps nothing
+    /// that could be checked.
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        Ok(None)
+    }
     /// Counters by name; those of [`StoreCounters`] at least.
     fn statistics(&self) -> Vec<(&'static str, u64)>;
 }
@@ -39,12 +45,6 @@ pub trait StoreChannel: Send {
     /// Starts an operation, which may end at once. Failures, out-of-range ones too, are told by
     /// `poll` like every other end.
     fn submit(&mut self, ticket: u64, request: StoreRequest);
-    /// Starts to look up the IVs of the current versions of blocks from `lba`; it ends with 12 bytes
-    /// of buffer for each, zeros for unwritten ones. False: this store doesn't keep freshness, and
-    /// nothing was started.
-    fn current_ivs(&mut self, _ticket: u64, _lba: u64, _blocks: u64) -> bool {
-        false
-    }
     /// Hands what was submitted to the device and moves finished operations into `done`, in the
     /// order in which they ended. Never blocks. Call it once after a batch of submissions.
     fn poll(&mut self, done: &mut Vec<StoreDone>);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use sealane_proto::link::Nanos;
 
-use super::super::store::{BlockStore, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest};
+use super::super::store::{BlockStore, StoreChannel, StoreDone, StoreRequest};
 use super::memory::{MemoryChannel, MemoryStore};
 use crate::clock;
 
@@ -162,10 +162,6 @@ impl BlockStore for EmulatedStore {
             writes: VecDeque::new(),
             ended: Vec::new(),
         }))
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        self.memory.scan(visit)
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

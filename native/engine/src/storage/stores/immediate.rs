@@ -1,13 +1,10 @@
-//! What stores share whose operations end inside `submit`, and what all sealed stores share that
-//! look at their metadata block by block.
+//! What stores share whose operations end inside `submit`.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::super::store::{
-    BLOCK_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
-};
+use super::super::store::{StoreChannel, StoreCounters, StoreDone, StoreRequest};
 
 /// A store that executes an operation at once, on the thread that submits it.
 pub(super) trait Immediate: Send + Sync {
@@ -49,21 +46,5 @@ impl<S: Immediate> StoreChannel for ImmediateChannel<S> {
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-}
-
-/// Visits the metadata of the written ones of some sealed blocks, the first of which is `first`.
-pub(super) fn visit_written(
-    first: u64,
-    blocks: &[u8],
-    visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES]),
-) {
-    for (lba, block) in (first..).zip(blocks.chunks_exact(BLOCK_BYTES)) {
-        // A block that was written names its format version, so it is not all zeros.
-        if let Some(metadata) = block.last_chunk()
-            && *metadata != [0; METADATA_BYTES]
-        {
-            visit(lba, metadata);
-        }
     }
 }

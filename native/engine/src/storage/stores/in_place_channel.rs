@@ -5,7 +5,7 @@
 //! that of its set's node; else the leaf page is fetched. A write waits for its announcement in the
 //! log. Nothing here blocks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,27 +14,26 @@ use rustix::event::epoll;
 use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::link::Nanos;
-use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, IV_BYTES};
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
+use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
 use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::{Map, take_leaf};
-use super::in_place_store::Shared;
+use super::fresh_store::Shared;
+use super::in_place_store::InPlace;
 use super::pages::Page;
 use super::raw_pages::wait_for_end;
-use super::ring::{event, hush, tell};
-
-/// Name of the request for room of changes that found none.
-const ROOM: u64 = u64::MAX;
+use super::ring::{event, hush};
 
 /// What an operation waits for.
 #[derive(Debug)]
 enum Stage {
     /// Its blocks are read.
     Reading,
-    /// Leaf pages are fetched, for the blocks that were read or for the IVs that were asked for.
+    /// Leaf pages are fetched, for the blocks that were read.
     Looking(Vec<Fetch>),
     /// Its write is announced.
     Announcing,
@@ -48,8 +47,7 @@ enum Stage {
 #[derive(Debug)]
 struct Operation {
     ticket: u64,
-    /// None: the current IVs are asked for.
-    request: Option<StoreRequest>,
+    request: StoreRequest,
     lba: u64,
     stage: Stage,
     known: Vec<Known<Iv>>,
@@ -59,7 +57,7 @@ struct Operation {
 /// A channel.
 pub(super) struct InPlaceChannel {
     raw: Box<dyn StoreChannel>,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<InPlace>>,
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
     event: Arc<OwnedFd>,
@@ -72,18 +70,16 @@ pub(super) struct InPlaceChannel {
     unannounced: Vec<u64>,
     /// Writes that wait for one that was, by its name.
     announcements: HashMap<u64, Vec<u64>>,
-    /// Writes and deallocations for which there is no room yet; in order.
-    waiting: VecDeque<(u64, StoreRequest)>,
-    is_room_wanted: bool,
+    waiting: Waiting,
     next: u64,
-    done: Vec<StoreDone>,
+    ends: Ends,
     raw_done: Vec<StoreDone>,
 }
 
 impl InPlaceChannel {
     /// A channel that asks for flushes, announcements and room at `requests`.
-    pub fn new(shared: Arc<Shared>, requests: &Arc<Requests>) -> io::Result<Self> {
-        let (raw, event) = (shared.raw.store().open()?, event()?);
+    pub fn new(shared: Arc<Shared<InPlace>>, requests: &Arc<Requests>) -> io::Result<Self> {
+        let (raw, event) = (shared.place.raw.store().open()?, event()?);
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [Some(event.as_fd()), raw.as_fd()].into_iter().flatten() {
             epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -93,16 +89,15 @@ impl InPlaceChannel {
             shared,
             requests: Arc::clone(requests),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
+            ends: Ends::new(Arc::clone(&event)),
             event,
             either,
             operations: HashMap::new(),
             fetches: HashMap::new(),
             unannounced: Vec::new(),
             announcements: HashMap::new(),
-            waiting: VecDeque::new(),
-            is_room_wanted: false,
+            waiting: Waiting::default(),
             next: 0,
-            done: Vec::new(),
             raw_done: Vec::new(),
         })
     }
@@ -114,24 +109,21 @@ impl InPlaceChannel {
 
     // Reads.
 
-    fn start_lookup(&mut self, ticket: u64, request: Option<StoreRequest>, lba: u64, blocks: u64) {
+    fn start_read(&mut self, ticket: u64, request: StoreRequest, lba: u64, blocks: u64) {
         let mut known = self.shared.map.current(lba, blocks);
-        let fetches = self.shared.map.look_up(&mut known, lba);
-        let operation =
-            Operation { ticket, request, lba, stage: Stage::Reading, known, result: Ok(()) };
-        match &operation.request {
-            None => self.fetch(operation, fetches),
-            Some(_) if operation.known.iter().all(|known| *known == Known::Void) => {
-                self.finish(operation);
+        // What is needed and not in memory is fetched when the blocks have come.
+        self.shared.map.look_up(&mut known, lba);
+        let stage = Stage::Reading;
+        let mut operation = Operation { ticket, request, lba, stage, known, result: Ok(()) };
+        if operation.known.iter().all(|known| *known == Known::Void) {
+            if let StoreRequest::Read { buffer, .. } = &mut operation.request {
+                buffer.fill(0);
             }
-            Some(_) => self.read(operation),
+            return self.finish(operation);
         }
-    }
-
-    fn read(&mut self, mut operation: Operation) {
         let id = self.name();
-        let lba = self.shared.map.geometry().in_place_block(operation.lba);
-        if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
+        let lba = self.shared.map.geometry().in_place_block(lba);
+        if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let buffer = std::mem::take(buffer);
             self.operations.insert(id, operation);
             self.raw.submit(id, StoreRequest::Read { lba, buffer });
@@ -141,7 +133,7 @@ impl InPlaceChannel {
     /// The blocks have come: leaf pages are needed only for those that nothing else vouches for.
     fn blocks_came(&mut self, mut operation: Operation) {
         let fetches = self.shared.map.look_up(&mut operation.known, operation.lba);
-        let Some(StoreRequest::Read { buffer, .. }) = &operation.request else { return };
+        let StoreRequest::Read { buffer, .. } = &operation.request else { return };
         let blocks = buffer.as_chunks::<BLOCK_BYTES>().0;
         self.shared.map.take_vouched(&mut operation.known, operation.lba, blocks);
         let is_missing = |fetch: &Fetch| {
@@ -204,7 +196,7 @@ impl InPlaceChannel {
 
     /// All that must be known is: the blocks are what it says, or the read fails.
     fn looked_up(&mut self, mut operation: Operation) {
-        if let Some(StoreRequest::Read { buffer, .. }) = &mut operation.request {
+        if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let blocks = buffer.as_chunks_mut::<BLOCK_BYTES>().0;
             operation.result = Map::check_blocks(&operation.known, operation.lba, blocks);
         }
@@ -212,37 +204,6 @@ impl InPlaceChannel {
     }
 
     // Changes.
-
-    /// Tries a write or deallocation. Gives it back if room must be made first.
-    fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
-        let map = &self.shared.map;
-        let changed = match &request {
-            StoreRequest::Write { lba, buffer, .. } => match map.intend(*lba, buffer) {
-                Ok(Some(ivs)) => {
-                    let lba = *lba;
-                    let known = ivs.into_iter().map(Known::Entry).collect();
-                    let stage = Stage::Announcing;
-                    let request = Some(request);
-                    let operation =
-                        Operation { ticket, request, lba, stage, known, result: Ok(()) };
-                    let id = self.name();
-                    self.operations.insert(id, operation);
-                    self.unannounced.push(id);
-                    return None;
-                }
-                Ok(None) => Ok(false),
-                Err(error) => Err(error),
-            },
-            StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
-            _ => Ok(true),
-        };
-        match changed {
-            Ok(false) => return Some(request),
-            Ok(true) => self.tell(ticket, request, Ok(())),
-            Err(error) => self.tell(ticket, request, Err(error)),
-        }
-        None
-    }
 
     /// Has writes announced that wait for it, all at once.
     fn announce(&mut self) {
@@ -270,7 +231,7 @@ impl InPlaceChannel {
     fn write(&mut self, id: u64, mut operation: Operation) {
         operation.stage = Stage::Writing;
         let lba = self.shared.map.geometry().in_place_block(operation.lba);
-        if let Some(StoreRequest::Write { buffer, .. }) = &mut operation.request {
+        if let StoreRequest::Write { buffer, .. } = &mut operation.request {
             let buffer = std::mem::take(buffer);
             self.operations.insert(id, operation);
             self.raw.submit(id, StoreRequest::Write { lba, buffer, durable: false });
@@ -279,7 +240,7 @@ impl InPlaceChannel {
 
     /// A write has ended, well or not.
     fn written(&mut self, mut operation: Operation) {
-        let Some(StoreRequest::Write { durable, .. }) = operation.request else { return };
+        let StoreRequest::Write { durable, .. } = operation.request else { return };
         let (map, lba) = (&self.shared.map, operation.lba);
         if operation.result.is_ok() {
             let iv =
@@ -300,34 +261,6 @@ impl InPlaceChannel {
         let id = self.name();
         self.operations.insert(id, Operation { stage: Stage::Flushing, ..operation });
         self.requests.flush(&self.mailbox, id);
-    }
-
-    fn retry_waiting(&mut self) {
-        while let Some((ticket, request)) = self.waiting.pop_front() {
-            if let Some(request) = self.try_change(ticket, request) {
-                self.waiting.push_front((ticket, request));
-                return self.want_room();
-            }
-        }
-    }
-
-    fn want_room(&mut self) {
-        if !self.is_room_wanted {
-            self.is_room_wanted = true;
-            self.requests.room(&self.mailbox, ROOM);
-        }
-    }
-
-    fn room_came(&mut self, result: &io::Result<()>) {
-        self.is_room_wanted = false;
-        match result {
-            Ok(()) => self.retry_waiting(),
-            Err(error) => {
-                for (ticket, request) in std::mem::take(&mut self.waiting) {
-                    self.tell(ticket, request, Err(copy_error(error)));
-                }
-            }
-        }
     }
 
     // Ends.
@@ -351,7 +284,7 @@ impl InPlaceChannel {
             return self.leaf_came(id, fetch, done);
         }
         let Some(mut operation) = self.operations.remove(&done.ticket) else { return };
-        if let Some(StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. }) =
+        if let StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. } =
             &mut operation.request
         {
             *buffer = done.buffer;
@@ -365,32 +298,51 @@ impl InPlaceChannel {
     }
 
     fn finish(&mut self, operation: Operation) {
-        let Operation { ticket, request, known, result, .. } = operation;
-        if let Some(mut request) = request {
-            if let StoreRequest::Read { buffer, .. } = &mut request
-                && known.iter().all(|known| *known == Known::Void)
-            {
-                buffer.fill(0);
-            }
-            return self.tell(ticket, request, result);
-        }
-        let iv = |known: &Known<Iv>| match known {
-            Known::Entry(iv) => *iv,
-            Known::Void | Known::Absent => [0; IV_BYTES],
+        let Operation { ticket, request, result, .. } = operation;
+        self.tell(ticket, request, result);
+    }
+}
+
+impl ChangeChannel for InPlaceChannel {
+    fn waiting(&mut self) -> &mut Waiting {
+        &mut self.waiting
+    }
+
+    fn room(&self) -> (&Requests, &Arc<Mailbox>) {
+        (&self.requests, &self.mailbox)
+    }
+
+    fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
+        let map = &self.shared.map;
+        let changed = match &request {
+            StoreRequest::Write { lba, buffer, .. } => match map.intend(*lba, buffer) {
+                Ok(Some(ivs)) => {
+                    let lba = *lba;
+                    let known = ivs.into_iter().map(Known::Entry).collect();
+                    let stage = Stage::Announcing;
+                    let operation =
+                        Operation { ticket, request, lba, stage, known, result: Ok(()) };
+                    let id = self.name();
+                    self.operations.insert(id, operation);
+                    self.unannounced.push(id);
+                    return None;
+                }
+                Ok(None) => Ok(false),
+                Err(error) => Err(error),
+            },
+            StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
+            _ => Ok(true),
         };
-        self.push(StoreDone { ticket, result, buffer: known.iter().flat_map(iv).collect() });
+        match changed {
+            Ok(false) => return Some(request),
+            Ok(true) => self.tell(ticket, request, Ok(())),
+            Err(error) => self.tell(ticket, request, Err(error)),
+        }
+        None
     }
 
     fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.shared.counters.ended(&request, &result);
-        self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
-    }
-
-    fn push(&mut self, done: StoreDone) {
-        if self.done.is_empty() {
-            tell(&self.event);
-        }
-        self.done.push(done);
+        self.ends.tell(&self.shared.counters, ticket, request, result);
     }
 }
 
@@ -403,30 +355,20 @@ impl StoreChannel for InPlaceChannel {
         match request {
             StoreRequest::Read { lba, ref buffer } => {
                 let blocks = (buffer.len() / BLOCK_BYTES) as u64;
-                self.start_lookup(ticket, Some(request), lba, blocks);
+                self.start_read(ticket, request, lba, blocks);
             }
             StoreRequest::Flush => self.await_flush(Operation {
                 ticket,
-                request: Some(request),
+                request,
                 lba: 0,
                 stage: Stage::Flushing,
                 known: Vec::new(),
                 result: Ok(()),
             }),
             StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
-                if !self.waiting.is_empty() {
-                    self.waiting.push_back((ticket, request));
-                } else if let Some(request) = self.try_change(ticket, request) {
-                    self.waiting.push_back((ticket, request));
-                    self.want_room();
-                }
+                self.change(ticket, request);
             }
         }
-    }
-
-    fn current_ivs(&mut self, ticket: u64, lba: u64, blocks: u64) -> bool {
-        self.start_lookup(ticket, None, lba, blocks);
-        true
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
@@ -446,11 +388,11 @@ impl StoreChannel for InPlaceChannel {
                 break;
             }
         }
-        done.append(&mut self.done);
+        done.append(&mut self.ends.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.operations.len() + self.waiting.len() + self.done.len()
+        self.operations.len() + self.waiting.len() + self.ends.done.len()
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -6,41 +6,64 @@ use std::io;
 use std::sync::Arc;
 
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
-use sealane_proto::freshness::pending::Known;
-use sealane_proto::sector::field;
 
-use super::super::store::{
-    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
-};
-use super::fresh::failure::Refusal;
+use super::super::store::{BlockStore, StoreChannel};
+use super::super::upkeep::Upkeep;
 use super::fresh::geometry::Geometry;
-use super::fresh::journal::Journal;
-use super::fresh::map::Map;
-use super::fresh::superblock::Superblock;
+use super::fresh::journal::Requests;
+use super::fresh_store::{FreshStore, Place, Shared, Trust, check_empty, check_name, new_uuid};
 use super::in_place_channel::InPlaceChannel;
-use super::pages::{BlockFile, Page, random};
-use super::raw_pages::{RawPages, execute};
-use super::sealed_file::Trust;
+use super::in_place_upkeep::InPlaceUpkeep;
+use super::pages::BlockFile;
+use super::raw_pages::RawPages;
 
-/// What the channels of a store share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub raw: Arc<RawPages>,
-    pub map: Arc<Map<Ivs>>,
-    pub counters: StoreCounters,
-}
+/// A store of blocks in place.
+pub type InPlaceStore = FreshStore<InPlace>;
 
-/// The store.
+/// Blocks of another store, behind the pages of this one.
 #[derive(Debug)]
-pub struct InPlaceStore {
-    shared: Arc<Shared>,
-    journal: Journal,
+pub struct InPlace {
+    /// The other store.
+    pub(super) raw: Arc<RawPages>,
 }
 
 /// Blocks that a raw store must have for so many sealed ones.
 #[must_use]
 pub fn raw_blocks(block_count: u64) -> u64 {
-    Geometry::in_place(block_count, Ivs::ENTRIES_PER_LEAF).device_blocks()
+    sizes(block_count).device_blocks()
+}
+
+fn sizes(block_count: u64) -> Geometry {
+    Geometry::in_place(block_count, Ivs::ENTRIES_PER_LEAF)
+}
+
+impl Place for InPlace {
+    type Layout = Ivs;
+    const LAYOUT: &'static str = "in place";
+
+    fn file(&self) -> Arc<dyn BlockFile> {
+        Arc::clone(&self.raw) as Arc<dyn BlockFile>
+    }
+
+    fn check_size(&self, geometry: &Geometry) -> io::Result<()> {
+        let (found, needed) = (self.raw.store().block_count(), geometry.device_blocks());
+        if found < needed {
+            let detail = format!("the device has {found} blocks, the store takes {needed}");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
+        }
+        Ok(())
+    }
+
+    fn channel(
+        shared: &Arc<Shared<Self>>,
+        requests: &Arc<Requests>,
+    ) -> io::Result<Box<dyn StoreChannel>> {
+        Ok(Box::new(InPlaceChannel::new(Arc::clone(shared), requests)?))
+    }
+
+    fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>> {
+        Ok(Box::new(InPlaceUpkeep::new(Arc::clone(shared))?))
+    }
 }
 
 impl InPlaceStore {
@@ -51,119 +74,37 @@ impl InPlaceStore {
         block_count: u64,
         trust: &Trust<'_>,
     ) -> io::Result<Self> {
-        let pages = Arc::new(RawPages::new(raw.into())?);
-        let mut first = [Page::ZERO];
-        pages.read(0, &mut first)?;
-        if first != [Page::ZERO] {
-            let detail = "the device holds something: its first 4096 bytes are not zeros";
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, detail));
-        }
-        let mut uuid: [u8; 16] = random()?;
-        // RFC 9562: version 4, variant 10.
-        uuid[6] = uuid[6] & 0x0F | 0x40;
-        uuid[8] = uuid[8] & 0x3F | 0x80;
-        let geometry = Geometry::in_place(block_count, Ivs::ENTRIES_PER_LEAF);
-        let superblock = Superblock { uuid, seed: random()?, geometry };
-        check_size(&pages, &superblock.geometry)?;
-        let file = Arc::clone(&pages) as Arc<dyn BlockFile>;
-        let map = Map::create(file, &superblock, &trust.authority(), trust.anchor.clone())?;
-        Self::start(pages, map)
+        Self::create_on(raw, new_uuid()?, trust, block_count)
+    }
+
+    /// The same for a store of that name.
+    pub fn create_on(
+        raw: Box<dyn BlockStore>,
+        uuid: [u8; 16],
+        trust: &Trust<'_>,
+        block_count: u64,
+    ) -> io::Result<Self> {
+        let raw = Arc::new(RawPages::new(raw.into())?);
+        check_empty(&*raw)?;
+        Self::lay_out(InPlace { raw }, uuid, sizes(block_count), trust)
     }
 
     /// Opens a store and brings it to the state that its last flush, at least, left. An error with
     /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
     pub fn open(raw: Box<dyn BlockStore>, trust: &Trust<'_>) -> io::Result<Self> {
-        let pages = Arc::new(RawPages::new(raw.into())?);
-        let (superblock, keys) = Superblock::read(&*pages, &trust.authority())?;
-        check_size(&pages, &superblock.geometry)?;
-        let file = Arc::clone(&pages) as Arc<dyn BlockFile>;
-        let map = Map::open(file, &superblock, keys, trust.anchor.clone())?;
-        Self::start(pages, map)
+        let raw = Arc::new(RawPages::new(raw.into())?);
+        Self::take_up(InPlace { raw }, trust)
     }
 
-    /// Gives blocks a fast-path MAC, each after a full check; those with changes that wait to be
-    /// merged are passed over. Returns how many have one now. Blocks. Nobody may write any of these
-    /// blocks meanwhile: the caller has them locked.
-    pub fn refresh(&self, lba: u64, blocks: u64) -> io::Result<u64> {
-        let Shared { raw, map, .. } = &*self.shared;
-        let mut channel = raw.store().open()?;
-        let mut refreshed = 0;
-        for lba in lba..lba + blocks {
-            // Nothing is read for what has no MAC anyway.
-            if map.current(lba, 1) != [Known::Absent] {
-                continue;
-            }
-            let place = map.geometry().in_place_block(lba);
-            let read = StoreRequest::Read { lba: place, buffer: vec![0; BLOCK_BYTES] };
-            let mut buffer = execute(&mut *channel, read)?;
-            let Some(block) = buffer.first_chunk_mut::<BLOCK_BYTES>() else { continue };
-            let vouched = map.vouch(lba, block)?;
-            if vouched == Some(true) {
-                let write = StoreRequest::Write { lba: place, buffer, durable: false };
-                execute(&mut *channel, write)?;
-            }
-            refreshed += u64::from(vouched.is_some());
-        }
-        Ok(refreshed)
-    }
-
-    fn start(raw: Arc<RawPages>, map: Map<Ivs>) -> io::Result<Self> {
-        let map = Arc::new(map);
-        let journal = Journal::start(Arc::clone(&map))?;
-        let shared = Shared { raw, map, counters: StoreCounters::default() };
-        Ok(Self { shared: Arc::new(shared), journal })
-    }
-}
-
-fn check_size(pages: &RawPages, geometry: &Geometry) -> io::Result<()> {
-    let (found, needed) = (pages.store().block_count(), geometry.device_blocks());
-    if found < needed {
-        let detail = format!("the device has {found} blocks, the store takes {needed}");
-        return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
-    }
-    Ok(())
-}
-
-impl BlockStore for InPlaceStore {
-    fn block_bytes(&self) -> usize {
-        BLOCK_BYTES
-    }
-
-    fn block_count(&self) -> u64 {
-        self.shared.map.geometry().block_count
-    }
-
-    fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
-        let channel = InPlaceChannel::new(Arc::clone(&self.shared), self.journal.requests())?;
-        Ok(Box::new(channel))
-    }
-
-    fn keeps_freshness(&self) -> bool {
-        true
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        let map = &self.shared.map;
-        for set in 0..map.geometry().sets() {
-            let start = set * Ivs::ENTRIES_PER_LEAF;
-            for (lba, iv) in (start..).zip(map.set_entries(set)?) {
-                let Some(iv) = iv else { continue };
-                let place = map.geometry().in_place_block(lba);
-                let mut metadata = self.shared.raw.read_metadata(place)?;
-                if metadata[field::IV.0..field::IV.1] != iv {
-                    return Err(Refusal::Stale(lba).into());
-                }
-                metadata[field::MAC.0..field::MAC.1].fill(0);
-                visit(lba, &metadata);
-            }
-        }
-        Ok(())
-    }
-
-    fn statistics(&self) -> Vec<(&'static str, u64)> {
-        let mut named = self.shared.counters.by_name();
-        named.extend(self.shared.map.statistics());
-        named
+    /// The same for the store of that name.
+    pub fn open_on(
+        raw: Box<dyn BlockStore>,
+        uuid: [u8; 16],
+        trust: &Trust<'_>,
+    ) -> io::Result<Self> {
+        let raw = Arc::new(RawPages::new(raw.into())?);
+        check_name(&*raw, uuid)?;
+        Self::take_up(InPlace { raw }, trust)
     }
 }
 
@@ -171,10 +112,13 @@ impl BlockStore for InPlaceStore {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use sealane_proto::sector::DATA_BYTES;
+    use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field};
 
+    use super::super::super::store::StoreRequest;
+    use super::super::super::upkeep::Report;
     use super::super::conformance;
     use super::super::emulated::{EmulatedStore, Profile};
+    use super::super::fresh::failure::Refusal;
     use super::super::inline_file::InlineFileStore;
     use super::super::memory::MemoryStore;
     use super::super::scratch::Scratch;
@@ -284,6 +228,17 @@ mod tests {
             named.iter().find(|(name, _)| *name == "leaf_pages_read").expect("counter").1
         }
 
+        /// Refreshes all: how many blocks have a MAC now, and what was found wrong.
+        fn refresh(&self) -> (u64, Vec<Option<u64>>) {
+            let mut upkeep = self.store.upkeep().expect("upkeep").expect("upkeep");
+            let (mut report, mut next) = (Report::default(), 0);
+            while let Some(piece) = upkeep.next_piece(next) {
+                next = piece.end;
+                upkeep.refresh(piece, &mut report).expect("refresh");
+            }
+            (report.refreshed, report.findings.iter().map(|finding| finding.lba).collect())
+        }
+
         fn refusal(&self, lba: u64) -> Option<Refusal> {
             self.read(lba).err().and_then(|error| Refusal::of(&error).cloned())
         }
@@ -342,9 +297,9 @@ mod tests {
         let world = World::new();
         world.write(7, 1);
         world.write(8, 1);
-        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 0, "nothing is merged");
+        assert_eq!(world.refresh().0, 0, "nothing is merged");
         world.merge();
-        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 2);
+        assert_eq!(world.refresh().0, 2);
         world.forget();
         let before = world.leaf_reads();
         assert!(world.reads_as(7, 1));
@@ -371,7 +326,7 @@ mod tests {
         world.write(7, 2);
         world.write(8, 1);
         world.merge();
-        world.store.refresh(0, 20).expect("refresh");
+        world.refresh();
         for place in [7, 8] {
             let mut forged = old.clone();
             let mac = DATA_BYTES + field::MAC.0..DATA_BYTES + field::MAC.1;
@@ -390,8 +345,7 @@ mod tests {
         world.write(7, 2);
         world.merge();
         world.put(world.place(7), &old);
-        let error = world.store.refresh(7, 1).expect_err("stale");
-        assert_eq!(Refusal::of(&error), Some(&Refusal::Stale(7)));
+        assert_eq!(world.refresh(), (0, Vec::from_iter([Some(7)])));
         assert_eq!(world.raw(world.place(7)), old);
     }
 }

@@ -11,13 +11,11 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::store::{
-    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
-};
-use super::immediate::{Immediate, ImmediateChannel, visit_written};
+use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters, StoreRequest};
+use super::immediate::{Immediate, ImmediateChannel};
 use super::pages::lock;
 
-/// Blocks of zeros written, or of metadata looked at, at a time.
+/// Blocks of zeros written at a time.
 const BATCH_BLOCKS: u64 = 64;
 
 #[derive(Debug)]
@@ -115,17 +113,6 @@ impl BlockStore for InlineFileStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(ImmediateChannel::new(&self.shared)))
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        let mut blocks = Vec::new();
-        for first in (0..self.shared.block_count).step_by(BATCH_BLOCKS as usize) {
-            let count = BATCH_BLOCKS.min(self.shared.block_count - first) as usize;
-            blocks.resize(count * BLOCK_BYTES, 0);
-            self.shared.file.read_exact_at(&mut blocks, first * BLOCK_BYTES as u64)?;
-            visit_written(first, &blocks, visit);
-        }
-        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

@@ -1,12 +1,18 @@
 //! Blocks in memory, for tests and benchmarks. Lost with the process; flush has nothing to do.
+//!
+//! Sealed ones are current without a tree: they lie in the target's own memory, which is where the
+//! tree of another store has its root.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use sealane_proto::sector::{Block, field, metadata};
+
 use super::super::store::{
-    BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
+    BLOCK_BYTES, BlockStore, DATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
 };
-use super::immediate::{Immediate, ImmediateChannel, visit_written};
+use super::immediate::{Immediate, ImmediateChannel};
 
 /// Blocks per region. A region is allocated by its first write and freed when all of it is
 /// deallocated at once; it is also what is locked, so that a block changes as a whole.
@@ -17,6 +23,8 @@ pub(super) struct Shared {
     block_bytes: usize,
     block_count: u64,
     regions: Vec<RwLock<Vec<u8>>>,
+    /// Sealed blocks that are written.
+    written: AtomicU64,
     counters: StoreCounters,
 }
 
@@ -35,8 +43,14 @@ impl MemoryStore {
     pub fn new(block_count: u64, is_sealed: bool) -> Self {
         let block_bytes = if is_sealed { BLOCK_BYTES } else { DATA_BYTES };
         let regions = (0..block_count.div_ceil(REGION_BLOCKS)).map(|_| RwLock::default());
-        let (regions, counters) = (regions.collect(), StoreCounters::default());
-        Self { shared: Arc::new(Shared { block_bytes, block_count, regions, counters }) }
+        let shared = Shared {
+            block_bytes,
+            block_count,
+            regions: regions.collect(),
+            written: 0.into(),
+            counters: StoreCounters::default(),
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     /// A channel of its own type.
@@ -59,19 +73,12 @@ impl BlockStore for MemoryStore {
         Ok(Box::new(self.channel()))
     }
 
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        if self.shared.block_bytes != BLOCK_BYTES {
-            return Ok(());
-        }
-        for (first, region) in (0..).step_by(REGION_BLOCKS as usize).zip(&self.shared.regions) {
-            let region = region.read().unwrap_or_else(PoisonError::into_inner);
-            visit_written(first, &region, visit);
-        }
-        Ok(())
-    }
-
     fn statistics(&self) -> Vec<(&'static str, u64)> {
-        self.shared.counters.by_name()
+        let mut named = self.shared.counters.by_name();
+        if self.shared.block_bytes == BLOCK_BYTES {
+            named.push(("sectors_written", self.shared.written.load(Ordering::Relaxed)));
+        }
+        named
     }
 }
 
@@ -85,6 +92,19 @@ struct Part<'a> {
 impl Shared {
     fn region_bytes(&self) -> usize {
         REGION_BLOCKS as usize * self.block_bytes
+    }
+
+    /// Replaces stored blocks, and counts those that it makes written or unwritten.
+    fn replace(&self, stored: &mut [u8], change: impl FnOnce(&mut [u8])) {
+        if self.block_bytes != BLOCK_BYTES {
+            return change(stored);
+        }
+        let is_written = |block: &&Block| metadata(block, field::VERSION) != [0];
+        let written = |blocks: &[u8]| blocks.as_chunks().0.iter().filter(is_written).count() as u64;
+        let before = written(stored);
+        change(stored);
+        let after = written(stored);
+        self.written.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// The parts of regions that a range covers, in order. The range is inside the store.
@@ -123,7 +143,7 @@ impl Shared {
                 region.resize(self.region_bytes(), 0);
             }
             if let Some(stored) = region.get_mut(part.start..part.end) {
-                stored.copy_from_slice(piece);
+                self.replace(stored, |stored| stored.copy_from_slice(piece));
             }
             buffer = rest;
         }
@@ -132,10 +152,11 @@ impl Shared {
     fn deallocate(&self, lba: u64, blocks: u64) {
         for part in self.parts(lba, blocks) {
             let mut region = part.region.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(stored) = region.get_mut(part.start..part.end) {
+                self.replace(stored, |stored| stored.fill(0));
+            }
             if part.end - part.start == self.region_bytes() {
                 *region = Vec::new();
-            } else if let Some(stored) = region.get_mut(part.start..part.end) {
-                stored.fill(0);
             }
         }
     }

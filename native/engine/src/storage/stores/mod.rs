@@ -1,12 +1,15 @@
 //! The stores themselves; `store` says what they have in common, `docs/stores.md` what each keeps
 //! on its device and what it guarantees.
 
+mod changes;
 pub mod device;
 pub mod emulated;
 pub mod fresh;
+pub mod fresh_store;
 mod immediate;
 mod in_place_channel;
 pub mod in_place_store;
+mod in_place_upkeep;
 pub mod inline_file;
 pub mod label;
 pub mod memory;
@@ -21,6 +24,7 @@ pub mod remote_sectors;
 pub mod ring;
 mod sealed_channel;
 pub mod sealed_file;
+mod sealed_upkeep;
 pub mod selection;
 pub mod slots;
 
@@ -32,3 +36,5 @@ mod scratch;
 mod served;
 #[cfg(test)]
 mod torn_disk;
+#[cfg(test)]
+mod upkeep_tests;

@@ -15,10 +15,9 @@ use io_uring::{cqueue, opcode, squeue, types};
 use rustix::ioctl;
 
 use super::super::store::{
-    BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
+    BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
 use super::fresh::failure::copy_error;
-use super::immediate::visit_written;
 use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
@@ -27,8 +26,6 @@ use super::ring::{Ended, Job, Ring, event, hush, tell};
 
 /// Blocks of one command where the drive allows more: 512 KiB, as the kernel maps at least.
 const TRANSFER_BLOCKS_MAX: u64 = 126;
-/// Blocks of one read when all metadata is read.
-const SCAN_BLOCKS: u64 = 126;
 /// `NVME_IOCTL_ID`: the namespace's identifier, as the ioctl's result.
 const IOCTL_ID: ioctl::Opcode = ioctl::opcode::none(b'N', 0x40);
 /// `NVME_IOCTL_ADMIN_CMD`.
@@ -152,19 +149,6 @@ impl BlockStore for NvmeStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(self.channel()?))
-    }
-
-    /// Reads every block: a drive has no way to read metadata alone when it lies behind the data.
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        let mut channel = self.channel()?;
-        let mut buffer = Vec::new();
-        for lba in (0..self.shared.block_count).step_by(SCAN_BLOCKS as usize) {
-            let blocks = SCAN_BLOCKS.min(self.shared.block_count - lba);
-            buffer.resize(blocks as usize * BLOCK_BYTES, 0);
-            buffer = wait(&mut channel, StoreRequest::Read { lba, buffer })?;
-            visit_written(lba, &buffer, visit);
-        }
-        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

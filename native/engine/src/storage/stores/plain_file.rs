@@ -10,9 +10,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::super::store::{
-    BlockStore, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
-};
+use super::super::store::{BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
 use super::pages::{DeviceFile, PAGE_BYTES, Page};
 use super::ring::{Ended, IO_PAGES_MAX, Io, Ring, event, hush, tell};
@@ -57,10 +55,6 @@ impl BlockStore for PlainFileStore {
             next: 0,
             done: Vec::new(),
         }))
-    }
-
-    fn scan(&self, _visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

@@ -1,9 +1,11 @@
 //! Sealed blocks on a namespace of somebody else's target whose format is theirs: 4096 bytes of data
 //! and 64 of metadata as one extended LBA, protection information off.
 //!
-//! Block 0 is a label that says whose the namespace is (`docs/stores.md` §2a); sector *n* is block
-//! *n* + 1. A block changes as a whole, by the drive; nothing else is written beside it. There is no
-//! unwritten state: who lays a store out fills it before it is used.
+//! A block changes as a whole, by the drive. A volume of mode `local` lies on the blocks through an
+//! [`InPlaceStore`](super::in_place_store::InPlaceStore), which keeps them fresh. One of mode `off`
+//! lies there bare, behind a label that says whose the namespace is (`docs/stores.md` §2a): sector
+//! *n* is block *n* + 1, nothing tells which version counts, and there is no unwritten state: who
+//! lays it out fills it before it is used.
 
 use std::fmt;
 use std::io;
@@ -16,20 +18,17 @@ use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::host_queue::{HostLimits, HostQueue};
 
 use super::super::store::{
-    BLOCK_BYTES, BlockStore, DATA_BYTES, METADATA_BYTES, StoreChannel, StoreCounters, StoreDone,
-    StoreRequest,
+    BLOCK_BYTES, BlockStore, DATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
 use super::fresh::keys::Authority;
+use super::fresh::superblock::Superblock;
 use super::label::Label;
 use super::pages::{Page, random};
 use super::remote_link::{Link, Transfer};
 use super::ring::{event, hush, tell};
 
-/// Blocks in front of the sectors.
+/// Blocks that a label takes.
 const LABEL_BLOCKS: u64 = 1;
-/// Blocks that one read of a scan asks for, and reads that it has on their way.
-const SCAN_BLOCKS: u64 = 63;
-const SCAN_DEPTH: usize = 4;
 
 impl Transfer for StoreRequest {
     const UNIT_BYTES: usize = BLOCK_BYTES;
@@ -117,10 +116,20 @@ impl RemoteBlocks {
 
     /// Takes the store of that name off the namespace, so that another one can be laid out.
     pub fn erase(&self, uuid: [u8; 16]) -> io::Result<()> {
-        if Label::claimed(&self.first()?)?.uuid != uuid {
+        let first = self.first()?;
+        let bare = Label::claimed(&first).map(|label| label.uuid);
+        let found = bare.or_else(|_| Superblock::claimed(&first).map(|found| found.uuid))?;
+        if found != uuid {
             return Err(another_store());
         }
         self.put_first(&Page::ZERO)
+    }
+
+    /// All blocks, as they are.
+    #[must_use]
+    pub fn raw(self) -> RemoteSectorStore {
+        let sector_count = self.block_count;
+        RemoteSectorStore::over(self, 0, sector_count)
     }
 }
 
@@ -128,7 +137,7 @@ fn another_store() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the device holds another store")
 }
 
-/// A volume's sectors, each with its metadata in place.
+/// Sectors with their metadata in place.
 #[derive(Debug)]
 pub struct RemoteSectorStore {
     shared: Arc<Shared>,
@@ -137,6 +146,8 @@ pub struct RemoteSectorStore {
 #[derive(Debug)]
 struct Shared {
     blocks: RemoteBlocks,
+    /// Blocks in front of the sectors.
+    first: u64,
     sector_count: u64,
     /// Shared with operations on their way, which must not keep the link.
     counters: Arc<StoreCounters>,
@@ -158,7 +169,7 @@ impl RemoteSectorStore {
         check_size(&blocks, sector_count)?;
         let label = Label { uuid, seed: random()?, sector_count };
         blocks.put_first(&label.encode(&Authority::Secret(key)))?;
-        Ok(Self::over(blocks, sector_count))
+        Ok(Self::over(blocks, LABEL_BLOCKS, sector_count))
     }
 
     /// Opens the store of that name, labelled by who had `key`.
@@ -169,11 +180,11 @@ impl RemoteSectorStore {
         }
         let label = Label::decode(&first, &Authority::Secret(key))?;
         check_size(&blocks, label.sector_count)?;
-        Ok(Self::over(blocks, label.sector_count))
+        Ok(Self::over(blocks, LABEL_BLOCKS, label.sector_count))
     }
 
-    fn over(blocks: RemoteBlocks, sector_count: u64) -> Self {
-        let shared = Shared { blocks, sector_count, counters: Arc::default() };
+    fn over(blocks: RemoteBlocks, first: u64, sector_count: u64) -> Self {
+        let shared = Shared { blocks, first, sector_count, counters: Arc::default() };
         Self { shared: Arc::new(shared) }
     }
 }
@@ -200,34 +211,6 @@ impl BlockStore for RemoteSectorStore {
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         let outbox = Arc::new(Outbox { done: Mutex::default(), event: event()? });
         Ok(Box::new(RemoteChannel { shared: Arc::clone(&self.shared), outbox, in_flight: 0 }))
-    }
-
-    /// Metadata can't be read alone: reads everything.
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        let mut channel = BlockStore::open(self)?;
-        let (mut next, mut done) = (0, Vec::new());
-        while next < self.shared.sector_count || channel.in_flight() > 0 {
-            while channel.in_flight() < SCAN_DEPTH && next < self.shared.sector_count {
-                let blocks = SCAN_BLOCKS.min(self.shared.sector_count - next);
-                let buffer = vec![0; blocks as usize * BLOCK_BYTES];
-                channel.submit(next, StoreRequest::Read { lba: next, buffer });
-                next += blocks;
-            }
-            if let Some(fd) = channel.as_fd() {
-                let ready = (fd, rustix::event::PollFlags::IN);
-                super::super::connection::wait([ready], None)?;
-            }
-            channel.poll(&mut done);
-            for StoreDone { ticket, result, buffer } in done.drain(..) {
-                result?;
-                for (lba, block) in (ticket..).zip(buffer.as_chunks::<BLOCK_BYTES>().0) {
-                    if let Some(metadata) = block.last_chunk() {
-                        visit(lba, metadata);
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {
@@ -267,7 +250,7 @@ impl StoreChannel for RemoteChannel {
             return;
         }
         if let StoreRequest::Read { lba, .. } | StoreRequest::Write { lba, .. } = &mut request {
-            *lba += LABEL_BLOCKS;
+            *lba += self.shared.first;
         }
         let outbox = Arc::clone(&self.outbox);
         let counters = Arc::clone(&self.shared.counters);

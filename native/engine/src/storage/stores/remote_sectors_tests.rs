@@ -1,6 +1,7 @@
-use super::super::super::store::METADATA_BYTES;
 use super::super::super::target::Namespace;
 use super::super::conformance;
+use super::super::fresh_store::Trust;
+use super::super::in_place_store::{InPlaceStore, raw_blocks};
 use super::super::memory::MemoryStore;
 use super::super::served::Link as Served;
 use super::*;
@@ -14,7 +15,11 @@ fn key() -> Secret {
 
 /// A namespace of somebody else's, with metadata.
 fn namespace() -> Arc<Namespace> {
-    let store = Box::new(MemoryStore::new(BLOCKS, true));
+    namespace_of(BLOCKS)
+}
+
+fn namespace_of(block_count: u64) -> Arc<Namespace> {
+    let store = Box::new(MemoryStore::new(block_count, true));
     Arc::new(Namespace::plain(store).expect("namespace"))
 }
 
@@ -46,17 +51,37 @@ fn sectors_come_back_with_their_metadata_through_another_association() {
     drop((channel, store));
     let (blocks, _served) = connect(&namespace);
     let store = RemoteSectorStore::open(blocks, UUID, &key()).expect("store");
-    let mut seen = Vec::new();
-    let mut visit = |lba, metadata: &[u8; METADATA_BYTES]| seen.push((lba, *metadata));
-    store.scan(&mut visit).expect("scan");
-    seen.sort_unstable();
-    assert_eq!(seen.len() as u64, BLOCKS - 1);
-    for (lba, metadata) in seen {
-        let is_written = (3..203).contains(&lba) || lba == BLOCKS - 2;
-        let block = conformance::block(BLOCK_BYTES, lba, 1);
-        let expected = if is_written { &block[DATA_BYTES..] } else { &[0; METADATA_BYTES] };
-        assert_eq!(metadata, expected, "sector {lba}");
+    let mut channel = BlockStore::open(&store).expect("channel");
+    for (lba, count) in [(3, 200), (BLOCKS - 2, 1)] {
+        let found = conformance::read(&mut *channel, BLOCK_BYTES, lba, count);
+        assert_eq!(found, conformance::blocks(BLOCK_BYTES, lba, count, 1));
     }
+}
+
+#[test]
+fn behaves_as_a_store_under_one_that_keeps_it_fresh() {
+    let size = raw_blocks(200);
+    let namespace = namespace_of(size);
+    let (blocks, _served) = connect(&namespace);
+    let trust = Trust { secret: Some(&key()), anchor: None };
+    let store = InPlaceStore::create_on(Box::new(blocks.raw()), UUID, &trust, 200).expect("store");
+    conformance::check(&store);
+    let mut channel = BlockStore::open(&store).expect("channel");
+    write(&mut *channel, 3, 100, 1);
+    drop((channel, store));
+    let open = |uuid| {
+        let (blocks, served) = connect(&namespace);
+        InPlaceStore::open_on(Box::new(blocks.raw()), uuid, &trust).map(|store| (store, served))
+    };
+    assert!(open([8; 16]).expect_err("another").to_string().contains("another store"));
+    let (store, served) = open(UUID).expect("store");
+    let mut channel = BlockStore::open(&store).expect("channel");
+    let found = conformance::read(&mut *channel, BLOCK_BYTES, 3, 100);
+    assert_eq!(found, conformance::blocks(BLOCK_BYTES, 3, 100, 1));
+    drop((channel, store, served));
+    assert!(connect(&namespace).0.erase([8; 16]).is_err());
+    connect(&namespace).0.erase(UUID).expect("erased");
+    assert!(open(UUID).is_err());
 }
 
 #[test]

@@ -4,27 +4,25 @@
 //! ring if they aren't in memory, and then reads the data. Data is copied once each way, between the
 //! caller's 4160-byte blocks and pages that direct I/O accepts. Nothing here blocks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use sealane_proto::freshness::pending::Known;
-use sealane_proto::sector::IV_BYTES;
 
 use super::super::store::{BLOCK_BYTES, DATA_BYTES, StoreChannel, StoreDone, StoreRequest};
+use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
 use super::device::{IoQueue, Piece};
 use super::fresh::failure::{Refusal, copy_error};
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::take_leaf;
 use super::fresh::placed::{Placed, PlacedEntry};
+use super::fresh_store::Shared;
 use super::pages::Page;
-use super::ring::{Ended, IO_PAGES_MAX, Io, event, hush, tell};
-use super::sealed_file::Shared;
-
-/// Name of the request for room of changes that found none.
-const ROOM: u64 = u64::MAX;
+use super::ring::{Ended, IO_PAGES_MAX, Io, event, hush};
+use super::sealed_file::Slots;
 
 /// How far an operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,18 +35,10 @@ enum Stage {
     Flushing,
 }
 
-/// What was asked for.
-enum Asked {
-    /// An operation of the store.
-    Store(StoreRequest),
-    /// The current IVs.
-    Ivs,
-}
-
 /// An operation and what is left of it.
 struct Operation {
     ticket: u64,
-    asked: Asked,
+    request: StoreRequest,
     /// First block.
     lba: u64,
     stage: Stage,
@@ -60,25 +50,23 @@ struct Operation {
 }
 
 /// A run of blocks in consecutive slots: the first, how many, and the first slot.
-type Run = (usize, usize, u64);
+pub(super) type Run = (usize, usize, u64);
 
 /// A channel.
 pub(super) struct SealedChannel {
     ring: Box<dyn IoQueue>,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Slots>>,
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
     event: Arc<OwnedFd>,
     operations: HashMap<u64, Operation>,
-    /// Writes and deallocations for which there is no room yet; in order.
-    waiting: VecDeque<(u64, StoreRequest)>,
-    is_room_wanted: bool,
+    waiting: Waiting,
     next: u64,
-    done: Vec<StoreDone>,
+    ends: Ends,
 }
 
 /// The runs of entries that have slots.
-fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
+pub(super) fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let Known::Entry(PlacedEntry { slot, .. }) = *entry else { continue };
@@ -106,19 +94,18 @@ fn placed(entries: &[Known<PlacedEntry>]) -> Vec<PlacedEntry> {
 
 impl SealedChannel {
     /// A channel that asks for flushes and room at `requests`.
-    pub fn new(shared: Arc<Shared>, requests: &Arc<Requests>) -> io::Result<Self> {
+    pub fn new(shared: Arc<Shared<Slots>>, requests: &Arc<Requests>) -> io::Result<Self> {
         let event = event()?;
         Ok(Self {
-            ring: Arc::clone(&shared.device).queue(Arc::clone(&event))?,
+            ring: Arc::clone(&shared.place.device).queue(Arc::clone(&event))?,
             shared,
             requests: Arc::clone(requests),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
+            ends: Ends::new(Arc::clone(&event)),
             event,
             operations: HashMap::new(),
-            waiting: VecDeque::new(),
-            is_room_wanted: false,
+            waiting: Waiting::default(),
             next: 0,
-            done: Vec::new(),
         })
     }
 
@@ -131,11 +118,11 @@ impl SealedChannel {
 
     // Looking blocks up.
 
-    fn start_lookup(&mut self, ticket: u64, asked: Asked, lba: u64, blocks: u64) {
+    fn start_read(&mut self, ticket: u64, request: StoreRequest, lba: u64, blocks: u64) {
         let entries = self.shared.map.current(lba, blocks);
         let mut operation = Operation {
             ticket,
-            asked,
+            request,
             lba,
             stage: Stage::Looking,
             entries,
@@ -188,8 +175,7 @@ impl SealedChannel {
 
     /// All entries are known.
     fn looked_up(&mut self, mut operation: Operation) {
-        let Asked::Store(request) = &mut operation.asked else { return self.finish(operation) };
-        if let StoreRequest::Read { buffer, .. } = request {
+        if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             for (block, known) in buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries) {
                 if !matches!(known, Known::Entry(_)) {
                     block.fill(0);
@@ -205,7 +191,7 @@ impl SealedChannel {
         let operation = Operation {
             ticket,
             lba: 0,
-            asked: Asked::Store(request),
+            request,
             stage: Stage::Moving,
             entries: entries.iter().map(|entry| Known::Entry(*entry)).collect(),
             fetches: Vec::new(),
@@ -227,7 +213,7 @@ impl SealedChannel {
         for (first, count, slot) in runs {
             let mut pages = self.ring.buffer(count);
             let place = self.shared.map.geometry().slot(slot);
-            let io = if let Asked::Store(StoreRequest::Write { buffer, .. }) = &operation.asked {
+            let io = if let StoreRequest::Write { buffer, .. } = &operation.request {
                 let blocks = buffer.chunks_exact(BLOCK_BYTES).skip(first);
                 for (page, block) in pages.iter_mut().zip(blocks) {
                     page.0.copy_from_slice(&block[..DATA_BYTES]);
@@ -243,7 +229,7 @@ impl SealedChannel {
 
     /// Data has come: checks it and puts it where it belongs.
     fn data_came(&self, operation: &mut Operation, first: usize, pages: &[Page]) {
-        let Asked::Store(StoreRequest::Read { lba, buffer }) = &mut operation.asked else { return };
+        let StoreRequest::Read { lba, buffer } = &mut operation.request else { return };
         let blocks = buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries);
         for (lba, ((block, known), page)) in
             (*lba + first as u64..).zip(blocks.skip(first).zip(pages))
@@ -285,7 +271,7 @@ impl SealedChannel {
 
     /// All of an operation's I/O has ended.
     fn end(&mut self, mut operation: Operation) {
-        if let Asked::Store(StoreRequest::Write { lba, durable, .. }) = &operation.asked {
+        if let StoreRequest::Write { lba, durable, .. } = &operation.request {
             let map = &self.shared.map;
             let entries = placed(&operation.entries);
             if operation.result.is_ok() {
@@ -302,14 +288,56 @@ impl SealedChannel {
             }
         }
         self.finish(operation);
-        if !self.waiting.is_empty() && !self.is_room_wanted {
+        if self.waiting.is_stuck() {
             self.retry_waiting();
         }
     }
 
-    // Changes.
+    // Flushes.
 
-    /// Tries a write or deallocation. Gives it back if room must be made first.
+    fn start_flush(&mut self, ticket: u64, request: StoreRequest) {
+        self.await_flush(Operation {
+            ticket,
+            request,
+            lba: 0,
+            stage: Stage::Flushing,
+            entries: Vec::new(),
+            fetches: Vec::new(),
+            pieces: 0,
+            result: Ok(()),
+        });
+    }
+
+    fn await_flush(&mut self, operation: Operation) {
+        let id = self.add(Operation { stage: Stage::Flushing, ..operation });
+        self.requests.flush(&self.mailbox, id);
+    }
+
+    fn finish(&mut self, operation: Operation) {
+        let Operation { ticket, request, result, .. } = operation;
+        self.tell(ticket, request, result);
+    }
+
+    fn collect_mail(&mut self) {
+        for (id, result) in self.mailbox.take() {
+            if id == ROOM {
+                self.room_came(&result);
+            } else if let Some(operation) = self.operations.remove(&id) {
+                self.finish(Operation { result, ..operation });
+            }
+        }
+    }
+}
+
+impl ChangeChannel for SealedChannel {
+    fn waiting(&mut self) -> &mut Waiting {
+        &mut self.waiting
+    }
+
+    fn room(&self) -> (&Requests, &Arc<Mailbox>) {
+        (&self.requests, &self.mailbox)
+    }
+
     fn try_change(&mut self, ticket: u64, request: StoreRequest) -> Option<StoreRequest> {
         let map = &self.shared.map;
         let changed = match &request {
@@ -332,95 +360,12 @@ impl SealedChannel {
         None
     }
 
-    fn retry_waiting(&mut self) {
-        while let Some((ticket, request)) = self.waiting.pop_front() {
-            if let Some(request) = self.try_change(ticket, request) {
-                self.waiting.push_front((ticket, request));
-                // Writes of this channel that are on their way take room and give it back.
-                let is_moving = |operation: &Operation| operation.stage == Stage::Moving;
-                if !self.operations.values().any(is_moving) {
-                    self.want_room();
-                }
-                return;
-            }
-        }
-    }
-
-    fn want_room(&mut self) {
-        if !self.is_room_wanted {
-            self.is_room_wanted = true;
-            self.requests.room(&self.mailbox, ROOM);
-        }
-    }
-
-    fn room_came(&mut self, result: io::Result<()>) {
-        self.is_room_wanted = false;
-        match result {
-            Ok(()) => self.retry_waiting(),
-            Err(error) => {
-                for (ticket, request) in std::mem::take(&mut self.waiting) {
-                    self.tell(ticket, request, Err(copy_error(&error)));
-                }
-            }
-        }
-    }
-
-    // Flushes.
-
-    fn start_flush(&mut self, ticket: u64, request: StoreRequest) {
-        self.await_flush(Operation {
-            ticket,
-            asked: Asked::Store(request),
-            lba: 0,
-            stage: Stage::Flushing,
-            entries: Vec::new(),
-            fetches: Vec::new(),
-            pieces: 0,
-            result: Ok(()),
-        });
-    }
-
-    fn await_flush(&mut self, operation: Operation) {
-        let id = self.add(Operation { stage: Stage::Flushing, ..operation });
-        self.requests.flush(&self.mailbox, id);
-    }
-
-    /// Tells how an operation ended.
-    fn finish(&mut self, operation: Operation) {
-        let Operation { ticket, asked, entries, result, .. } = operation;
-        match asked {
-            Asked::Store(request) => self.tell(ticket, request, result),
-            Asked::Ivs => {
-                let iv = |known: &Known<PlacedEntry>| match known {
-                    Known::Entry(entry) => entry.iv(),
-                    Known::Void | Known::Absent => [0; IV_BYTES],
-                };
-                let buffer = entries.iter().flat_map(iv).collect();
-                self.push(StoreDone { ticket, result, buffer });
-            }
-        }
-    }
-
     fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
-        self.shared.counters.ended(&request, &result);
-        self.push(StoreDone { ticket, result, buffer: request.into_buffer() });
+        self.ends.tell(&self.shared.counters, ticket, request, result);
     }
 
-    fn push(&mut self, done: StoreDone) {
-        if self.done.is_empty() {
-            tell(&self.event);
-        }
-        self.done.push(done);
-    }
-
-    fn collect_mail(&mut self) {
-        for (id, result) in self.mailbox.take() {
-            if id == ROOM {
-                self.room_came(result);
-            } else if let Some(operation) = self.operations.remove(&id) {
-                self.finish(Operation { result, ..operation });
-            }
-        }
+    fn gives_room_back(&self) -> bool {
+        self.operations.values().any(|operation| operation.stage == Stage::Moving)
     }
 }
 
@@ -433,23 +378,13 @@ impl StoreChannel for SealedChannel {
         match request {
             StoreRequest::Read { lba, ref buffer } => {
                 let blocks = (buffer.len() / BLOCK_BYTES) as u64;
-                self.start_lookup(ticket, Asked::Store(request), lba, blocks);
+                self.start_read(ticket, request, lba, blocks);
             }
             StoreRequest::Flush => self.start_flush(ticket, request),
             StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
-                if !self.waiting.is_empty() {
-                    self.waiting.push_back((ticket, request));
-                } else if let Some(request) = self.try_change(ticket, request) {
-                    self.waiting.push_back((ticket, request));
-                    self.want_room();
-                }
+                self.change(ticket, request);
             }
         }
-    }
-
-    fn current_ivs(&mut self, ticket: u64, lba: u64, blocks: u64) -> bool {
-        self.start_lookup(ticket, Asked::Ivs, lba, blocks);
-        true
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
@@ -472,11 +407,11 @@ impl StoreChannel for SealedChannel {
                 self.finish(Operation { result: Err(copy_error(&error)), ..operation });
             }
         }
-        done.append(&mut self.done);
+        done.append(&mut self.ends.done);
     }
 
     fn in_flight(&self) -> usize {
-        self.operations.len() + self.waiting.len() + self.done.len()
+        self.operations.len() + self.waiting.len() + self.ends.done.len()
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -489,8 +424,8 @@ impl Drop for SealedChannel {
         if self.ring.drain() {
             // What was written but not noted is given up.
             for operation in self.operations.values() {
-                if let (Asked::Store(StoreRequest::Write { .. }), Stage::Moving) =
-                    (&operation.asked, operation.stage)
+                if let (StoreRequest::Write { .. }, Stage::Moving) =
+                    (&operation.request, operation.stage)
                 {
                     self.shared.map.abandon(&placed(&operation.entries));
                 }

@@ -8,48 +8,56 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::LeafFormat;
 
-use super::super::store::{BLOCK_BYTES, BlockStore, METADATA_BYTES, StoreChannel, StoreCounters};
+use super::super::store::StoreChannel;
+use super::super::upkeep::Upkeep;
 use super::device::Device;
-use super::fresh::anchor::Anchor;
 use super::fresh::geometry::Geometry;
-use super::fresh::journal::Journal;
-use super::fresh::keys::{Authority, StoreKeys};
-use super::fresh::map::Map;
+use super::fresh::journal::Requests;
 use super::fresh::placed::Placed;
-use super::fresh::superblock::Superblock;
-use super::pages::{BlockFile, DeviceFile, Page, random};
+use super::fresh_store::{FreshStore, Place, Shared, Trust, check_empty, check_name, new_uuid};
+use super::pages::{BlockFile, DeviceFile, Page};
 use super::sealed_channel::SealedChannel;
-
-/// What the channels of a store share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub device: Arc<dyn Device>,
-    pub map: Arc<Map<Placed>>,
-    pub counters: StoreCounters,
-}
+use super::sealed_upkeep::SealedUpkeep;
 
 /// A file of sealed blocks.
+pub type SealedFileStore = FreshStore<Slots>;
+
+/// Slots on a device.
 #[derive(Debug)]
-pub struct SealedFileStore {
-    shared: Arc<Shared>,
-    journal: Journal,
+pub struct Slots {
+    /// The device.
+    pub device: Arc<dyn Device>,
 }
 
-/// Who can make a store's pages, and who remembers how far it has come.
-#[derive(Debug, Default)]
-pub struct Trust<'a> {
-    /// The store's secret; None: its keys lie on the device.
-    pub secret: Option<&'a Secret>,
-    /// Its anchor; None: a whole older state passes.
-    pub anchor: Option<Arc<dyn Anchor>>,
-}
+impl Place for Slots {
+    type Layout = Placed;
+    const LAYOUT: &'static str = "out of place";
 
-impl Trust<'_> {
-    pub(super) fn authority(&self) -> Authority<'_> {
-        self.secret.map_or(Authority::Device, Authority::Secret)
+    fn file(&self) -> Arc<dyn BlockFile> {
+        Arc::clone(&self.device) as Arc<dyn BlockFile>
+    }
+
+    fn check_size(&self, geometry: &Geometry) -> io::Result<()> {
+        let (found, needed) = (self.device.page_count(), geometry.page_count());
+        if found < needed {
+            let detail =
+                format!("the device has {found} pages of 4096 bytes, the store takes {needed}");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
+        }
+        Ok(())
+    }
+
+    fn channel(
+        shared: &Arc<Shared<Self>>,
+        requests: &Arc<Requests>,
+    ) -> io::Result<Box<dyn StoreChannel>> {
+        Ok(Box::new(SealedChannel::new(Arc::clone(shared), requests)?))
+    }
+
+    fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>> {
+        Ok(Box::new(SealedUpkeep::new(Arc::clone(shared))))
     }
 }
 
@@ -57,21 +65,16 @@ impl SealedFileStore {
     /// Lays out an empty store in a sparse file, which must not exist, or on a block device,
     /// whose contents are lost.
     pub fn create(path: &Path, block_count: u64, trust: &Trust<'_>) -> io::Result<Self> {
-        let mut uuid: [u8; 16] = random()?;
-        // RFC 9562: version 4, variant 10.
-        uuid[6] = uuid[6] & 0x0F | 0x40;
-        uuid[8] = uuid[8] & 0x3F | 0x80;
-        let page_count = sizes(block_count).page_count();
-        let device = Arc::new(DeviceFile::create(path, page_count)?);
-        Self::lay_out(device, uuid, trust, block_count)
+        let geometry = sizes(block_count);
+        let device = Arc::new(DeviceFile::create(path, geometry.page_count())?);
+        Self::lay_out(Slots { device }, new_uuid()?, geometry, trust)
     }
 
     /// Opens a store and brings it to the state that its last flush, at least, left. An error with
     /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
     pub fn open(path: &Path, trust: &Trust<'_>) -> io::Result<Self> {
         let device = Arc::new(DeviceFile::open(path, 1)?);
-        let (superblock, keys) = Superblock::read(&*device, &trust.authority())?;
-        Self::take_up(device, &superblock, keys, trust)
+        Self::take_up(Slots { device }, trust)
     }
 
     /// Lays out an empty store on a device of which the first page must be zeros: anything else may
@@ -82,20 +85,14 @@ impl SealedFileStore {
         trust: &Trust<'_>,
         block_count: u64,
     ) -> io::Result<Self> {
-        let mut first = [Page::ZERO];
-        device.read(0, &mut first)?;
-        if first != [Page::ZERO] {
-            let detail = "the device holds something: its first 4096 bytes are not zeros";
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, detail));
-        }
-        Self::lay_out(device, uuid, trust, block_count)
+        check_empty(&*device)?;
+        Self::lay_out(Slots { device }, uuid, sizes(block_count), trust)
     }
 
     /// Opens the store of that name on a device.
     pub fn open_on(device: Arc<dyn Device>, uuid: [u8; 16], trust: &Trust<'_>) -> io::Result<Self> {
         check_name(&*device, uuid)?;
-        let (superblock, keys) = Superblock::read(&*device, &trust.authority())?;
-        Self::take_up(device, &superblock, keys, trust)
+        Self::take_up(Slots { device }, trust)
     }
 
     /// Takes the store of that name off a device, so that another one can be laid out; no key is
@@ -105,104 +102,17 @@ impl SealedFileStore {
         device.write(0, &[Page::ZERO])?;
         device.sync()
     }
-
-    fn lay_out(
-        device: Arc<dyn Device>,
-        uuid: [u8; 16],
-        trust: &Trust<'_>,
-        block_count: u64,
-    ) -> io::Result<Self> {
-        let superblock = Superblock { uuid, seed: random()?, geometry: sizes(block_count) };
-        check_size(&*device, &superblock.geometry)?;
-        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
-        let map = Map::create(file, &superblock, &trust.authority(), trust.anchor.clone())?;
-        Self::start(device, map)
-    }
-
-    fn take_up(
-        device: Arc<dyn Device>,
-        superblock: &Superblock,
-        keys: StoreKeys,
-        trust: &Trust<'_>,
-    ) -> io::Result<Self> {
-        check_size(&*device, &superblock.geometry)?;
-        let file = Arc::clone(&device) as Arc<dyn BlockFile>;
-        let map = Map::open(file, superblock, keys, trust.anchor.clone())?;
-        Self::start(device, map)
-    }
-
-    fn start(device: Arc<dyn Device>, map: Map<Placed>) -> io::Result<Self> {
-        let map = Arc::new(map);
-        let journal = Journal::start(Arc::clone(&map))?;
-        let shared = Shared { device, map, counters: StoreCounters::default() };
-        Ok(Self { shared: Arc::new(shared), journal })
-    }
 }
 
 fn sizes(block_count: u64) -> Geometry {
     Geometry::placed(block_count, Placed::ENTRIES_PER_LEAF)
 }
 
-fn check_name(device: &dyn Device, uuid: [u8; 16]) -> io::Result<()> {
-    if Superblock::read_claimed(device)?.uuid == uuid {
-        return Ok(());
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "the device holds another store"))
-}
-
-fn check_size(device: &dyn Device, geometry: &Geometry) -> io::Result<()> {
-    let (found, needed) = (device.page_count(), geometry.page_count());
-    if found < needed {
-        let detail =
-            format!("the device has {found} pages of 4096 bytes, the store takes {needed}");
-        return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
-    }
-    Ok(())
-}
-
-impl BlockStore for SealedFileStore {
-    fn block_bytes(&self) -> usize {
-        BLOCK_BYTES
-    }
-
-    fn block_count(&self) -> u64 {
-        self.shared.map.geometry().block_count
-    }
-
-    fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
-        let channel = SealedChannel::new(Arc::clone(&self.shared), self.journal.requests())?;
-        Ok(Box::new(channel))
-    }
-
-    fn keeps_freshness(&self) -> bool {
-        true
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        let map = &self.shared.map;
-        for set in 0..map.geometry().sets() {
-            let start = set * Placed::ENTRIES_PER_LEAF;
-            for (lba, entry) in (start..).zip(map.set_entries(set)?) {
-                if let Some(entry) = entry {
-                    visit(lba, &entry.metadata());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn statistics(&self) -> Vec<(&'static str, u64)> {
-        let mut named = self.shared.counters.by_name();
-        named.extend(self.shared.map.statistics());
-        named
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use sealane_proto::freshness::pending::Known;
 
-    use super::super::super::store::StoreRequest;
+    use super::super::super::store::{BLOCK_BYTES, BlockStore, StoreRequest};
     use super::super::conformance;
     use super::super::scratch::Scratch;
     use super::*;
@@ -231,9 +141,9 @@ mod tests {
         conformance::execute(&mut *channel, StoreRequest::Flush).expect("flush");
         drop((channel, store));
         let store = SealedFileStore::open(&scratch.file(), &Trust::default()).expect("store");
-        let mut written = 0;
-        store.scan(&mut |_, _| written += 1).expect("scan");
-        assert_eq!((written, store.block_count()), (300, 1000));
+        let statistics = store.statistics();
+        assert!(statistics.contains(&("sectors_written", 300)), "{statistics:?}");
+        assert_eq!(store.block_count(), 1000);
         let mut channel = store.open().expect("channel");
         let found = conformance::read(&mut *channel, BLOCK_BYTES, 100, 300);
         assert_eq!(found, conformance::blocks(BLOCK_BYTES, 100, 300, 1));
@@ -300,9 +210,9 @@ mod tests {
         let Known::Entry(entry) = map.current(7, 1)[0] else { panic!("it waits in memory") };
         let mut page = [Page::ZERO];
         let place = map.geometry().slot(entry.slot);
-        store.shared.device.read(place, &mut page).expect("read");
+        store.shared.place.device.read(place, &mut page).expect("read");
         page[0].0[1000] ^= 1;
-        store.shared.device.write(place, &page).expect("write");
+        store.shared.place.device.write(place, &page).expect("write");
         let request = StoreRequest::Read { lba: 7, buffer: vec![0; BLOCK_BYTES] };
         let error = conformance::execute(&mut *channel, request).expect_err("damaged");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);

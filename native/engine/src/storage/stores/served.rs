@@ -11,7 +11,7 @@ use sealane_proto::nvme::controller_queue::ControllerLimits;
 use sealane_proto::nvme::host_queue::HostLimits;
 use sealane_proto::nvme::pdu::Digests;
 
-use super::super::store::{BlockStore, METADATA_BYTES, StoreChannel, StoreDone, StoreRequest};
+use super::super::store::{BlockStore, StoreChannel, StoreDone, StoreRequest};
 use super::super::target::{AnaState, Controller, Namespace};
 use super::device::Device;
 use super::pages::{BlockFile, PAGE_BYTES, Page};
@@ -139,10 +139,6 @@ impl BlockStore for TornStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(TornChannel { disk: Arc::clone(&self.disk), done: Vec::new() }))
-    }
-
-    fn scan(&self, _visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

@@ -10,11 +10,10 @@ use std::ops::Range;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{BLOCK_BYTES, block_iv, take_expected_iv};
+use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, block_iv, take_expected_iv};
 
-use super::freshness::Iv;
 use super::mailbox::Waiter;
-use super::namespace::{Freshness, Namespace, add};
+use super::namespace::{Namespace, add};
 use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
 use super::reservation::{Acquire, Group, Refusal, Register};
@@ -178,7 +177,8 @@ impl Worker {
             Operation::Read
             | Operation::Compare(_)
             | Operation::Verify
-            | Operation::CompareAndWrite { .. } => {
+            | Operation::CompareAndWrite { .. }
+            | Operation::WriteIf(_) => {
                 self.reading += bytes;
                 StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
             }
@@ -186,27 +186,6 @@ impl Worker {
                 let buffer = std::mem::take(data);
                 StoreRequest::Write { lba, buffer, durable: task.is_forced }
             }
-            Operation::WriteIf(data) => match &namespace.freshness {
-                Freshness::Table(table) => {
-                    let mut buffer = std::mem::take(data);
-                    if !table.matches(lba, &take_expected(&mut buffer)) {
-                        task.status = Status::COMPARE_FAILURE.final_();
-                        return self.finish(slot, buffer);
-                    }
-                    StoreRequest::Write { lba, buffer, durable: task.is_forced }
-                }
-                Freshness::Store => {
-                    let blocks = task.blocks.end - lba;
-                    task.stores += 1;
-                    // It says so of itself that it can.
-                    attachment.channel.current_ivs(u64::from(slot), lba, blocks);
-                    return;
-                }
-                Freshness::Off => {
-                    self.reading += bytes;
-                    StoreRequest::Read { lba, buffer: self.queue.buffer(bytes) }
-                }
-            },
             Operation::WriteZeroes { .. } => {
                 StoreRequest::Deallocate { lba, blocks: task.blocks.end - lba }
             }
@@ -284,32 +263,15 @@ impl Worker {
             return;
         }
         let is_read = task.is_reading();
-        let is_look = matches!(namespace.freshness, Freshness::Store)
-            && matches!(task.operation, Operation::WriteIf(_));
-        if is_read && !is_look {
+        if is_read {
             self.reading = self.reading.saturating_sub(done.buffer.len());
         }
         if done.result.is_err() {
             self.finish(slot, done.buffer);
-        } else if is_read && is_look {
-            self.looked_up(slot, &done.buffer);
         } else if is_read {
             self.read_done(slot, done.buffer);
         } else {
             self.change_done(slot, done.buffer);
-        }
-    }
-
-    /// The current IVs of the blocks of a write-if came from the store.
-    fn looked_up(&mut self, slot: u16, current: &[u8]) {
-        let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
-        let Operation::WriteIf(data) = &mut task.operation else { return };
-        let mut data = std::mem::take(data);
-        if take_expected(&mut data).as_flattened() == current {
-            self.write_compared(slot, data);
-        } else {
-            task.status = Status::COMPARE_FAILURE.final_();
-            self.finish(slot, data);
         }
     }
 
@@ -374,17 +336,11 @@ impl Worker {
         let namespace = &attachment.namespace;
         let counters = &namespace.counters;
         let blocks = task.blocks.end - task.blocks.start;
-        let forget = |range: Range<u64>| {
-            add(&counters.deallocations, 1);
-            if let Freshness::Table(table) = &namespace.freshness {
-                table.forget(range.start, range.end - range.start);
-            }
-        };
         match &task.operation {
             Operation::Flush => add(&counters.flushes, 1),
-            Operation::WriteZeroes { .. } => forget(task.blocks.clone()),
+            Operation::WriteZeroes { .. } => add(&counters.deallocations, 1),
             Operation::Deallocate(ranges) => {
-                forget(ranges.get(task.ranges_done).map(range_of).unwrap_or_default());
+                add(&counters.deallocations, 1);
                 task.ranges_done += 1;
                 if task.ranges_done < ranges.len() {
                     if self.is_ending {
@@ -400,9 +356,6 @@ impl Worker {
             _ => {
                 add(&counters.writes, 1);
                 add(&counters.sectors_stored, blocks);
-                if let Freshness::Table(table) = &namespace.freshness {
-                    table.stored(task.blocks.start, &buffer);
-                }
             }
         }
         self.finish(slot, buffer);
@@ -482,7 +435,7 @@ impl Worker {
 }
 
 /// Takes the IVs that must be the current ones out of the sectors of a write-if.
-fn take_expected(buffer: &mut [u8]) -> Vec<Iv> {
+fn take_expected(buffer: &mut [u8]) -> Vec<[u8; IV_BYTES]> {
     buffer.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().map(take_expected_iv).collect()
 }
 

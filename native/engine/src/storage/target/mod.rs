@@ -2,7 +2,7 @@
 
 pub mod controller;
 mod execution;
-pub mod freshness;
+pub mod jobs;
 mod mailbox;
 pub mod namespace;
 pub mod qos;

@@ -10,11 +10,8 @@ use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{
-    BLOCK_BYTES, IV_BYTES, METADATA_BYTES, check_written, field, metadata, set_unwritten,
-};
+use sealane_proto::sector::{BLOCK_BYTES, check_written, field, metadata, set_unwritten};
 
-use super::freshness::FlatTable;
 use super::mailbox::{Message, Waiter};
 use super::qos::{Cost, Qos, QosLimits};
 use super::range_lock::{Acquired, LockId, Mode, RangeLocks};
@@ -22,6 +19,7 @@ use super::reservation::{Group, HostId, Notices, Reservations};
 use crate::clock;
 use crate::storage::events::{EventLog, StorageEvent};
 use crate::storage::store::{BlockStore, StoreChannel};
+use crate::storage::upkeep::Upkeep;
 
 /// Asymmetric namespace access state of a namespace at a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,10 +66,10 @@ impl Assigned {
     pub fn format(&self) -> NamespaceFormat {
         let verify = CommandSet::VERIFY;
         let common = verify.with(CommandSet::WRITE_ZEROES).with(CommandSet::DEALLOCATE);
-        let commands = match (self.namespace.is_sealed(), &self.namespace.freshness) {
+        let commands = match (self.namespace.is_sealed, self.namespace.is_fresh) {
             // Nothing could tell a deallocated sector from a lost one.
-            (true, Freshness::Off) => verify.with(CommandSet::WRITE_IF),
-            (true, _) => common.with(CommandSet::WRITE_IF),
+            (true, false) => verify.with(CommandSet::WRITE_IF),
+            (true, true) => common.with(CommandSet::WRITE_IF),
             (false, _) => common
                 .with(CommandSet::COMPARE)
                 .with(CommandSet::FUSED)
@@ -121,27 +119,42 @@ struct Busy {
     commands: u64,
     since: Nanos,
     total: Nanos,
+    /// Background jobs that want to know the load; without any it isn't kept.
+    watchers: usize,
+    load: HostLoad,
+    /// Up to when the load is known.
+    seen: Nanos,
 }
 
-/// Who knows which version of a sector is the current one.
-#[derive(Debug)]
-pub(super) enum Freshness {
-    /// Nobody: any well-formed sector passes.
-    Off,
-    /// A table in this process, rebuilt from the store at the start.
-    Table(FlatTable),
-    /// The store.
-    Store,
+/// How commands of hosts fare, as long as somebody watches.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HostLoad {
+    /// Commands that have ended.
+    pub ended: u64,
+    /// Commands being executed.
+    pub running: u64,
+    /// Durations of all commands so far, added up.
+    pub time: Nanos,
+}
+
+impl Busy {
+    /// Brings the load up to date.
+    fn see(&mut self, now: Nanos) {
+        self.load.time += self.commands * now.saturating_sub(self.seen);
+        self.seen = now;
+    }
 }
 
 /// One namespace of a target.
 #[derive(Debug)]
 pub struct Namespace {
     store: RwLock<Option<Box<dyn BlockStore>>>,
+    layout: &'static str,
     block_bytes: usize,
     block_count: u64,
     is_sealed: bool,
-    pub(super) freshness: Freshness,
+    /// Whether the store tells what is unwritten and reads current sectors only.
+    is_fresh: bool,
     locks: Mutex<RangeLocks<Waiter>>,
     qos: Mutex<Qos<Waiter>>,
     is_limited: AtomicBool,
@@ -158,46 +171,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Namespace {
-    /// A namespace over a store; sealed if the store's blocks have metadata. What a sealed store
-    /// holds already becomes current, unless the store keeps freshness itself.
+    /// A namespace over a store; sealed if the store's blocks have metadata, and then the store
+    /// must be one that reads current sectors only.
     pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let is_sealed = store.block_bytes() == BLOCK_BYTES;
-        let freshness = if store.keeps_freshness() {
-            Freshness::Store
-        } else if is_sealed {
-            let table = FlatTable::new(store.block_count());
-            store.scan(&mut |lba, metadata| table.found(lba, iv_of(metadata)))?;
-            Freshness::Table(table)
-        } else {
-            Freshness::Off
-        };
-        Self::assemble(store, is_sealed, freshness)
+        Self::assemble(store, is_sealed, true)
     }
 
-    /// A namespace that keeps no current IVs: any well-formed sector of its store passes, older
-    /// ones too, and an unwritten one is an error.
+    /// A namespace without freshness: any well-formed sector of its store passes, older ones too,
+    /// and an unwritten one is an error.
     pub fn without_freshness(store: Box<dyn BlockStore>) -> io::Result<Self> {
         let is_sealed = store.block_bytes() == BLOCK_BYTES;
-        Self::assemble(store, is_sealed, Freshness::Off)
+        Self::assemble(store, is_sealed, false)
     }
 
     /// A namespace for any host, also if its blocks have metadata: that is the host's then.
     pub fn plain(store: Box<dyn BlockStore>) -> io::Result<Self> {
-        Self::assemble(store, false, Freshness::Off)
+        Self::assemble(store, false, true)
     }
 
-    fn assemble(
-        store: Box<dyn BlockStore>,
-        is_sealed: bool,
-        freshness: Freshness,
-    ) -> io::Result<Self> {
+    fn assemble(store: Box<dyn BlockStore>, is_sealed: bool, is_fresh: bool) -> io::Result<Self> {
         let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
         Ok(Self {
+            layout: store.layout(),
             store: RwLock::new(Some(store)),
             block_bytes,
             block_count,
             is_sealed,
-            freshness,
+            is_fresh,
             locks: Mutex::default(),
             qos: Mutex::default(),
             is_limited: AtomicBool::new(false),
@@ -260,6 +261,12 @@ impl Namespace {
         self.is_sealed
     }
 
+    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    #[must_use]
+    pub fn layout(&self) -> &'static str {
+        self.layout
+    }
+
     /// Bytes of a block: 4096, or 4160 if sealed.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
@@ -307,9 +314,6 @@ impl Namespace {
             ("events_dropped", self.events.dropped()),
         ]
         .into();
-        if let Freshness::Table(table) = &self.freshness {
-            named.push(("sectors_written", table.written()));
-        }
         if let Some(store) = &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
             named.extend(store.statistics());
         }
@@ -324,20 +328,14 @@ impl Namespace {
             return Ok(());
         }
         let mut sectors = (lba..).zip(blocks.as_chunks_mut::<BLOCK_BYTES>().0);
-        match &self.freshness {
-            Freshness::Table(table) => table.check(lba, blocks),
-            Freshness::Store => sectors.try_for_each(|(lba, sector)| {
-                // Zeros are what the store itself says of an unwritten one.
-                if metadata(sector, field::VERSION) == [0] {
-                    set_unwritten(sector);
-                    return Ok(());
-                }
-                check_written(sector).map_err(|reason| (reason, lba))
-            }),
-            Freshness::Off => sectors.try_for_each(|(lba, sector)| {
-                check_written(sector).map_err(|reason| (reason, lba))
-            }),
-        }
+        sectors.try_for_each(|(lba, sector)| {
+            // Zeros are what a store that keeps freshness says of an unwritten one.
+            if self.is_fresh && metadata(sector, field::VERSION) == [0] {
+                set_unwritten(sector);
+                return Ok(());
+            }
+            check_written(sector).map_err(|reason| (reason, lba))
+        })
     }
 
     pub(super) fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
@@ -348,7 +346,7 @@ impl Namespace {
     }
 
     pub(super) fn acquire(&self, blocks: Range<u64>, mode: Mode, waiter: Waiter) -> Acquired {
-        let acquired = lock(&self.locks).acquire(blocks, mode, waiter);
+        let acquired = self.acquire_for_job(blocks, mode, waiter);
         if matches!(acquired, Acquired::Waiting(_)) {
             add(&self.counters.contended, 1);
         }
@@ -430,6 +428,9 @@ impl Namespace {
 
     pub(super) fn begin(&self) {
         let mut busy = lock(&self.busy);
+        if busy.watchers > 0 {
+            busy.see(clock::now());
+        }
         busy.commands += 1;
         if busy.commands == 1 {
             busy.since = clock::now();
@@ -438,10 +439,54 @@ impl Namespace {
 
     pub(super) fn end(&self) {
         let mut busy = lock(&self.busy);
+        if busy.watchers > 0 {
+            busy.see(clock::now());
+            busy.load.ended += 1;
+        }
         busy.commands -= 1;
         if busy.commands == 0 {
             busy.total += clock::now().saturating_sub(busy.since);
         }
+    }
+
+    // For background jobs.
+
+    /// Who checks and refreshes what the store holds; None: nobody can.
+    pub(super) fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        match &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(store) => store.upkeep(),
+            None => Err(io::Error::other("the namespace is closed")),
+        }
+    }
+
+    /// Asks for a range as [`Namespace::acquire`] does; it isn't a command that waits.
+    pub(super) fn acquire_for_job(
+        &self,
+        blocks: Range<u64>,
+        mode: Mode,
+        waiter: Waiter,
+    ) -> Acquired {
+        lock(&self.locks).acquire(blocks, mode, waiter)
+    }
+
+    /// Begins or ends to watch the load.
+    pub(super) fn watch_load(&self, is_watched: bool) {
+        let mut busy = lock(&self.busy);
+        if is_watched {
+            if busy.watchers == 0 {
+                busy.seen = clock::now();
+            }
+            busy.watchers += 1;
+        } else {
+            busy.watchers -= 1;
+        }
+    }
+
+    /// The load, while it is watched.
+    pub(super) fn load(&self) -> HostLoad {
+        let mut busy = lock(&self.busy);
+        busy.see(clock::now());
+        HostLoad { running: busy.commands, ..busy.load }
     }
 }
 
@@ -449,12 +494,6 @@ fn post_released(released: Vec<Waiter>) {
     for waiter in released {
         waiter.mailbox.post(Message::Released(waiter.slot));
     }
-}
-
-fn iv_of(metadata: &[u8; METADATA_BYTES]) -> [u8; IV_BYTES] {
-    let mut iv = [0; IV_BYTES];
-    iv.copy_from_slice(&metadata[field::IV.0..field::IV.1]);
-    iv
 }
 
 /// Bytes as hexadecimal digits.
@@ -470,7 +509,7 @@ pub fn hexadecimal(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::storage::stores::memory::MemoryStore;
-    use sealane_proto::sector::Block;
+    use sealane_proto::sector::{Block, METADATA_BYTES};
 
     #[test]
     fn without_freshness_only_sealed_sectors_pass() {

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::host_command::HostCommand;
 use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
-use sealane_proto::sector::{IV_BYTES, block_iv, is_unwritten, set_expected_iv};
+use sealane_proto::sector::{
+    FLAG_UNWRITTEN, IV_BYTES, block_iv, field, is_unwritten, metadata_mut, set_expected_iv,
+};
 
 use super::hosts::{Host, controller, plain, sealed};
 use super::store::ShuffledStore;
@@ -69,28 +72,39 @@ fn a_sealed_namespace_says_what_is_unwritten_and_refuses_what_is_stale() {
     let unwritten = |data: Vec<u8>| is_unwritten(data.as_slice().try_into().unwrap());
     assert!(unwritten(host.read(7, 1)));
     assert_eq!(host.write(7, sealed(1)), Status::SUCCESS);
-    assert_eq!(host.write(7, sealed(2)), Status::SUCCESS);
-    assert_eq!(block_iv(host.read(7, 1).as_slice().try_into().unwrap())[0], 2);
+    assert_eq!(block_iv(host.read(7, 1).as_slice().try_into().unwrap())[0], 1);
 
-    store.put(7, sealed(1));
+    store.roll_back(7);
     let stale = Status::REFERENCE_TAG_CHECK.final_();
     assert_eq!(host.status(HostCommand::Read { lba: 7, blocks: 1 }), stale);
     assert_eq!(host.status(HostCommand::Verify { lba: 7, blocks: 1 }), stale);
-    assert_eq!(statistic(&namespace, "refusals"), 2);
+    let data = sealed(2);
+    assert_eq!(host.status(HostCommand::WriteIf { lba: 7, data, is_forced: false }), stale);
+    assert_eq!(statistic(&namespace, "refusals"), 3);
     let events = namespace.events().take();
     assert!(events.iter().all(|event| event.reason == "sector.stale" && event.lba == Some(7)));
-    store.put(7, sealed(2));
+    store.roll_back(u64::MAX);
     assert_eq!(host.status(HostCommand::Verify { lba: 7, blocks: 1 }), Status::SUCCESS);
 
     let ranges = vec![LbaRange { lba: 7, blocks: 1 }];
     assert_eq!(host.status(HostCommand::Deallocate(ranges)), Status::SUCCESS);
-    store.put(7, sealed(2));
-    assert!(unwritten(host.read(7, 1)), "what is deallocated doesn't come back");
+    assert!(unwritten(host.read(7, 1)));
     assert_eq!(host.write(7, sealed(3)), Status::SUCCESS);
     let zeroes = HostCommand::WriteZeroes { lba: 7, blocks: 1, deallocate: true };
     assert_eq!(host.status(zeroes), Status::SUCCESS);
     assert!(unwritten(host.read(7, 1)));
-    assert_eq!(statistic(&namespace, "sectors_written"), 0);
+}
+
+#[test]
+fn a_stored_sector_cannot_say_that_it_is_unwritten() {
+    let (store, namespace) = world(true);
+    let controller = controller(1, &namespace);
+    let mut host = Host::connect(&controller, 1, true);
+    let mut forged: [u8; 4160] = sealed(1).try_into().unwrap();
+    metadata_mut(&mut forged, field::FLAGS).fill(FLAG_UNWRITTEN);
+    store.put(7, forged.to_vec());
+    let read = HostCommand::Read { lba: 7, blocks: 1 };
+    assert_eq!(host.status(read), Status::from(Reason::SectorFormat));
 }
 
 #[test]
@@ -142,21 +156,6 @@ fn a_store_that_fails_is_told_and_changes_nothing_that_counts() {
     assert_eq!(counts, [(4, 1), (3, 1), (2, 1), (1, 1)]);
     assert_eq!(logged[3].error.status, Status::WRITE_FAULT);
     assert_eq!((logged[3].error.lba, logged[3].error.nsid), (7, 1));
-}
-
-#[test]
-fn the_table_is_rebuilt_from_what_the_store_holds() {
-    let (store, namespace) = world(true);
-    store.put(20, sealed(77));
-    drop(namespace);
-    let namespace = Arc::new(Namespace::new(Box::new(store.clone())).unwrap());
-    let controller = controller(1, &namespace);
-    let mut host = Host::connect(&controller, 1, true);
-    assert_eq!(host.read(20, 1)[4096 + 16], 77);
-    assert!(is_unwritten(host.read(21, 1).as_slice().try_into().unwrap()));
-    store.put(20, sealed(78));
-    let read = HostCommand::Read { lba: 20, blocks: 1 };
-    assert_eq!(host.status(read), Status::REFERENCE_TAG_CHECK.final_());
 }
 
 #[test]

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use rustix::event::{EventfdFlags, eventfd};
-use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
 
 use crate::storage::store::{BlockStore, StoreChannel, StoreDone, StoreRequest};
+use crate::storage::stores::fresh::failure::Refusal;
 
 #[derive(Debug)]
 struct Inner {
@@ -19,6 +20,7 @@ struct Inner {
     blocks: Mutex<Vec<Vec<u8>>>,
     is_held: AtomicBool,
     fails: AtomicBool,
+    stale: AtomicU64,
     flushes: AtomicU64,
     submitted: AtomicU64,
     channels: AtomicU64,
@@ -37,6 +39,7 @@ impl ShuffledStore {
             blocks: Mutex::new(vec![vec![0; block_bytes]; block_count]),
             is_held: false.into(),
             fails: false.into(),
+            stale: u64::MAX.into(),
             flushes: 0.into(),
             submitted: 0.into(),
             channels: 0.into(),
@@ -51,6 +54,11 @@ impl ShuffledStore {
 
     pub fn fail(&self, fails: bool) {
         self.0.fails.store(fails, Ordering::SeqCst);
+    }
+
+    /// From now on reads from this block fail, because it isn't the current one.
+    pub fn roll_back(&self, lba: u64) {
+        self.0.stale.store(lba, Ordering::SeqCst);
     }
 
     pub fn flushes(&self) -> u64 {
@@ -86,16 +94,6 @@ impl BlockStore for ShuffledStore {
         let signal = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let random = ChaCha8Rng::seed_from_u64(self.0.seed + number);
         Ok(Box::new(Channel { store: self.0.clone(), running: Vec::new(), random, signal }))
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(u64, &[u8; METADATA_BYTES])) -> io::Result<()> {
-        for (lba, block) in (0..).zip(self.0.blocks.lock().unwrap().iter()) {
-            let metadata = block.last_chunk().unwrap();
-            if self.0.block_bytes == BLOCK_BYTES && *metadata != [0; METADATA_BYTES] {
-                visit(lba, metadata);
-            }
-        }
-        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {
@@ -162,7 +160,14 @@ impl StoreChannel for Channel {
         let fails = self.store.fails.load(Ordering::SeqCst);
         if fails || self.step(index) {
             let Running { ticket, request, .. } = self.running.swap_remove(index);
-            let result = if fails { Err(io::Error::other("broken")) } else { Ok(()) };
+            let stale = self.store.stale.load(Ordering::SeqCst);
+            let result = match &request {
+                _ if fails => Err(io::Error::other("broken")),
+                StoreRequest::Read { lba, .. } if *lba == stale => {
+                    Err(Refusal::Stale(stale).into())
+                }
+                _ => Ok(()),
+            };
             done.push(StoreDone { ticket, result, buffer: request.into_buffer() });
         }
     }

@@ -1,0 +1,162 @@
+//! What stores of sealed blocks that keep freshness have in common, wherever they put the blocks.
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
+
+use sealane_proto::aead::Secret;
+
+use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters};
+use super::super::upkeep::Upkeep;
+use super::fresh::anchor::Anchor;
+use super::fresh::geometry::Geometry;
+use super::fresh::journal::{Journal, Requests};
+use super::fresh::keys::Authority;
+use super::fresh::map::{Layout, Map};
+use super::fresh::superblock::Superblock;
+use super::pages::{BlockFile, Page, random};
+
+/// Who can make a store's pages, and who remembers how far it has come.
+#[derive(Debug, Default)]
+pub struct Trust<'a> {
+    /// The store's secret; None: its keys lie on the device.
+    pub secret: Option<&'a Secret>,
+    /// Its anchor; None: a whole older state passes.
+    pub anchor: Option<Arc<dyn Anchor>>,
+}
+
+impl Trust<'_> {
+    pub(super) fn authority(&self) -> Authority<'_> {
+        self.secret.map_or(Authority::Device, Authority::Secret)
+    }
+}
+
+/// Where a store's pages and blocks are.
+pub trait Place: Debug + Send + Sync + Sized + 'static {
+    /// How blocks lie there.
+    type Layout: Layout;
+    /// The same, for people.
+    const LAYOUT: &'static str;
+    /// The pages.
+    fn file(&self) -> Arc<dyn BlockFile>;
+    /// Refuses a device that has no room for so much.
+    fn check_size(&self, geometry: &Geometry) -> io::Result<()>;
+    /// A channel to a store there, which asks for flushes and room at `requests`.
+    fn channel(
+        shared: &Arc<Shared<Self>>,
+        requests: &Arc<Requests>,
+    ) -> io::Result<Box<dyn StoreChannel>>;
+    /// Who looks after a store there, for one job.
+    fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>>;
+}
+
+/// What the channels of a store share.
+#[derive(Debug)]
+pub struct Shared<P: Place> {
+    /// Where the blocks are.
+    pub place: P,
+    /// What is known of them.
+    pub map: Arc<Map<P::Layout>>,
+    /// What hosts did.
+    pub counters: StoreCounters,
+}
+
+/// A store of sealed blocks. Dropping it flushes.
+#[derive(Debug)]
+pub struct FreshStore<P: Place> {
+    pub(super) shared: Arc<Shared<P>>,
+    journal: Journal,
+}
+
+impl<P: Place> FreshStore<P> {
+    /// Lays out an empty store, whatever the place held.
+    pub(super) fn lay_out(
+        place: P,
+        uuid: [u8; 16],
+        geometry: Geometry,
+        trust: &Trust<'_>,
+    ) -> io::Result<Self> {
+        let superblock = Superblock { uuid, seed: random()?, geometry };
+        place.check_size(&geometry)?;
+        let map = Map::create(place.file(), &superblock, &trust.authority(), trust.anchor.clone())?;
+        Self::start(place, map)
+    }
+
+    /// Opens a store and brings it to the state that its last flush, at least, left. An error with
+    /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
+    pub(super) fn take_up(place: P, trust: &Trust<'_>) -> io::Result<Self> {
+        let file = place.file();
+        let (superblock, keys) = Superblock::read(&*file, &trust.authority())?;
+        place.check_size(&superblock.geometry)?;
+        let map = Map::open(file, &superblock, keys, trust.anchor.clone())?;
+        Self::start(place, map)
+    }
+
+    /// Its map, for tests.
+    #[cfg(test)]
+    pub(super) fn map(&self) -> &Map<P::Layout> {
+        &self.shared.map
+    }
+
+    fn start(place: P, map: Map<P::Layout>) -> io::Result<Self> {
+        let map = Arc::new(map);
+        let journal = Journal::start(Arc::clone(&map))?;
+        let shared = Shared { place, map, counters: StoreCounters::default() };
+        Ok(Self { shared: Arc::new(shared), journal })
+    }
+}
+
+impl<P: Place> BlockStore for FreshStore<P> {
+    fn block_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
+    fn block_count(&self) -> u64 {
+        self.shared.map.geometry().block_count
+    }
+
+    fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
+        P::channel(&self.shared, self.journal.requests())
+    }
+
+    fn layout(&self) -> &'static str {
+        P::LAYOUT
+    }
+
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        P::upkeep(&self.shared).map(Some)
+    }
+
+    fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let mut named = self.shared.counters.by_name();
+        named.extend(self.shared.map.statistics());
+        named
+    }
+}
+
+/// A UUID that nobody else has (RFC 9562: version 4, variant 10).
+pub(super) fn new_uuid() -> io::Result<[u8; 16]> {
+    let mut uuid: [u8; 16] = random()?;
+    uuid[6] = uuid[6] & 0x0F | 0x40;
+    uuid[8] = uuid[8] & 0x3F | 0x80;
+    Ok(uuid)
+}
+
+/// Refuses a device whose first page isn't zeros: anything else may be somebody's data.
+pub(super) fn check_empty(file: &dyn BlockFile) -> io::Result<()> {
+    let mut first = [Page::ZERO];
+    file.read(0, &mut first)?;
+    if first == [Page::ZERO] {
+        return Ok(());
+    }
+    let detail = "the device holds something: its first 4096 bytes are not zeros";
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, detail))
+}
+
+/// Refuses a device that holds no store of that name; no key is needed to.
+pub(super) fn check_name(file: &dyn BlockFile, uuid: [u8; 16]) -> io::Result<()> {
+    if Superblock::read_claimed(file)?.uuid == uuid {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the device holds another store"))
+}
