@@ -178,7 +178,11 @@ impl<F: Workload> Life<F> {
                 self.map.leaves().forget_pages();
                 Ok(true)
             }
-            25..=31 if self.writes.iter().all(|write| !write.has(lba)) => {
+            25 => {
+                let written = self.map.write_back();
+                self.persisted("write-back", written)
+            }
+            26..=31 if self.writes.iter().all(|write| !write.has(lba)) => {
                 if chance(random, 30) {
                     self.map.leaves().forget_pages();
                 }
@@ -320,7 +324,7 @@ impl<F: Workload> Life<F> {
         for set in lba / F::ENTRIES_PER_LEAF..=(lba + known.len() as u64 - 1) / F::ENTRIES_PER_LEAF
         {
             let page = self.map.leaf(set)?;
-            take_leaf::<F>(known, lba, set, page.as_deref().unwrap_or(&Page::ZERO));
+            take_leaf::<F>(known, lba, set, page.as_deref().unwrap_or(&Page::ZERO.0));
         }
         Ok(())
     }
