@@ -102,6 +102,10 @@ bench-storage-path: build ## what the secure path costs beside the plain one: ra
 bench-freshness: build ## node functions, tree, pending changes: rates, latencies, memory
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.freshness $(ARGS)
 
+.PHONY: bench-sessions
+bench-sessions: build ## what a packet of a session costs beside TLS over TCP and QUIC; needs root
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions packets $(ARGS)
+
 .PHONY: bench-kernels
 bench-kernels: build ## sealing and erasure coding beside ISA-L and other libraries, one core
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)

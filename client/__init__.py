@@ -13,25 +13,41 @@ from sealane.client.connection import (
 )
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
-from sealane.client.session import (
+from sealane.client.grants import listen_session, open_session
+from sealane.client.messages import (
+    Auto,
     ErasureCoded,
-    ReceiveSession,
+    Received,
     SelectiveRepeat,
-    SendSession,
-    listen_session,
-    open_session,
+    Sent,
+    Unreliable,
 )
+from sealane.client.operations import (
+    Operation,
+    ReceiveOperation,
+    SendOperation,
+    StreamOperation,
+    wait_all,
+)
+from sealane.client.session import Session
 
 __all__ = [
     "Attachment",
+    "Auto",
     "Client",
     "Disk",
     "ErasureCoded",
     "FrontEnd",
     "NodeStatus",
-    "ReceiveSession",
+    "Operation",
+    "ReceiveOperation",
+    "Received",
     "SelectiveRepeat",
-    "SendSession",
+    "SendOperation",
+    "Sent",
+    "Session",
+    "StreamOperation",
+    "Unreliable",
     "Volume",
     "VolumeEvent",
     "VolumeShare",
@@ -40,4 +56,5 @@ __all__ = [
     "listen_session",
     "open_session",
     "translated",
+    "wait_all",
 ]

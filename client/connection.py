@@ -19,6 +19,8 @@ import grpc
 
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
+from sealane.client.grants import listen_session, open_session
+from sealane.client.session import Session
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
@@ -286,6 +288,35 @@ class Client:
         end that is gone.
         """
         return Disk(front_end_of(volume), queue_count=queue_count, timeout_seconds=timeout_seconds)
+
+    def open_session(
+        self,
+        display_name: str,
+        *,
+        region_bytes: int,
+        peer_node: str,
+        peer_address: str,
+        rate_bits_per_second: int,
+        via_address: str = "",
+        wait_seconds: float = 0.0,
+    ) -> contextlib.AbstractAsyncContextManager[Session]:
+        """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
+        return open_session(
+            self.sessions,
+            display_name,
+            region_bytes=region_bytes,
+            peer_node=peer_node,
+            peer_address=peer_address,
+            rate_bits_per_second=rate_bits_per_second,
+            via_address=via_address,
+            wait_seconds=wait_seconds,
+        )
+
+    def listen_session(
+        self, display_name: str, *, region_bytes: int
+    ) -> contextlib.AbstractAsyncContextManager[Session]:
+        """Wait for a session of that name, as `sealane.client.listen_session`."""
+        return listen_session(self.sessions, display_name, region_bytes=region_bytes)
 
     async def node(self) -> nodes_pb2.Node:
         """Return what the daemon is, and what its roles show to their peers."""

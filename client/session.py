@@ -1,326 +1,288 @@
-"""A job's end of a session: post sends and receives, await their completions (docs/ring-abi.md).
+"""A job's end of a session: messages both ways, out of and into shared memory.
 
-The payload lies in the session's region, memory shared with the fabric; keys never come here.
+The payload lies in the session's region, memory shared with the fabric; keys never come here. How
+it is used: docs/client-sessions.md; what crosses the rings: docs/ring-abi.md.
 """
 
-import array
 import asyncio
 import contextlib
 import itertools
-import os
-import socket
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-import grpc
-
-from sealane._native import Completion, JobRing
+from sealane._native import Completion, JobRing, RegionArray
+from sealane.client.messages import (
+    Auto,
+    ErasureCoded,
+    Received,
+    Reliability,
+    SelectiveRepeat,
+    Sent,
+    Unreliable,
+)
+from sealane.client.operations import (
+    Command,
+    Operation,
+    ReceiveOperation,
+    SendOperation,
+    StreamOperation,
+    bounded,
+)
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
-from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
 
-if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
-    from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
-TOKEN_BYTES = 16
-DESCRIPTORS = 4
-GRANTED = b"\x01"
-HAND_OVER_TIMEOUT_SECONDS = 10.0
-OPEN_TIMEOUT_SECONDS = 30.0
-"""Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
-COMPLETIONS_PER_TURN = 64
+COMPLETIONS_PER_TURN: Final = 64
+_NO_CODE: Final = ErasureCoded(k=0, m=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveRepeat:
-    """Lost packets are sent again after a time-out: no overhead, whole round trips of delay."""
+class Session:
+    """A session: the i-th send of either end lands in the i-th receive of the other.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErasureCoded:
-    """Every k packets travel with m of parity; up to m losses cost no time."""
-
-    k: int = 32
-    m: int = 8
-
-
-Reliability = SelectiveRepeat | ErasureCoded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """A message that the peer has whole."""
-
-    message: int
-    length: int
-    duration_seconds: float
-    """From the first transmission to the acknowledgement of the last byte."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """A message that has arrived whole in the region."""
-
-    message: int
-    offset: int
-    length: int
-    immediate: int | None
-
-
-class _RingSession:
-    """What both directions share: the ring, the region, and who awaits which completion."""
+    It ends for good when it is closed, when the peer closes it, or when a process of it dies.
+    """
 
     def __init__(self, ring: JobRing, session: sessions_pb2.Session) -> None:
         self.session = session
         """What the fabric said at the grant: name, peer, unit, rate."""
+        self.ring = ring
         self.region = memoryview(ring.region)
-        """The shared memory, writable; messages are ranges of it."""
-        self._ring = ring
+        """All of the shared memory, writable. `empty` knows nothing of what is used through it."""
+        self.chunk_bytes = ring.chunk_bytes
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        self._open: dict[int, Operation[Any]] = {}
         # Held while posting, so that operations reach the ring in the order they were asked for.
         self._posting = asyncio.Lock()
         self._room = asyncio.Event()
+        self._chunk_watchers: set[asyncio.Event] = set()
         self._ended: Error | None = None
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._loop.add_reader(ring.fileno(), self._collect)
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: object = "float32", *, alignment: int = 64
+    ) -> RegionArray:
+        """Allocate an array in the region, its bytes as they happen to be.
+
+        `dtype` is a name as NumPy and torch have them ("float32", "bfloat16"), or their own types.
+        `numpy.from_dlpack`, `torch.from_dlpack` and `torch.frombuffer` take it without a copy. Its
+        bytes are free again when no view of it is left. Raises UnavailableError
+        `session.region.full`, UsageError `session.region.array`.
+        """
+        name = str(getattr(dtype, "name", None) or dtype).removeprefix("torch.")
+        dimensions = [shape] if isinstance(shape, int) else list(shape)
+        try:
+            return self.ring.region.empty(dimensions, name, alignment)
+        except MemoryError as error:
+            raise UnavailableError("session.region.full", str(error)) from error
+        except (ValueError, OverflowError) as error:
+            raise UsageError("session.region.array", str(error)) from error
+
+    async def post_send(
+        self,
+        data: "Buffer | None" = None,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        reliability: Reliability | None = None,
+        immediate: int | None = None,
+    ) -> SendOperation:
+        """Post a message: `data`, which lies in the region, or a range of it. Waits for room.
+
+        The bytes must not change until the send has ended. Raises UsageError for bytes elsewhere.
+        """
+        code = reliability if isinstance(reliability, ErasureCoded) else _NO_CODE
+        offset, length = self.place(data, offset, length)
+        operation = SendOperation(self, data)
+        await self._post(
+            operation,
+            lambda number: self.ring.post_send(
+                offset=offset,
+                length=length,
+                user_data=number,
+                k=code.k,
+                m=code.m,
+                depth=code.depth,
+                auto=isinstance(reliability, Auto),
+                unreliable=isinstance(reliability, Unreliable),
+                immediate=immediate,
+            ),
+        )
+        return operation
+
+    async def post_stream(
+        self,
+        length: int,
+        *,
+        reliability: SelectiveRepeat | Unreliable | None = None,
+        immediate: int | None = None,
+    ) -> StreamOperation:
+        """Begin a message whose parts are written later, into the first `length` bytes there."""
+        operation = StreamOperation(self, None)
+        await self._post(
+            operation,
+            lambda number: self.ring.post_stream(
+                length=length,
+                user_data=number,
+                unreliable=isinstance(reliability, Unreliable),
+                immediate=immediate,
+            ),
+        )
+        return operation
+
+    async def post_receive(
+        self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
+    ) -> ReceiveOperation:
+        """Offer `into`, which lies in the region, or a range of it, to the next message.
+
+        Waits for room on the ring. Raises UsageError for bytes elsewhere.
+        """
+        offset, length = self.place(into, offset, length)
+        operation = ReceiveOperation(self, into, offset=offset, length=length)
+        await self._post(
+            operation,
+            lambda number: self.ring.post_receive(offset=offset, length=length, user_data=number),
+        )
+        return operation
+
+    async def send(
+        self,
+        data: "Buffer | None" = None,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        reliability: Reliability | None = None,
+        immediate: int | None = None,
+    ) -> Sent:
+        """Send a message and return when the peer has it: `post_send`, then `wait`.
+
+        Selective repeat unless said otherwise. `immediate`: 32 bits for the receiver.
+        """
+        operation = await self.post_send(
+            data, offset=offset, length=length, reliability=reliability, immediate=immediate
+        )
+        return await operation.wait()
+
+    async def receive(
+        self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
+    ) -> Received:
+        """Take the next message and return when it is whole: `post_receive`, then `wait`.
+
+        Raises SessionError if the message is longer than the room for it, or the session ended.
+        """
+        return await (await self.post_receive(into, offset=offset, length=length)).wait()
 
     def statistics(self) -> dict[str, int]:
         """Return the session's counters, as the fabric published them last."""
-        return self._ring.statistics()
+        return self.ring.statistics()
 
-    def _try_post(
-        self,
-        *,
-        offset: int,
-        length: int,
-        number: int,
-        reliability: Reliability | None,
-        immediate: int | None,
-    ) -> bool:
+    async def drain(self, *, timeout_seconds: float | None = None) -> None:
+        """Post nothing more, and wait until everything posted has ended, well or not.
+
+        Raises SessionError `session.wait.timeout`; the session stays as it is, without new posts.
+        """
+        self._is_draining = True
+        async with bounded(timeout_seconds):
+            await self._idle.wait()
+
+    def close(self) -> None:
+        """Give the rings back; the fabric then ends the session. Views of the region stay."""
+        self._end(SessionError("session.closed", f"{self.session.name} was closed here"))
+        self.ring.close()
+
+    @contextlib.contextmanager
+    def watching_chunks(self) -> Iterator[asyncio.Event]:
+        """Have an event set whenever chunks have landed or operations have ended."""
+        changed = asyncio.Event()
+        if self._ended is None and not self._chunk_watchers:
+            self.ring.wake_for_chunks(True)
+        self._chunk_watchers.add(changed)
+        try:
+            yield changed
+        finally:
+            self._chunk_watchers.remove(changed)
+            if self._ended is None and not self._chunk_watchers:
+                self.ring.wake_for_chunks(False)
+
+    def place(self, data: "Buffer | None", offset: int, length: int | None) -> tuple[int, int]:
+        """Return (offset, length) in the region; UsageError for bytes elsewhere."""
+        if (data is None) == (length is None):
+            raise UsageError("session.post.range", "either data or the length of a range is needed")
+        if data is None:
+            return offset, length or 0
+        try:
+            return self.ring.region.locate(data)
+        except (ValueError, BufferError, TypeError) as error:
+            raise UsageError("session.post.elsewhere", str(error)) from error
+
+    async def command(self, post: Callable[[int], int]) -> bool:
+        """Post what names another operation; False if that is not under way (any more)."""
+        return (await self.ask(post)).status == "ok"
+
+    async def ask(self, post: Callable[[int], int]) -> Completion:
+        """Post what names another operation, and return what the fabric says."""
+        operation = Command(self)
+        await self._post(operation, post)
+        return await operation
+
+    async def _post(self, operation: Operation[Any], post: Callable[[int], int]) -> None:
+        """Put an operation on the ring when there is room."""
+        async with self._posting:
+            while not self._try_post(operation, post):
+                await self._room.wait()
+
+    def _try_post(self, operation: Operation[Any], post: Callable[[int], int]) -> bool:
         """Put an operation on the ring; False if there is no room, which `_room` then reports."""
         if self._ended is not None:
             raise self._ended
+        if self._is_draining:
+            raise UsageError("session.draining", f"{self.session.name} takes nothing more")
         self._room.clear()
+        number = next(self._numbers)
         try:
-            if reliability is None:
-                self._ring.post_receive(offset=offset, length=length, user_data=number)
-            else:
-                k, m = (0, 0)
-                if isinstance(reliability, ErasureCoded):
-                    k, m = reliability.k, reliability.m
-                self._ring.post_send(
-                    offset=offset, length=length, user_data=number, k=k, m=m, immediate=immediate
-                )
+            operation.handle = post(number)
         except BlockingIOError:
             return False
         except (ValueError, OverflowError) as error:
             raise UsageError("session.post.range", str(error)) from error
+        self._open[number] = operation
+        self._idle.clear()
         return True
-
-    async def _run(
-        self,
-        *,
-        offset: int,
-        length: int,
-        reliability: Reliability | None,
-        immediate: int | None = None,
-    ) -> Completion:
-        """Post when there is room, and wait for the end of the operation."""
-        number = next(self._numbers)
-        future: asyncio.Future[Completion] = self._loop.create_future()
-        async with self._posting:
-            while not self._try_post(
-                offset=offset,
-                length=length,
-                number=number,
-                reliability=reliability,
-                immediate=immediate,
-            ):
-                await self._room.wait()
-            self._waiting[number] = future
-        completion = await future
-        if completion.status != "ok":
-            raise SessionError(
-                f"session.message.{completion.status}",
-                f"{completion.kind} of message {completion.message} ended as {completion.status}",
-            )
-        return completion
 
     def _collect(self) -> None:
         try:
-            while completions := self._ring.completions(COMPLETIONS_PER_TURN):
+            while completions := self.ring.completions(COMPLETIONS_PER_TURN):
                 for completion in completions:
-                    future = self._waiting.pop(completion.user_data, None)
-                    if future is not None and not future.done():
-                        future.set_result(completion)
+                    self._open.pop(completion.user_data).settle(completion)
         except OSError:
             self._end(SessionError("session.closed", f"{self.session.name} has ended"))
-        self._room.set()
+        self._tell()
 
     def _end(self, error: Error) -> None:
         if self._ended is not None:
             return
         self._ended = error
-        self._loop.remove_reader(self._ring.fileno())
-        for future in self._waiting.values():
-            if not future.done():
-                # What the fabric had completed was taken before: of the rest nobody knows.
-                future.set_exception(
-                    SessionError(
-                        "session.message.outcome_unknown",
-                        f"{error}: whether this message arrived is not known",
-                    )
+        self._loop.remove_reader(self.ring.fileno())
+        for operation in self._open.values():
+            # What the fabric had completed was taken before: of the rest nobody knows.
+            operation.settle(
+                SessionError(
+                    "session.message.outcome_unknown",
+                    f"{error}: whether this message arrived is not known",
                 )
-        self._waiting.clear()
+            )
+        self._open.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake who waits for room, chunks, or the end of everything."""
         self._room.set()
-
-    def close(self) -> None:
-        """Give the rings back; the fabric then ends the session. Views of the region stay."""
-        self._end(SessionError("session.closed", f"{self.session.name} was closed here"))
-        self._ring.close()
-
-
-class SendSession(_RingSession):
-    """The sending end."""
-
-    async def send(
-        self,
-        *,
-        offset: int,
-        length: int,
-        reliability: Reliability | None = None,
-        immediate: int | None = None,
-    ) -> Sent:
-        """Send a range of the region as one message; return when the peer has it.
-
-        The range must not change until then. Selective repeat unless said otherwise. Raises
-        SessionError if it did not arrive or nobody knows, UsageError for a range out of bounds.
-        """
-        completion = await self._run(
-            offset=offset,
-            length=length,
-            reliability=reliability or SelectiveRepeat(),
-            immediate=immediate,
-        )
-        return Sent(
-            message=completion.message,
-            length=completion.length,
-            duration_seconds=completion.duration_ns / 1e9,
-        )
-
-
-class ReceiveSession(_RingSession):
-    """The receiving end. The i-th receive takes the i-th message."""
-
-    async def receive(self, *, offset: int, length: int) -> Received:
-        """Offer a range of the region to the next message; return when it has arrived.
-
-        Raises SessionError if the message is longer than the range or the session ended.
-        """
-        completion = await self._run(offset=offset, length=length, reliability=None)
-        return Received(
-            message=completion.message,
-            offset=offset,
-            length=completion.length,
-            immediate=completion.immediate,
-        )
-
-
-@contextlib.asynccontextmanager
-async def open_session(
-    sessions: "SessionsAsyncStub",
-    display_name: str,
-    *,
-    region_bytes: int,
-    peer_node: str,
-    peer_address: str,
-    rate_bits_per_second: int,
-    via_address: str = "",
-) -> AsyncIterator[SendSession]:
-    """Open a session to the listener of that name at the peer; close it on leaving the block."""
-    request = sessions_pb2.OpenSessionRequest(
-        display_name=display_name,
-        region_bytes=region_bytes,
-        peer_node=peer_node,
-        peer_address=peer_address,
-        rate_bits_per_second=rate_bits_per_second,
-        via_address=via_address,
-    )
-    try:
-        grant = await sessions.OpenSession(request, timeout=OPEN_TIMEOUT_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, peer="the fabric") from error
-    session = SendSession(await fetch_ring(grant), grant.session)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
-@contextlib.asynccontextmanager
-async def listen_session(
-    sessions: "SessionsAsyncStub", display_name: str, *, region_bytes: int
-) -> AsyncIterator[ReceiveSession]:
-    """Wait for a peer to open a session of this name; close it on leaving the block."""
-    request = sessions_pb2.ListenSessionRequest(
-        display_name=display_name, region_bytes=region_bytes
-    )
-    try:
-        grant = await sessions.ListenSession(request)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, peer="the fabric") from error
-    session = ReceiveSession(await fetch_ring(grant), grant.session)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
-async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
-    """Redeem a grant at the fabric's ring socket.
-
-    Raises UnavailableError if the token is spent or too old, or nobody serves the socket.
-    """
-    loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.setblocking(False)
-        try:
-            async with asyncio.timeout(HAND_OVER_TIMEOUT_SECONDS):
-                await loop.sock_connect(connection, grant.ring_socket)
-                await loop.sock_sendall(connection, grant.ring_token)
-                await _wait_readable(loop, connection)
-            answer, descriptors = _receive_descriptors(connection)
-        except OSError as error:
-            raise UnavailableError(
-                "session.ring.unreachable",
-                f"{grant.ring_socket} does not hand over rings: {error.strerror or error}",
-            ) from error
-    if answer != GRANTED or len(descriptors) != DESCRIPTORS:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise UnavailableError(
-            "session.ring.refused", "the fabric does not know this grant: it is spent or too old"
-        )
-    region, submission, completion, doorbell = descriptors
-    return JobRing(region, submission, completion, doorbell)
-
-
-def _receive_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
-    descriptors = array.array("i")
-    space = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
-    answer, ancillary, _, _ = connection.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return answer, list(descriptors)
-
-
-async def _wait_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
-    readable = asyncio.Event()
-    loop.add_reader(connection.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(connection.fileno())
+        for watcher in self._chunk_watchers:
+            watcher.set()
+        if not self._open:
+            self._idle.set()

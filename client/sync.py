@@ -9,72 +9,44 @@ An event loop of its own, on its own thread, does the work. Objects may be share
 block theirs. Errors are those of `sealane.client`.
 """
 
-import asyncio
 import contextlib
 import errno
 import io
 import os
-import threading
-from collections.abc import Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from sealane.client import connection
 from sealane.client.connection import DEFAULT_SOCKET, NodeStatus, Volume, front_end_of
 from sealane.client.disk import Disk as AsyncDisk
 from sealane.client.disk_queues import FrontEnd
+from sealane.client.loop import Loop, entered, left, running
+from sealane.client.sync_session import Operation, Session, entered_session, wait
 from sealane.transport.nvme.volume_queue import Readable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-__all__ = ["Client", "Disk", "DiskFile", "Volumes", "connect", "open_disk"]
+__all__ = [
+    "Client",
+    "Disk",
+    "DiskFile",
+    "Operation",
+    "Session",
+    "Volumes",
+    "connect",
+    "open_disk",
+    "wait",
+]
 
-T = TypeVar("T")
 _COPY_BYTES: Final = 4 << 20
 """Most bytes that one call of a file's `write` takes."""
-
-
-class _Loop:
-    """An event loop on a thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="sealane-client", daemon=True
-        )
-        self._thread.start()
-
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call to its end; if this thread is interrupted, the call is cancelled."""
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        self.run(_others_cancelled())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
-
-
-@contextlib.contextmanager
-def _running() -> Iterator[_Loop]:
-    loop = _Loop()
-    try:
-        yield loop
-    finally:
-        loop.close()
 
 
 class Volumes:
     """Calls about volumes; `name` is always "volumes/<UUID>"."""
 
-    def __init__(self, loop: _Loop, volumes: connection.Volumes) -> None:
+    def __init__(self, loop: Loop, volumes: connection.Volumes) -> None:
         self._loop = loop
         self._volumes = volumes
 
@@ -126,7 +98,7 @@ class Volumes:
 class Disk:
     """A volume as a sequence of bytes: `sealane.client.Disk`, blocking. Threads may share it."""
 
-    def __init__(self, loop: _Loop, disk: AsyncDisk) -> None:
+    def __init__(self, loop: Loop, disk: AsyncDisk) -> None:
         self._loop = loop
         self._disk = disk
 
@@ -251,7 +223,7 @@ class DiskFile(io.RawIOBase):
 class Client:
     """An open connection to the daemon on this machine."""
 
-    def __init__(self, loop: _Loop, client: connection.Client) -> None:
+    def __init__(self, loop: Loop, client: connection.Client) -> None:
         self._loop = loop
         self._client = client
         self.volumes = Volumes(loop, client.volumes)
@@ -271,17 +243,49 @@ class Client:
         with _opened(self._loop, disk) as opened:
             yield opened
 
+    @contextlib.contextmanager
+    def open_session(
+        self,
+        display_name: str,
+        *,
+        region_bytes: int,
+        peer_node: str,
+        peer_address: str,
+        rate_bits_per_second: int,
+        via_address: str = "",
+        wait_seconds: float = 0.0,
+    ) -> Iterator[Session]:
+        """Open a session to a listener of that name; close it on leaving the block."""
+        opening = self._client.open_session(
+            display_name,
+            region_bytes=region_bytes,
+            peer_node=peer_node,
+            peer_address=peer_address,
+            rate_bits_per_second=rate_bits_per_second,
+            via_address=via_address,
+            wait_seconds=wait_seconds,
+        )
+        with entered_session(self._loop, opening) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def listen_session(self, display_name: str, *, region_bytes: int) -> Iterator[Session]:
+        """Wait for a peer to open a session of that name; close it on leaving the block."""
+        listening = self._client.listen_session(display_name, region_bytes=region_bytes)
+        with entered_session(self._loop, listening) as session:
+            yield session
+
 
 @contextlib.contextmanager
 def connect(socket: str = DEFAULT_SOCKET) -> Iterator[Client]:
     """Connect to the daemon at `socket`; UnavailableError `daemon.unreachable` if there is none."""
-    with _running() as loop:
+    with running() as loop:
         connected = connection.connect(socket)
-        client = loop.run(_entered(connected))
+        client = loop.run(entered(connected))
         try:
             yield Client(loop, client)
         finally:
-            loop.run(_left(connected))
+            loop.run(left(connected))
 
 
 @contextlib.contextmanager
@@ -289,32 +293,16 @@ def open_disk(
     front_end: FrontEnd, *, queue_count: int = 2, timeout_seconds: float = 60.0
 ) -> Iterator[Disk]:
     """Read and write a plain namespace without a daemon, given where it is."""
-    with _running() as loop:
+    with running() as loop:
         disk = AsyncDisk(front_end, queue_count=queue_count, timeout_seconds=timeout_seconds)
         with _opened(loop, disk) as opened:
             yield opened
 
 
 @contextlib.contextmanager
-def _opened(loop: _Loop, disk: AsyncDisk) -> Iterator[Disk]:
+def _opened(loop: Loop, disk: AsyncDisk) -> Iterator[Disk]:
     loop.run(disk.open())
     try:
         yield Disk(loop, disk)
     finally:
         loop.run(disk.close())
-
-
-async def _others_cancelled() -> None:
-    """End what an interrupted thread left behind."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-async def _entered(manager: contextlib.AbstractAsyncContextManager[T]) -> T:
-    return await manager.__aenter__()
-
-
-async def _left(manager: contextlib.AbstractAsyncContextManager[Any]) -> None:
-    await manager.__aexit__(None, None, None)

@@ -62,7 +62,7 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
         "display_name": session.display_name,
         "state": sessions_pb2.Session.State.Name(session.state).lower(),
         "peer": session.peer_node,
-        "direction": session.direction,
+        "side": session.side,
         "rate_bits_per_second": session.rate_bits_per_second,
         "packets_sent": session.statistics["packets_sent"],
         "retransmitted_packets": session.statistics["retransmitted_packets"],

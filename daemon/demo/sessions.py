@@ -10,16 +10,9 @@ from typing import Final
 import numpy as np
 
 import sealane.client
-from sealane.client.session import (
-    ErasureCoded,
-    Received,
-    ReceiveSession,
-    Reliability,
-    SelectiveRepeat,
-    SendSession,
-    listen_session,
-    open_session,
-)
+from sealane.client.grants import listen_session, open_session
+from sealane.client.messages import ErasureCoded, Received, Reliability, SelectiveRepeat
+from sealane.client.session import Session
 from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.link import LinkParameters, linked
 from sealane.daemon.demo.results import SessionRun
@@ -106,7 +99,7 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
     return make_run(haul, sent, sha256_received, received, lost_packets)
 
 
-async def send_all(haul: Haul, session: SendSession, advance: Advance) -> Sent:
+async def send_all(haul: Haul, session: Session, advance: Advance) -> Sent:
     """Send the input with several messages ahead, then the timed messages one after the other."""
     started = asyncio.get_running_loop().time()
     await send_input(haul, session, advance)
@@ -123,7 +116,7 @@ async def send_all(haul: Haul, session: SendSession, advance: Advance) -> Sent:
     )
 
 
-async def send_input(haul: Haul, session: SendSession, advance: Advance) -> None:
+async def send_input(haul: Haul, session: Session, advance: Advance) -> None:
     """Send the input; a slot of the region is filled again once its message has arrived."""
     ahead: deque[asyncio.Task[object]] = deque()
     with haul.source.path.open("rb") as file:
@@ -162,7 +155,7 @@ async def receive_all(haul: Haul, far: sealane.client.Client) -> tuple[str, dict
 class Receiver:
     """Receives that are posted ahead, taken in order; hashes the messages that carry the input."""
 
-    def __init__(self, session: ReceiveSession, input_messages: int) -> None:
+    def __init__(self, session: Session, input_messages: int) -> None:
         self._session = session
         self._input_left = input_messages
         self.ahead: deque[asyncio.Task[Received]] = deque()

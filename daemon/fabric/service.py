@@ -152,7 +152,7 @@ class FabricService:
                     "session.listener.exists", f"somebody listens for {display_name!r} already"
                 )
             self._check_room()
-            session = self._register(display_name, region_bytes, is_sender=False)
+            session = self._register(display_name, region_bytes, is_initiator=False)
             try:
                 await session.wait_begun()
             except asyncio.CancelledError:
@@ -177,7 +177,7 @@ class FabricService:
         rate_bits_per_second: int,
         via_address: str = "",
     ) -> Grant:
-        """Open a session to a listener of that name at the peer; it carries data towards it.
+        """Open a session to a listener of that name at the peer.
 
         Raises UsageError for values out of range, UnavailableError if the peer has no listener
         or the path is not validated in time, VerificationError if the exchange was tampered with.
@@ -188,7 +188,7 @@ class FabricService:
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
         self._check_room()
-        session = self._register(display_name, region_bytes, is_sender=True)
+        session = self._register(display_name, region_bytes, is_initiator=True)
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
             await self._initiate(
@@ -342,13 +342,13 @@ class FabricService:
                 session
                 for session in self._sessions.values()
                 if session.state is State.LISTENING
-                and not session.identity.is_sender
+                and not session.identity.is_initiator
                 and session.identity.display_name == display_name
             ),
             None,
         )
 
-    def _register(self, display_name: str, region_bytes: int, *, is_sender: bool) -> Session:
+    def _register(self, display_name: str, region_bytes: int, *, is_initiator: bool) -> Session:
         address = ipaddress.ip_address(self._settings.listen_data)
         host = f"[{address}]" if address.version == 6 else str(address)
         try:
@@ -368,7 +368,7 @@ class FabricService:
         identity = Identity(
             name=f"sessions/{secrets.token_hex(8)}",
             display_name=display_name,
-            is_sender=is_sender,
+            is_initiator=is_initiator,
             unit_bytes=self._settings.unit_bytes,
         )
         session = Session(identity, endpoint, on_closed=self._retire)
@@ -397,7 +397,7 @@ class FabricService:
             session=session.identity.name,
             display_name=session.identity.display_name,
             peer=session.identity.peer_node,
-            direction="send" if session.identity.is_sender else "receive",
+            side=session.identity.side,
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)

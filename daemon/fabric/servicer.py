@@ -194,7 +194,7 @@ def _session(session: Session) -> sessions_pb2.Session:
         display_name=identity.display_name,
         state=_STATES[session.state],
         peer_node=identity.peer_node,
-        direction="send" if identity.is_sender else "receive",
+        side=identity.side,
         unit_bytes=identity.unit_bytes,
         rate_bits_per_second=identity.rate_bits_per_second,
         statistics=session.statistics(),

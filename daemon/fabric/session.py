@@ -27,7 +27,7 @@ class Identity:
     name: str
     """`sessions/{id}`, unique at this fabric."""
     display_name: str
-    is_sender: bool
+    is_initiator: bool
     unit_bytes: int
     peer_node: str = ""
     """Empty while listening; then from the peer's certificate."""
@@ -35,6 +35,11 @@ class Identity:
     """Which start of that node it is with; None while listening."""
     rate_bits_per_second: int = 0
     """Wire bits of either end; 0 while listening."""
+
+    @property
+    def side(self) -> str:
+        """Which side of establishment this end is."""
+        return "initiator" if self.is_initiator else "responder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ class Session:
         on_closed: "Callable[[Session], None]",
     ) -> None:
         self.identity = identity
-        self.state = State.ESTABLISHING if identity.is_sender else State.LISTENING
+        self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_address: str = endpoint.local_address
         """host:port where its data packets arrive."""

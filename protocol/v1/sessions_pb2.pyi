@@ -68,7 +68,7 @@ class Session(message.Message):
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     PEER_NODE_FIELD_NUMBER: builtins.int
-    DIRECTION_FIELD_NUMBER: builtins.int
+    SIDE_FIELD_NUMBER: builtins.int
     UNIT_BYTES_FIELD_NUMBER: builtins.int
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     STATISTICS_FIELD_NUMBER: builtins.int
@@ -79,8 +79,8 @@ class Session(message.Message):
     display_name: builtins.str
     state: Session.State.ValueType
     peer_node: builtins.str
-    direction: builtins.str
-    """"send" or "receive" """
+    side: builtins.str
+    """"initiator" (opened it) or "responder" (listened)"""
     unit_bytes: builtins.int
     rate_bits_per_second: builtins.int
     close_reason: builtins.str
@@ -95,7 +95,7 @@ class Session(message.Message):
         display_name: builtins.str = ...,
         state: Session.State.ValueType = ...,
         peer_node: builtins.str = ...,
-        direction: builtins.str = ...,
+        side: builtins.str = ...,
         unit_bytes: builtins.int = ...,
         rate_bits_per_second: builtins.int = ...,
         statistics: abc.Mapping[builtins.str, builtins.int] | None = ...,
@@ -104,7 +104,7 @@ class Session(message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_address", b"data_address", "direction", b"direction", "display_name", b"display_name", "name", b"name", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_address", b"data_address", "display_name", b"display_name", "name", b"name", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ if _version_not_supported:
 
 class SessionsStub:
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
-    A session carries messages one way: from the side that opened it to the side that listened.
+    A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     def __init__(self, channel):
@@ -66,7 +66,7 @@ class SessionsStub:
 
 class SessionsServicer:
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
-    A session carries messages one way: from the side that opened it to the side that listened.
+    A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     def ListenSession(self, request, context):
@@ -138,7 +138,7 @@ def add_SessionsServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Sessions:
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
-    A session carries messages one way: from the side that opened it to the side that listened.
+    A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     @staticmethod

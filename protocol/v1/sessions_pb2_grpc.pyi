@@ -29,7 +29,7 @@ GRPC_VERSION: str
 
 class SessionsStub:
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
-    A session carries messages one way: from the side that opened it to the side that listened.
+    A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     @_typing.overload
@@ -46,7 +46,7 @@ class SessionsStub:
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
-    A session carries messages one way: from the side that opened it to the side that listened.
+    A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -59,7 +59,7 @@ class SessionsAsyncStub(SessionsStub):
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
-    A session carries messages one way: from the side that opened it to the side that listened.
+    A session carries messages both ways between the side that opened it and the one that listened.
     """
 
     @_abc_1.abstractmethod

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Literal, Self, TypedDict, final
+from typing import Any, Literal, Self, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -57,15 +57,46 @@ class Region:
     # Shared with the daemon; writable through the buffer protocol.
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    # `alignment` is a power of two up to 4096. MemoryError: no free range is long enough;
+    # ValueError: no such shape, element type or alignment.
+    def empty(self, shape: list[int], dtype: str, alignment: int = 64) -> RegionArray: ...
+    # (offset, length) of a contiguous buffer. ValueError: it lies elsewhere.
+    def locate(self, buffer: Buffer) -> tuple[int, int]: ...
+
+@final
+class RegionArray:
+    # An array in the region, row-major; its bytes are free again when no view of it is left.
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    # bfloat16 comes as uint16.
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    # BufferError: another device or a copy is wanted.
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final
 class Completion:
     @property
-    def kind(self) -> str: ...  # "send" | "receive"
+    def kind(self) -> str: ...  # "send" | "receive" | "stream" | "continue" | "end" | "cancel" | …
     @property
     def status(self) -> str: ...  # "ok" | "outcome_unknown" | "aborted" | "too_long" | "refused"
     @property
     def user_data(self) -> int: ...
+    @property
+    def handle(self) -> int: ...  # of the operation, as its post returned it
     @property
     def message(self) -> int: ...
     @property
@@ -74,6 +105,8 @@ class Completion:
     def immediate(self) -> int | None: ...
     @property
     def duration_ns(self) -> int: ...  # sends: first transmission to last acknowledgement
+    @property
+    def packets(self) -> bytes: ...  # packet maps: bit i of byte j is unit 8j + i of the chunk
 
 @final
 class JobRing:
@@ -87,8 +120,11 @@ class JobRing:
     def entries(self) -> int: ...
     @property
     def slots(self) -> int: ...
+    @property
+    def chunk_bytes(self) -> int: ...
     # k = m = 0: selective repeat; `depth` blocks of a code go out in turn; `auto`: by plan.
-    # BlockingIOError: the queue is full, consume completions; ValueError: never acceptable.
+    # Returns the operation's handle. BlockingIOError: the queue is full, consume completions;
+    # ValueError: never acceptable.
     def post_send(
         self,
         *,
@@ -99,13 +135,35 @@ class JobRing:
         m: int = 0,
         depth: int = 1,
         auto: bool = False,
+        unreliable: bool = False,
         immediate: int | None = None,
-    ) -> None: ...
-    def post_receive(self, *, offset: int, length: int, user_data: int) -> None: ...
+    ) -> int: ...
+    def post_receive(self, *, offset: int, length: int, user_data: int) -> int: ...
+    # A stream lands in the next receive of the peer, in its first `length` bytes at most. Parts and
+    # end name it by its handle, and so do the other commands; each gets a completion of its own,
+    # "refused" if there is no such operation under way.
+    def post_stream(
+        self,
+        *,
+        length: int,
+        user_data: int,
+        unreliable: bool = False,
+        immediate: int | None = None,
+    ) -> int: ...
+    def post_continue(
+        self, *, stream: int, offset: int, length: int, remote_offset: int, user_data: int
+    ) -> int: ...
+    def post_end(self, *, stream: int, user_data: int) -> int: ...
+    def post_cancel(self, *, operation: int, user_data: int) -> int: ...
+    def post_complete(self, *, receive: int, user_data: int) -> int: ...
+    def post_packet_map(self, *, receive: int, chunk: int, user_data: int) -> int: ...
     # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
     def completions(self, limit: int = 64) -> list[Completion]: ...
-    # One byte per chunk of the slot's message, 1 where it has landed. Advisory.
-    def bitmap(self, slot: int) -> bytes: ...
+    # One byte per chunk of a receive, 1 where it has landed whole; None while it waits for a slot
+    # and once a later receive has that.
+    def bitmap(self, handle: int, chunk_count: int) -> bytes | None: ...
+    # Whether the descriptor becomes readable also when chunks have landed.
+    def wake_for_chunks(self, wanted: bool) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     # Readable when there are completions or the session has ended.
     def fileno(self) -> int: ...
@@ -248,6 +306,8 @@ def simulate(
     backward: LinkSettings | None = None,
     blackout_nanos: tuple[int, int] | None = None,
     idle_timeout_nanos: int = ...,
+    reordering_nanos: int = 0,
+    detection: Literal["reports", "timeout"] = "reports",
     time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
@@ -256,6 +316,8 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
     go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
+    What arrives `reordering_nanos` later than what was sent after it is not lost. With `detection`
+    by time-out the sender heeds no reports of losses.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
     time at most.
@@ -369,6 +431,9 @@ class Namespace:
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
+    # How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    @property
+    def layout(self) -> str: ...
     @property
     def sealed(self) -> bool: ...
     # Per second, from now on and for commands that wait; 0: no limit.
@@ -393,7 +458,25 @@ class Namespace:
     def event_fd(self) -> int: ...
     # OSError if the store can't.
     def sync(self) -> None: ...
-    # The store goes with the last queue that uses it.
+    # Background jobs, one of each kind at a time: a position is a block, rates are bytes read and
+    # written (0: no limit). JobRefusedError `volume.job.running`, `volume.job.unsupported`,
+    # `store.failed`.
+    def start_job(
+        self,
+        kind: JobKind,
+        *,
+        position: int = 0,
+        bytes_per_second: int = 0,
+        paused: bool = False,
+    ) -> None: ...
+    # JobRefusedError `volume.job.over`.
+    def order_job(self, kind: JobKind, order: JobOrder) -> None: ...
+    def set_job_rate(self, kind: JobKind, bytes_per_second: int) -> None: ...
+    # Those that were started, the last one of each kind.
+    def jobs(self) -> list[JobStatus]: ...
+    # Ends them where they are and waits until none of them uses the store.
+    def end_jobs(self) -> None: ...
+    # Ends the jobs; the store goes with the last queue that uses it.
     def close(self) -> None: ...
 
     # On a plain namespace of somebody else's, whose first 4096 bytes must be zeros to "create".
@@ -438,6 +521,36 @@ class RemoteDevice:
     # Takes the volume's store off the namespace, and ends the device. OSError if it isn't there.
     def erase(self, volume_id: bytes) -> None: ...
     def close(self) -> None: ...
+
+JobKind = Literal["scrub", "refresh"]
+JobOrder = Literal["pause", "resume", "cancel"]
+JobState = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
+
+class JobRefusedError(Exception):
+    """A background job was refused: arguments (reason id, text)."""
+
+class JobStatus(TypedDict):
+    """How far a background job is; counts since it was started.
+
+    `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`: all
+    that is wrong, of which `findings` has the first: (sector or None, reason id, text). `yields`:
+    times it held back because commands of hosts took long.
+    """
+
+    kind: JobKind
+    state: JobState
+    detail: str
+    position: int
+    total: int
+    checked: int
+    unchecked: int
+    refreshed: int
+    found: int
+    findings: list[tuple[int | None, str, str]]
+    bytes: int
+    bytes_per_second: int
+    active_ms: int
+    yields: int
 
 class ReservationState(TypedDict):
     """Reservations of a namespace; `type` 0: none; `holder` None: nobody, or all registrants."""

@@ -1,16 +1,22 @@
 """Two fabric daemons as processes: a session between them over real mutual TLS and UDP."""
 
+import ast
 import asyncio
+import concurrent.futures
 import contextlib
+import re
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from control_plane import Daemon, Site, daemon, short_directory
-from sealane.client import connect
-from sealane.client.session import SelectiveRepeat, listen_session, open_session
+from sealane.client import connect, sync
+from sealane.client.grants import listen_session, open_session
+from sealane.client.messages import SelectiveRepeat
 from sealane.errors import Error
 
 if TYPE_CHECKING:
@@ -104,3 +110,65 @@ async def test_rate_above_the_operators_is_refused(fabrics: tuple[Daemon, Daemon
             ):
                 pass
         assert caught.value.exit_code == 2
+
+
+async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "client-sessions.md").read_text()
+    near, far = fabrics
+    names = {
+        "near_socket": near.socket,
+        "far_socket": far.socket,
+        "far_node": "b",
+        "far_address": far.addresses["fabric_control"],
+    }
+
+    async def run(example: str) -> None:
+        code = compile(example, "client-sessions.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        await eval(code, {**names})  # noqa: S307 - our own documentation
+
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for example in examples:
+            tasks.create_task(run(example))
+
+
+def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) -> None:
+    near, far = fabrics
+
+    def listen() -> list[int | None]:
+        with (
+            sync.connect(far.socket) as client,
+            client.listen_session("threads", region_bytes=REGION) as session,
+        ):
+            rooms = [session.empty(1000, "int64") for _ in range(4)]
+            posted = [session.post_receive(room) for room in rooms]
+            posted[3].wait_chunks(timeout_seconds=30)
+            received = sync.wait(posted, timeout_seconds=30)
+            assert all((np.from_dlpack(rooms[n]) == n).all() for n in range(4))
+            assert posted[3].chunks() == b"\x01"
+            session.send(rooms[3])
+            session.drain(timeout_seconds=30)
+            return [one.immediate for one in received]
+
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        sync.connect(near.socket) as client,
+    ):
+        listening = pool.submit(listen)
+        with client.open_session(
+            "threads",
+            region_bytes=REGION,
+            peer_node="b",
+            peer_address=far.addresses["fabric_control"],
+            rate_bits_per_second=500_000_000,
+            wait_seconds=30,
+        ) as session:
+            answer = session.post_receive(session.empty(1000, "int64"))
+            for number in range(4):
+                array = session.empty(1000, "int64")
+                np.from_dlpack(array)[:] = number
+                session.send(array, immediate=number)
+            assert answer.wait(timeout_seconds=30).length == 8000
+            assert session.statistics()["sends_completed"] == 4
+        assert listening.result(30) == [0, 1, 2, 3]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sealane._native import JobRing, SessionEndpoint
-from sealane.client.session import SendSession
+from sealane.client.session import Session
 from sealane.errors import SessionError
 from sealane.protocol.v1 import sessions_pb2
 
@@ -62,7 +62,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
     pid, channel = fabric
     receiving = JobRing(*right.take_job_fds())
     address, descriptors, _, _ = socket.recv_fds(channel, 100, 4)
-    sender = SendSession(JobRing(*descriptors), sessions_pb2.Session(name="sessions/x"))
+    sender = Session(JobRing(*descriptors), sessions_pb2.Session(name="sessions/x"))
     right.start(
         peer_address=address.decode(),
         connection_id_local=2,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sealane.client.session import fetch_ring
+from sealane.client.grants import fetch_ring
 from sealane.daemon.fabric import ring_socket
 from sealane.errors import UnavailableError
 from sealane.protocol.v1 import sessions_pb2

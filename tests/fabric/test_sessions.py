@@ -15,67 +15,21 @@ import pytest
 import structlog
 
 from sealane._native import Emulator, LinkSettings
-from sealane.client.session import (
-    ErasureCoded,
-    ReceiveSession,
-    Reliability,
-    SelectiveRepeat,
-    SendSession,
-    fetch_ring,
-    listen_session,
-    open_session,
-)
+from sealane.client.grants import fetch_ring
+from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
+from sealane.client.session import Session
 from sealane.daemon.fabric import ring_socket
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
+from session_pairs import RATE, REGION, connected, wait_listening
 
-REGION = 2 << 20
 # What a paced sender may be ahead of its rate: BURST_PACKETS of native/proto/src/session/pacing.rs.
 BURST_BYTES = 64 * 1500
-RATE = 200_000_000
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 
 
-async def wait_listening(fabric: Any, name: str = "data") -> str:
-    """Give the data address of the listener, once there is one."""
-    async with asyncio.timeout(5):
-        while True:
-            page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
-            for session in page.sessions:
-                is_listening = session.state == sessions_pb2.Session.LISTENING
-                if is_listening and session.display_name == name:
-                    return str(session.data_address)
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    left: Any, right: Any, *, via: Callable[[str], str] = lambda _: "", name: str = "data"
-) -> AsyncIterator[tuple[SendSession, ReceiveSession]]:
-    """Open a session from left to right, both jobs in this process."""
-    async with contextlib.AsyncExitStack() as stack:
-        async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(
-                stack.enter_async_context(listen_session(right.sessions, name, region_bytes=REGION))
-            )
-            via_address = via(await wait_listening(right, name))
-            opening = tasks.create_task(
-                stack.enter_async_context(
-                    open_session(
-                        left.sessions,
-                        name,
-                        region_bytes=REGION,
-                        peer_node=right.name,
-                        peer_address=right.address,
-                        rate_bits_per_second=RATE,
-                        via_address=via_address,
-                    )
-                )
-            )
-        yield opening.result(), listening.result()
-
-
 async def transfer(
-    sender: SendSession, receiver: ReceiveSession, reliability: Reliability | None = None
+    sender: Session, receiver: Session, reliability: Reliability | None = None
 ) -> None:
     content = random.Random(9).randbytes(700_001)
     sender.region[: len(content)] = content
@@ -99,8 +53,8 @@ async def test_job_sends_to_job(fabrics: tuple[Any, Any], reliability: Reliabili
     async with connected(*fabrics) as (sender, receiver):
         await transfer(sender, receiver, reliability)
 
-        assert sender.session.direction == "send"
-        assert receiver.session.direction == "receive"
+        assert sender.session.side == "initiator"
+        assert receiver.session.side == "responder"
         assert receiver.session.peer_node == "fabric-a"
 
 

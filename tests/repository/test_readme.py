@@ -27,9 +27,9 @@ def test_operators_configuration_loads(tmp_path: Path) -> None:
 def test_job_authors_lines_use_names_that_exist() -> None:
     code = "async def job():\n" + re.sub("^", "    ", block("python"), flags=re.MULTILINE)
     names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
-    for name in names & {"open_session", "ErasureCoded"}:
+    for name in names & {"ErasureCoded"}:
         assert hasattr(sealane.client, name)
-    assert names >= {"open_session", "ErasureCoded"}
+    assert names >= {"ErasureCoded"}
 
 
 @pytest.mark.parametrize("command", ["make demo", "make test"])

@@ -10,7 +10,7 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import Client, connect
-from sealane.client.session import listen_session, open_session
+from sealane.client.grants import listen_session, open_session
 from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
@@ -16,12 +16,25 @@ const RECEIVE_BUFFER_BYTES: usize = 65_536;
 /// Buffers of one receive call; each can hold a whole GRO list.
 const RECEIVE_BATCH: usize = 8;
 
+/// What came of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Datagrams handed over.
+    pub datagrams: usize,
+    /// There was no more when it was looked at: another call would wait.
+    pub is_all: bool,
+}
+
+/// Words that SO_MEMINFO gives, at most (SK_MEMINFO_VARS of <linux/sock_diag.h>).
+const MEMINFO_WORDS: usize = 9;
+
 /// A bound socket and its receive buffers.
 pub struct Udp {
     socket: UdpSocket,
     state: UdpSocketState,
     buffers: Vec<u8>,
     received: [RecvMeta; RECEIVE_BATCH],
+    calls: u64,
 }
 
 impl Udp {
@@ -37,6 +50,7 @@ impl Udp {
             state,
             buffers: vec![0; RECEIVE_BATCH * RECEIVE_BUFFER_BYTES],
             received: [RecvMeta::default(); RECEIVE_BATCH],
+            calls: 0,
         })
     }
 
@@ -50,17 +64,44 @@ impl Udp {
         self.state.max_gso_segments().max(1)
     }
 
+    /// Receives so far that brought something.
+    pub fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Datagrams that the kernel dropped so far because this socket's buffer was full.
+    pub fn drops(&self) -> u64 {
+        let mut found = [0_u32; MEMINFO_WORDS];
+        let mut length = size_of_val(&found) as libc::socklen_t;
+        // SAFETY: the descriptor is open; the kernel writes at most `length` bytes to the array,
+        // which lives on this stack.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_MEMINFO,
+                found.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        // A kernel without it (before 4.12) leaves zeros.
+        if result == 0 { found[libc::SK_MEMINFO_DROPS as usize].into() } else { 0 }
+    }
+
     /// Receives once, without waiting, and hands over every datagram alone with what is known of
-    /// it: its source, its ECN field. Returns how many there were.
-    pub fn receive(&mut self, mut each: impl FnMut(&mut [u8], &RecvMeta)) -> io::Result<usize> {
+    /// it: its source, its ECN field.
+    pub fn receive(&mut self, mut each: impl FnMut(&mut [u8], &RecvMeta)) -> io::Result<Received> {
         let mut slices: Vec<IoSliceMut<'_>> =
             self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).map(IoSliceMut::new).collect();
         let reference = UdpSockRef::from(&self.socket);
         let lists = match self.state.recv(reference, &mut slices, &mut self.received) {
             Ok(lists) => lists,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Received { datagrams: 0, is_all: true });
+            }
             Err(error) => return Err(error),
         };
+        self.calls += 1;
         let mut count = 0;
         for (buffer, meta) in
             self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).zip(&self.received).take(lists)
@@ -71,7 +112,7 @@ impl Udp {
                 count += 1;
             }
         }
-        Ok(count)
+        Ok(Received { datagrams: count, is_all: lists < RECEIVE_BATCH })
     }
 
     /// Sends datagrams of `segment_bytes` each (the last may be shorter), without waiting.
@@ -102,5 +143,33 @@ impl AsFd for Udp {
 impl std::fmt::Debug for Udp {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Udp").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_did_not_fit_the_buffer_is_counted_and_the_rest_is_received() {
+        let mut udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = udp.local_address().unwrap();
+        assert_eq!(udp.drops(), 0);
+        let sent = 4 * SOCKET_BUFFER_BYTES / 60_000;
+        for _ in 0..sent {
+            sender.send_to(&vec![7; 60_000], to).unwrap();
+        }
+        let mut received = 0;
+        loop {
+            let found = udp.receive(|datagram, _| assert_eq!(datagram.len(), 60_000)).unwrap();
+            received += found.datagrams;
+            if found.is_all {
+                break;
+            }
+        }
+        assert!(udp.drops() > 0);
+        assert_eq!(received as u64 + udp.drops(), sent as u64);
+        assert!(udp.calls() >= received.div_ceil(RECEIVE_BATCH) as u64);
     }
 }

@@ -5,11 +5,14 @@
 
 use pyo3::prelude::*;
 
+mod dlpack;
 mod gateway;
 mod host_queue;
+mod jobs;
 mod link;
 mod load;
 mod pdu;
+mod region;
 mod session;
 mod simulation;
 mod storage;
@@ -24,7 +27,9 @@ mod _native {
     #[pymodule_export]
     use crate::link::{Emulator, LinkSettings};
     #[pymodule_export]
-    use crate::session::{Completion, JobRing, Region, SessionEndpoint};
+    use crate::region::{Region, RegionArray};
+    #[pymodule_export]
+    use crate::session::{Completion, JobRing, SessionEndpoint};
     #[pymodule_export]
     use crate::simulation::simulate;
 

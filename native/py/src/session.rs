@@ -1,24 +1,22 @@
 //! Bindings: session endpoints for the daemon, rings for the job.
 
-use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyDict};
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use sealane_engine::session::endpoint::{
     Endpoint, EndpointConfig, EndpointError, StartConfig, State,
 };
 use sealane_engine::session::job::Job;
-use sealane_engine::session::region::SharedMemory;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::statistics::NAMES;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
 
 use crate::link::parse_address;
+use crate::region::Region;
 
 fn endpoint_error(error: EndpointError) -> PyErr {
     match error {
@@ -163,52 +161,25 @@ impl SessionEndpoint {
     }
 }
 
-/// The job's region: bytes shared with the daemon, through the buffer protocol.
-#[pyclass(module = "sealane._native", frozen)]
-pub struct Region {
-    memory: Arc<SharedMemory>,
-}
-
-#[pymethods]
-impl Region {
-    fn __len__(&self) -> usize {
-        self.memory.len()
-    }
-
-    #[allow(clippy::needless_pass_by_value)] // the protocol hands it over by value
-    /// Exports the mapping, writable; it lives as long as any view of it.
-    unsafe fn __getbuffer__(
-        slf: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
-        let memory = &slf.get().memory;
-        let start = memory.as_mut_ptr().cast::<c_void>();
-        // SAFETY: `view` is the interpreter's, to be filled. The mapping is `memory.len()` bytes
-        // long and is unmapped only when this object goes, which the view keeps alive.
-        let filled = unsafe {
-            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, memory.len().cast_signed(), 0, flags)
-        };
-        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
-    }
-}
-
 /// One finished operation.
 #[pyclass(module = "sealane._native", frozen, get_all)]
 pub struct Completion {
     kind: &'static str,
     status: &'static str,
     user_data: u64,
+    handle: u64,
     message: u64,
     length: u64,
     immediate: Option<u32>,
     duration_ns: u64,
+    packets: Vec<u8>,
 }
 
 /// The rings of a session, in the job's process.
 #[pyclass(module = "sealane._native")]
 pub struct JobRing {
     job: Option<Job>,
+    region: Py<Region>,
 }
 
 impl JobRing {
@@ -216,7 +187,11 @@ impl JobRing {
         self.job.as_mut().ok_or_else(|| PyValueError::new_err("the ring is closed"))
     }
 
-    fn post(&mut self, submission: Submission) -> PyResult<()> {
+    fn command(&mut self, kind: Operation, user_data: u64) -> PyResult<u64> {
+        self.post(Submission { kind, offset: 0, length: 0, user_data })
+    }
+
+    fn post(&mut self, submission: Submission) -> PyResult<u64> {
         self.job()?.post(&submission).map_err(|refused| match refused {
             PostRefused::Retry => PyBlockingIOError::new_err(refused.to_string()),
             PostRefused::Invalid(_) => PyValueError::new_err(refused.to_string()),
@@ -228,6 +203,7 @@ impl JobRing {
 impl JobRing {
     #[new]
     fn new(
+        py: Python<'_>,
         region_fd: RawFd,
         submission_fd: RawFd,
         completion_fd: RawFd,
@@ -242,12 +218,13 @@ impl JobRing {
         let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
         let [region, submission, completion, doorbell] = raw.map(own);
         let job = Job::attach(region, submission, completion, doorbell)?;
-        Ok(Self { job: Some(job) })
+        let region = Py::new(py, Region::new(Arc::clone(job.region())))?;
+        Ok(Self { job: Some(job), region })
     }
 
     #[getter]
-    fn region(&mut self) -> PyResult<Region> {
-        Ok(Region { memory: Arc::clone(self.job()?.region()) })
+    fn region(&self, py: Python<'_>) -> Py<Region> {
+        self.region.clone_ref(py)
     }
 
     #[getter]
@@ -260,7 +237,12 @@ impl JobRing {
         Ok(self.job()?.layout().slots)
     }
 
-    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, immediate=None))]
+    #[getter]
+    fn chunk_bytes(&mut self) -> PyResult<u32> {
+        Ok(self.job()?.layout().chunk_bytes)
+    }
+
+    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, unreliable=false, immediate=None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn post_send(
         &mut self,
@@ -271,20 +253,69 @@ impl JobRing {
         m: u8,
         depth: u8,
         auto: bool,
+        unreliable: bool,
         immediate: Option<u32>,
-    ) -> PyResult<()> {
-        let reliability = match (auto, k, m) {
-            (true, 0, 0) => Reliability::Auto,
-            (true, ..) => return Err(PyValueError::new_err("auto, or a code: not both")),
-            (false, ..) => scheme(k, m, depth),
+    ) -> PyResult<u64> {
+        let reliability = match (auto, unreliable, k, m) {
+            (false, false, ..) => scheme(k, m, depth),
+            (true, false, 0, 0) => Reliability::Auto,
+            (false, true, 0, 0) => Reliability::Unreliable,
+            _ => return Err(PyValueError::new_err("a code, auto or unreliable: one of them")),
         };
         let kind = Operation::Send { reliability, immediate };
         self.post(Submission { kind, offset, length, user_data })
     }
 
     #[pyo3(signature = (*, offset, length, user_data))]
-    fn post_receive(&mut self, offset: u64, length: u64, user_data: u64) -> PyResult<()> {
+    fn post_receive(&mut self, offset: u64, length: u64, user_data: u64) -> PyResult<u64> {
         self.post(Submission { kind: Operation::Receive, offset, length, user_data })
+    }
+
+    #[pyo3(signature = (*, length, user_data, unreliable=false, immediate=None))]
+    fn post_stream(
+        &mut self,
+        length: u64,
+        user_data: u64,
+        unreliable: bool,
+        immediate: Option<u32>,
+    ) -> PyResult<u64> {
+        let reliability =
+            if unreliable { Reliability::Unreliable } else { Reliability::SelectiveRepeat };
+        let kind = Operation::Stream { reliability, immediate };
+        self.post(Submission { kind, offset: 0, length, user_data })
+    }
+
+    #[pyo3(signature = (*, stream, offset, length, remote_offset, user_data))]
+    fn post_continue(
+        &mut self,
+        stream: u64,
+        offset: u64,
+        length: u64,
+        remote_offset: u64,
+        user_data: u64,
+    ) -> PyResult<u64> {
+        let kind = Operation::Continue { stream, remote_offset };
+        self.post(Submission { kind, offset, length, user_data })
+    }
+
+    #[pyo3(signature = (*, stream, user_data))]
+    fn post_end(&mut self, stream: u64, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::End { stream }, user_data)
+    }
+
+    #[pyo3(signature = (*, operation, user_data))]
+    fn post_cancel(&mut self, operation: u64, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::Cancel { operation }, user_data)
+    }
+
+    #[pyo3(signature = (*, receive, user_data))]
+    fn post_complete(&mut self, receive: u64, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::Complete { receive }, user_data)
+    }
+
+    #[pyo3(signature = (*, receive, chunk, user_data))]
+    fn post_packet_map(&mut self, receive: u64, chunk: u32, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::PacketMap { receive, chunk }, user_data)
     }
 
     #[pyo3(signature = (limit=64))]
@@ -293,19 +324,32 @@ impl JobRing {
         Ok(completions
             .iter()
             .map(|completion| Completion {
-                kind: if completion.is_send { "send" } else { "receive" },
+                kind: completion.opcode.name(),
                 status: completion.status.name(),
                 user_data: completion.user_data,
+                handle: completion.handle,
                 message: completion.message,
                 length: completion.length,
                 immediate: completion.immediate,
                 duration_ns: completion.duration_nanos,
+                packets: completion.packets.to_vec(),
             })
             .collect())
     }
 
-    fn bitmap(&mut self, slot: u16) -> PyResult<Vec<u8>> {
-        Ok(self.job()?.bitmap(slot))
+    fn bitmap<'py>(
+        &mut self,
+        py: Python<'py>,
+        handle: u64,
+        chunk_count: usize,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let bytes = self.job()?.bitmap(handle, chunk_count);
+        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    fn wake_for_chunks(&mut self, wanted: bool) -> PyResult<()> {
+        self.job()?.wake_for_chunks(wanted);
+        Ok(())
     }
 
     fn statistics<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -35,6 +35,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("QueueError", module.py().get_type::<QueueError>())?;
     let refused = module.py().get_type::<crate::store_anchor::StoreRefusedError>();
     module.add("StoreRefusedError", refused)?;
+    let refused = module.py().get_type::<crate::jobs::JobRefusedError>();
+    module.add("JobRefusedError", refused)?;
     module.add("StatusError", module.py().get_type::<StatusError>())?;
     module.add_function(wrap_pyfunction!(find_pieces, module)?)?;
     module.add_function(wrap_pyfunction!(status_name, module)?)?;

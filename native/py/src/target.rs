@@ -16,6 +16,7 @@ use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
 use sealane_engine::storage::stores::remote_sectors::{RemoteBlocks, RemoteSectorStore};
 use sealane_engine::storage::stores::sealed_file::SealedFileStore;
 use sealane_engine::storage::stores::selection::{self, StoreOptions};
+use sealane_engine::storage::target::jobs::{JobStart, Jobs, Order};
 use sealane_engine::storage::target::{
     AnaState, Controller as EngineController, Namespace as EngineNamespace, QosLimits,
 };
@@ -24,6 +25,7 @@ use sealane_proto::nvme::pdu::Digests;
 use sealane_proto::sector::BLOCK_BYTES;
 
 use crate::host_queue::HostQueueDescription;
+use crate::jobs::{job_error, job_status, kind_of, order_of};
 use crate::storage::{
     SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
 };
@@ -93,6 +95,14 @@ impl RemoteDevice {
 #[pyclass(frozen, module = "sealane._native")]
 struct Namespace {
     namespace: Arc<EngineNamespace>,
+    jobs: Jobs,
+}
+
+impl Namespace {
+    fn over(namespace: EngineNamespace) -> Self {
+        let namespace = Arc::new(namespace);
+        Self { jobs: Jobs::new(Arc::clone(&namespace)), namespace }
+    }
 }
 
 #[pymethods]
@@ -140,7 +150,7 @@ impl Namespace {
             io::ErrorKind::InvalidInput => invalid(error),
             _ => store_error(error),
         })?;
-        Ok(Self { namespace: Arc::new(namespace) })
+        Ok(Self::over(namespace))
     }
 
     /// A sealed namespace on somebody else's.
@@ -191,12 +201,17 @@ impl Namespace {
             selection::check_size(&*store, block_count)?;
             namespace_over(store, freshness)
         });
-        Ok(Self { namespace: Arc::new(namespace.map_err(store_error)?) })
+        Ok(Self::over(namespace.map_err(store_error)?))
     }
 
     #[getter]
     fn block_count(&self) -> u64 {
         self.namespace.block_count()
+    }
+
+    #[getter]
+    fn layout(&self) -> &'static str {
+        self.namespace.layout()
     }
 
     #[getter]
@@ -253,8 +268,41 @@ impl Namespace {
         Ok(py.detach(|| self.namespace.sync())?)
     }
 
+    #[pyo3(signature = (kind, *, position=0, bytes_per_second=0, paused=false))]
+    fn start_job(
+        &self,
+        py: Python<'_>,
+        kind: &str,
+        position: u64,
+        bytes_per_second: u64,
+        paused: bool,
+    ) -> PyResult<()> {
+        let kind = kind_of(kind)?;
+        let start = JobStart { position, bytes_per_second, is_paused: paused };
+        py.detach(|| self.jobs.start(kind, start)).map_err(job_error)
+    }
+
+    fn order_job(&self, kind: &str, order: &str) -> PyResult<()> {
+        self.jobs.order(kind_of(kind)?, order_of(order)?).map_err(job_error)
+    }
+
+    fn set_job_rate(&self, kind: &str, bytes_per_second: u64) -> PyResult<()> {
+        self.jobs.order(kind_of(kind)?, Order::Rate(bytes_per_second)).map_err(job_error)
+    }
+
+    fn jobs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        self.jobs.list().iter().map(|job| job_status(py, job)).collect()
+    }
+
+    fn end_jobs(&self, py: Python<'_>) {
+        py.detach(|| self.jobs.end());
+    }
+
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.namespace.close());
+        py.detach(|| {
+            self.jobs.end();
+            self.namespace.close();
+        });
     }
 }
 

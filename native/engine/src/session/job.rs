@@ -34,7 +34,7 @@ impl Job {
         let completion = SharedMemory::attach(completion, JobAccess::Reads)?;
         let ring = JobRing::new(submission, completion)
             .filter(|ring| ring.layout().region_bytes == region.len() as u64)
-            .ok_or_else(|| invalid("the rings are not of ABI version 1"))?;
+            .ok_or_else(|| invalid("the rings are not of ABI version 2"))?;
         Ok(Self { ring, region: Arc::new(region), doorbell })
     }
 
@@ -63,16 +63,21 @@ impl Job {
         self.ring.statistics()
     }
 
-    /// The bitmap bytes of a slot.
-    pub fn bitmap(&self, slot: u16) -> Vec<u8> {
-        self.ring.bitmap(slot)
+    /// The bitmap bytes of a receive, as [`JobRing::bitmap`].
+    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<Vec<u8>> {
+        self.ring.bitmap(handle, chunk_count)
     }
 
-    /// Posts one operation and wakes the daemon.
-    pub fn post(&mut self, submission: &Submission) -> Result<(), PostRefused> {
-        self.ring.post(submission)?;
+    /// Asks for the doorbell also when chunks land, or no more.
+    pub fn wake_for_chunks(&self, wanted: bool) {
+        self.ring.wake_for_chunks(wanted);
+    }
+
+    /// Posts one operation, wakes the daemon, and returns the operation's handle.
+    pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
+        let handle = self.ring.post(submission)?;
         self.wake_daemon();
-        Ok(())
+        Ok(handle)
     }
 
     /// Takes up to `limit` completions without waiting, and clears the doorbell.

@@ -1,4 +1,4 @@
-//! Ring ABI version 1: where everything lies in the shared memories (docs/ring-abi.md).
+//! Ring ABI version 2: where everything lies in the shared memories (docs/ring-abi.md).
 //!
 //! All numbers are little-endian. The submission memory is written by the job, the completion
 //! memory only by the daemon; what describes the layout lies in the second, so a job can't
@@ -12,7 +12,7 @@ compile_error!("the ring ABI is little-endian and read in place");
 /// First eight bytes of the completion memory.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SEALRING");
 /// Version of this layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Bytes of one submission or completion entry.
 pub const ENTRY_BYTES: usize = 64;
 /// Most entries of a ring: 256 KiB of shared memory per queue.
@@ -22,6 +22,8 @@ pub const ENTRIES_MAX: u32 = 4096;
 pub const SUBMISSION_PRODUCER: u64 = 0;
 /// Submission memory: index of the next completion that the job will read.
 pub const COMPLETION_CONSUMER: u64 = 64;
+/// Submission memory: not 0 while the job wants the doorbell rung for chunks that land, too.
+pub const CHUNK_WAKE: u64 = 72;
 /// Submission memory: first entry.
 pub const SUBMISSION_ENTRIES: u64 = 128;
 
@@ -41,7 +43,7 @@ pub const COMPLETION_PRODUCER: u64 = 128;
 /// Completion memory: the statistics, `STATISTICS_COUNT` numbers.
 pub const STATISTICS: u64 = 192;
 /// Numbers in the statistics area.
-pub const STATISTICS_COUNT: usize = 40;
+pub const STATISTICS_COUNT: usize = 128;
 /// Completion memory: first entry.
 pub const COMPLETION_ENTRIES: u64 = STATISTICS + 8 * STATISTICS_COUNT as u64;
 
@@ -85,9 +87,15 @@ impl Layout {
         SUBMISSION_ENTRIES as usize + self.entries as usize * ENTRY_BYTES
     }
 
+    /// Offset of the slot table in the completion memory: for each slot the handle, plus one, of
+    /// the receive that its bitmap is about; 0 while it is about none.
+    pub fn slot_table(&self) -> u64 {
+        COMPLETION_ENTRIES + u64::from(self.entries) * ENTRY_BYTES as u64
+    }
+
     /// Offset of the bitmap bytes in the completion memory.
     pub fn bitmap(&self) -> u64 {
-        COMPLETION_ENTRIES + u64::from(self.entries) * ENTRY_BYTES as u64
+        self.slot_table() + 8 * u64::from(self.slots)
     }
 
     /// Bytes of the completion memory.

@@ -1,11 +1,14 @@
 //! Sessions on real sockets: one worker thread per session between a UDP socket and a job's rings.
 
+pub mod allocator;
 pub mod endpoint;
 pub mod entry;
 pub mod job;
 pub mod layout;
+mod operations;
 mod outbound;
 pub mod region;
 pub mod ring;
 pub mod statistics;
+mod submission;
 mod worker;

@@ -11,6 +11,17 @@ use crate::udp::Udp;
 /// Bytes of one send call: the kernel's limit for a segmentation list is 64 KiB with headers.
 const BATCH_BYTES_MAX: usize = 62_000;
 
+/// What became of the datagrams.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct SendCounters {
+    /// Calls that the kernel took.
+    pub(super) calls: u64,
+    /// Calls that it refused.
+    pub(super) errors: u64,
+    /// Datagrams of those: to the machine they are lost.
+    pub(super) dropped: u64,
+}
+
 /// A batch being gathered: datagrams of one size, of which only the last may be shorter.
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
@@ -20,6 +31,10 @@ pub(super) struct Outbound {
     ecn: Ecn,
     is_closed: bool,
     is_blocked: bool,
+    /// A datagram that did not fit the batch while the kernel would not take that.
+    held: Vec<u8>,
+    held_ecn: Ecn,
+    counters: SendCounters,
 }
 
 impl Outbound {
@@ -28,57 +43,68 @@ impl Outbound {
         self.is_blocked
     }
 
+    /// What became of all so far.
+    pub(super) fn counters(&self) -> SendCounters {
+        self.counters
+    }
+
     /// Appends the datagram that `fill` writes to the end of the buffer, sending first what can't
-    /// travel with it. `fill` says how to mark it, `None` if it has none: so does this. `Err` counts
-    /// as sent.
+    /// travel with it. `fill` says how to mark it, `None` if it has none: this returns false then.
+    /// Not to be called while blocked.
     pub(super) fn push(
         &mut self,
         udp: &Udp,
         to: SocketAddr,
         fill: impl FnOnce(&mut Vec<u8>) -> Option<Ecn>,
-    ) -> Result<bool, io::Error> {
+    ) -> bool {
         let start = self.bytes.len();
-        let Some(ecn) = fill(&mut self.bytes) else { return Ok(false) };
+        let Some(ecn) = fill(&mut self.bytes) else { return false };
         let length = self.bytes.len() - start;
-        let joins = self.segments > 0
-            && !self.is_closed
+        let joins = !self.is_closed
             && ecn == self.ecn
             && length <= self.segment_bytes
             && self.segments < udp.segments_max()
             && self.bytes.len() <= BATCH_BYTES_MAX;
-        let mut result = Ok(true);
-        if start > 0 && !joins {
-            let mut next = self.bytes.split_off(start);
-            result = self.flush(udp, to).map(|()| true);
-            if self.is_blocked {
-                // The kernel takes no more: this datagram is dropped here, as a full queue would.
-                return Ok(false);
-            }
-            self.bytes.append(&mut next);
+        if self.segments > 0 && !joins {
+            self.held.extend_from_slice(&self.bytes[start..]);
+            self.held_ecn = ecn;
+            self.bytes.truncate(start);
+            self.flush(udp, to);
+        } else {
+            self.take(length, ecn);
         }
+        true
+    }
+
+    /// Sends what was gathered. If the kernel's buffer is full, keeps it and says `is_blocked`.
+    pub(super) fn flush(&mut self, udp: &Udp, to: SocketAddr) {
+        if self.segments == 0 {
+            return;
+        }
+        let sent = udp.send(to, &self.bytes, self.segment_bytes, codepoint(self.ecn));
+        self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        if self.is_blocked {
+            return;
+        }
+        self.counters.calls += u64::from(sent.is_ok());
+        self.counters.errors += u64::from(sent.is_err());
+        self.counters.dropped += if sent.is_err() { self.segments as u64 } else { 0 };
+        self.bytes.clear();
+        self.segments = 0;
+        if !self.held.is_empty() {
+            std::mem::swap(&mut self.bytes, &mut self.held);
+            self.take(self.bytes.len(), self.held_ecn);
+        }
+    }
+
+    /// The datagram at the end of the buffer is one of the batch.
+    fn take(&mut self, length: usize, ecn: Ecn) {
         if self.segments == 0 {
             self.segment_bytes = length;
             self.ecn = ecn;
         }
         self.is_closed = length < self.segment_bytes;
         self.segments += 1;
-        result
-    }
-
-    /// Sends what was gathered. If the kernel's buffer is full, keeps it and says `is_blocked`.
-    pub(super) fn flush(&mut self, udp: &Udp, to: SocketAddr) -> io::Result<()> {
-        if self.segments == 0 {
-            return Ok(());
-        }
-        let sent = udp.send(to, &self.bytes, self.segment_bytes, codepoint(self.ecn));
-        self.is_blocked = matches!(&sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-        if self.is_blocked {
-            return Ok(());
-        }
-        self.bytes.clear();
-        self.segments = 0;
-        self.is_closed = false;
-        sent
     }
 }
 
@@ -111,15 +137,43 @@ mod tests {
                 bytes.extend(std::iter::repeat_n(index as u8, *length));
                 Some(Ecn::Ect0)
             });
-            assert!(filled.unwrap());
+            assert!(filled);
         }
-        outbound.flush(&udp, to).unwrap();
-        assert!(!outbound.push(&udp, to, |_| None).unwrap());
+        outbound.flush(&udp, to);
+        assert!(!outbound.push(&udp, to, |_| None));
+        assert_eq!(outbound.counters(), SendCounters { calls: 6, errors: 0, dropped: 0 });
         let mut bytes = [0; 2000];
         for (index, length) in lengths.iter().enumerate() {
             let received = receiver.recv(&mut bytes).unwrap();
             assert_eq!(received, *length);
             assert!(bytes[..received].iter().all(|byte| *byte == index as u8));
         }
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_counted_and_does_not_hold_up_the_rest() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let to = receiver.local_addr().unwrap();
+        let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut outbound = Outbound::default();
+        // Port 0 is nobody's.
+        let nowhere = SocketAddr::new(to.ip(), 0);
+        for byte in 0..3 {
+            outbound.push(&udp, nowhere, |bytes| {
+                bytes.extend([byte; 100]);
+                Some(Ecn::NotEct)
+            });
+        }
+        outbound.flush(&udp, nowhere);
+        assert_eq!(outbound.counters(), SendCounters { calls: 0, errors: 1, dropped: 3 });
+        outbound.push(&udp, to, |bytes| {
+            bytes.extend([7; 100]);
+            Some(Ecn::NotEct)
+        });
+        outbound.flush(&udp, to);
+        let mut bytes = [0; 200];
+        assert_eq!(receiver.recv(&mut bytes).unwrap(), 100);
+        assert_eq!(bytes[..100], [7; 100]);
     }
 }

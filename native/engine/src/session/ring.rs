@@ -8,12 +8,15 @@
 //! completions that the job has not consumed are fewer than the entries. So a job that stops
 //! reading completions stops its own submissions, and with them the credit its peer gets.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
-pub use super::entry::{Completion, Operation, RingFault, Status, Submission};
+pub use super::entry::{
+    Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission,
+};
 use super::layout::{
-    COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER, ENTRY_BYTES, Layout, STATE,
-    STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
+    CHUNK_WAKE, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER, ENTRY_BYTES, Layout,
+    STATE, STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER, SUBMISSION_ENTRIES,
+    SUBMISSION_PRODUCER,
 };
 use super::region::SharedMemory;
 
@@ -27,6 +30,8 @@ pub struct DaemonRing {
     completions_written: u64,
     completions_consumed: u64,
     in_flight: u64,
+    /// Chunks have landed since the job was last told.
+    has_landed: bool,
 }
 
 impl DaemonRing {
@@ -41,13 +46,15 @@ impl DaemonRing {
             completions_written: 0,
             completions_consumed: 0,
             in_flight: 0,
+            has_landed: false,
         }
     }
 
     /// Takes the next submission, if there is one and its completion will have a place.
     ///
-    /// The operation counts as in flight from now until `complete`.
-    pub fn take(&mut self) -> Result<Option<Submission>, RingFault> {
+    /// The operation counts as in flight from now until `complete`. It is named by its handle, the
+    /// index of the submission, which no other operation of the session ever has.
+    pub fn take(&mut self) -> Result<Option<(u64, Submission)>, RingFault> {
         let entries = u64::from(self.layout.entries);
         let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
         match produced.checked_sub(self.submissions_taken) {
@@ -60,13 +67,14 @@ impl DaemonRing {
             return Ok(None);
         }
         let mut entry = [0; ENTRY_BYTES];
-        let place = (self.submissions_taken & (entries - 1)) * ENTRY_BYTES as u64;
+        let handle = self.submissions_taken;
+        let place = (handle & (entries - 1)) * ENTRY_BYTES as u64;
         self.submission.copy_out(SUBMISSION_ENTRIES + place, &mut entry);
         self.submissions_taken += 1;
         self.completion.word(SUBMISSION_CONSUMER).store(self.submissions_taken, Ordering::Release);
         let submission = Submission::parse(&entry, self.layout.region_bytes)?;
         self.in_flight += 1;
-        Ok(Some(submission))
+        Ok(Some((handle, submission)))
     }
 
     /// Publishes the end of an operation that was taken.
@@ -97,11 +105,28 @@ impl DaemonRing {
         }
     }
 
+    /// Gives a slot's bitmap to the receive of this handle, with no chunk landed.
+    pub fn slot_posted(&self, slot: u16, handle: u64, chunk_count: u32) {
+        let owner = self.completion.word(self.layout.slot_table() + 8 * u64::from(slot));
+        // A reader sees the old owner change before any of its bytes does.
+        owner.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.chunks_cleared(slot, chunk_count);
+        owner.store(handle + 1, Ordering::Release);
+    }
+
     /// Publishes that a chunk of the message in `slot` has landed, after its bytes.
-    pub fn chunk_landed(&self, slot: u16, chunk: u32) {
+    pub fn chunk_landed(&mut self, slot: u16, chunk: u32) {
         if let Some(offset) = self.bitmap_offset(slot, chunk) {
             self.completion.byte(offset).store(1, Ordering::Release);
+            self.has_landed = true;
         }
+    }
+
+    /// Whether chunks have landed since this was last asked and the job wants to be woken for them.
+    pub fn take_chunk_wake(&mut self) -> bool {
+        std::mem::take(&mut self.has_landed)
+            && self.submission.word(CHUNK_WAKE).load(Ordering::Acquire) != 0
     }
 
     /// Clears the first `chunk_count` bitmap bytes of a slot.
@@ -171,8 +196,8 @@ impl JobRing {
         self.layout
     }
 
-    /// Puts a submission on the ring; the caller rings the doorbell.
-    pub fn post(&mut self, submission: &Submission) -> Result<(), PostRefused> {
+    /// Puts a submission on the ring and returns its handle; the caller rings the doorbell.
+    pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
         let entry = submission.encode();
         Submission::parse(&entry, self.layout.region_bytes).map_err(PostRefused::Invalid)?;
         let entries = u64::from(self.layout.entries);
@@ -180,11 +205,12 @@ impl JobRing {
         if self.submissions_posted.saturating_sub(taken) >= entries {
             return Err(PostRefused::Retry);
         }
-        let place = (self.submissions_posted & (entries - 1)) * ENTRY_BYTES as u64;
+        let handle = self.submissions_posted;
+        let place = (handle & (entries - 1)) * ENTRY_BYTES as u64;
         self.submission.copy_in(SUBMISSION_ENTRIES + place, &entry);
         self.submissions_posted += 1;
         self.submission.word(SUBMISSION_PRODUCER).store(self.submissions_posted, Ordering::Release);
-        Ok(())
+        Ok(handle)
     }
 
     /// Takes up to `limit` completions, oldest first. `None` if the ring makes no sense.
@@ -220,13 +246,25 @@ impl JobRing {
             .collect()
     }
 
-    /// The bitmap bytes of a slot: 1 where a whole chunk has landed. Advisory.
-    pub fn bitmap(&self, slot: u16) -> Vec<u8> {
+    /// Asks for the doorbell also when chunks land, or no more.
+    pub fn wake_for_chunks(&self, wanted: bool) {
+        self.submission.word(CHUNK_WAKE).store(u64::from(wanted), Ordering::Release);
+    }
+
+    /// The first `chunk_count` bitmap bytes of a receive: 1 where a whole chunk has landed, and with
+    /// it all its bytes in the region. `None` while no slot holds that receive: it still waits for
+    /// one, or its slot has gone to a later receive.
+    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<Vec<u8>> {
         let per_slot = self.layout.chunks_per_slot();
-        let start = self.layout.bitmap() + u64::from(slot % self.layout.slots) * per_slot;
-        (start..start + per_slot)
+        let owner = |slot: u64| self.completion.word(self.layout.slot_table() + 8 * slot);
+        let is_owned = |slot: &u64| owner(*slot).load(Ordering::Acquire) == handle + 1;
+        let slot = (0..u64::from(self.layout.slots)).find(is_owned)?;
+        let start = self.layout.bitmap() + slot * per_slot;
+        let bytes: Vec<u8> = (start..start + per_slot.min(chunk_count as u64))
             .map(|offset| self.completion.byte(offset).load(Ordering::Acquire))
-            .collect()
+            .collect();
+        // What was read is this receive's if the slot still is.
+        (owner(slot).load(Ordering::Acquire) == handle + 1).then_some(bytes)
     }
 }
 
@@ -264,13 +302,13 @@ mod tests {
 
     fn done(user_data: u64) -> Completion {
         Completion {
-            is_send: true,
-            status: Status::Ok,
+            opcode: Opcode::Send,
             user_data,
+            handle: user_data,
             message: user_data,
             length: 10,
-            immediate: None,
             duration_nanos: 1,
+            ..Completion::default()
         }
     }
 
@@ -278,8 +316,8 @@ mod tests {
     fn order_is_kept_through_many_wraps() {
         let (mut daemon, mut job, _) = rings(4);
         for number in 0..1000 {
-            job.post(&send(number)).unwrap();
-            assert_eq!(daemon.take().unwrap(), Some(send(number)));
+            assert_eq!(job.post(&send(number)), Ok(number));
+            assert_eq!(daemon.take().unwrap(), Some((number, send(number))));
             assert_eq!(daemon.take().unwrap(), None);
             daemon.complete(&done(number));
             assert_eq!(job.completions(8).unwrap(), vec![done(number)]);
@@ -307,7 +345,7 @@ mod tests {
         job.post(&send(4)).unwrap();
         assert_eq!(daemon.take().unwrap(), None);
         assert_eq!(job.completions(1).unwrap(), vec![done(0)]);
-        assert_eq!(daemon.take().unwrap(), Some(send(4)));
+        assert_eq!(daemon.take().unwrap(), Some((4, send(4))));
         job.post(&send(5)).unwrap();
         assert_eq!(daemon.take().unwrap(), None);
         daemon.complete(&done(4));
@@ -347,17 +385,40 @@ mod tests {
 
     #[test]
     fn bitmap_and_state_reach_the_job() {
-        let (daemon, job, _) = rings(4);
+        let (mut daemon, job, _) = rings(4);
+        daemon.publish_state(2);
+        assert_eq!(job.state(), 2);
+        assert_eq!(job.bitmap(7, 256), None);
+        daemon.slot_posted(1, 7, 256);
         daemon.chunk_landed(1, 3);
         daemon.chunk_landed(9, 3);
         daemon.chunk_landed(1, u32::MAX);
-        daemon.publish_state(2);
-        assert_eq!(job.state(), 2);
-        let landed: Vec<usize> = (0..256).filter(|chunk| job.bitmap(1)[*chunk] == 1).collect();
-        assert_eq!(landed, [3]);
-        assert!(job.bitmap(0).iter().chain(&job.bitmap(2)).all(|byte| *byte == 0));
-        daemon.chunks_cleared(1, 4);
-        assert!(job.bitmap(1).iter().all(|byte| *byte == 0));
+        let landed = |handle| {
+            let bytes: Vec<u8> = job.bitmap(handle, 256).unwrap();
+            (0..256).filter(|chunk| bytes[*chunk] == 1).collect::<Vec<usize>>()
+        };
+        assert_eq!(landed(7), [3]);
+        assert_eq!(job.bitmap(7, 2).unwrap(), [0, 0]);
+        daemon.slot_posted(2, 8, 256);
+        assert!(landed(8).is_empty());
+        daemon.slot_posted(1, 11, 256);
+        assert_eq!(job.bitmap(7, 256), None, "the slot has gone to another receive");
+        assert!(landed(11).is_empty());
+    }
+
+    #[test]
+    fn job_is_woken_for_chunks_only_if_it_wants_to() {
+        let (mut daemon, job, _) = rings(4);
+        daemon.chunk_landed(0, 0);
+        assert!(!daemon.take_chunk_wake());
+        job.wake_for_chunks(true);
+        assert!(!daemon.take_chunk_wake(), "that was told already");
+        daemon.chunk_landed(0, 1);
+        assert!(daemon.take_chunk_wake());
+        assert!(!daemon.take_chunk_wake());
+        job.wake_for_chunks(false);
+        daemon.chunk_landed(0, 2);
+        assert!(!daemon.take_chunk_wake());
     }
 
     proptest! {
@@ -372,7 +433,10 @@ mod tests {
                 hostile.word(offset / 8 * 8).store(value % 7, Ordering::Release);
                 match daemon.take() {
                     Err(_) => break,
-                    Ok(Some(taken)) => prop_assert!(taken.offset + taken.length <= REGION_BYTES),
+                    Ok(Some((_, taken))) => {
+                        let is_stream = taken.kind.opcode() == Opcode::Stream;
+                        prop_assert!(is_stream || taken.offset + taken.length <= REGION_BYTES);
+                    }
                     Ok(None) => {}
                 }
             }

@@ -3,25 +3,23 @@
 use sealane_proto::session::SessionStatistics;
 
 macro_rules! statistics {
-    ($($name:ident),+ $(,)?) => {
+    (machine: $($name:ident),+; worker: $($(#[$doc:meta])* $own:ident),+ $(,)?) => {
         /// Names, in the order of the statistics area (docs/ring-abi.md).
-        pub const NAMES: &[&str] = &[$(stringify!($name)),+, "send_errors"];
+        pub const NAMES: &[&str] = &[$(stringify!($name)),+, $(stringify!($own)),+];
 
         /// The machine's counters, then the worker's own.
         pub fn values(machine: &SessionStatistics, worker: &WorkerStatistics) -> Vec<u64> {
-            vec![$(machine.$name),+, worker.send_errors]
+            vec![$(machine.$name),+, $(worker.$own),+]
         }
+
+        /// What the worker counts itself.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct WorkerStatistics { $($(#[$doc])* pub $own: u64),+ }
     };
 }
 
-/// What the worker counts itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WorkerStatistics {
-    /// Sends that the kernel refused; to the machine their packets are lost.
-    pub send_errors: u64,
-}
-
 statistics!(
+    machine:
     packets_sent,
     wire_bytes_sent,
     data_packets_sent,
@@ -56,7 +54,18 @@ statistics!(
     key_updates_received,
     ce_received,
     ce_echoed,
-    is_ecn_capable,
+    is_ecn_capable;
+    worker:
+    /// Sends that the kernel refused.
+    send_errors,
+    /// Sends that it took, each of one or more datagrams.
+    send_calls,
+    /// Datagrams of the sends that it refused: to the machine they are lost.
+    send_drops,
+    /// Receives that brought something, each one or more datagrams.
+    receive_calls,
+    /// Datagrams that the kernel dropped because the socket's buffer was full.
+    receive_drops,
 );
 
 #[cfg(test)]
@@ -68,10 +77,10 @@ mod tests {
     fn every_counter_has_its_name_and_a_place() {
         let machine =
             SessionStatistics { packets_sent: 1, is_ecn_capable: 2, ..Default::default() };
-        let worker = WorkerStatistics { send_errors: 3 };
+        let worker = WorkerStatistics { send_errors: 3, receive_drops: 4, ..Default::default() };
         let values = values(&machine, &worker);
         assert_eq!(values.len(), NAMES.len());
         assert!(values.len() <= STATISTICS_COUNT);
-        assert_eq!((values[0], &values[values.len() - 2..]), (1, &[2, 3][..]));
+        assert_eq!((values[0], &values[values.len() - 6..]), (1, &[2, 3, 0, 0, 0, 4][..]));
     }
 }

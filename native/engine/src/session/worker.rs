@@ -1,6 +1,5 @@
 //! The pump around one session machine: socket, rings and clock in; datagrams and completions out.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -9,25 +8,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{
-    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, PostError, ReceiveRequest,
-    SendRequest, Session, SessionConfig, Source,
+    Arrival, BURST_PACKETS, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, Session,
+    SessionConfig, Source,
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
+use super::operations::Operations;
 use super::outbound::Outbound;
 use super::region::SharedMemory;
-use super::ring::{Completion, DaemonRing, Operation, RingFault, Status, Submission};
+use super::ring::{Completion, DaemonRing, RingFault, Status};
 use super::statistics::{WorkerStatistics, values};
 use crate::clock::{now, sharpen_timers, timespec};
 use crate::udp::Udp;
 
-/// Receive calls, and submissions, per turn: so that neither starves the other.
+/// Receive calls, and datagrams sent, per turn: so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 4;
-const SUBMISSIONS_PER_TURN: usize = 64;
 const DATAGRAMS_PER_TURN: usize = 256;
-/// A paced sender wakes up for this many packets at once: far below the machine's burst, which is
-/// what makes up for a late timer …
-const PACKETS_PER_WAKE: u64 = 4;
+/// Datagrams between two looks at the clock: some microseconds.
+const DATAGRAMS_PER_LOOK: usize = 8;
+/// A paced sender wakes up for this many packets at once, which leave in one call: half of the
+/// machine's burst, whose other half is what makes up for a late timer …
+const PACKETS_PER_WAKE: u64 = BURST_PACKETS / 2;
 /// … and for no longer than this: control frames wait as long.
 const COALESCE_NANOS_MAX: Nanos = 250_000;
 /// Age of the published statistics, at most.
@@ -119,19 +120,15 @@ pub(super) struct Worker {
 #[derive(Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
-    /// Taken from the ring, but the machine's slots are all in use.
-    held: Option<Submission>,
-    /// Lengths of the sends in flight, by message number.
-    lengths: BTreeMap<u64, u64>,
+    pub(super) operations: Operations,
     outbound: Outbound,
-    counters: WorkerStatistics,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
     /// When the statistics were published last.
     published: Nanos,
     is_stale: bool,
-    must_ring: bool,
-    has_more: bool,
+    pub(super) must_ring: bool,
+    pub(super) has_more: bool,
     has_datagrams: bool,
     is_over: bool,
 }
@@ -183,7 +180,7 @@ impl Worker {
                 }
             });
             // An error is the network's late answer to an earlier packet: that one is lost.
-            if received.unwrap_or(0) == 0 {
+            if received.is_ok_and(|received| received.is_all) {
                 progress.has_datagrams = false;
                 return;
             }
@@ -191,69 +188,7 @@ impl Worker {
         progress.has_more = true;
     }
 
-    fn submit(&mut self) {
-        if let Some(plan) = self.next_plan.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            self.session.install_plan(plan);
-        }
-        for _ in 0..SUBMISSIONS_PER_TURN {
-            let submission = match self.progress.held.take() {
-                Some(held) => held,
-                None => match self.memory.ring.take() {
-                    Ok(Some(submission)) => submission,
-                    Ok(None) => return,
-                    Err(fault) => return self.end_for(fault),
-                },
-            };
-            match self.post(&submission) {
-                Ok(()) => {}
-                Err(PostError::Retry) => {
-                    self.progress.held = Some(submission);
-                    return;
-                }
-                Err(PostError::Closed) => self.refuse(&submission, Status::Aborted),
-                Err(_) => self.refuse(&submission, Status::Refused),
-            }
-        }
-        self.progress.has_more = true;
-    }
-
-    fn post(&mut self, submission: &Submission) -> Result<(), PostError> {
-        let Submission { offset, length, user_data, kind } = *submission;
-        match kind {
-            Operation::Send { reliability, immediate } => {
-                let request = SendRequest { offset, length, reliability, immediate, user_data };
-                let message = self.session.post_send(request, now())?;
-                self.progress.lengths.insert(message, length);
-            }
-            Operation::Receive => {
-                let request = ReceiveRequest { offset, length_max: length, user_data };
-                let message = self.session.post_receive(request, now())?;
-                let slot = (message % u64::from(self.layout.slots)) as u16;
-                let chunks = length.div_ceil(u64::from(self.layout.chunk_bytes));
-                self.memory.ring.chunks_cleared(slot, chunks as u32);
-            }
-        }
-        Ok(())
-    }
-
-    fn refuse(&mut self, submission: &Submission, status: Status) {
-        self.complete(&Completion {
-            is_send: matches!(submission.kind, Operation::Send { .. }),
-            status,
-            user_data: submission.user_data,
-            message: 0,
-            length: 0,
-            immediate: None,
-            duration_nanos: 0,
-        });
-    }
-
-    fn complete(&mut self, completion: &Completion) {
-        self.memory.ring.complete(completion);
-        self.progress.must_ring = true;
-    }
-
-    fn end_for(&mut self, fault: RingFault) {
+    pub(super) fn end_for(&mut self, fault: RingFault) {
         self.end(fault.reason());
     }
 
@@ -265,26 +200,22 @@ impl Worker {
     fn transmit(&mut self) {
         let Self { session, udp, peer, memory, progress, .. } = self;
         let outbound = &mut progress.outbound;
-        // What the kernel would not take last time goes first; a refusal is a lost packet.
-        if outbound.flush(udp, *peer).is_err() {
-            progress.counters.send_errors += 1;
-        }
-        for _ in 0..DATAGRAMS_PER_TURN {
+        // What the kernel would not take last time goes first.
+        outbound.flush(udp, *peer);
+        let mut time = now();
+        for index in 0..DATAGRAMS_PER_TURN {
             if outbound.is_blocked() {
                 return;
             }
+            if index % DATAGRAMS_PER_LOOK == 0 {
+                time = now();
+            }
             let pushed = outbound.push(udp, *peer, |bytes| {
-                session.next_transmit(&*memory, now(), bytes).then(|| session.ecn())
+                session.next_transmit(&*memory, time, bytes).then(|| session.ecn())
             });
-            match pushed {
-                Ok(true) => {}
-                Ok(false) => {
-                    if !outbound.is_blocked() && outbound.flush(udp, *peer).is_err() {
-                        progress.counters.send_errors += 1;
-                    }
-                    return;
-                }
-                Err(_) => progress.counters.send_errors += 1,
+            if !pushed {
+                outbound.flush(udp, *peer);
+                return;
             }
         }
         progress.has_more = true;
@@ -298,37 +229,32 @@ impl Worker {
                     self.report.set(State::Established);
                 }
                 Event::SendCompleted { user_data, message, status, started, completed } => {
-                    let length = self.progress.lengths.remove(&message).unwrap_or(0);
-                    self.complete(&Completion {
-                        is_send: true,
+                    let completion = Completion {
                         status: status_of(status),
-                        user_data,
                         message,
-                        length,
-                        immediate: None,
+                        length: self.length_of(user_data),
                         duration_nanos: completed.saturating_sub(started),
-                    });
+                        ..Completion::default()
+                    };
+                    self.complete(user_data, completion);
                 }
                 Event::ReceiveCompleted { user_data, message, length, immediate, status } => {
-                    self.complete(&Completion {
-                        is_send: false,
-                        status: status_of(status),
-                        user_data,
-                        message,
-                        length,
-                        immediate,
-                        duration_nanos: 0,
-                    });
+                    let status = status_of(status);
+                    let completion =
+                        Completion { status, message, length, immediate, ..Completion::default() };
+                    self.complete(user_data, completion);
                 }
                 Event::Closed { reason, by_peer } => self.over(reason, by_peer),
             }
         }
     }
 
+    fn length_of(&self, handle: u64) -> u64 {
+        self.progress.operations.get(handle).map_or(0, |open| open.submission.length)
+    }
+
     fn over(&mut self, reason: CloseReason, by_peer: bool) {
-        if let Some(held) = self.progress.held.take() {
-            self.refuse(&held, Status::Aborted);
-        }
+        self.abort_waiting();
         let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
         self.progress.is_over = true;
         self.publish();
@@ -344,14 +270,26 @@ impl Worker {
         self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
         if !self.progress.is_stale {
             self.progress.published = time;
-            let values = values(&self.session.statistics(), &self.progress.counters);
+            let values = values(&self.session.statistics(), &self.counters());
             self.memory.ring.publish_statistics(&values);
             *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
         }
+        self.progress.must_ring |= self.memory.ring.take_chunk_wake();
         if std::mem::take(&mut self.progress.must_ring) {
             // A full doorbell is one that the job has not looked at: it will wake all the same.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
+        }
+    }
+
+    fn counters(&self) -> WorkerStatistics {
+        let sent = self.progress.outbound.counters();
+        WorkerStatistics {
+            send_errors: sent.errors,
+            send_calls: sent.calls,
+            send_drops: sent.dropped,
+            receive_calls: self.udp.calls(),
+            receive_drops: self.udp.drops(),
         }
     }
 

@@ -13,3 +13,4 @@ pub mod queues;
 pub mod store;
 pub mod stores;
 pub mod target;
+pub mod upkeep;

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
+use super::upkeep::Upkeep;
+
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
 ///
 /// A sealed store (4160-byte blocks) changes data and metadata of a block together or not at all,
@@ -25,6 +27,15 @@ pub trait BlockStore: Debug + Send + Sync {
     fn block_count(&self) -> u64;
     /// A channel to submit operations on.
     fn open(&self) -> io::Result<Box<dyn StoreChannel>>;
+    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    fn layout(&self) -> &'static str {
+        ""
+    }
+    /// Who checks and refreshes what the store holds, for one background job. None: it keeps nothing
+    /// that could be checked.
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        Ok(None)
+    }
     /// Counters by name; those of [`StoreCounters`] at least.
     fn statistics(&self) -> Vec<(&'static str, u64)>;
 }

@@ -149,6 +149,12 @@ impl<E: Copy> Pending<E> {
         }
     }
 
+    /// The first sector from `lba` on that has an entry.
+    #[must_use]
+    pub fn next_entry(&self, lba: u64) -> Option<u64> {
+        self.entries.range(lba..).next().map(|(lba, _)| *lba)
+    }
+
     /// Entries.
     #[must_use]
     pub fn entries(&self) -> usize {
@@ -297,6 +303,8 @@ mod tests {
                 table.get_run(start..SECTORS, |lba, known| found.push((lba, known)));
                 let expected: Vec<_> = (start..SECTORS).zip(naive[start as usize..].to_vec()).collect();
                 prop_assert_eq!(found, expected);
+                let next = (start..SECTORS).find(|lba| entry(&naive[*lba as usize]).is_some());
+                prop_assert_eq!(table.next_entry(start), next);
                 prop_assert_eq!(table.entries(), naive.iter().filter_map(entry).count());
                 prop_assert!(table.voids() <= operations.len());
                 prop_assert_eq!(table.is_empty(), naive.iter().all(|known| *known == Known::Absent));

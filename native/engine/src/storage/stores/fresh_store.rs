@@ -7,6 +7,7 @@ use std::sync::Arc;
 use sealane_proto::aead::Secret;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters};
+use super::super::upkeep::Upkeep;
 use super::fresh::anchor::Anchor;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::{Journal, Requests};
@@ -34,6 +35,8 @@ impl Trust<'_> {
 pub trait Place: Debug + Send + Sync + Sized + 'static {
     /// How blocks lie there.
     type Layout: Layout;
+    /// The same, for people.
+    const LAYOUT: &'static str;
     /// The pages.
     fn file(&self) -> Arc<dyn BlockFile>;
     /// Refuses a device that has no room for so much.
@@ -43,6 +46,8 @@ pub trait Place: Debug + Send + Sync + Sized + 'static {
         shared: &Arc<Shared<Self>>,
         requests: &Arc<Requests>,
     ) -> io::Result<Box<dyn StoreChannel>>;
+    /// Who looks after a store there, for one job.
+    fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>>;
 }
 
 /// What the channels of a store share.
@@ -87,6 +92,12 @@ impl<P: Place> FreshStore<P> {
         Self::start(place, map)
     }
 
+    /// Its map, for tests.
+    #[cfg(test)]
+    pub(super) fn map(&self) -> &Map<P::Layout> {
+        &self.shared.map
+    }
+
     fn start(place: P, map: Map<P::Layout>) -> io::Result<Self> {
         let map = Arc::new(map);
         let journal = Journal::start(Arc::clone(&map))?;
@@ -106,6 +117,14 @@ impl<P: Place> BlockStore for FreshStore<P> {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         P::channel(&self.shared, self.journal.requests())
+    }
+
+    fn layout(&self) -> &'static str {
+        P::LAYOUT
+    }
+
+    fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        P::upkeep(&self.shared).map(Some)
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

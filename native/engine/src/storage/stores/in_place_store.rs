@@ -6,15 +6,16 @@ use std::io;
 use std::sync::Arc;
 
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
-use sealane_proto::freshness::pending::Known;
 
-use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreRequest};
+use super::super::store::{BlockStore, StoreChannel};
+use super::super::upkeep::Upkeep;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Requests;
 use super::fresh_store::{FreshStore, Place, Shared, Trust, check_empty, check_name, new_uuid};
 use super::in_place_channel::InPlaceChannel;
+use super::in_place_upkeep::InPlaceUpkeep;
 use super::pages::BlockFile;
-use super::raw_pages::{RawPages, execute};
+use super::raw_pages::RawPages;
 
 /// A store of blocks in place.
 pub type InPlaceStore = FreshStore<InPlace>;
@@ -38,6 +39,7 @@ fn sizes(block_count: u64) -> Geometry {
 
 impl Place for InPlace {
     type Layout = Ivs;
+    const LAYOUT: &'static str = "in place";
 
     fn file(&self) -> Arc<dyn BlockFile> {
         Arc::clone(&self.raw) as Arc<dyn BlockFile>
@@ -57,6 +59,10 @@ impl Place for InPlace {
         requests: &Arc<Requests>,
     ) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(InPlaceChannel::new(Arc::clone(shared), requests)?))
+    }
+
+    fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>> {
+        Ok(Box::new(InPlaceUpkeep::new(Arc::clone(shared))?))
     }
 }
 
@@ -100,40 +106,16 @@ impl InPlaceStore {
         check_name(&*raw, uuid)?;
         Self::take_up(InPlace { raw }, trust)
     }
-
-    /// Gives blocks a fast-path MAC, each after a full check; those with changes that wait to be
-    /// merged are passed over. Returns how many have one now. Blocks. Nobody may write any of these
-    /// blocks meanwhile: the caller has them locked.
-    pub fn refresh(&self, lba: u64, blocks: u64) -> io::Result<u64> {
-        let Shared { place: InPlace { raw }, map, .. } = &*self.shared;
-        let mut channel = raw.store().open()?;
-        let mut refreshed = 0;
-        for lba in lba..lba + blocks {
-            // Nothing is read for what has no MAC anyway.
-            if map.current(lba, 1) != [Known::Absent] {
-                continue;
-            }
-            let place = map.geometry().in_place_block(lba);
-            let read = StoreRequest::Read { lba: place, buffer: vec![0; BLOCK_BYTES] };
-            let mut buffer = execute(&mut *channel, read)?;
-            let Some(block) = buffer.first_chunk_mut::<BLOCK_BYTES>() else { continue };
-            let vouched = map.vouch(lba, block)?;
-            if vouched == Some(true) {
-                let write = StoreRequest::Write { lba: place, buffer, durable: false };
-                execute(&mut *channel, write)?;
-            }
-            refreshed += u64::from(vouched.is_some());
-        }
-        Ok(refreshed)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use sealane_proto::sector::{DATA_BYTES, field};
+    use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field};
 
+    use super::super::super::store::StoreRequest;
+    use super::super::super::upkeep::Report;
     use super::super::conformance;
     use super::super::emulated::{EmulatedStore, Profile};
     use super::super::fresh::failure::Refusal;
@@ -246,6 +228,17 @@ mod tests {
             named.iter().find(|(name, _)| *name == "leaf_pages_read").expect("counter").1
         }
 
+        /// Refreshes all: how many blocks have a MAC now, and what was found wrong.
+        fn refresh(&self) -> (u64, Vec<Option<u64>>) {
+            let mut upkeep = self.store.upkeep().expect("upkeep").expect("upkeep");
+            let (mut report, mut next) = (Report::default(), 0);
+            while let Some(piece) = upkeep.next_piece(next) {
+                next = piece.end;
+                upkeep.refresh(piece, &mut report).expect("refresh");
+            }
+            (report.refreshed, report.findings.iter().map(|finding| finding.lba).collect())
+        }
+
         fn refusal(&self, lba: u64) -> Option<Refusal> {
             self.read(lba).err().and_then(|error| Refusal::of(&error).cloned())
         }
@@ -304,9 +297,9 @@ mod tests {
         let world = World::new();
         world.write(7, 1);
         world.write(8, 1);
-        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 0, "nothing is merged");
+        assert_eq!(world.refresh().0, 0, "nothing is merged");
         world.merge();
-        assert_eq!(world.store.refresh(0, 20).expect("refresh"), 2);
+        assert_eq!(world.refresh().0, 2);
         world.forget();
         let before = world.leaf_reads();
         assert!(world.reads_as(7, 1));
@@ -333,7 +326,7 @@ mod tests {
         world.write(7, 2);
         world.write(8, 1);
         world.merge();
-        world.store.refresh(0, 20).expect("refresh");
+        world.refresh();
         for place in [7, 8] {
             let mut forged = old.clone();
             let mac = DATA_BYTES + field::MAC.0..DATA_BYTES + field::MAC.1;
@@ -352,8 +345,7 @@ mod tests {
         world.write(7, 2);
         world.merge();
         world.put(world.place(7), &old);
-        let error = world.store.refresh(7, 1).expect_err("stale");
-        assert_eq!(Refusal::of(&error), Some(&Refusal::Stale(7)));
+        assert_eq!(world.refresh(), (0, Vec::from_iter([Some(7)])));
         assert_eq!(world.raw(world.place(7)), old);
     }
 }

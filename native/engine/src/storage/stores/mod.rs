@@ -9,6 +9,7 @@ pub mod fresh_store;
 mod immediate;
 mod in_place_channel;
 pub mod in_place_store;
+mod in_place_upkeep;
 pub mod inline_file;
 pub mod label;
 pub mod memory;
@@ -23,6 +24,7 @@ pub mod remote_sectors;
 pub mod ring;
 mod sealed_channel;
 pub mod sealed_file;
+mod sealed_upkeep;
 pub mod selection;
 pub mod slots;
 
@@ -34,3 +36,5 @@ mod scratch;
 mod served;
 #[cfg(test)]
 mod torn_disk;
+#[cfg(test)]
+mod upkeep_tests;

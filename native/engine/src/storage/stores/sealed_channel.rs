@@ -50,7 +50,7 @@ struct Operation {
 }
 
 /// A run of blocks in consecutive slots: the first, how many, and the first slot.
-type Run = (usize, usize, u64);
+pub(super) type Run = (usize, usize, u64);
 
 /// A channel.
 pub(super) struct SealedChannel {
@@ -66,7 +66,7 @@ pub(super) struct SealedChannel {
 }
 
 /// The runs of entries that have slots.
-fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
+pub(super) fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let Known::Entry(PlacedEntry { slot, .. }) = *entry else { continue };

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use sealane_proto::freshness::leaf::LeafFormat;
 
 use super::super::store::StoreChannel;
+use super::super::upkeep::Upkeep;
 use super::device::Device;
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Requests;
@@ -18,6 +19,7 @@ use super::fresh::placed::Placed;
 use super::fresh_store::{FreshStore, Place, Shared, Trust, check_empty, check_name, new_uuid};
 use super::pages::{BlockFile, DeviceFile, Page};
 use super::sealed_channel::SealedChannel;
+use super::sealed_upkeep::SealedUpkeep;
 
 /// A file of sealed blocks.
 pub type SealedFileStore = FreshStore<Slots>;
@@ -31,6 +33,7 @@ pub struct Slots {
 
 impl Place for Slots {
     type Layout = Placed;
+    const LAYOUT: &'static str = "out of place";
 
     fn file(&self) -> Arc<dyn BlockFile> {
         Arc::clone(&self.device) as Arc<dyn BlockFile>
@@ -51,6 +54,10 @@ impl Place for Slots {
         requests: &Arc<Requests>,
     ) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(SealedChannel::new(Arc::clone(shared), requests)?))
+    }
+
+    fn upkeep(shared: &Arc<Shared<Self>>) -> io::Result<Box<dyn Upkeep>> {
+        Ok(Box::new(SealedUpkeep::new(Arc::clone(shared))))
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod controller;
 mod execution;
+pub mod jobs;
 mod mailbox;
 pub mod namespace;
 pub mod qos;

@@ -19,6 +19,7 @@ use super::reservation::{Group, HostId, Notices, Reservations};
 use crate::clock;
 use crate::storage::events::{EventLog, StorageEvent};
 use crate::storage::store::{BlockStore, StoreChannel};
+use crate::storage::upkeep::Upkeep;
 
 /// Asymmetric namespace access state of a namespace at a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,12 +119,37 @@ struct Busy {
     commands: u64,
     since: Nanos,
     total: Nanos,
+    /// Background jobs that want to know the load; without any it isn't kept.
+    watchers: usize,
+    load: HostLoad,
+    /// Up to when the load is known.
+    seen: Nanos,
+}
+
+/// How commands of hosts fare, as long as somebody watches.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HostLoad {
+    /// Commands that have ended.
+    pub ended: u64,
+    /// Commands being executed.
+    pub running: u64,
+    /// Durations of all commands so far, added up.
+    pub time: Nanos,
+}
+
+impl Busy {
+    /// Brings the load up to date.
+    fn see(&mut self, now: Nanos) {
+        self.load.time += self.commands * now.saturating_sub(self.seen);
+        self.seen = now;
+    }
 }
 
 /// One namespace of a target.
 #[derive(Debug)]
 pub struct Namespace {
     store: RwLock<Option<Box<dyn BlockStore>>>,
+    layout: &'static str,
     block_bytes: usize,
     block_count: u64,
     is_sealed: bool,
@@ -167,6 +193,7 @@ impl Namespace {
     fn assemble(store: Box<dyn BlockStore>, is_sealed: bool, is_fresh: bool) -> io::Result<Self> {
         let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
         Ok(Self {
+            layout: store.layout(),
             store: RwLock::new(Some(store)),
             block_bytes,
             block_count,
@@ -232,6 +259,12 @@ impl Namespace {
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.is_sealed
+    }
+
+    /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
+    #[must_use]
+    pub fn layout(&self) -> &'static str {
+        self.layout
     }
 
     /// Bytes of a block: 4096, or 4160 if sealed.
@@ -313,7 +346,7 @@ impl Namespace {
     }
 
     pub(super) fn acquire(&self, blocks: Range<u64>, mode: Mode, waiter: Waiter) -> Acquired {
-        let acquired = lock(&self.locks).acquire(blocks, mode, waiter);
+        let acquired = self.acquire_for_job(blocks, mode, waiter);
         if matches!(acquired, Acquired::Waiting(_)) {
             add(&self.counters.contended, 1);
         }
@@ -395,6 +428,9 @@ impl Namespace {
 
     pub(super) fn begin(&self) {
         let mut busy = lock(&self.busy);
+        if busy.watchers > 0 {
+            busy.see(clock::now());
+        }
         busy.commands += 1;
         if busy.commands == 1 {
             busy.since = clock::now();
@@ -403,10 +439,54 @@ impl Namespace {
 
     pub(super) fn end(&self) {
         let mut busy = lock(&self.busy);
+        if busy.watchers > 0 {
+            busy.see(clock::now());
+            busy.load.ended += 1;
+        }
         busy.commands -= 1;
         if busy.commands == 0 {
             busy.total += clock::now().saturating_sub(busy.since);
         }
+    }
+
+    // For background jobs.
+
+    /// Who checks and refreshes what the store holds; None: nobody can.
+    pub(super) fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
+        match &*self.store.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(store) => store.upkeep(),
+            None => Err(io::Error::other("the namespace is closed")),
+        }
+    }
+
+    /// Asks for a range as [`Namespace::acquire`] does; it isn't a command that waits.
+    pub(super) fn acquire_for_job(
+        &self,
+        blocks: Range<u64>,
+        mode: Mode,
+        waiter: Waiter,
+    ) -> Acquired {
+        lock(&self.locks).acquire(blocks, mode, waiter)
+    }
+
+    /// Begins or ends to watch the load.
+    pub(super) fn watch_load(&self, is_watched: bool) {
+        let mut busy = lock(&self.busy);
+        if is_watched {
+            if busy.watchers == 0 {
+                busy.seen = clock::now();
+            }
+            busy.watchers += 1;
+        } else {
+            busy.watchers -= 1;
+        }
+    }
+
+    /// The load, while it is watched.
+    pub(super) fn load(&self) -> HostLoad {
+        let mut busy = lock(&self.busy);
+        busy.see(clock::now());
+        HostLoad { running: busy.commands, ..busy.load }
     }
 }
 

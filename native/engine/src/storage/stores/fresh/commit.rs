@@ -14,6 +14,7 @@ use super::log::{LogPage, Record, records_per_page};
 use super::map::{Layout, Map};
 use super::merge::Merge;
 use super::slot_maps::SlotMaps;
+use crate::clock;
 
 /// Pages of nodes that are made at a time.
 const ROUND_PAGES: usize = 256;
@@ -278,7 +279,14 @@ impl<F: Layout> Map<F> {
             writer.log_next += 1;
         }
         count(&self.counters.log_pages, records.len().div_ceil(records_per_page::<F>()) as u64);
+        self.note_log_used(writer);
         write(place, &run)
+    }
+
+    /// For who asks without waiting for the writer.
+    fn note_log_used(&self, writer: &Writer<F::Entry>) {
+        let used = writer.log_next - writer.log_kept;
+        self.counters.log_used.store(used, Ordering::Relaxed);
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
@@ -366,6 +374,8 @@ impl<F: Layout> Map<F> {
                 count(&self.counters.anchors, 1);
                 writer.anchored = Some(to);
                 self.counters.is_anchored.store(1, Ordering::Relaxed);
+                self.counters.anchor_number.store(to.number, Ordering::Relaxed);
+                self.counters.anchored_at.store(clock::now(), Ordering::Relaxed);
                 writer.unsettled = None;
             }
         }
@@ -373,6 +383,7 @@ impl<F: Layout> Map<F> {
         self.state().slots.release(replaced);
         writer.log_kept = writer.log_start;
         writer.is_settled = true;
+        self.note_log_used(writer);
         Ok(())
     }
 

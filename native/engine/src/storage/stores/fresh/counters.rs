@@ -39,6 +39,12 @@ pub struct Counters {
     pub written: AtomicU64,
     /// Whether the anchor knows of this store: 0 or 1.
     pub is_anchored: AtomicU64,
+    /// Number of the last advance of the anchor.
+    pub anchor_number: AtomicU64,
+    /// When that was, on the engine's clock; 0: not in this opening.
+    pub anchored_at: AtomicU64,
+    /// Log pages that may not be written over yet.
+    pub log_used: AtomicU64,
 }
 
 /// Adds to a count.
@@ -67,6 +73,8 @@ impl Counters {
             ("recovery_ms", read(&self.recovery_millis)),
             ("epoch", read(&self.epoch)),
             ("anchored", read(&self.is_anchored)),
+            ("anchor_number", read(&self.anchor_number)),
+            ("log_pages_used", read(&self.log_used)),
         ]
     }
 }

@@ -130,6 +130,25 @@ impl Leaves {
         Found::At(Fetch { leaf, place: self.geometry.leaf(leaf, copy), node })
     }
 
+    /// Where a leaf is on the device, also if it is in memory; None: void.
+    #[must_use]
+    pub fn fetch(&self, leaf: u64) -> Option<Fetch> {
+        let (node, copy) = self.state().current(leaf)?;
+        Some(Fetch { leaf, place: self.geometry.leaf(leaf, copy), node })
+    }
+
+    /// A leaf's page if it is in memory.
+    #[must_use]
+    pub fn cached(&self, leaf: u64) -> Option<Arc<Page>> {
+        self.state().cache.peek(&leaf).cloned()
+    }
+
+    /// Leaf pages in memory.
+    #[must_use]
+    pub fn cached_pages(&self) -> u64 {
+        self.state().cache.len() as u64
+    }
+
     /// The node of a leaf; None: void.
     #[must_use]
     pub fn node(&self, leaf: u64) -> Option<Node> {
@@ -143,8 +162,18 @@ impl Leaves {
         Leaf::check(&self.key, leaf, Box::new(page.0), self.node(leaf)).ok()
     }
 
-    /// Checks a leaf that was read. An error if it isn't what was written last.
+    /// Checks a leaf that was read, and keeps it in memory. An error if it isn't what was written
+    /// last.
     pub fn check(&self, fetch: &Fetch, page: Page) -> Result<Checked, Refusal> {
+        self.checked(fetch, &page, true)
+    }
+
+    /// The same for who won't need it again: nothing is kept.
+    pub fn check_only(&self, fetch: &Fetch, page: Page) -> Result<Checked, Refusal> {
+        self.checked(fetch, &page, false)
+    }
+
+    fn checked(&self, fetch: &Fetch, page: &Page, keeps: bool) -> Result<Checked, Refusal> {
         let is_right = self.key.leaf_node(fetch.leaf, &page.0) == Some(fetch.node);
         let mut state = self.state();
         let is_current = state.tree.node(fetch.leaf) == Some(fetch.node);
@@ -152,8 +181,8 @@ impl Leaves {
             let stale = Refusal::StaleLeaf(fetch.leaf);
             return if is_current { Err(stale) } else { Ok(Checked::Changed) };
         }
-        let page = Arc::new(page);
-        if is_current {
+        let page = Arc::new(*page);
+        if keeps && is_current {
             state.cache.insert(fetch.leaf, Arc::clone(&page));
         }
         Ok(Checked::Right(page))

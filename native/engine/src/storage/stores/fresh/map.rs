@@ -27,6 +27,7 @@ use super::keys::StoreKeys;
 use super::leaves::{Checked, Fetch, Found, Leaves};
 use super::log::{Record, records_per_page};
 use super::placed::{Placed, PlacedEntry};
+use crate::clock;
 
 /// A leaf format, and what a map must know of its entries.
 pub trait Layout: LeafFormat + Debug + Send + Sync {
@@ -149,6 +150,14 @@ impl<F: Layout> Map<F> {
         current
     }
 
+    /// The first block from `lba` on with an entry that waits to be merged.
+    #[must_use]
+    pub fn next_changed(&self, lba: u64) -> Option<u64> {
+        let state = self.state();
+        let next = [state.active.next_entry(lba), state.frozen.next_entry(lba)];
+        next.into_iter().flatten().min()
+    }
+
     /// Takes what leaf pages in memory say of blocks from `lba` on that are absent so far; returns
     /// the pages that have to be fetched for the others.
     pub fn look_up(&self, known: &mut [Known<F::Entry>], lba: u64) -> Vec<Fetch> {
@@ -248,6 +257,14 @@ impl<F: Layout> Map<F> {
         let commits = self.counters.commits_before.load(Ordering::Relaxed);
         let written = self.counters.written.load(Ordering::Relaxed);
         named.push(("root_commits", commits.wrapping_add(self.leaves.root().commit)));
+        named.push(("leaf_cache_pages", self.leaves.cached_pages()));
+        named.push(("log_pages_max", self.log_usable()));
+        named.push(("pending_max", self.geometry.pending_max));
+        let anchored_at = self.counters.anchored_at.load(Ordering::Relaxed);
+        if anchored_at > 0 {
+            let age = clock::now().saturating_sub(anchored_at);
+            named.push(("anchor_age_ms", age / 1_000_000));
+        }
         let state = self.state();
         named.push(("pending_entries", state.pending()));
         // Blocks that were written before count twice until their changes are merged.

@@ -22,6 +22,7 @@ pub mod queued_anchor;
 mod recovery;
 mod slot_maps;
 pub mod superblock;
+pub mod upkeep;
 
 #[cfg(test)]
 mod authenticity_tests;

@@ -2,7 +2,7 @@
 
 mod commands;
 mod concurrency;
-mod hosts;
+pub mod hosts;
 mod lifetime;
 mod reservations;
-mod store;
+pub mod store;

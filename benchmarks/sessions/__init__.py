@@ -1,0 +1,1 @@
+"""What sessions cost and reach, beside TCP, TLS and QUIC."""

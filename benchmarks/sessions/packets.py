@@ -1,0 +1,154 @@
+"""Processor time of bulk transfer over a clean cable: sealed sessions, TLS over TCP, QUIC."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from benchmarks.sessions.veth import ADDRESSES, veth
+
+from sealane.transport.lab.namespaces import Namespace
+
+FOLDER: Final = Path(__file__).parent
+PROGRAM: Final = FOLDER / "target/release/sealane-benchmark-sessions"
+OVERHEAD_BYTES: Final = 59 + 28
+"""What a unit costs on the wire beside its payload (docs/session-wire.md)."""
+WAYS: Final = ("session", "tls", "quic")
+TIMEOUT_SECONDS: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One transfer. Processor seconds are of both ends' processes, kernel included."""
+
+    way: str
+    mtu: int
+    bytes: int
+    seconds: float
+    processor_sender: float
+    processor_receiver: float
+    statistics: dict[str, int]
+    """Of the sending session."""
+
+    @property
+    def processor_per_gb(self) -> float:
+        """Processor seconds per 10^9 bytes, both ends."""
+        return (self.processor_sender + self.processor_receiver) / self.bytes * 1e9
+
+    @property
+    def packets_per_core_second(self) -> float:
+        """Full packets per processor second of the busier end."""
+        packets = self.bytes / (self.mtu - OVERHEAD_BYTES)
+        return packets / max(self.processor_sender, self.processor_receiver)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def build() -> None:
+    """Build what sessions are measured beside."""
+    command = ["cargo", "build", "--release", "--quiet", "--locked"]
+    subprocess.run([*command, "--manifest-path", str(FOLDER / "Cargo.toml")], check=True)
+
+
+class Peer:
+    """A process in one namespace, on one core; lines in, lines out."""
+
+    def __init__(self, namespace: Namespace, core: int, *command: str) -> None:
+        self._name = " ".join(command)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=_placed(namespace, core),  # noqa: PLW1509 - two system calls, no locks
+        )
+        # Both are pipes, as asked for.
+        self._input = cast("IO[str]", self._process.stdin)
+        self._output = cast("IO[str]", self._process.stdout)
+
+    def tell(self, line: str) -> None:
+        """Write a line."""
+        self._input.write(line + "\n")
+        self._input.flush()
+
+    def ask(self) -> str:
+        """Read a line."""
+        if not (line := self._output.readline()):
+            raise RuntimeError(f"{self._name} ended with {self._process.wait()}")
+        return line.strip()
+
+    def finish(self) -> None:
+        """Wait for its end."""
+        self._process.communicate(timeout=TIMEOUT_SECONDS)
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _placed(namespace: Namespace, core: int) -> Callable[[], None]:
+    def place() -> None:
+        namespace.enter()
+        os.sched_setaffinity(0, {core})
+
+    return place
+
+
+def _session(ends: tuple[Namespace, Namespace], *, mtu: int, size: int, rate: int) -> list[Peer]:
+    command = (sys.executable, "-m", "benchmarks.sessions.peer")
+    peers = [Peer(end, core, *command) for core, end in enumerate(ends)]
+    for index, peer in enumerate(peers):
+        part = {
+            "address": ADDRESSES[index],
+            "is_sender": index == 0,
+            "unit_bytes": mtu - OVERHEAD_BYTES,
+            "rate_bits_per_second": rate,
+            "bytes": size,
+        }
+        peer.tell(json.dumps(part))
+    addresses = [peer.ask() for peer in peers]
+    for peer, address in zip(peers, reversed(addresses), strict=True):
+        peer.tell(address)
+    return peers
+
+
+def _stream(way: str, ends: tuple[Namespace, Namespace], *, mtu: int, size: int) -> list[Peer]:
+    rest = (str(size), str(mtu))
+    receiver = Peer(ends[1], 1, str(PROGRAM), way, "receive", f"{ADDRESSES[1]}:0", *rest)
+    sender = Peer(ends[0], 0, str(PROGRAM), way, "send", receiver.ask(), *rest)
+    return [sender, receiver]
+
+
+async def transfer(way: str, *, mtu: int, size: int, rate: int) -> Sample:
+    """Move `size` bytes one way and read both ends' counts."""
+    async with veth(mtu) as ends:
+        if way == "session":
+            peers = _session(ends, mtu=mtu, size=size, rate=rate)
+        else:
+            peers = _stream(way, ends, mtu=mtu, size=size)
+        try:
+            sent, received = [json.loads(await asyncio.to_thread(peer.ask)) for peer in peers]
+            for peer in peers:
+                if way == "session":
+                    peer.tell("done")
+                peer.finish()
+        finally:
+            for peer in peers:
+                peer.kill()
+    return Sample(
+        way=way,
+        mtu=mtu,
+        bytes=received["bytes"],
+        seconds=received["seconds"],
+        processor_sender=sent["processor_seconds"],
+        processor_receiver=received["processor_seconds"],
+        statistics=sent.get("statistics", {}),
+    )

@@ -1,0 +1,89 @@
+"""Table and plot of what packets cost."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from benchmarks.sessions.packets import WAYS, Sample
+from rich import box
+from rich.table import Table
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+NAMES: Final = {
+    "session": "sealed session",
+    "tls": "TLS 1.3 over TCP (rustls)",
+    "quic": "QUIC (quinn)",
+}
+PROCESSOR_WANTED: Final = 0.5
+"""Processor seconds per GB (DESIGN §12)."""
+
+
+def _of(samples: Sequence[Sample], way: str, mtu: int) -> list[Sample]:
+    return [sample for sample in samples if (sample.way, sample.mtu) == (way, mtu)]
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def _beside(samples: Sequence[Sample], way: str, mtu: int) -> str:
+    """Processor time of `way` over the session's, paired within a round."""
+    pairs = zip(_of(samples, way, mtu), _of(samples, "session", mtu), strict=True)
+    return f"{statistics.median(o.processor_per_gb / s.processor_per_gb for o, s in pairs):.2f}"
+
+
+def table(samples: Sequence[Sample]) -> Table:
+    """Show medians, and what the others take for each processor second of a session."""
+    found = Table(title="A clean cable, saturated", box=box.SIMPLE_HEAD, title_justify="left")
+    for index, heading in enumerate(
+        (
+            "way",
+            "MTU",
+            "processor s/GB (range)",
+            "sender",
+            "receiver",
+            "GB/s",
+            "thousand packets/s a core",
+            "over a session's",
+        )
+    ):
+        found.add_column(heading, justify="left" if index == 0 else "right")
+    for mtu in sorted({sample.mtu for sample in samples}):
+        for way in WAYS:
+            mine = _of(samples, way, mtu)
+            found.add_row(
+                NAMES[way],
+                str(mtu),
+                _spread([sample.processor_per_gb for sample in mine]),
+                f"{statistics.median(s.processor_sender / s.bytes * 1e9 for s in mine):.2f}",
+                f"{statistics.median(s.processor_receiver / s.bytes * 1e9 for s in mine):.2f}",
+                f"{statistics.median(s.bytes / s.seconds / 1e9 for s in mine):.2f}",
+                f"{statistics.median(s.packets_per_core_second / 1e3 for s in mine):,.0f}",
+                _beside(samples, way, mtu),
+            )
+    return found
+
+
+def plot(path: Path, samples: Sequence[Sample]) -> None:
+    """Draw processor seconds per GB by MTU, with every sample."""
+    mtus = sorted({sample.mtu for sample in samples})
+    figure, axes = plt.subplots(figsize=(7, 4))
+    width = 0.8 / len(WAYS)
+    for index, way in enumerate(WAYS):
+        for place, mtu in enumerate(mtus):
+            values = [sample.processor_per_gb for sample in _of(samples, way, mtu)]
+            x = place + (index - (len(WAYS) - 1) / 2) * width
+            label = NAMES[way] if place == 0 else None
+            axes.bar(x, statistics.median(values), width * 0.9, color=f"C{index}", label=label)
+            axes.plot([x] * len(values), values, "k.", markersize=3)
+    axes.axhline(PROCESSOR_WANTED, color="grey", linestyle="--", linewidth=1)
+    axes.set_xticks(range(len(mtus)), [f"MTU {mtu}" for mtu in mtus])
+    axes.set_ylabel("processor seconds per GB, both ends")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

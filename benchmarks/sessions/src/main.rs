@@ -1,0 +1,117 @@
+//! Bulk transfer over TLS 1.3 on TCP and over QUIC, one way, one stream: what sealed sessions are
+//! measured beside. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU]`.
+//!
+//! The receiver listens and prints its address; each end prints a line of JSON at the end: bytes,
+//! seconds, processor seconds of this process from the first payload byte on.
+
+mod quic;
+mod tls;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use rustix::time::{ClockId, clock_gettime};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+
+/// Bytes handed over in one call.
+pub const BLOCK_BYTES: usize = 1 << 20;
+
+fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Time from the first payload byte on.
+pub struct Meter {
+    started: Instant,
+    processor: f64,
+}
+
+impl Meter {
+    /// Starts to count.
+    pub fn start() -> Self {
+        Self { started: Instant::now(), processor: processor_seconds() }
+    }
+
+    /// Prints what was counted.
+    pub fn finish(&self, bytes: u64) {
+        let (seconds, processor) =
+            (self.started.elapsed().as_secs_f64(), processor_seconds() - self.processor);
+        println!(r#"{{"bytes": {bytes}, "seconds": {seconds}, "processor_seconds": {processor}}}"#);
+    }
+}
+
+/// A certificate that nobody checks: the handshake is not what is measured.
+pub fn certificate() -> Result<(CertificateDer<'static>, PrivatePkcs8KeyDer<'static>)> {
+    let made = rcgen::generate_simple_self_signed(vec!["peer".into()])?;
+    Ok((made.cert.der().clone(), PrivatePkcs8KeyDer::from(made.signing_key.serialize_der())))
+}
+
+/// AES-256-GCM only, as sessions have it.
+pub fn provider() -> rustls::crypto::CryptoProvider {
+    use rustls::crypto::aws_lc_rs::{cipher_suite, default_provider};
+    rustls::crypto::CryptoProvider {
+        cipher_suites: vec![
+            cipher_suite::TLS13_AES_256_GCM_SHA384,
+            // QUIC protects its first packets with it (RFC 9001 §5.2).
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+        ],
+        ..default_provider()
+    }
+}
+
+/// Takes every certificate.
+#[derive(Debug)]
+pub struct AnyCertificate;
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [protocol, role, address, bytes, rest @ ..] = arguments.as_slice() else {
+        bail!("(tls|quic) (receive|send) ADDRESS BYTES [MTU]");
+    };
+    let address = address.parse().context("ADDRESS")?;
+    let bytes = bytes.parse().context("BYTES")?;
+    let mtu = rest.first().map_or(Ok(1500), |mtu| mtu.parse()).context("MTU")?;
+    match (protocol.as_str(), role.as_str()) {
+        ("tls", "receive") => tls::receive(address, bytes),
+        ("tls", "send") => tls::send(address, bytes),
+        ("quic", "receive") => quic::receive(address, bytes, mtu),
+        ("quic", "send") => quic::send(address, bytes, mtu),
+        _ => bail!("unknown: {protocol} {role}"),
+    }
+}

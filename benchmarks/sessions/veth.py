@@ -1,0 +1,27 @@
+"""Two network namespaces and the cable between them: a clean link, with every offload it has."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from sealane.transport.lab.namespaces import Namespace
+
+ADDRESSES: Final = ("10.111.0.1", "10.111.0.2")
+"""Of the sending and of the receiving end."""
+
+
+@contextlib.asynccontextmanager
+async def veth(mtu: int) -> AsyncIterator[tuple[Namespace, Namespace]]:
+    """Lay a veth pair with this MTU between two new namespaces; OSError if this process may not."""
+    async with Namespace.create() as left, Namespace.create() as right:
+        await left.route.link(
+            "add",
+            ifname="wire",
+            kind="veth",
+            peer={"ifname": "wire", "net_ns_fd": right.descriptor},
+        )
+        for end, address in zip((left, right), ADDRESSES, strict=True):
+            (index,) = await end.route.link_lookup(ifname="wire")
+            await end.route.link("set", index=index, mtu=mtu, state="up")
+            await end.route.addr("add", index=index, address=address, prefixlen=24)
+        yield left, right

@@ -1,0 +1,142 @@
+"""How a job gets a session: open it or listen for it at the fabric, then fetch its rings."""
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from sealane._native import JobRing
+from sealane.client.session import Session
+from sealane.errors import Error, UnavailableError
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import sessions_pb2
+
+if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
+    from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
+
+TOKEN_BYTES: Final = 16
+DESCRIPTORS: Final = 4
+GRANTED: Final = b"\x01"
+HAND_OVER_TIMEOUT_SECONDS: Final = 10.0
+OPEN_TIMEOUT_SECONDS: Final = 30.0
+"""Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
+ABSENT: Final = "session.listener.absent"
+_LISTENER_POLL_SECONDS: Final = 0.05
+
+
+@contextlib.asynccontextmanager
+async def open_session(
+    sessions: "SessionsAsyncStub",
+    display_name: str,
+    *,
+    region_bytes: int,
+    peer_node: str,
+    peer_address: str,
+    rate_bits_per_second: int,
+    via_address: str = "",
+    wait_seconds: float = 0.0,
+) -> AsyncIterator[Session]:
+    """Open a session to the listener of that name at the peer; close it on leaving the block.
+
+    `peer_address` is the control address of the peer's fabric, `rate_bits_per_second` what either
+    end may send, headers included. `via_address`: where data packets go instead of the peer's own
+    address. `wait_seconds`: how long to try again while nobody listens there.
+    """
+    request = sessions_pb2.OpenSessionRequest(
+        display_name=display_name,
+        region_bytes=region_bytes,
+        peer_node=peer_node,
+        peer_address=peer_address,
+        rate_bits_per_second=rate_bits_per_second,
+        via_address=via_address,
+    )
+    give_up = asyncio.get_running_loop().time() + wait_seconds
+    while True:
+        try:
+            grant = await _granted(sessions, request)
+            break
+        except Error as error:
+            is_early = asyncio.get_running_loop().time() < give_up
+            if error.reason != ABSENT or not is_early:
+                raise
+        await asyncio.sleep(_LISTENER_POLL_SECONDS)
+    with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def listen_session(
+    sessions: "SessionsAsyncStub", display_name: str, *, region_bytes: int
+) -> AsyncIterator[Session]:
+    """Wait for a peer to open a session of this name; close it on leaving the block."""
+    request = sessions_pb2.ListenSessionRequest(
+        display_name=display_name, region_bytes=region_bytes
+    )
+    try:
+        grant = await sessions.ListenSession(request)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, peer="the fabric") from error
+    with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
+        yield session
+
+
+async def _granted(
+    sessions: "SessionsAsyncStub", request: sessions_pb2.OpenSessionRequest
+) -> sessions_pb2.SessionGrant:
+    try:
+        return await sessions.OpenSession(request, timeout=OPEN_TIMEOUT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, peer="the fabric") from error
+
+
+async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
+    """Redeem a grant at the fabric's ring socket.
+
+    Raises UnavailableError if the token is spent or too old, or nobody serves the socket.
+    """
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(HAND_OVER_TIMEOUT_SECONDS):
+                await loop.sock_connect(connection, grant.ring_socket)
+                await loop.sock_sendall(connection, grant.ring_token)
+                await _wait_readable(loop, connection)
+            answer, descriptors = _receive_descriptors(connection)
+        except OSError as error:
+            raise UnavailableError(
+                "session.ring.unreachable",
+                f"{grant.ring_socket} does not hand over rings: {error.strerror or error}",
+            ) from error
+    if answer != GRANTED or len(descriptors) != DESCRIPTORS:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise UnavailableError(
+            "session.ring.refused", "the fabric does not know this grant: it is spent or too old"
+        )
+    region, submission, completion, doorbell = descriptors
+    return JobRing(region, submission, completion, doorbell)
+
+
+def _receive_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
+    descriptors = array.array("i")
+    space = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
+    answer, ancillary, _, _ = connection.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return answer, list(descriptors)
+
+
+async def _wait_readable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    readable = asyncio.Event()
+    loop.add_reader(connection.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection.fileno())

@@ -1,0 +1,254 @@
+//! Scrub and refresh of both layouts, against who writes to the device behind the store's back.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
+use sealane_proto::freshness::pending::Known;
+use sealane_proto::nvme::Reason;
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field};
+
+use super::super::store::{BlockStore, StoreRequest};
+use super::super::upkeep::{PIECE_BLOCKS, Report};
+use super::conformance;
+use super::fresh::placed::Placed;
+use super::fresh::upkeep::read_each;
+use super::fresh_store::Trust;
+use super::in_place_store::{InPlaceStore, raw_blocks};
+use super::inline_file::InlineFileStore;
+use super::pages::PAGE_BYTES;
+use super::scratch::Scratch;
+use super::sealed_file::SealedFileStore;
+
+const BLOCKS: u64 = 1000;
+
+struct World<S> {
+    store: S,
+    device: File,
+    _scratch: Scratch,
+}
+
+type InPlace = World<InPlaceStore>;
+type OutOfPlace = World<SealedFileStore>;
+
+impl<S: BlockStore> World<S> {
+    fn over(scratch: Scratch, store: S) -> Self {
+        let mut options = std::fs::OpenOptions::new();
+        let device = options.read(true).write(true).open(scratch.file()).expect("device");
+        Self { store, device, _scratch: scratch }
+    }
+
+    fn write(&self, lba: u64, blocks: u64, version: u64) {
+        let mut channel = self.store.open().expect("channel");
+        let buffer = conformance::blocks(BLOCK_BYTES, lba, blocks, version);
+        let write = StoreRequest::Write { lba, buffer, durable: true };
+        conformance::execute(&mut *channel, write).expect("write");
+    }
+
+    fn deallocate(&self, lba: u64, blocks: u64) {
+        let mut channel = self.store.open().expect("channel");
+        let deallocate = StoreRequest::Deallocate { lba, blocks };
+        conformance::execute(&mut *channel, deallocate).expect("deallocate");
+    }
+
+    fn scrub(&self) -> Report {
+        let mut upkeep = self.store.upkeep().expect("upkeep").expect("upkeep");
+        let (mut report, mut next) = (Report::default(), 0);
+        while let Some(piece) = upkeep.next_piece(next) {
+            assert!(piece.start >= next && piece.end > piece.start && piece.end <= BLOCKS);
+            assert!(piece.end - piece.start <= PIECE_BLOCKS);
+            next = piece.end;
+            upkeep.scrub(piece, &mut report).expect("scrub");
+        }
+        report
+    }
+
+    fn flip(&self, place: u64) {
+        let mut byte = [0];
+        self.device.read_exact_at(&mut byte, place).expect("read");
+        self.device.write_all_at(&[byte[0] ^ 1], place).expect("write");
+    }
+}
+
+impl InPlace {
+    fn in_place() -> Self {
+        let scratch = Scratch::new();
+        let raw = InlineFileStore::create(&scratch.file(), raw_blocks(BLOCKS)).expect("raw");
+        let store = InPlaceStore::create(Box::new(raw), BLOCKS, &Trust::default());
+        Self::over(scratch, store.expect("store"))
+    }
+
+    fn place(&self, lba: u64) -> u64 {
+        self.store.map().geometry().in_place_block(lba) * BLOCK_BYTES as u64
+    }
+}
+
+impl OutOfPlace {
+    fn out_of_place() -> Self {
+        let scratch = Scratch::new();
+        let store = SealedFileStore::create(&scratch.file(), BLOCKS, &Trust::default());
+        Self::over(scratch, store.expect("store"))
+    }
+
+    /// Where the data of a block is whose change waits to be merged.
+    fn place(&self, lba: u64) -> u64 {
+        let map = self.store.map();
+        let Known::Entry(entry) = map.current(lba, 1)[0] else { panic!("it waits in memory") };
+        map.geometry().slot(entry.slot) * PAGE_BYTES as u64
+    }
+}
+
+fn lbas(report: &Report) -> Vec<Option<u64>> {
+    report.findings.iter().map(|finding| finding.lba).collect()
+}
+
+/// What is written twice, merged and made void.
+fn fill<S: BlockStore>(world: &World<S>, merge: impl Fn()) {
+    world.write(0, 40, 1);
+    world.write(330, 100, 1);
+    merge();
+    world.write(20, 40, 2);
+    world.deallocate(340, 10);
+    world.write(999, 1, 1);
+}
+
+#[test]
+fn an_honest_store_is_read_whole_and_found_right() {
+    let world = World::in_place();
+    fill(&world, || world.store.map().merge().expect("merge"));
+    for _ in 0..2 {
+        let report = world.scrub();
+        assert_eq!((report.checked, report.unchecked), (60 + 90 + 1, 0));
+        assert_eq!(report.findings, []);
+        world.store.map().merge().expect("merge");
+    }
+    let world = World::out_of_place();
+    fill(&world, || world.store.map().merge().expect("merge"));
+    for _ in 0..2 {
+        let report = world.scrub();
+        assert_eq!((report.checked, report.unchecked), (60 + 90 + 1, 0));
+        assert_eq!(report.findings, []);
+        world.store.map().merge().expect("merge");
+    }
+}
+
+#[test]
+fn each_changed_sector_is_found_and_none_hides_another() {
+    let world = World::out_of_place();
+    world.write(100, 300, 1);
+    let changed = [100, 101, 174, 175, 399];
+    for lba in changed {
+        world.flip(world.place(lba) + lba);
+    }
+    for _ in 0..2 {
+        let report = world.scrub();
+        assert_eq!(lbas(&report), changed.map(Some));
+        assert!(report.findings.iter().all(|found| found.reason == Reason::SectorStale));
+        assert_eq!(report.checked, 300);
+        world.store.map().merge().expect("merge");
+    }
+}
+
+#[test]
+fn older_sectors_in_place_are_found_before_anybody_reads_them() {
+    let world = World::in_place();
+    world.write(7, 3, 1);
+    let mut old = [0; BLOCK_BYTES];
+    world.device.read_exact_at(&mut old, world.place(8)).expect("read");
+    world.write(7, 3, 2);
+    world.device.write_all_at(&old, world.place(8)).expect("write");
+    // With the right IV, but not in the form of a sector.
+    world.flip(world.place(9) + (DATA_BYTES + field::VERSION.0) as u64);
+    for _ in 0..2 {
+        let report = world.scrub();
+        let found: Vec<_> = report.findings.iter().map(|found| (found.lba, found.reason)).collect();
+        assert_eq!(found, [(Some(8), Reason::SectorStale), (Some(9), Reason::SectorFormat)]);
+        world.store.map().merge().expect("merge");
+    }
+}
+
+#[test]
+fn a_wrong_leaf_page_is_found_also_while_memory_has_the_right_one() {
+    let world = World::in_place();
+    world.write(300, 100, 1);
+    world.store.map().merge().expect("merge");
+    let geometry = *world.store.map().geometry();
+    for copy in [0, 1] {
+        world.flip(geometry.leaf(0, copy) * BLOCK_BYTES as u64);
+    }
+    let report = world.scrub();
+    assert_eq!(lbas(&report), [Some(0)]);
+    assert_eq!((report.checked, report.unchecked), (100, 0), "memory tells of its sectors");
+    world.store.map().leaves().forget_pages();
+    world.write(310, 1, 2);
+    let report = world.scrub();
+    assert_eq!(lbas(&report), [Some(0)]);
+    // What waits in memory, and the other set, can be told of.
+    assert_eq!((report.checked, report.unchecked), (1 + 60, Ivs::ENTRIES_PER_LEAF - 1));
+}
+
+#[test]
+fn a_wrong_page_of_the_slot_map_is_found() {
+    let world = World::out_of_place();
+    world.write(500, 1, 1);
+    world.store.map().merge().expect("merge");
+    let geometry = *world.store.map().geometry();
+    assert_eq!(world.scrub().findings, []);
+    for copy in [0, 1] {
+        world.flip(geometry.leaf(geometry.sets(), copy) * PAGE_BYTES as u64);
+    }
+    let report = world.scrub();
+    assert_eq!(lbas(&report), [None]);
+    assert_eq!(report.checked, 1);
+}
+
+#[test]
+fn a_scrub_reads_leaves_from_the_device_and_keeps_none_in_memory() {
+    let world = World::out_of_place();
+    world.write(0, Placed::ENTRIES_PER_LEAF * 2, 1);
+    world.store.map().merge().expect("merge");
+    let read = || {
+        let named = world.store.statistics();
+        named.iter().find(|(name, _)| *name == "leaf_pages_read").expect("counter").1
+    };
+    let before = read();
+    world.scrub();
+    assert_eq!(read() - before, 2 + 1, "two sets and the slot map");
+    world.store.map().leaves().forget_pages();
+    world.scrub();
+    assert!(world.store.map().leaves().cached(0).is_none());
+}
+
+#[test]
+fn what_is_void_costs_nothing() {
+    let world = World::in_place();
+    let mut upkeep = world.store.upkeep().expect("upkeep").expect("upkeep");
+    assert_eq!(upkeep.next_piece(0), None);
+    world.write(700, 1, 1);
+    assert_eq!(upkeep.next_piece(0), Some(680..712));
+    assert_eq!(upkeep.next_piece(712), None);
+    world.store.map().merge().expect("merge");
+    assert_eq!(upkeep.next_piece(712), Some(712..744), "of the same set");
+    assert_eq!(upkeep.next_piece(BLOCKS), None);
+}
+
+#[test]
+fn what_cannot_be_read_together_is_read_one_by_one() {
+    let bad = || io::Error::from_raw_os_error(5);
+    let read = |kind: Option<io::ErrorKind>| {
+        let mut reads = 0;
+        let each = read_each(3, 1, |run| {
+            reads += 1;
+            match kind {
+                Some(kind) => Err(kind.into()),
+                None if run.contains(&1) => Err(bad()),
+                None => Ok(vec![run.start as u8; run.len()]),
+            }
+        });
+        let each: Vec<_> = each.into_iter().map(Result::ok).collect();
+        (each, reads)
+    };
+    assert_eq!(read(None), (vec![Some(vec![0]), None, Some(vec![2])], 4));
+    assert_eq!(read(Some(io::ErrorKind::NotConnected)), (vec![None], 1), "the device is gone");
+}

@@ -1,0 +1,51 @@
+"""A session between two fabrics, both jobs in this process."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sealane.client.grants import listen_session, open_session
+from sealane.client.session import Session
+from sealane.protocol.v1 import sessions_pb2
+
+REGION = 2 << 20
+RATE = 200_000_000
+
+
+async def wait_listening(fabric: Any, name: str = "data") -> str:
+    """Give the data address of the listener, once there is one."""
+    async with asyncio.timeout(5):
+        while True:
+            page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
+            for session in page.sessions:
+                is_listening = session.state == sessions_pb2.Session.LISTENING
+                if is_listening and session.display_name == name:
+                    return str(session.data_address)
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    left: Any, right: Any, *, via: Callable[[str], str] = lambda _: "", name: str = "data"
+) -> AsyncIterator[tuple[Session, Session]]:
+    """Open a session from left to right, both jobs in this process."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(
+                stack.enter_async_context(listen_session(right.sessions, name, region_bytes=REGION))
+            )
+            via_address = via(await wait_listening(right, name))
+            opening = tasks.create_task(
+                stack.enter_async_context(
+                    open_session(
+                        left.sessions,
+                        name,
+                        region_bytes=REGION,
+                        peer_node=right.name,
+                        peer_address=right.address,
+                        rate_bits_per_second=RATE,
+                        via_address=via_address,
+                    )
+                )
+            )
+        yield opening.result(), listening.result()
