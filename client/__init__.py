@@ -25,6 +25,7 @@ from sealane.client.session import (
     Session,
     wait_all,
 )
+from sealane.client.volume_store import JobFinding, VolumeJob, VolumeStore
 
 __all__ = [
     "Attachment",
@@ -33,6 +34,7 @@ __all__ = [
     "Disk",
     "ErasureCoded",
     "FrontEnd",
+    "JobFinding",
     "NodeStatus",
     "Operation",
     "ReceiveOperation",
@@ -42,7 +44,9 @@ __all__ = [
     "Session",
     "Volume",
     "VolumeEvent",
+    "VolumeJob",
     "VolumeShare",
+    "VolumeStore",
     "Volumes",
     "connect",
     "listen_session",

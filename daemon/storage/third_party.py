@@ -23,6 +23,7 @@ from sealane.crypto.queue import TICKET_BYTES
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.volume_jobs import JOBS_SECONDS, VolumeJobs
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme.authenticate import Credentials
@@ -33,6 +34,7 @@ from sealane.transport.nvme.initiator import (
     EventKind,
     HostController,
 )
+from sealane.transport.tasks import TaskOwner
 
 KEEP_ALIVE_MS: Final = 5000
 _SECRET_BYTES: Final = 32
@@ -168,6 +170,8 @@ class ThirdPartyVolume:
         self._claim: _Claim | None = None
         self._association: _Association | None = None
         self._native: _native.Namespace | None = None
+        self.jobs = VolumeJobs()
+        """They go on when the store is opened again, and end with this."""
         self._turn = asyncio.Lock()
         self._epoch = 0
         self._incarnation = 0
@@ -226,6 +230,11 @@ class ThirdPartyVolume:
                 host_nqn=self._stores.host_nqn,
             )
 
+    @property
+    def layout(self) -> str:
+        """How its store lays sectors out; empty: it keeps no freshness, or isn't open."""
+        return "" if self._native is None else self._native.layout
+
     def statistics(self) -> Mapping[str, int]:
         """Counters of the store; none while it is being opened again."""
         return {} if self._native is None else self._native.statistics()
@@ -270,7 +279,7 @@ class ThirdPartyVolume:
         self._association = association
         self._native = native
         self._incarnation = secrets.randbits(63) + 1
-        self._stores.target.serve_volume(self._volume_id, native)
+        self._stores.target.serve_volume(self._volume_id, native, jobs=self.jobs)
 
     async def _close_store(self) -> None:
         native, self._native = self._native, None
@@ -304,10 +313,18 @@ class ThirdPartyStores:
     async def running(self) -> AsyncIterator[None]:
         """Listen on a loopback port, which admits queues with a ticket of this process only."""
         await self.target.start()
+        tasks = TaskOwner()
+        tasks.start(self._observe_jobs(), name="third-party-jobs")
         try:
             yield
         finally:
+            await tasks.close()
             await self.target.stop()
+
+    async def _observe_jobs(self) -> None:
+        while True:
+            await asyncio.sleep(JOBS_SECONDS)
+            await self.target.observe_jobs()
 
     async def create(
         self,
