@@ -27,10 +27,8 @@ from sealane.crypto.queue import (
     QueueOffer,
     QueueTranscript,
     derive_queue_secret,
-    new_share,
-    open_share,
-    seal_share,
 )
+from sealane.crypto.share import new_share, open_share, seal_share
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog

@@ -90,7 +90,7 @@ class RegionArray:
 @final
 class Completion:
     @property
-    def kind(self) -> str: ...  # "send" | "receive"
+    def kind(self) -> str: ...  # "send" | "receive" | "stream" | "continue" | "end" | "cancel" | …
     @property
     def status(self) -> str: ...  # "ok" | "outcome_unknown" | "aborted" | "too_long" | "refused"
     @property
@@ -105,6 +105,8 @@ class Completion:
     def immediate(self) -> int | None: ...
     @property
     def duration_ns(self) -> int: ...  # sends: first transmission to last acknowledgement
+    @property
+    def packets(self) -> bytes: ...  # packet maps: bit i of byte j is unit 8j + i of the chunk
 
 @final
 class JobRing:
@@ -133,9 +135,28 @@ class JobRing:
         m: int = 0,
         depth: int = 1,
         auto: bool = False,
+        unreliable: bool = False,
         immediate: int | None = None,
     ) -> int: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> int: ...
+    # A stream lands in the next receive of the peer, in its first `length` bytes at most. Parts and
+    # end name it by its handle, and so do the other commands; each gets a completion of its own,
+    # "refused" if there is no such operation under way.
+    def post_stream(
+        self,
+        *,
+        length: int,
+        user_data: int,
+        unreliable: bool = False,
+        immediate: int | None = None,
+    ) -> int: ...
+    def post_continue(
+        self, *, stream: int, offset: int, length: int, remote_offset: int, user_data: int
+    ) -> int: ...
+    def post_end(self, *, stream: int, user_data: int) -> int: ...
+    def post_cancel(self, *, operation: int, user_data: int) -> int: ...
+    def post_complete(self, *, receive: int, user_data: int) -> int: ...
+    def post_packet_map(self, *, receive: int, chunk: int, user_data: int) -> int: ...
     # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
     def completions(self, limit: int = 64) -> list[Completion]: ...
     # One byte per chunk of a receive, 1 where it has landed whole; None while it waits for a slot
@@ -285,6 +306,8 @@ def simulate(
     backward: LinkSettings | None = None,
     blackout_nanos: tuple[int, int] | None = None,
     idle_timeout_nanos: int = ...,
+    reordering_nanos: int = 0,
+    detection: Literal["reports", "timeout"] = "reports",
     time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
@@ -293,6 +316,8 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
     go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
+    What arrives `reordering_nanos` later than what was sent after it is not lost. With `detection`
+    by time-out the sender heeds no reports of losses.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
     time at most.

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_proto::session::{PayloadMode, Reliability, SessionStatistics};
+use sealane_proto::session::{Detection, PayloadMode, Reliability, SessionStatistics};
 use sealane_sim::{Scenario, run};
 
 use crate::link::{LinkSettings, link_counters};
@@ -27,11 +27,13 @@ use crate::link::{LinkSettings, link_counters};
     backward = None,
     blackout_nanos = None,
     idle_timeout_nanos = 60_000_000_000,
+    reordering_nanos = 0,
+    detection = "reports",
     time_nanos_max = 86_400_000_000_000,
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments are the scenario")]
-pub fn simulate(
-    py: Python<'_>,
+pub fn simulate<'py>(
+    py: Python<'py>,
     count: u32,
     message_bytes: u64,
     message_bytes_max: Option<u64>,
@@ -47,8 +49,18 @@ pub fn simulate(
     backward: Option<LinkSettings>,
     blackout_nanos: Option<(u64, u64)>,
     idle_timeout_nanos: u64,
+    reordering_nanos: u64,
+    detection: &str,
     time_nanos_max: u64,
-) -> PyResult<Bound<'_, PyDict>> {
+) -> PyResult<Bound<'py, PyDict>> {
+    let detection = match detection {
+        "reports" => Detection::Reports,
+        "timeout" => Detection::Timeout,
+        other => {
+            let message = format!("detection {other:?}: \"reports\" or \"timeout\"");
+            return Err(PyValueError::new_err(message));
+        }
+    };
     let forward = forward.map_or(Scenario::fast(seed).forward, |link| link.config);
     let backward = backward.map_or(forward, |link| link.config);
     let scenario = Scenario {
@@ -66,6 +78,8 @@ pub fn simulate(
         slots,
         rate_bytes_per_second: forward.rate_bits_per_second / 8,
         idle_timeout: idle_timeout_nanos,
+        reordering: reordering_nanos,
+        detection,
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },
         forward,
         backward,
