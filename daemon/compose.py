@@ -61,7 +61,8 @@ from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
 from sealane.daemon.storage.target import FILE_STORES, Target
-from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
+from sealane.daemon.storage.third_party import ThirdPartyStores
+from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
@@ -325,6 +326,7 @@ class Daemon:
             config,
             identity=identity,
             broker=BrokerClient(self._enrolled.config, identity),
+            devices=DeviceClient(self._enrolled.config, identity),
             gateway=gateway,
             third_parties=third_parties,
         )
@@ -357,6 +359,7 @@ class Daemon:
                 sessions_max=config.sessions_max,
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
+                assumed_loss=config.assumed_loss,
             ),
             own=lambda: identity.subject,
             kem=identity.keys.kem,

@@ -59,7 +59,7 @@ class VolumeStores:
             return store_status(
                 kind=THIRD_PARTY,
                 layout=store.layout,
-                anchor="",
+                anchor="broker" if descriptor.device_id else "none",
                 statistics=store.statistics(),
                 jobs=store.jobs.list(),
             )

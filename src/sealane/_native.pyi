@@ -480,7 +480,8 @@ class Namespace:
     def close(self) -> None: ...
 
     # On a plain namespace of somebody else's, whose first 4096 bytes must be zeros to "create".
-    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; ValueError: used device.
+    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; StoreRefusedError if the
+    # anchor knows of a later state; ValueError: used device.
     @staticmethod
     def on_device(
         device: RemoteDevice,
@@ -490,6 +491,7 @@ class Namespace:
         store_key: bytearray,
         exist: Literal["create", "open"],
         freshness: bool = True,
+        anchor: StoreAnchor | None = None,
     ) -> Namespace: ...
 
 class HostQueueDescription(TypedDict):
