@@ -60,7 +60,8 @@ from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
 from sealane.daemon.storage.target import FILE_STORES, Target
-from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
+from sealane.daemon.storage.third_party import ThirdPartyStores
+from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
@@ -320,6 +321,7 @@ class Daemon:
             config,
             identity=identity,
             broker=BrokerClient(self._enrolled.config, identity),
+            devices=DeviceClient(self._enrolled.config, identity),
             gateway=gateway,
             third_parties=third_parties,
         )

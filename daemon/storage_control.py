@@ -40,7 +40,7 @@ from sealane.errors import Error, UnavailableError, UsageError, VerificationErro
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
-FRESHNESS: Final = "flat-table"
+FRESHNESS: Final = "tree"
 NO_FRESHNESS: Final = "none"
 MODE_OFF: Final = "off"
 NAMESPACES_MAX: Final = 4096

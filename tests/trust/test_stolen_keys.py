@@ -383,6 +383,7 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
             GatewayConfig(target_node="s2", target_address=f"127.0.0.1:{port}"),
             identity=gateway.identity,
             broker=gateway.broker,
+            devices=gateway.devices,
             third_parties=ThirdPartyStores(
                 [], host_nqn=gateway_nqn("x"), directory=Path("/unused")
             ),
