@@ -1,6 +1,7 @@
 //! The session machine through its doors: two ends, and a network that does what a test wants.
 
 mod commands;
+mod hostile;
 mod packets;
 mod pair;
 mod property;
@@ -8,6 +9,7 @@ mod property;
 use pair::{
     DELAY, ELSEWHERE, MILLISECOND, ON_PATH, Pair, UNIT, config, end, end_with, receive, send,
 };
+use proptest::prelude::*;
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
     CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError,
@@ -480,4 +482,25 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     assert!(!right.receive(&mut challenge.clone(), ELSEWHERE, &mut memory[1], *now));
     expected.foreign_packets += 1;
     assert_eq!(right.statistics(), expected);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_peer_that_says_anything_harms_its_own_messages_only(
+        script in proptest::collection::vec(any::<u8>(), 0..600),
+    ) {
+        hostile::run(&script);
+    }
+}
+
+#[test]
+fn a_script_of_the_hostile_peer_gets_as_far_as_memory() {
+    let post = [9];
+    let unit = |index| [4, 1, 0, index, 0, 0, 0, 0, 0, 0, 0, 0];
+    let sent = [&post[..], &unit(0), &unit(1), &unit(1)].concat();
+    let statistics = hostile::run(&sent);
+    assert_eq!((statistics.units_received, statistics.receives_completed), (2, 1));
+    assert_eq!(statistics.late, 1);
 }
