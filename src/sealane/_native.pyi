@@ -88,8 +88,8 @@ class RegionArray:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 # Element-wise, in place, on bits of bfloat16 in buffers of equal length that do not overlap; each
-# pair in single precision, rounded once. Operations: "sum", "max", "min", "product". ValueError: other
-# buffers, or no such operation.
+# pair in single precision, rounded once. Operations: "sum", "max", "min", "product".
+# ValueError: other buffers, or no such operation.
 def reduce_bfloat16(into: object, other: object, operation: str) -> None: ...
 def scale_bfloat16(elements: object, factor: float) -> None: ...
 
