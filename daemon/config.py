@@ -261,6 +261,7 @@ class FabricConfig(Section):
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Literal, Self, TypedDict, final
+from typing import Any, Literal, Self, TypeAlias, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -480,7 +480,8 @@ class Namespace:
     def close(self) -> None: ...
 
     # On a plain namespace of somebody else's, whose first 4096 bytes must be zeros to "create".
-    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; ValueError: used device.
+    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; StoreRefusedError if the
+    # anchor knows of a later state; ValueError: used device.
     @staticmethod
     def on_device(
         device: RemoteDevice,
@@ -490,6 +491,7 @@ class Namespace:
         store_key: bytearray,
         exist: Literal["create", "open"],
         freshness: bool = True,
+        anchor: StoreAnchor | None = None,
     ) -> Namespace: ...
 
 class HostQueueDescription(TypedDict):
@@ -520,9 +522,9 @@ class RemoteDevice:
     def erase(self, volume_id: bytes) -> None: ...
     def close(self) -> None: ...
 
-JobKind = Literal["scrub", "refresh"]
-JobOrder = Literal["pause", "resume", "cancel"]
-JobState = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
+JobKind: TypeAlias = Literal["scrub", "refresh"]
+JobOrder: TypeAlias = Literal["pause", "resume", "cancel"]
+JobState: TypeAlias = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
 
 class JobRefusedError(Exception):
     """A background job was refused: arguments (reason id, text)."""
@@ -530,9 +532,9 @@ class JobRefusedError(Exception):
 class JobStatus(TypedDict):
     """How far a background job is; counts since it was started.
 
-    `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`: all
-    that is wrong, of which `findings` has the first: (sector or None, reason id, text). `yields`:
-    times it held back because commands of hosts took long.
+    `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`:
+    all that is wrong, of which `findings` has the first: (sector or None, reason id, text).
+    `yields`: times it held back because commands of hosts took long.
     """
 
     kind: JobKind

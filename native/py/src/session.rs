@@ -11,7 +11,7 @@ use sealane_engine::session::endpoint::{
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
-use sealane_engine::session::statistics::NAMES;
+use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
 
@@ -50,7 +50,7 @@ fn scheme(k: u8, m: u8, depth: u8) -> Reliability {
 
 fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    for (index, name) in NAMES.iter().enumerate() {
+    for (index, name) in names().enumerate() {
         dict.set_item(name, values.get(index).copied().unwrap_or(0))?;
     }
     Ok(dict)

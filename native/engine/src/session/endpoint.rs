@@ -233,7 +233,7 @@ impl Endpoint {
         self.report.changed.as_fd()
     }
 
-    /// The counters, in the order of `statistics::NAMES`; empty before the start.
+    /// The counters, in the order of `statistics::names`; empty before the start.
     pub fn statistics(&self) -> Vec<u64> {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -376,6 +376,7 @@ fn reason_of(reason: CloseReason, by_peer: bool) -> String {
         CloseReason::PacketLimit => "packet_limit",
         CloseReason::ForgeryLimit => "forgery_limit",
         CloseReason::Revoked => "revoked",
+        CloseReason::PathOverloaded => "path_overloaded",
         CloseReason::Other(_) => "unknown",
     };
     format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })
