@@ -1,5 +1,6 @@
 //! The session machine through its doors: two ends, and a network that does what a test wants.
 
+mod acceptance;
 mod commands;
 mod hostile;
 mod packets;
