@@ -9,8 +9,8 @@ from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.plan_map import draw_map
 from sealane.errors import UsageError
 from sealane.transport.model import (
-    NACK_FACTOR,
     PACKET_OVERHEAD_BYTES,
+    RTO_FACTOR,
     Loss,
     Path,
     SelectiveRepeat,
@@ -111,12 +111,12 @@ def session_plan(options: argparse.Namespace, output: Output) -> None:
 
 
 def _shown(path: Path, options: argparse.Namespace, ranked: list[Candidate]) -> list[Candidate]:
-    """Pick the best, selective repeat, and selective repeat as reports of gaps would make it."""
+    """Pick the best, selective repeat, and selective repeat as it would be with time-outs alone."""
     repeat = next(c for c in ranked if isinstance(c.scheme, SelectiveRepeat))
     shown = ranked[:SHOWN]
     if repeat not in shown:
         shown.append(repeat)
-    return [*shown, evaluate(path, options.size, SelectiveRepeat(NACK_FACTOR))]
+    return [*shown, evaluate(path, options.size, SelectiveRepeat(RTO_FACTOR))]
 
 
 def _row(candidate: Candidate, fastest: float, *, is_best: bool) -> dict[str, Any]:

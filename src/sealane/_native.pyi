@@ -285,6 +285,8 @@ def simulate(
     backward: LinkSettings | None = None,
     blackout_nanos: tuple[int, int] | None = None,
     idle_timeout_nanos: int = ...,
+    reordering_nanos: int = 0,
+    reports: bool = True,
     time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
@@ -293,6 +295,8 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
     go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
+    What arrives `reordering_nanos` later than what was sent after it is not lost. Without `reports`
+    of losses the sender has its time-out alone.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
     time at most.

@@ -20,7 +20,7 @@ def test_table_says_which_scheme_wins_and_why(capsys: pytest.CaptureFixture[str]
     assert "(128, 2)" in winner
     assert "2 lost units expected" in printed
     assert "times as fast as selective repeat" in printed
-    assert "selective repeat (NACK)" in printed
+    assert "selective repeat (RTO)" in printed
     assert "up_to" in printed
 
 

@@ -5,7 +5,9 @@ import pytest
 
 from sealane import _native
 from sealane.transport.model import (
+    NACK_FACTOR,
     PACKET_OVERHEAD_BYTES,
+    RTO_FACTOR,
     ErasureCoded,
     Loss,
     Path,
@@ -45,6 +47,7 @@ def simulated(loss: Loss, size: int, scheme: Scheme, count: int) -> np.ndarray:
         seed=11,
         erasure_code=(scheme.k, scheme.m) if code else None,
         interleaving=scheme.depth if code else 1,
+        reports=scheme.timeout_factor == NACK_FACTOR,
         forward=chain,
         backward=_native.LinkSettings(**link),
     )
@@ -59,6 +62,7 @@ def simulated(loss: Loss, size: int, scheme: Scheme, count: int) -> np.ndarray:
     "scheme",
     [
         SelectiveRepeat(),
+        SelectiveRepeat(RTO_FACTOR),
         ErasureCoded(32, 2),
         ErasureCoded(32, 8, depth=8),
         ErasureCoded(8, 1, depth=4),

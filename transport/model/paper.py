@@ -12,7 +12,7 @@ import numpy as np
 from sealane.transport.model.blocks import block_success, xor_success
 from sealane.transport.model.completion import Completion, certain, mixture
 from sealane.transport.model.path import Loss, Path
-from sealane.transport.model.schemes import SelectiveRepeat, completion
+from sealane.transport.model.schemes import RTO_FACTOR, SelectiveRepeat, completion
 
 FALLBACK_FACTOR: Final = 1.0
 """beta: the wait for late parity before a submessage falls back, in round trips."""
@@ -36,7 +36,7 @@ def erasure_coded(
             parts.append((weight, certain(base)))
             continue
         resent = round(failures * min(k, units)) * path.unit_bytes
-        again = completion(path, resent, SelectiveRepeat(), resolution=64)
+        again = completion(path, resent, SelectiveRepeat(RTO_FACTOR), resolution=64)
         wait = base + FALLBACK_FACTOR * path.round_trip_seconds
         parts.append((weight, again.later(wait)))
     return mixture(parts)

@@ -1,7 +1,8 @@
 """Completion times of the schemes as this stack runs them (docs/sessions.md).
 
 Time runs from the first transmission to the acknowledgement of the last unit, in seconds. What is
-lost is sent again one time-out after its transmission, however often it takes.
+lost is sent again one round trip after its transmission, when the receiver has reported it, however
+often it takes; without reports, one time-out after it.
 """
 
 import math
@@ -23,18 +24,18 @@ from sealane.transport.model.completion import (
 )
 from sealane.transport.model.path import Loss, Path
 
-RTO_FACTOR: Final = 3.0
-"""Time-out in round trips: 1 + alpha, alpha = 2."""
-NEGLIGIBLE: Final = 1e-15
 NACK_FACTOR: Final = 1.0
-"""The same where the receiver reports gaps: the paper's best case."""
+"""Round trips from a transmission to the report that it was lost: the paper's SR NACK."""
+RTO_FACTOR: Final = 3.0
+"""The same with time-outs alone, the paper's SR RTO: 1 + alpha, alpha = 2."""
+NEGLIGIBLE: Final = 1e-15
 
 
 @dataclass(frozen=True, slots=True)
 class SelectiveRepeat:
-    """What is not acknowledged in time is sent again."""
+    """What is lost is sent again."""
 
-    timeout_factor: float = RTO_FACTOR
+    timeout_factor: float = NACK_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,13 @@ class ErasureCoded:
     """Blocks of k data and m parity units, `depth` of them interleaved; (k, 1) is a XOR code.
 
     Parity follows the data of its block at once. A block that it cannot mend gets exactly the
-    units that it lacks, one time-out after they were sent.
+    units that it lacks, as soon as their loss is known.
     """
 
     k: int
     m: int
     depth: int = 1
-    timeout_factor: float = RTO_FACTOR
+    timeout_factor: float = NACK_FACTOR
 
     def __post_init__(self) -> None:
         check_code(self.k, self.m)

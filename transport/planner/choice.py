@@ -13,7 +13,7 @@ from typing import Final
 
 from sealane.errors import UsageError
 from sealane.transport.model import (
-    NACK_FACTOR,
+    RTO_FACTOR,
     ErasureCoded,
     Loss,
     Path,
@@ -162,7 +162,7 @@ def code_of(scheme: Scheme) -> tuple[int, int, int]:
 def scheme_text(scheme: Scheme) -> str:
     """Name a scheme for people."""
     if isinstance(scheme, SelectiveRepeat):
-        return "selective repeat" + (" (NACK)" if scheme.timeout_factor == NACK_FACTOR else "")
+        return "selective repeat" + (" (RTO)" if scheme.timeout_factor == RTO_FACTOR else "")
     name = "XOR" if scheme.m == 1 else "MDS"
     depth = f" depth {scheme.depth}" if scheme.depth > 1 else ""
     return f"{name} ({scheme.k}, {scheme.m}){depth}"

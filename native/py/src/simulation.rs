@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sealane_proto::session::{PayloadMode, Reliability, SessionStatistics};
+use sealane_proto::session::{Detection, PayloadMode, Reliability, SessionStatistics};
 use sealane_sim::{Scenario, run};
 
 use crate::link::{LinkSettings, link_counters};
@@ -27,6 +27,8 @@ use crate::link::{LinkSettings, link_counters};
     backward = None,
     blackout_nanos = None,
     idle_timeout_nanos = 60_000_000_000,
+    reordering_nanos = 0,
+    reports = true,
     time_nanos_max = 86_400_000_000_000,
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments are the scenario")]
@@ -47,6 +49,8 @@ pub fn simulate(
     backward: Option<LinkSettings>,
     blackout_nanos: Option<(u64, u64)>,
     idle_timeout_nanos: u64,
+    reordering_nanos: u64,
+    reports: bool,
     time_nanos_max: u64,
 ) -> PyResult<Bound<'_, PyDict>> {
     let forward = forward.map_or(Scenario::fast(seed).forward, |link| link.config);
@@ -66,6 +70,8 @@ pub fn simulate(
         slots,
         rate_bytes_per_second: forward.rate_bits_per_second / 8,
         idle_timeout: idle_timeout_nanos,
+        reordering: reordering_nanos,
+        detection: if reports { Detection::Reports } else { Detection::Timeout },
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },
         forward,
         backward,

@@ -2,7 +2,8 @@
 
 use sealane_proto::link::{LinkConfig, LinkError, Nanos};
 use sealane_proto::session::{
-    BLOCK_UNITS_MAX, ConfigError, MESSAGE_BYTES_MAX, PayloadMode, Plan, PlanRow, Reliability,
+    BLOCK_UNITS_MAX, ConfigError, Detection, MESSAGE_BYTES_MAX, PayloadMode, Plan, PlanRow,
+    Reliability,
 };
 
 /// Messages of a run, most: bounds the memory for their outcomes.
@@ -35,6 +36,10 @@ pub struct Scenario {
     pub rate_bytes_per_second: u64,
     /// Idle timeout of the session.
     pub idle_timeout: Nanos,
+    /// Skew of the path that both ends know of, in nanoseconds.
+    pub reordering: Nanos,
+    /// How the sending end finds out what was lost.
+    pub detection: Detection,
     /// Whether bytes travel.
     pub payload: PayloadMode,
     /// From the sending to the receiving end. Corruption in real mode only.
@@ -93,6 +98,8 @@ impl Scenario {
             slots: 8,
             rate_bytes_per_second: 25_000_000,
             idle_timeout: 60_000_000_000,
+            reordering: 0,
+            detection: Detection::Reports,
             payload: PayloadMode::Real,
             forward: path,
             backward: path,

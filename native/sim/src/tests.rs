@@ -3,11 +3,13 @@
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::link::{LinkConfig, LinkError, Loss};
-use sealane_proto::session::{BURST_PACKETS, Reliability};
+use sealane_proto::session::{BURST_PACKETS, Detection, Reliability};
 
 use crate::memory::Sabotage;
 use crate::world::{WorldSabotage, run_sabotaged};
 use crate::{Outcome, Rule, Scenario, ScenarioError, run};
+
+mod recovery;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
 const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];
@@ -52,8 +54,11 @@ fn hostile(seed: u64) -> Scenario {
     };
     let start = MILLISECOND * below(300);
     let slots = 1 << below(5);
+    let detection = [Detection::Reports, Detection::Timeout][usize::from(below(4) == 0)];
     Scenario {
         reliability,
+        detection,
+        reordering: [0, path.reorder_nanos_max][below(2) as usize],
         unit_bytes: [256, 1408, 4096][below(3) as usize],
         chunk_units: 1 + below(9) as u16,
         message_bytes_max: 40_000 >> below(8),
@@ -192,7 +197,8 @@ fn every_loss_pattern_of_a_small_block_is_mended_or_resent() {
 
 #[test]
 fn an_erasure_code_spares_the_time_out() {
-    let mut scenario = Scenario { reliability: CODED, depth: 1, ..Scenario::fast(4) };
+    let detection = Detection::Timeout;
+    let mut scenario = Scenario { reliability: CODED, detection, depth: 1, ..Scenario::fast(4) };
     scenario.count = 100;
     scenario.message_bytes_min = 1 << 20;
     scenario.message_bytes_max = 1 << 20;

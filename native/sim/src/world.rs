@@ -364,6 +364,8 @@ impl End {
             slots: scenario.slots,
             rate_bytes_per_second: scenario.rate_bytes_per_second,
             idle_timeout: scenario.idle_timeout,
+            reordering: scenario.reordering,
+            detection: scenario.detection,
             packets_per_key: PACKETS_PER_KEY,
             payload: scenario.payload,
         };

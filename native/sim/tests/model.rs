@@ -4,7 +4,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::link::Loss;
-use sealane_proto::session::Reliability;
+use sealane_proto::session::{Detection, Reliability};
 use sealane_sim::{Scenario, run};
 
 /// Wire bytes of a full unit: payload, header, descriptor, tag, UDP and IP.
@@ -18,8 +18,8 @@ fn uniform(random: &mut ChaCha8Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Mean of T_SR(M): every unit repeats after RTO + T_INJ until it is not lost.
-fn selective_repeat(units: u32, loss: f64) -> f64 {
+/// Mean of T_SR(M): every unit repeats after the time-out + T_INJ until it is not lost.
+fn selective_repeat(units: u32, loss: f64, timeout: f64) -> f64 {
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut sum = 0.0;
     for _ in 0..MODEL_SAMPLES {
@@ -35,7 +35,7 @@ fn selective_repeat(units: u32, loss: f64) -> f64 {
             while uniform(&mut random) < loss {
                 repeats += 1.0;
             }
-            last = f64::max(last, unit * INJECTION + repeats * (RTO + INJECTION));
+            last = f64::max(last, unit * INJECTION + repeats * (timeout + INJECTION));
         }
         sum += last + RTT;
     }
@@ -50,10 +50,10 @@ fn erasure_coded(units: u32, k: u32, m: u32) -> f64 {
 fn simulated(
     megabytes: u64,
     loss_parts_per_billion: u32,
-    reliability: Reliability,
+    (reliability, detection): (Reliability, Detection),
     count: u32,
 ) -> f64 {
-    let mut scenario = Scenario { reliability, count, ..Scenario::fast(20) };
+    let mut scenario = Scenario { reliability, detection, count, ..Scenario::fast(20) };
     scenario.message_bytes_min = megabytes << 20;
     scenario.message_bytes_max = megabytes << 20;
     scenario.forward.loss = Loss::Independent(loss_parts_per_billion);
@@ -84,9 +84,14 @@ fn selective_repeat_takes_what_the_model_says() {
         (128, 100_000, 30),
     ];
     for (megabytes, loss, count) in cases {
-        let stack = simulated(megabytes, loss, Reliability::SelectiveRepeat, count);
-        let model = selective_repeat((megabytes << 20 >> 12) as u32, f64::from(loss) / 1e9);
-        assert_close(&format!("SR {megabytes} MiB, loss {loss} ppb"), stack, model);
+        for (detection, timeout) in [(Detection::Timeout, RTO), (Detection::Reports, RTT)] {
+            let scheme = (Reliability::SelectiveRepeat, detection);
+            let stack = simulated(megabytes, loss, scheme, count);
+            let units = (megabytes << 20 >> 12) as u32;
+            let model = selective_repeat(units, f64::from(loss) / 1e9, timeout);
+            let case = format!("SR {megabytes} MiB, loss {loss} ppb, {detection:?}");
+            assert_close(&case, stack, model);
+        }
     }
 }
 
@@ -96,7 +101,7 @@ fn erasure_coding_takes_what_the_model_says() {
     for (megabytes, loss, count) in
         [(1, 10_000_000, 200), (8, 1_000_000, 60), (8, 10_000_000, 60), (128, 10_000_000, 6)]
     {
-        let stack = simulated(megabytes, loss, reliability, count);
+        let stack = simulated(megabytes, loss, (reliability, Detection::Reports), count);
         let model = erasure_coded((megabytes << 20 >> 12) as u32, 32, 8);
         assert_close(&format!("EC {megabytes} MiB, loss {loss} ppb"), stack, model);
     }

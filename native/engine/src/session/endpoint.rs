@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys,
+    Detection, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys,
 };
 
 use super::layout::Layout;
@@ -181,6 +181,8 @@ impl Endpoint {
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,
             idle_timeout: start.idle_timeout_nanos,
+            reordering: 0, // the path shows it
+            detection: Detection::Reports,
             packets_per_key: PACKETS_PER_KEY,
             payload: PayloadMode::Real,
         };

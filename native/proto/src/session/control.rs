@@ -9,9 +9,11 @@ use crate::link::Nanos;
 
 use super::ecn::PathCounts;
 use super::frame::{
-    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, NO_PACKET, PATH_BYTES,
-    PATH_COUNTS_BYTES, SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length,
+    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, LOSS_COUNTS_BYTES,
+    LOSSES_HEADER_BYTES, LOST_RUN_BYTES, NO_PACKET, PATH_BYTES, PATH_COUNTS_BYTES, PING_BYTES,
+    SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
 };
+use super::gaps::{Gaps, LossCounts};
 use super::receiver::{Progress, Receiver};
 use super::rtt::RoundTrip;
 use super::sender::Sender;
@@ -73,6 +75,9 @@ pub struct Control {
     notices_made: u64,
     /// Notices of the round in progress that were in earlier packets of it.
     notices_said: usize,
+    /// A packet is to leave for its number alone; true: and to be answered.
+    probe: Option<bool>,
+    lost_runs: Vec<(u64, u32)>,
     /// Tokens sent, and when; the oldest first.
     challenges: VecDeque<(u64, Nanos)>,
     challenge_due: Option<Nanos>,
@@ -106,6 +111,11 @@ impl Control {
     /// Something arrived that is to be acknowledged at once.
     pub fn acknowledge_now(&mut self, now: Nanos) {
         self.ack_due = Some(now);
+    }
+
+    /// A probe is due; true: to be answered.
+    pub fn probe(&mut self, is_answered: bool) {
+        self.probe = Some(is_answered);
     }
 
     /// A message ended here: say so at once, and again.
@@ -207,16 +217,24 @@ impl Control {
         if let Some((_, repeat)) = &self.close {
             return repeat.due.filter(|_| self.closes_left > 0);
         }
-        let at_once = (self.round.is_some() || !self.responses.is_empty()).then_some(now);
+        let is_at_once = self.round.is_some() || !self.responses.is_empty() || self.probe.is_some();
+        let at_once = is_at_once.then_some(now);
         let credit = self.credit.due.filter(|_| is_established);
         let dues = [at_once, self.ack_due, self.challenge_due, credit, self.notices.due];
         dues.into_iter().flatten().min()
     }
 
     /// Appends the frames of a packet with this number and up to `room` bytes; moves all timers on.
-    pub fn write(&mut self, out: &mut Vec<u8>, room: usize, halves: &Halves<'_>, now: Nanos) {
+    pub fn write(
+        &mut self,
+        out: &mut Vec<u8>,
+        room: usize,
+        halves: &Halves<'_>,
+        gaps: &mut Gaps,
+        now: Nanos,
+    ) {
         let end = out.len() + room;
-        self.start_round(halves, now);
+        let is_new_round = self.start_round(halves, now);
         let delay = |at: Nanos| u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
         let echo = self.newest.map(|(number, at)| (number, delay(at)));
         let (packet_number, delay_nanos) = echo.unwrap_or((NO_PACKET, 0));
@@ -229,8 +247,12 @@ impl Control {
         if halves.counts.received > 0 && out.len() + PATH_COUNTS_BYTES <= end {
             Frame::PathCounts { counts: halves.counts }.encode(out);
         }
-        let reserved = PATH_BYTES + CLOSE_BYTES;
+        if self.probe.take() == Some(true) {
+            Frame::Ping.encode(out);
+        }
+        let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES;
         if self.close.is_none() {
+            self.write_losses(out, end - reserved, gaps, is_new_round);
             self.write_notices(out, end - reserved, halves, now);
             if halves.is_established {
                 self.write_credit(out, end - reserved, halves, now);
@@ -258,7 +280,8 @@ impl Control {
         }
     }
 
-    fn start_round(&mut self, halves: &Halves<'_>, now: Nanos) {
+    /// Whether this packet begins a round of acknowledgements.
+    fn start_round(&mut self, halves: &Halves<'_>, now: Nanos) -> bool {
         if self.round.is_none() && self.ack_due.is_some_and(|due| due <= now) {
             self.round = Some((halves.receiver.completed_end(), 0));
             self.ack_due = None;
@@ -269,7 +292,33 @@ impl Control {
                 self.ack_repeats -= 1;
                 self.ack_due = Some(now.saturating_add(pause.max(ACK_DELAY_MIN)));
             }
+            return true;
         }
+        false
+    }
+
+    /// What was lost: news in any packet, what was reported before once a round.
+    fn write_losses(&mut self, out: &mut Vec<u8>, end: usize, gaps: &mut Gaps, is_new_round: bool) {
+        let counts = gaps.counts();
+        let is_news = is_new_round || gaps.is_unreported();
+        if !is_news || out.len() + LOSS_COUNTS_BYTES + LOSSES_HEADER_BYTES > end {
+            return;
+        }
+        if counts != LossCounts::default() {
+            Frame::LossCounts { counts }.encode(out);
+        }
+        let room = (end - out.len() - LOSSES_HEADER_BYTES) / LOST_RUN_BYTES;
+        self.lost_runs.clear();
+        gaps.take_reports(room, is_new_round, &mut self.lost_runs);
+        if self.lost_runs.is_empty() {
+            return;
+        }
+        self.lost_runs.sort_unstable();
+        self.scratch.clear();
+        for run in &self.lost_runs {
+            push_lost_run(&mut self.scratch, *run);
+        }
+        Frame::Losses { runs: &self.scratch }.encode(out);
     }
 
     /// As many notices as there is room for; the next packet goes on where this one ends.

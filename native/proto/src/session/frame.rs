@@ -4,6 +4,7 @@
 //! harm. They travel inside sealed packets only.
 
 use super::ecn::PathCounts;
+use super::gaps::LossCounts;
 use super::packet::{Malformed, be};
 
 const PADDING: u8 = 0;
@@ -16,6 +17,9 @@ const PATH_CHALLENGE: u8 = 6;
 const PATH_RESPONSE: u8 = 7;
 const CLOSE: u8 = 8;
 const STREAM_END: u8 = 9;
+const PING: u8 = 10;
+const LOSSES: u8 = 11;
+const LOSS_COUNTS: u8 = 12;
 const PATH_COUNTS: u8 = 16;
 
 /// Bytes of an ACK frame.
@@ -34,6 +38,14 @@ pub const STREAM_END_BYTES_MAX: usize = 21;
 pub const PATH_BYTES: usize = 9;
 /// Bytes of a PATH_COUNTS frame.
 pub const PATH_COUNTS_BYTES: usize = 25;
+/// Bytes of a PING frame.
+pub const PING_BYTES: usize = 1;
+/// Bytes of a LOSSES frame without its runs.
+pub const LOSSES_HEADER_BYTES: usize = 3;
+/// Bytes of a run in a LOSSES frame.
+pub const LOST_RUN_BYTES: usize = 12;
+/// Bytes of a LOSS_COUNTS frame.
+pub const LOSS_COUNTS_BYTES: usize = 25;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 /// The packet number that stands for "none received yet".
@@ -129,6 +141,19 @@ pub enum Frame<'a> {
         /// The word sent along.
         immediate: Option<u32>,
     },
+    /// To be acknowledged at once.
+    Ping,
+    /// Packets that did not arrive.
+    Losses {
+        /// Runs of packet numbers, to be read with [`lost_runs`]: rising, none empty or beside
+        /// another.
+        runs: &'a [u8],
+    },
+    /// What did not arrive since the start.
+    LossCounts {
+        /// The counts.
+        counts: LossCounts,
+    },
     /// To be answered with the same token.
     PathChallenge {
         /// Any value.
@@ -197,6 +222,18 @@ impl Frame<'_> {
                     out.extend_from_slice(&immediate.to_be_bytes());
                 }
             }
+            Self::Ping => out.push(PING),
+            Self::Losses { runs } => {
+                out.push(LOSSES);
+                out.extend_from_slice(&((runs.len() / LOST_RUN_BYTES) as u16).to_be_bytes());
+                out.extend_from_slice(runs);
+            }
+            Self::LossCounts { counts } => {
+                out.push(LOSS_COUNTS);
+                for count in [counts.lost, counts.runs, counts.found, counts.duplicates] {
+                    push_u48(out, count);
+                }
+            }
             Self::PathChallenge { token } => {
                 out.push(PATH_CHALLENGE);
                 out.extend_from_slice(&token.to_be_bytes());
@@ -224,6 +261,30 @@ pub fn push_credit_length(out: &mut Vec<u8>, length: u64) {
 /// The lengths of a CREDIT frame.
 pub fn credit_lengths(lengths: &[u8]) -> impl Iterator<Item = u64> + '_ {
     lengths.chunks_exact(CREDIT_LENGTH_BYTES).map(be)
+}
+
+/// Appends one run of a LOSSES frame: its first packet number and its length.
+pub fn push_lost_run(out: &mut Vec<u8>, (start, length): (u64, u32)) {
+    out.extend_from_slice(&start.to_be_bytes());
+    out.extend_from_slice(&length.to_be_bytes());
+}
+
+/// The runs of a LOSSES frame, each as its first packet number and one more than its last.
+pub fn lost_runs(runs: &[u8]) -> impl Iterator<Item = (u64, u64)> + '_ {
+    runs.chunks_exact(LOST_RUN_BYTES).map(|run| {
+        let start = be(&run[..8]);
+        (start, start.saturating_add(be(&run[8..])))
+    })
+}
+
+/// Whether runs rise, so that what they name is looked up once.
+fn are_rising(runs: &[u8]) -> bool {
+    let mut before = None;
+    lost_runs(runs).all(|(start, end)| {
+        let is_next = start < end && before.is_none_or(|before| before < start);
+        before = Some(end);
+        is_next
+    })
 }
 
 fn push_u48(out: &mut Vec<u8>, value: u64) {
@@ -298,6 +359,24 @@ impl<'a> Frames<'a> {
                     _ => return Err(Malformed),
                 };
                 Frame::StreamEnd { message, units, length, immediate }
+            }
+            PING => Frame::Ping,
+            LOSSES => {
+                let count = self.number(2)? as usize;
+                let runs = self.take(count * LOST_RUN_BYTES)?;
+                if !are_rising(runs) {
+                    return Err(Malformed);
+                }
+                Frame::Losses { runs }
+            }
+            LOSS_COUNTS => {
+                let counts = LossCounts {
+                    lost: self.number(6)?,
+                    runs: self.number(6)?,
+                    found: self.number(6)?,
+                    duplicates: self.number(6)?,
+                };
+                Frame::LossCounts { counts }
             }
             PATH_CHALLENGE => Frame::PathChallenge { token: self.number(8)? },
             PATH_RESPONSE => Frame::PathResponse { token: self.number(8)? },
@@ -389,6 +468,20 @@ mod tests {
                     length,
                     immediate
                 })),
+            Just(write(Frame::Ping)),
+            proptest::collection::btree_set(0_u64..1000, 0..9).prop_map(move |starts| {
+                let mut runs = Vec::new();
+                for start in &starts {
+                    push_lost_run(&mut runs, (start * 10, 9));
+                }
+                assert!(lost_runs(&runs).eq(starts.iter().map(|at| (at * 10, at * 10 + 9))));
+                write(Frame::Losses { runs: &runs })
+            }),
+            (0..MESSAGES, 0..MESSAGES, 0..MESSAGES, 0..MESSAGES).prop_map(
+                move |(lost, runs, found, duplicates)| write(Frame::LossCounts {
+                    counts: LossCounts { lost, runs, found, duplicates }
+                })
+            ),
             any::<u64>().prop_map(move |token| write(Frame::PathChallenge { token })),
             any::<u64>().prop_map(move |token| write(Frame::PathResponse { token })),
             (0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40).prop_map(
@@ -446,6 +539,24 @@ mod tests {
             let frames = Frames::new(&bytes);
             prop_assert!(frames.clone().count() <= bytes.len());
             let _ = frames.validate();
+        }
+    }
+
+    #[test]
+    fn runs_that_do_not_rise_are_malformed() {
+        let frame = |list: &[(u64, u32)]| {
+            let mut runs = Vec::new();
+            for run in list {
+                push_lost_run(&mut runs, *run);
+            }
+            let mut out = Vec::new();
+            Frame::Losses { runs: &runs }.encode(&mut out);
+            Frames::new(&out).validate()
+        };
+        assert_eq!(frame(&[(1, 2), (4, 1), (6, 1)]), Ok(()));
+        for list in [&[(5, 0)][..], &[(1, 2), (3, 1)], &[(4, 1), (1, 1)], &[(u64::MAX, 9)]] {
+            let is_malformed = frame(list) == Err(Malformed);
+            assert!(is_malformed, "{list:?}");
         }
     }
 }

@@ -12,6 +12,7 @@ mod epochs;
 mod events;
 mod flight;
 pub mod frame;
+mod gaps;
 mod landing;
 mod layout;
 mod outgoing;
@@ -19,6 +20,7 @@ mod pacing;
 pub mod packet;
 mod parity;
 mod plan;
+mod probes;
 mod protection;
 mod receiver;
 pub mod replay;
@@ -37,7 +39,9 @@ use control::{CHALLENGE_INTERVAL, Control, Halves};
 use ecn::Marking;
 use events::Events;
 use frame::{Frame, Frames, NO_PACKET};
+use gaps::{Gaps, LossCounts, Timing};
 use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
+use probes::Probes;
 use protection::{Protection, Refusal};
 use receiver::{Outcome, Receiver, StreamEnd, Unit};
 use rtt::RoundTrip;
@@ -53,7 +57,7 @@ pub use types::*;
 
 /// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
 /// A lone lost unit makes at most two time-outs of silence; more means that the path is gone.
-pub const STALL_TIMEOUTS: u64 = 4;
+pub const STALL_TIMEOUTS: u64 = gaps::OUTAGE_TIMEOUTS;
 /// A session without traffic probes its peer this many times per idle timeout.
 const PROBES_PER_IDLE_TIMEOUT: u64 = 4;
 
@@ -86,6 +90,12 @@ pub struct Session {
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
     silent_since: Nanos,
     is_stalled: bool,
+    stalled_since: Nanos,
+    /// What of the peer's packets did not arrive …
+    gaps: Gaps,
+    /// … and of this end's, as the peer says.
+    peer_losses: LossCounts,
+    probes: Probes,
     /// The datagram being received came from another address than the path's.
     is_elsewhere: bool,
     events: Events,
@@ -121,6 +131,10 @@ impl Session {
             last_received: now,
             silent_since: now,
             is_stalled: false,
+            stalled_since: now,
+            gaps: Gaps::new(config.reordering),
+            peer_losses: LossCounts::default(),
+            probes: Probes::default(),
             is_elsewhere: false,
             events: Events::default(),
             counts: PathCounts::default(),
@@ -286,7 +300,11 @@ impl Session {
                 }
                 self.protection.retire(now);
                 self.sender.prune();
+                if self.gaps.settle(self.timing(), now) {
+                    self.control.acknowledge_now(now);
+                }
                 self.probe(now);
+                self.probe_tail(now);
             }
         }
     }
@@ -331,7 +349,9 @@ impl Session {
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
         let unit = self.sender.next_at(0, self.rtt.timeout());
         let unit = unit.filter(|_| is_established && !self.is_stalled).map(paced);
-        [control, idle, unit, self.probe_at()].into_iter().flatten().min()
+        let gap = self.gaps.next_at(self.timing());
+        let dues = [control, idle, unit, gap, self.probe_at(), self.tail_probe_at()];
+        dues.into_iter().flatten().min()
     }
 
     /// The next event, oldest first.
@@ -363,7 +383,17 @@ impl Session {
     #[must_use]
     pub fn statistics(&self) -> SessionStatistics {
         let (key_updates_sent, key_updates_received) = self.protection.key_updates();
+        let (reported_losses, timeouts) = self.sender.losses();
+        let (ours, theirs) = (self.peer_losses, self.gaps.counts());
         let mut statistics = SessionStatistics {
+            lost_packets: ours.lost.saturating_sub(ours.found),
+            lost_runs: ours.runs,
+            spurious_retransmissions: ours.duplicates,
+            missing_packets: theirs.lost - theirs.found,
+            missing_runs: theirs.runs,
+            reordered_packets: theirs.found,
+            reported_losses,
+            timeouts,
             key_updates_sent,
             key_updates_received,
             ce_received: self.counts.ce,
@@ -397,6 +427,26 @@ impl Session {
         self.receiver.immediate(message)
     }
 
+    /// What keeps this end from sending more.
+    #[must_use]
+    pub fn limit(&self) -> SendLimit {
+        let (sender, is_established) = (&self.sender, self.state == State::Established);
+        let has_work = sender.has_new() || sender.has_outstanding() || sender.is_without_credit();
+        if !has_work {
+            SendLimit::Idle
+        } else if self.is_stalled || !is_established {
+            SendLimit::Stalled
+        } else if sender.is_recovering() {
+            SendLimit::Loss
+        } else if sender.has_new() {
+            SendLimit::Pacing
+        } else if sender.is_without_credit() {
+            SendLimit::Credit
+        } else {
+            SendLimit::Flight
+        }
+    }
+
     /// One more than the last message number for which the peer is known to have posted a receive.
     #[must_use]
     pub fn credit_end(&self) -> u64 {
@@ -428,10 +478,13 @@ impl Session {
     ) {
         self.last_received = now;
         self.silent_since = now;
-        self.is_stalled = false;
+        if std::mem::take(&mut self.is_stalled) {
+            self.statistics.stalled_nanos += now.saturating_sub(self.stalled_since);
+        }
         self.statistics.packets_received += 1;
         self.counts.add(arrival.ecn);
         self.control.packet_received(header.packet_number, now);
+        self.gaps.packet_received(header.packet_number, self.timing(), now);
         self.is_elsewhere = arrival.source == Source::Elsewhere;
         self.packet_received(header, plaintext, memory, now);
         if self.is_elsewhere {
@@ -481,8 +534,16 @@ impl Session {
             Outcome::Completed => self.control.message_ended(now),
             Outcome::TooLong => self.refresh_notices(now),
             Outcome::Late => {
+                // An uncoded message has ended with all of its units, unless one end gave it up.
+                if unit.k == 0 {
+                    self.gaps.duplicate();
+                }
                 self.control.acknowledge_later(&self.rtt, now);
                 self.control.notices_missed(now);
+            }
+            Outcome::Duplicate => {
+                self.gaps.duplicate();
+                self.control.acknowledge_later(&self.rtt, now);
             }
             _ => self.control.acknowledge_later(&self.rtt, now),
         }
@@ -548,6 +609,13 @@ impl Session {
                     self.control.acknowledge_now(now);
                 }
             }
+            Frame::Ping => self.control.acknowledge_now(now),
+            Frame::Losses { runs } => {
+                if self.config.detection == Detection::Reports {
+                    self.sender.losses_received(frame::lost_runs(runs));
+                }
+            }
+            Frame::LossCounts { counts } => self.peer_losses.merge(counts),
             Frame::PathChallenge { token } => {
                 self.control.challenge_received(token);
                 self.control.acknowledge_now(now);
@@ -602,7 +670,31 @@ impl Session {
         }
         if self.sender.has_outstanding() && !self.is_stalled {
             self.is_stalled = true;
+            self.stalled_since = now;
             self.statistics.stalls += 1;
+        }
+    }
+
+    fn timing(&self) -> Timing {
+        Timing { srtt: self.rtt.smoothed(), timeout: self.rtt.timeout() }
+    }
+
+    /// When a probe is due behind the last unit, while units are unacknowledged and nothing else is
+    /// to be sent, or may be.
+    fn tail_probe_at(&self) -> Option<Nanos> {
+        let is_quiet = self.is_stalled || !(self.sender.has_new() || self.sender.has_lost());
+        let is_waiting = self.state == State::Established
+            && self.config.detection == Detection::Reports
+            && self.sender.has_outstanding();
+        (is_quiet && is_waiting)
+            .then(|| self.probes.next_at(self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL)))
+    }
+
+    fn probe_tail(&mut self, now: Nanos) {
+        if self.tail_probe_at().is_some_and(|at| at <= now) {
+            let is_answered = self.probes.sent(now);
+            self.control.probe(is_answered);
+            self.statistics.probes_sent += 1;
         }
     }
 
@@ -621,7 +713,12 @@ impl Session {
         let room = usize::from(self.config.unit_bytes) + DATA_OVERHEAD_BYTES_MAX
             - packet::HEADER_BYTES
             - TAG_BYTES;
-        self.control.write(out, room, &halves, now);
+        self.control.write(out, room, &halves, &mut self.gaps, now);
+        if self.gaps.is_unreported() {
+            self.control.acknowledge_now(now);
+        } else if self.gaps.is_repeating() {
+            self.control.acknowledge_later(&self.rtt, now);
+        }
         let wire_bytes = out.len() - start + TAG_BYTES + IP_UDP_BYTES;
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
@@ -646,6 +743,7 @@ impl Session {
         }
         let number = self.protection.next_packet_number() - 1;
         self.sender.sent(pick, number, now, &mut self.events);
+        self.probes.restart(now);
         self.statistics.data_packets_sent += u64::from(!is_parity);
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);

@@ -176,6 +176,7 @@ mod tests {
 
     use super::*;
     use crate::aead::Secret;
+    use crate::session::Detection;
     use crate::session::epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY};
 
     fn pair_with(packets_per_key: u64) -> (Protection, Protection) {
@@ -187,6 +188,8 @@ mod tests {
             slots: 4,
             rate_bytes_per_second: 1,
             idle_timeout: 1,
+            reordering: 0,
+            detection: Detection::Reports,
             packets_per_key,
             payload: PayloadMode::Real,
         };

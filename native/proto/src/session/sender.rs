@@ -227,6 +227,14 @@ impl Sender {
         }
     }
 
+    /// The peer says which packets did not arrive: runs of their numbers, rising.
+    pub fn losses_received(&mut self, runs: impl Iterator<Item = (u64, u64)>) {
+        self.flight.begin_reports();
+        for (start, end) in runs {
+            self.flight.report(start, end);
+        }
+    }
+
     /// The peer gives a message up. It is to be told that this end knows.
     pub fn abort_received(
         &mut self,
@@ -271,7 +279,7 @@ impl Sender {
     /// When something may be sent: `now` at the latest if there is something new.
     #[must_use]
     pub fn next_at(&self, now: Nanos, timeout: Nanos) -> Option<Nanos> {
-        if self.has_new() {
+        if self.has_new() || self.flight.has_lost() {
             return Some(now);
         }
         self.flight.next_at(timeout)
@@ -281,6 +289,30 @@ impl Sender {
     #[must_use]
     pub fn has_outstanding(&self) -> bool {
         !self.flight.is_empty()
+    }
+
+    /// Whether units were lost that are to be sent again, if they are still needed.
+    #[must_use]
+    pub fn has_lost(&self) -> bool {
+        self.flight.has_lost()
+    }
+
+    /// Whether units were lost and have not arrived since.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.flight.is_recovering()
+    }
+
+    /// Whether there are messages that nothing but the peer's credit keeps from being sent.
+    #[must_use]
+    pub fn is_without_credit(&self) -> bool {
+        self.sending < self.window.end() && self.sending >= self.credit_end()
+    }
+
+    /// Transmissions lost by report, and by time-out.
+    #[must_use]
+    pub fn losses(&self) -> (u64, u64) {
+        self.flight.counts()
     }
 
     /// Whether there is a unit that was never sent and may be sent.
@@ -293,11 +325,13 @@ impl Sender {
     /// Chooses the unit to send now: what was lost first, then what is new, by message number.
     pub fn pick(&mut self, now: Nanos, timeout: Nanos) -> Option<Pick> {
         let Self { flight, window, .. } = self;
-        while let Some(lost) =
+        while let Some(lost) = flight.take_lost().or_else(|| {
             flight.take_expired(now, timeout, |transmission| window.is_outstanding(transmission))
-        {
+        }) {
             let Transmission { message: number, coded, .. } = lost;
-            if let Some(message) = window.get_mut(number)
+            // A report may be older than what was acknowledged since.
+            if window.is_outstanding(&lost)
+                && let Some(message) = window.get_mut(number)
                 && message.must_resend(coded)
             {
                 let is_fallback = message.falls_back();
@@ -367,7 +401,8 @@ impl Sender {
         let Pick { message: number, coded, .. } = pick;
         let Some(message) = self.window.get_mut(number) else { return };
         if message.is_reliable {
-            self.flight.sent(Transmission { packet, message: number, coded, sent_at: now });
+            let transmission = Transmission { packet, message: number, coded, sent_at: now };
+            self.flight.sent(transmission, pick.is_retransmission);
         }
         if pick.is_retransmission {
             return;

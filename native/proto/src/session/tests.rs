@@ -3,7 +3,7 @@
 
 use super::events::Events;
 use super::frame::ENDED;
-use super::receiver::{Outcome, Receiver, SCRATCH_BYTES_MAX, Unit};
+use super::receiver::{Outcome, Receiver, SCRATCH_BYTES_MAX, StreamEnd, Unit};
 use super::sender::Sender;
 use super::types::{Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest};
 
@@ -177,4 +177,74 @@ fn slices_of_any_content_are_harmless() {
     sender.slice_received(0, (0, u32::MAX - 7, &[0xff; 9]), 0, &mut events);
     sender.slice_received(0, (3, 0, &[0xff; 99]), 0, &mut events);
     assert_eq!(events.pop(), None, "only the cumulative count ends a message");
+}
+
+#[test]
+fn an_end_of_a_stream_that_contradicts_touches_nothing() {
+    let mut events = Events::default();
+    let end = StreamEnd { message: 0, units: 2, length: 1000, immediate: None };
+    let cases = [
+        (StreamEnd { units: 5, ..end }, Outcome::Malformed),
+        (StreamEnd { length: u64::MAX, ..end }, Outcome::Malformed),
+        (StreamEnd { length: 1001, ..end }, Outcome::TooLong),
+        (StreamEnd { message: 1, ..end }, Outcome::Unposted),
+    ];
+    for (end, expected) in cases {
+        let outcome = receiver().stream_end_received(end, &mut Untouched, &mut events);
+        assert_eq!(outcome, expected, "{end:?}");
+    }
+    let mut receiver = receiver();
+    assert_eq!(receiver.unit_received(GOOD, &[0; 256], &mut Sink, &mut events), Outcome::Landed);
+    while events.pop().is_some() {}
+    // The message in progress is no stream.
+    let mut end_received = |end| receiver.stream_end_received(end, &mut Untouched, &mut events);
+    assert_eq!(end_received(StreamEnd { immediate: Some(7), ..end }), Outcome::Malformed);
+    assert_eq!(events.pop(), None);
+}
+
+#[test]
+fn a_stream_ends_with_as_many_units_as_were_said_first() {
+    let mut events = Events::default();
+    let mut receiver = receiver();
+    let end = StreamEnd { message: 0, units: 2, length: 1000, immediate: Some(7) };
+    assert_eq!(receiver.stream_end_received(end, &mut Sink, &mut events), Outcome::Landed);
+    let less = StreamEnd { units: 0, ..end };
+    assert_eq!(receiver.stream_end_received(less, &mut Sink, &mut events), Outcome::Landed);
+    let unit = Unit { is_stream: true, ..GOOD };
+    let mut land = |coded| {
+        let unit = Unit { coded, ..unit };
+        receiver.unit_received(unit, &[0; 256], &mut Sink, &mut events)
+    };
+    assert_eq!(land(0), Outcome::Landed);
+    assert_eq!(land(0), Outcome::Duplicate);
+    assert_eq!(land(2), Outcome::Completed);
+    assert_eq!(land(1), Outcome::Late);
+}
+
+#[test]
+fn reports_of_losses_cost_one_retransmission_each_and_bounded_work() {
+    let mut events = Events::default();
+    let mut sender = sender();
+    sender.credit_received(0, [1000].into_iter());
+    sender.advance(0, &mut events);
+    sender.losses_received([(0, u64::MAX)].into_iter());
+    for packet in 0..4 {
+        let pick = sender.pick(0, 1_000).unwrap();
+        assert!(!pick.is_retransmission);
+        sender.sent(pick, 10 + packet, 0, &mut events);
+    }
+    assert_eq!(sender.pick(0, 1_000), None, "what was not sent cannot be lost");
+    sender.losses_received([(11, 13), (20, u64::MAX)].into_iter());
+    sender.losses_received([(0, u64::MAX)].into_iter());
+    sender.losses_received([(0, 12), (13, 14)].into_iter());
+    assert_eq!(sender.losses(), (4, 0), "each once");
+    sender.slice_received(0, (0, 0, &[0b0100]), 0, &mut events);
+    let mut repeated = Vec::new();
+    while let Some(pick) = sender.pick(0, 1_000) {
+        assert!(pick.is_retransmission);
+        repeated.push(pick.coded);
+        sender.sent(pick, 20 + u64::from(pick.coded), 0, &mut events);
+    }
+    assert_eq!(repeated, [1, 0, 3], "in the order of reports, but for what has arrived");
+    assert!(sender.is_recovering());
 }

@@ -29,6 +29,17 @@ pub enum PayloadMode {
     LengthsOnly,
 }
 
+/// How a sending end finds out what was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Detection {
+    /// By the peer's reports of packets that did not arrive: one round trip after they were sent.
+    /// The time-out is left for reports that are lost themselves.
+    #[default]
+    Reports,
+    /// By the time-out alone: the paper's selective repeat with RTO, for comparisons.
+    Timeout,
+}
+
 /// Fixed for the life of a session, and equal at both ends but for the connection ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionConfig {
@@ -46,6 +57,11 @@ pub struct SessionConfig {
     pub rate_bytes_per_second: u64,
     /// Silence of the peer after which the session is given up, in nanoseconds.
     pub idle_timeout: Nanos,
+    /// What arrives this many nanoseconds later than what was sent after it is not lost: the skew of
+    /// the path, if it is known. What the path does is learnt on top.
+    pub reordering: Nanos,
+    /// How this end finds out which of its units were lost.
+    pub detection: Detection,
     /// Packets after which this end takes a new key for what it sends: up to
     /// [`PACKETS_PER_KEY_MAX`], [`super::PACKETS_PER_KEY`] unless for a test.
     pub packets_per_key: u64,
@@ -329,6 +345,23 @@ pub enum Event {
     },
 }
 
+/// What keeps a session from sending more at this moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendLimit {
+    /// Nothing is posted.
+    Idle,
+    /// The peer has posted no receive for the next message.
+    Credit,
+    /// The rate: there are units to send.
+    Pacing,
+    /// Units were lost and are sent again, or have been and are not acknowledged yet.
+    Loss,
+    /// All has been sent and waits for its acknowledgement.
+    Flight,
+    /// The peer is silent, and units are held back; or the path is not validated yet.
+    Stalled,
+}
+
 /// Why a request was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
@@ -468,5 +501,25 @@ counters! {
         pub ce_echoed: u64,
         /// 1 while what this end sends is marked ECN-capable.
         pub is_ecn_capable: u64,
+        /// Packets of this end that the peer counted as lost and that have not come since.
+        pub lost_packets: u64,
+        /// Runs of packets that were lost one after the other, as the peer counted.
+        pub lost_runs: u64,
+        /// Units of this end that the peer had when they came again.
+        pub spurious_retransmissions: u64,
+        /// Packets of the peer that were counted as lost here and have not come since.
+        pub missing_packets: u64,
+        /// Runs of those.
+        pub missing_runs: u64,
+        /// Packets of the peer that came after they were counted as lost.
+        pub reordered_packets: u64,
+        /// Transmissions of this end that were lost by the peer's report.
+        pub reported_losses: u64,
+        /// Transmissions of this end that were lost by their time-out.
+        pub timeouts: u64,
+        /// Packets sent for nothing but to show the peer what was lost before them.
+        pub probes_sent: u64,
+        /// Time in which sending paused because the peer was silent, in nanoseconds.
+        pub stalled_nanos: u64,
     }
 }

@@ -5,11 +5,13 @@ mod packets;
 mod pair;
 mod property;
 
-use pair::{DELAY, ELSEWHERE, MILLISECOND, ON_PATH, Pair, UNIT, end, receive, send};
+use pair::{
+    DELAY, ELSEWHERE, MILLISECOND, ON_PATH, Pair, UNIT, config, end, end_with, receive, send,
+};
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError, Reliability,
-    SendRequest,
+    CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError,
+    Reliability, SendRequest, SessionConfig, SessionStatistics,
 };
 
 fn is_unit(datagram: &[u8]) -> bool {
@@ -299,9 +301,10 @@ fn a_plan_decides_for_sends_that_leave_the_scheme_open() {
     assert_eq!(parity_of(13 * UNIT), 4);
 }
 
-#[test]
-fn a_lost_unit_is_sent_again_after_one_time_out_and_only_it() {
-    let mut pair = Pair::established(2);
+/// Time that a message takes whose second unit is lost once, and the transmissions repeated.
+fn lose_the_second_unit(detection: Detection) -> (u64, SessionStatistics) {
+    let ends = [0, 1].map(|i| end_with(i, 0, SessionConfig { detection, ..config(i) }));
+    let mut pair = Pair::of(ends);
     pair.ends[1].post_receive(receive(0, 1000), pair.now).unwrap();
     pair.ends[0].post_send(send(0, 1000), pair.now).unwrap();
     let mut is_lost = false;
@@ -310,12 +313,24 @@ fn a_lost_unit_is_sent_again_after_one_time_out_and_only_it() {
         is_lost |= loses;
         !loses
     });
-    let Some(Event::SendCompleted { started, completed, .. }) = pair.events[0].first() else {
-        panic!("{:?}", pair.events[0]);
-    };
+    let times = pair.events[0].iter().find_map(|event| match event {
+        Event::SendCompleted { started, completed, .. } => Some(completed - started),
+        _ => None,
+    });
+    (times.expect("it completes"), pair.ends[0].statistics())
+}
+
+#[test]
+fn a_lost_unit_is_sent_again_after_its_report_or_its_time_out_and_only_it() {
+    let (time, statistics) = lose_the_second_unit(Detection::Timeout);
     // Sent, time-out of three round trips, and one more to arrive and be acknowledged.
-    assert!((8 * DELAY..9 * DELAY).contains(&(completed - started)), "{}", completed - started);
-    assert_eq!(pair.ends[0].statistics().retransmitted_packets, 1);
+    assert!((8 * DELAY..9 * DELAY).contains(&time), "{time}");
+    assert_eq!((statistics.retransmitted_packets, statistics.timeouts), (1, 1));
+    let (time, statistics) = lose_the_second_unit(Detection::Reports);
+    // Sent, reported, sent again, acknowledged; the network of this test moves in steps of a delay.
+    assert!((4 * DELAY..=5 * DELAY).contains(&time), "{time}");
+    assert_eq!((statistics.retransmitted_packets, statistics.timeouts), (1, 0));
+    assert_eq!((statistics.lost_packets, statistics.lost_runs), (1, 1));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, Ecn, Event, Memory, PACKETS_PER_KEY, PayloadMode, ReceiveRequest, Reliability,
-    SendRequest, Session, SessionConfig, SessionKeys, Source,
+    Arrival, Detection, Ecn, Event, Memory, PACKETS_PER_KEY, PayloadMode, ReceiveRequest,
+    Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
@@ -66,6 +66,8 @@ pub fn config(index: u64) -> SessionConfig {
         slots: 4,
         rate_bytes_per_second: 12_500_000,
         idle_timeout: 10_000 * MILLISECOND,
+        reordering: 0,
+        detection: Detection::Reports,
         packets_per_key: PACKETS_PER_KEY,
         payload: PayloadMode::Real,
     }

@@ -1,0 +1,406 @@
+//! What of the peer's packets has not arrived: gaps in their numbers, from when they are seen until
+//! they are filled or counted as losses and reported (docs/sessions.md, "Recovery").
+//!
+//! Time decides, as in RFC 8985 (RACK): a packet is lost once one that was sent later has been here
+//! for the *reordering window*. The window starts small, and grows with every packet that comes after
+//! it was given up.
+
+use std::collections::VecDeque;
+
+use crate::link::Nanos;
+
+/// Gaps that may be open, and lost runs that are remembered or wait to be reported, most: beyond it
+/// the oldest is settled or forgotten at once, so a peer's numbers cost bounded memory.
+const GAPS_MAX: usize = 1024;
+/// The window starts at this share of a round trip: what neighbouring queues of a host may add.
+const WINDOW_SHARE: u64 = 64;
+/// The window is never shorter than a batch of packets takes.
+const WINDOW_MIN: Nanos = 100_000;
+/// The window before a round trip is known.
+const WINDOW_INITIAL: Nanos = 1_000_000;
+/// Runs lost for good after which the window is what it was at the start (RFC 8985 §7.4: 16).
+const CALM_RUNS: u32 = 16;
+/// Times that a loss is reported: each in a round of acknowledgements of its own.
+const REPORTS: u8 = 4;
+/// A run of this many packets at least, over a silence of [`OUTAGE_TIMEOUTS`], is an outage.
+const OUTAGE_PACKETS: u64 = 32;
+/// See [`OUTAGE_PACKETS`]: as long as a sender waits before it holds back its units.
+pub const OUTAGE_TIMEOUTS: u64 = 4;
+
+/// Packets that were lost on the way to one end, since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LossCounts {
+    /// Packets counted as lost, outages not included.
+    pub lost: u64,
+    /// Runs of such packets with neighbouring numbers.
+    pub runs: u64,
+    /// Packets of those that came after all.
+    pub found: u64,
+    /// Units that came although they had landed before.
+    pub duplicates: u64,
+}
+
+impl LossCounts {
+    /// Takes later counts in: packets are reordered, counts only grow.
+    pub fn merge(&mut self, counts: Self) {
+        self.lost = self.lost.max(counts.lost);
+        self.runs = self.runs.max(counts.runs);
+        self.found = self.found.max(counts.found);
+        self.duplicates = self.duplicates.max(counts.duplicates);
+    }
+}
+
+/// What decides how long a gap may stay open.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Smoothed round trip, if known.
+    pub srtt: Option<Nanos>,
+    /// Retransmission time-out.
+    pub timeout: Nanos,
+}
+
+/// Numbers `start..end`, none of which has arrived.
+#[derive(Debug, Clone, Copy)]
+struct Gap {
+    start: u64,
+    end: u64,
+    /// When a packet behind it arrived first.
+    seen_at: Nanos,
+    /// How long nothing had arrived then.
+    silence: Nanos,
+}
+
+/// A run that is to be reported so many times more.
+#[derive(Debug, Clone, Copy)]
+struct Report {
+    start: u64,
+    length: u32,
+    times: u8,
+}
+
+/// Packet numbers of one channel as they arrive.
+#[derive(Debug, Default)]
+pub struct Gaps {
+    /// Least window, as configured.
+    window_floor: Nanos,
+    /// What packets that came too late have made of it.
+    window_learnt: Nanos,
+    calm_runs: u32,
+    /// One more than the newest number, and when it arrived. `None` before the first.
+    newest: Option<(u64, Nanos)>,
+    /// By rising number, and by rising time.
+    open: VecDeque<Gap>,
+    /// Counted as lost lately, by rising number.
+    lost: VecDeque<Gap>,
+    unreported: VecDeque<Report>,
+    reported: VecDeque<Report>,
+    counts: LossCounts,
+}
+
+impl Gaps {
+    /// Nothing has arrived. `window_floor`: what arrives this much later than what was sent after it
+    /// is not lost.
+    #[must_use]
+    pub fn new(window_floor: Nanos) -> Self {
+        Self { window_floor, ..Self::default() }
+    }
+
+    /// An authentic packet arrived, for the first time.
+    pub fn packet_received(&mut self, number: u64, timing: Timing, now: Nanos) {
+        match self.newest {
+            Some((next, _)) if number < next => return self.filled(number, timing, now),
+            Some((next, at)) if number > next => {
+                let silence = now.saturating_sub(at);
+                self.open.push_back(Gap { start: next, end: number, seen_at: now, silence });
+                if self.open.len() > GAPS_MAX {
+                    self.settle_oldest(timing);
+                }
+            }
+            _ => {}
+        }
+        self.newest = Some((number + 1, now));
+    }
+
+    /// When the oldest gap is lost, if it is not filled before.
+    #[must_use]
+    pub fn next_at(&self, timing: Timing) -> Option<Nanos> {
+        self.open.front().map(|gap| gap.seen_at.saturating_add(self.window(timing)))
+    }
+
+    /// Counts as lost what has been open for the window; whether there was any.
+    pub fn settle(&mut self, timing: Timing, now: Nanos) -> bool {
+        let window = self.window(timing);
+        let mut is_any = false;
+        while self.open.front().is_some_and(|gap| gap.seen_at.saturating_add(window) <= now) {
+            self.settle_oldest(timing);
+            is_any = true;
+        }
+        is_any
+    }
+
+    /// A unit came that had landed before.
+    pub fn duplicate(&mut self) {
+        self.counts.duplicates += 1;
+    }
+
+    /// What was lost since the start.
+    #[must_use]
+    pub fn counts(&self) -> LossCounts {
+        self.counts
+    }
+
+    /// Whether a loss was never reported.
+    #[must_use]
+    pub fn is_unreported(&self) -> bool {
+        !self.unreported.is_empty()
+    }
+
+    /// Whether a loss is to be reported again.
+    #[must_use]
+    pub fn is_repeating(&self) -> bool {
+        !self.reported.is_empty()
+    }
+
+    /// Takes up to `room` runs (first number, length) to report: new ones, and those reported before
+    /// if this report `repeats`.
+    pub fn take_reports(&mut self, room: usize, repeats: bool, runs: &mut Vec<(u64, u32)>) {
+        let mut left = if repeats { self.reported.len() } else { 0 };
+        while runs.len() < room {
+            let report = match self.unreported.pop_front() {
+                Some(report) => report,
+                None if left == 0 => return,
+                None => {
+                    left -= 1;
+                    let Some(report) = self.reported.pop_front() else { return };
+                    report
+                }
+            };
+            runs.push((report.start, report.length));
+            if report.times > 1 && self.reported.len() < GAPS_MAX {
+                self.reported.push_back(Report { times: report.times - 1, ..report });
+            }
+        }
+    }
+
+    /// How long a gap may stay open.
+    fn window(&self, timing: Timing) -> Nanos {
+        let start = timing.srtt.map_or(WINDOW_INITIAL, |srtt| srtt / WINDOW_SHARE);
+        let most = timing.srtt.unwrap_or(timing.timeout).max(self.window_floor);
+        start.max(WINDOW_MIN).max(self.window_floor).max(self.window_learnt.min(most))
+    }
+
+    fn settle_oldest(&mut self, timing: Timing) {
+        let Some(gap) = self.open.pop_front() else { return };
+        let length = gap.end - gap.start;
+        // While the path was gone it lost everything, whatever it loses else.
+        let is_outage = length >= OUTAGE_PACKETS
+            && gap.silence > timing.timeout.saturating_mul(OUTAGE_TIMEOUTS);
+        if !is_outage {
+            self.counts.lost += length;
+            self.counts.runs += 1;
+        }
+        self.calm_runs += 1;
+        if self.calm_runs >= CALM_RUNS {
+            self.window_learnt = 0;
+        }
+        push_bounded(&mut self.lost, gap);
+        let mut start = gap.start;
+        while start < gap.end && self.unreported.len() < GAPS_MAX {
+            let length = u32::try_from(gap.end - start).unwrap_or(u32::MAX);
+            self.unreported.push_back(Report { start, length, times: REPORTS });
+            start += u64::from(length);
+        }
+    }
+
+    /// A packet of a gap arrived.
+    fn filled(&mut self, number: u64, timing: Timing, now: Nanos) {
+        if take(&mut self.open, number).is_some() {
+            return;
+        }
+        if let Some(gap) = take(&mut self.lost, number) {
+            self.counts.found += 1;
+            self.calm_runs = 0;
+            // The window it would have taken, and a quarter.
+            let delay = now.saturating_sub(gap.seen_at);
+            let most = timing.srtt.unwrap_or(timing.timeout);
+            self.window_learnt = self.window_learnt.max(delay + delay / 4).min(most);
+        }
+    }
+}
+
+fn push_bounded(gaps: &mut VecDeque<Gap>, gap: Gap) {
+    if gaps.len() == GAPS_MAX {
+        gaps.pop_front();
+    }
+    gaps.push_back(gap);
+}
+
+/// Takes a number out of the gap that it is in, which becomes smaller, or two.
+fn take(gaps: &mut VecDeque<Gap>, number: u64) -> Option<Gap> {
+    let index = gaps.partition_point(|gap| gap.end <= number);
+    let gap = *gaps.get(index).filter(|gap| gap.start <= number)?;
+    let before = (gap.start < number).then_some(Gap { end: number, ..gap });
+    let after = (number + 1 < gap.end).then_some(Gap { start: number + 1, ..gap });
+    match (before, after) {
+        (None, None) => drop(gaps.remove(index)),
+        (Some(one), None) | (None, Some(one)) => gaps[index] = one,
+        (Some(before), Some(after)) => {
+            gaps[index] = before;
+            gaps.insert(index + 1, after);
+            if gaps.len() > GAPS_MAX {
+                gaps.pop_front();
+            }
+        }
+    }
+    Some(gap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const MILLISECOND: Nanos = 1_000_000;
+    const TIMING: Timing = Timing { srtt: Some(25 * MILLISECOND), timeout: 75 * MILLISECOND };
+    const WINDOW: Nanos = 25 * MILLISECOND / WINDOW_SHARE;
+
+    fn counts(gaps: &Gaps) -> (u64, u64, u64) {
+        let LossCounts { lost, runs, found, .. } = gaps.counts();
+        (lost, runs, found)
+    }
+
+    fn reports(gaps: &mut Gaps, repeats: bool) -> Vec<(u64, u32)> {
+        let mut runs = Vec::new();
+        gaps.take_reports(100, repeats, &mut runs);
+        runs
+    }
+
+    #[test]
+    fn a_gap_is_lost_after_the_window_and_not_before() {
+        let mut gaps = Gaps::new(0);
+        for number in [7, 8, 10, 14] {
+            gaps.packet_received(number, TIMING, 0);
+        }
+        assert_eq!(gaps.next_at(TIMING), Some(WINDOW));
+        assert!(!gaps.settle(TIMING, WINDOW - 1));
+        assert!(gaps.settle(TIMING, WINDOW));
+        assert_eq!(counts(&gaps), (4, 2, 0), "what came before the first packet does not count");
+        assert_eq!(reports(&mut gaps, false), [(9, 1), (11, 3)]);
+        assert_eq!(gaps.next_at(TIMING), None);
+    }
+
+    #[test]
+    fn what_comes_within_the_window_is_not_lost() {
+        let mut gaps = Gaps::new(3 * MILLISECOND);
+        for number in [0, 5, 3, 1, 2] {
+            gaps.packet_received(number, TIMING, 0);
+        }
+        gaps.packet_received(4, TIMING, 3 * MILLISECOND - 1);
+        assert!(!gaps.settle(TIMING, 1_000 * MILLISECOND));
+        assert_eq!(counts(&gaps), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_comes_too_late_widens_the_window_until_losses_are_real_again() {
+        let mut gaps = Gaps::new(0);
+        gaps.packet_received(0, TIMING, 0);
+        gaps.packet_received(2, TIMING, 0);
+        gaps.settle(TIMING, WINDOW);
+        gaps.packet_received(1, TIMING, 4 * MILLISECOND);
+        assert_eq!(counts(&gaps), (1, 1, 1));
+        gaps.packet_received(4, TIMING, 10 * MILLISECOND);
+        assert_eq!(gaps.next_at(TIMING), Some(15 * MILLISECOND));
+        // Never more than a round trip.
+        gaps.settle(TIMING, 15 * MILLISECOND);
+        gaps.packet_received(3, TIMING, 500 * MILLISECOND);
+        gaps.packet_received(6, TIMING, 500 * MILLISECOND);
+        assert_eq!(gaps.next_at(TIMING), Some(525 * MILLISECOND));
+        for run in 0..u64::from(CALM_RUNS) {
+            assert_eq!(gaps.window(TIMING), 25 * MILLISECOND, "run {run}");
+            gaps.packet_received(8 + 2 * run, TIMING, 600 * MILLISECOND);
+            gaps.settle_oldest(TIMING);
+        }
+        assert_eq!(gaps.window(TIMING), WINDOW);
+    }
+
+    #[test]
+    fn a_loss_is_reported_again_in_later_rounds_only() {
+        let mut gaps = Gaps::new(0);
+        gaps.packet_received(0, TIMING, 0);
+        gaps.packet_received(2, TIMING, 0);
+        gaps.settle(TIMING, WINDOW);
+        assert_eq!(reports(&mut gaps, true), [(1, 1)]);
+        assert_eq!(reports(&mut gaps, false), []);
+        for _ in 1..REPORTS {
+            assert!(gaps.is_repeating());
+            assert_eq!(reports(&mut gaps, true), [(1, 1)]);
+        }
+        assert!(!gaps.is_repeating());
+    }
+
+    #[test]
+    fn an_outage_is_reported_but_is_no_measure_of_the_path() {
+        let mut gaps = Gaps::new(0);
+        gaps.packet_received(0, TIMING, 0);
+        gaps.packet_received(100, TIMING, 1_000 * MILLISECOND);
+        gaps.settle(TIMING, 2_000 * MILLISECOND);
+        assert_eq!(counts(&gaps), (0, 0, 0));
+        assert_eq!(reports(&mut gaps, false), [(1, 99)]);
+        // As many at once without a silence are a burst.
+        gaps.packet_received(200, TIMING, 1_001 * MILLISECOND);
+        gaps.settle(TIMING, 2_000 * MILLISECOND);
+        assert_eq!(counts(&gaps), (99, 1, 0));
+    }
+
+    #[test]
+    fn memory_is_bounded_whatever_the_numbers_are() {
+        let mut gaps = Gaps::new(0);
+        gaps.packet_received(0, TIMING, 0);
+        for number in 1..10_000 {
+            gaps.packet_received(number * 3, TIMING, number);
+        }
+        gaps.packet_received(1 << 60, TIMING, 10_000);
+        assert_eq!(gaps.open.len(), GAPS_MAX);
+        gaps.settle(TIMING, u64::MAX);
+        assert_eq!(counts(&gaps).1, 10_000);
+        assert!(gaps.lost.len() <= GAPS_MAX && gaps.unreported.len() <= GAPS_MAX);
+        let last = gaps.lost.back().copied().expect("a run");
+        for number in (last.start..last.start + 10_000).step_by(2) {
+            gaps.packet_received(number + 1, TIMING, 0);
+        }
+        assert!(gaps.lost.len() <= GAPS_MAX);
+    }
+
+    proptest! {
+        /// Beside a set of numbers: what is neither here nor lost is open, and every loss is real.
+        #[test]
+        fn agrees_with_a_set_of_numbers(
+            steps in proptest::collection::vec((0_u64..60, 0_u64..400_000), 1..120),
+        ) {
+            let mut gaps = Gaps::new(0);
+            let mut here = BTreeSet::new();
+            let (mut now, mut lost) = (0, BTreeSet::new());
+            let mut found = 0;
+            for (number, pause) in steps {
+                now += pause;
+                gaps.settle(TIMING, now);
+                for (start, length) in reports(&mut gaps, false) {
+                    for number in start..start + u64::from(length) {
+                        prop_assert!(!here.contains(&number) && lost.insert(number));
+                    }
+                }
+                if here.insert(number) {
+                    found += u64::from(lost.contains(&number));
+                    gaps.packet_received(number, TIMING, now);
+                }
+            }
+            let LossCounts { lost: counted, found: counted_found, .. } = gaps.counts();
+            prop_assert_eq!(counted as usize, lost.len());
+            prop_assert_eq!(counted_found, found);
+            let open: u64 = gaps.open.iter().map(|gap| gap.end - gap.start).sum();
+            let range = here.iter().next_back().unwrap() + 1;
+            prop_assert!(open + lost.len() as u64 <= range);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! How losses are found and mended: within a round trip, and nothing that was not lost.
+
+use sealane_proto::link::{GilbertElliott, LinkConfig, Loss, PARTS};
+use sealane_proto::session::{Detection, Reliability};
+
+use super::{CODED, MILLISECOND, Outcome, PERCENT, Scenario, check};
+
+const RTT: u64 = 25 * MILLISECOND;
+/// Time that 600 kB take at 200 Mbit/s, headers and parity included.
+const INJECTION: u64 = 36 * MILLISECOND;
+
+fn sized(seed: u64, bytes: u64, count: u32) -> Scenario {
+    Scenario {
+        message_bytes_min: bytes,
+        message_bytes_max: bytes,
+        count,
+        depth: 1,
+        ..Scenario::small(seed)
+    }
+}
+
+fn longest(outcome: &Outcome) -> u64 {
+    outcome.completion_nanos.iter().flatten().copied().max().expect("messages")
+}
+
+fn mean(outcome: &Outcome) -> u64 {
+    outcome.completion_nanos.iter().flatten().sum::<u64>() / outcome.completion_nanos.len() as u64
+}
+
+#[test]
+fn losses_are_found_by_report_counted_alike_and_nothing_is_repeated_in_vain() {
+    let mut scenario = sized(3, 2_000_000, 6);
+    scenario.forward.loss = Loss::Independent(PERCENT);
+    let outcome = check(&scenario);
+    let (sender, receiver) = (&outcome.sender, &outcome.receiver);
+    assert!(outcome.forward.lost_packets > 50, "{:?}", outcome.forward);
+    assert_eq!((sender.timeouts, sender.spurious_retransmissions), (0, 0));
+    assert_eq!(sender.retransmitted_packets, sender.reported_losses);
+    assert_eq!(receiver.duplicates + receiver.late, 0);
+    assert_eq!(sender.lost_packets, receiver.missing_packets);
+    assert_eq!(sender.lost_runs, receiver.missing_runs);
+    // All but a last packet of the session, behind which there was nothing.
+    assert!(outcome.forward.lost_packets - receiver.missing_packets <= 1);
+    assert!(receiver.missing_runs <= receiver.missing_packets);
+}
+
+#[test]
+fn a_lost_unit_costs_one_round_trip_wherever_it_is() {
+    // One unit of 20 is lost a message at most; its place is any, the last one too.
+    let mut scenario = sized(8, 20 * 1408, 400);
+    scenario.forward.loss = Loss::Independent(PERCENT / 2);
+    let reported = check(&scenario);
+    let lossless = longest(&check(&sized(8, 20 * 1408, 1)));
+    let repeated =
+        reported.completion_nanos.iter().flatten().filter(|at| **at > lossless + RTT / 2);
+    assert!(repeated.count() > 20, "losses are there");
+    let slow = reported.completion_nanos.iter().flatten();
+    let slow = slow.filter(|at| **at > lossless + RTT + RTT / 16).count();
+    // A probe or a second transmission may be lost, too.
+    assert!(slow <= 6, "{slow} of {}", reported.sender.retransmitted_packets);
+    let timed = check(&Scenario { detection: Detection::Timeout, ..scenario });
+    assert_eq!((timed.sender.reported_losses, timed.sender.probes_sent), (0, 0));
+    assert!(mean(&timed) > mean(&reported) + RTT / 10, "{} {}", mean(&timed), mean(&reported));
+}
+
+#[test]
+fn bursts_of_losses_on_both_ways_are_survived_and_no_time_out_is_needed_for_most() {
+    let mut scenario = sized(5, 500_000, 40);
+    // Bursts of ten.
+    let bursts = GilbertElliott { p: PERCENT / 10, r: 10 * PERCENT, loss_bad: PARTS, loss_good: 0 };
+    let loss = Loss::GilbertElliott(bursts);
+    scenario.forward.loss = loss;
+    scenario.backward.loss = loss;
+    let outcome = check(&scenario);
+    assert!(outcome.receiver.missing_packets > 2 * outcome.receiver.missing_runs);
+    assert!(outcome.sender.timeouts * 20 <= outcome.sender.reported_losses);
+}
+
+#[test]
+fn reordering_within_the_known_skew_costs_nothing() {
+    let mut scenario = sized(4, 1_000_000, 4);
+    scenario.forward.reorder_parts_per_billion = 30 * PERCENT;
+    scenario.forward.reorder_nanos_max = 3 * MILLISECOND;
+    scenario.reordering = 3 * MILLISECOND;
+    let outcome = check(&scenario);
+    assert!(outcome.forward.reordered_packets > 100, "{:?}", outcome.forward);
+    assert_eq!(outcome.sender.retransmitted_packets, 0);
+    assert_eq!(outcome.receiver.missing_packets + outcome.receiver.reordered_packets, 0);
+    // What is not known is learnt.
+    scenario.reordering = 0;
+    let learnt = check(&scenario);
+    assert!(learnt.receiver.reordered_packets > 0);
+    let repeated = learnt.sender.retransmitted_packets;
+    assert_eq!(learnt.sender.spurious_retransmissions, repeated);
+    assert!((1..100).contains(&repeated), "{repeated} of {}", learnt.forward.reordered_packets);
+}
+
+#[test]
+fn lost_acknowledgements_delay_little_and_the_last_one_too() {
+    let mut scenario = sized(9, 10_000, 300);
+    scenario.backward.loss = Loss::Independent(10 * PERCENT);
+    let outcome = check(&scenario);
+    assert_eq!(outcome.sender.timeouts, 0);
+    assert_eq!(outcome.sender.retransmitted_packets, 0);
+    assert!(longest(&outcome) < 3 * RTT, "{}", longest(&outcome));
+    assert!(mean(&outcome) < RTT + RTT / 8, "{}", mean(&outcome));
+}
+
+#[test]
+fn a_path_that_comes_back_is_used_within_two_round_trips() {
+    for reliability in [Reliability::SelectiveRepeat, CODED] {
+        for outage in [RTT, 3 * RTT, 5 * RTT, 40 * RTT, 800 * RTT] {
+            for phase in 0..4 {
+                let start = 40 * MILLISECOND + phase * RTT / 4;
+                let blackout = Some((start, start + outage));
+                let scenario = Scenario { reliability, blackout, ..sized(6, 600_000, 1) };
+                let outcome = check(&scenario);
+                // Validation of the path, and credit: then the message starts.
+                let ended = RTT + RTT / 2 + longest(&outcome);
+                let healed = ended - start - outage;
+                // A probe, its answer, what was lost, and its acknowledgement.
+                let allowed = 2 * RTT + RTT / 2 + RTT / 8 + INJECTION;
+                assert!(healed <= allowed, "{reliability:?} {outage} {phase}: {healed}");
+                // Ten seconds of silence at the rate would be 250 MB.
+                assert!(outcome.sender.wire_bytes_sent < 4_000_000);
+                let stalled = outcome.sender.stalled_nanos;
+                let expected = outage.saturating_sub(4 * 3 * RTT);
+                assert!(stalled <= outage && stalled + 3 * RTT >= expected, "{stalled} {outage}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_outage_is_no_measure_of_the_path() {
+    let scenario = Scenario {
+        blackout: Some((60 * MILLISECOND, 9_000 * MILLISECOND)),
+        ..sized(6, 600_000, 2)
+    };
+    let outcome = check(&scenario);
+    assert!(outcome.forward.down_packets > 400, "{:?}", outcome.forward);
+    assert_eq!(outcome.receiver.missing_packets, 0);
+}
+
+#[test]
+fn a_block_beyond_its_parity_is_mended_one_round_trip_later() {
+    let path = LinkConfig { loss: Loss::Independent(30 * PERCENT), ..Scenario::small(0).forward };
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
+    let scenario = Scenario { reliability, forward: path, ..sized(11, 4 * 1408, 200) };
+    let reported = check(&scenario);
+    assert!(reported.sender.fallbacks > 20, "{}", reported.sender.fallbacks);
+    let timed = check(&Scenario { detection: Detection::Timeout, ..scenario });
+    let extra = |outcome: &Outcome| mean(outcome) - RTT;
+    assert!(extra(&reported) * 2 < extra(&timed), "{} {}", mean(&reported), mean(&timed));
+}
