@@ -14,17 +14,22 @@ from sealane.client.connection import (
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.grants import listen_session, open_session
-from sealane.client.session import (
+from sealane.client.messages import (
     Auto,
     ErasureCoded,
-    Operation,
     Received,
-    ReceiveOperation,
     SelectiveRepeat,
     Sent,
-    Session,
+    Unreliable,
+)
+from sealane.client.operations import (
+    Operation,
+    ReceiveOperation,
+    SendOperation,
+    StreamOperation,
     wait_all,
 )
+from sealane.client.session import Session
 
 __all__ = [
     "Attachment",
@@ -38,8 +43,11 @@ __all__ = [
     "ReceiveOperation",
     "Received",
     "SelectiveRepeat",
+    "SendOperation",
     "Sent",
     "Session",
+    "StreamOperation",
+    "Unreliable",
     "Volume",
     "VolumeEvent",
     "VolumeShare",

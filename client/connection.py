@@ -95,6 +95,8 @@ class Volume:
     tenant: str = ""
     shares: tuple[VolumeShare, ...] = ()
     is_read_only: bool = False
+    anchor: str = ""
+    """Of mode "local": "broker", or "none"; else empty: its target has it."""
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
@@ -155,11 +157,13 @@ class Volumes:
         target_node: str = "",
         third_party: str = "",
         mode: str = "",
+        anchor: str = "",
         request_id: str = "",
     ) -> Volume:
         """Create a volume of `size_bytes`, a multiple of 4096.
 
-        `third_party`: on the target of that name in the gateway's configuration, in mode "local".
+        `third_party`: on the target of that name in the gateway's configuration, in mode "local";
+        `anchor` "none": a roll-back of the whole namespace while detached is not noticed there.
         `mode` "off": without freshness (docs/threat-model.md); such a volume is filled in the
         background before it can be attached, see `wait_filled`.
         """
@@ -171,6 +175,7 @@ class Volumes:
             target_node=target_node,
             third_party=third_party,
             mode=mode,
+            anchor=anchor,
         )
         with translated():
             return _volume(await self._stub.CreateVolume(request, timeout=_CALL_SECONDS))
@@ -419,6 +424,7 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
         key_epoch=message.key_epoch,
         attachment=attachment,
         third_party=message.third_party,
+        anchor=message.anchor,
         claims=tuple(message.claims),
         filled_bytes=message.filled_bytes,
         tenant=message.tenant,

@@ -1,17 +1,33 @@
-"""A job's end of a session: messages both ways, out of and into shared memory (docs/client.md).
+"""A job's end of a session: messages both ways, out of and into shared memory.
 
-The payload lies in the session's region, memory shared with the fabric; keys never come here.
-What crosses the rings is in docs/ring-abi.md.
+The payload lies in the session's region, memory shared with the fabric; keys never come here. How
+it is used: docs/client-sessions.md; what crosses the rings: docs/ring-abi.md.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from sealane._native import Completion, JobRing, RegionArray
+from sealane.client.messages import (
+    Auto,
+    ErasureCoded,
+    Received,
+    Reliability,
+    SelectiveRepeat,
+    Sent,
+    Unreliable,
+)
+from sealane.client.operations import (
+    Command,
+    Operation,
+    ReceiveOperation,
+    SendOperation,
+    StreamOperation,
+    bounded,
+)
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
@@ -19,162 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 COMPLETIONS_PER_TURN: Final = 64
-
-R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveRepeat:
-    """Lost packets are sent again: no overhead, but round trips of delay."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErasureCoded:
-    """Every k packets travel with m of parity; up to m losses cost no time.
-
-    `depth` blocks of k are interleaved: a burst of losses is shared by them.
-    """
-
-    k: int = 32
-    m: int = 8
-    depth: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auto:
-    """As the session's plan has it for the length: by what is known of the path's loss."""
-
-
-Reliability = SelectiveRepeat | ErasureCoded | Auto
 _NO_CODE: Final = ErasureCoded(k=0, m=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """A message that the peer has whole."""
-
-    message: int
-    length: int
-    duration_seconds: float
-    """From the first transmission to the acknowledgement of the last byte."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """A message that has arrived whole in the region."""
-
-    message: int
-    offset: int
-    length: int
-    immediate: int | None
-
-
-class Operation(Generic[R]):
-    """A send or a receive that was posted. Await it, or `wait` with a time-out.
-
-    Who stops waiting does not stop the operation: its bytes stay in use until it ends. Any number
-    of tasks may wait, now or later; `asyncio.gather` and its like wait for many.
-    """
-
-    def __init__(self, session: "Session", held: object, result: Callable[[Completion], R]) -> None:
-        self._session = session
-        # The memory of a send or a receive is not free again before its end.
-        self._held = held
-        self._result = result
-        self._ended = asyncio.Event()
-        self._completion: Completion | None = None
-        self._error: Error | None = None
-        self.handle = -1
-        """Names the operation on the ring."""
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self.wait().__await__()
-
-    async def wait(self, *, timeout_seconds: float | None = None) -> R:
-        """Wait for the end.
-
-        Raises SessionError: `session.wait.timeout` if that takes too long (it goes on),
-        `session.message.…` if the message did not arrive or nobody knows.
-        """
-        async with _bounded(timeout_seconds):
-            await self._ended.wait()
-        return self.result()
-
-    def result(self) -> R:
-        """Return what came of it; raises as `wait`, and UsageError while it goes on."""
-        if self._error is not None:
-            raise self._error
-        if self._completion is None:
-            raise UsageError("session.operation.pending", "the operation has not ended")
-        return self._result(self._completion)
-
-    def settle(self, outcome: Completion | Error) -> None:
-        """Say how it ended; the session does."""
-        if isinstance(outcome, Error):
-            self._error = outcome
-        elif outcome.status != "ok":
-            self._error = SessionError(
-                f"session.message.{outcome.status}",
-                f"{outcome.kind} of message {outcome.message} ended as {outcome.status}",
-            )
-        else:
-            self._completion = outcome
-        self._held = None
-        self._ended.set()
-
-
-class ReceiveOperation(Operation[Received]):
-    """A receive that was posted: what has landed of it can be seen before it is whole.
-
-    Chunks are `Session.chunk_bytes` long, the last one of a message shorter.
-    """
-
-    def __init__(self, session: "Session", held: object, *, offset: int, length: int) -> None:
-        super().__init__(
-            session,
-            held,
-            lambda completion: Received(
-                message=completion.message,
-                offset=offset,
-                length=completion.length,
-                immediate=completion.immediate,
-            ),
-        )
-        self.chunk_count = -(-length // session.chunk_bytes)
-        """Chunks of the buffer, of which a message may take fewer."""
-
-    def chunks(self) -> bytes | None:
-        """Return a byte for each chunk of the buffer: 1 if it is whole in the region.
-
-        None while the fabric has not taken the receive, and once a later receive has its slot.
-        """
-        return self._session.ring.bitmap(self.handle, self.chunk_count)
-
-    async def wait_chunks(
-        self, start: int = 0, end: int | None = None, *, timeout_seconds: float | None = None
-    ) -> None:
-        """Wait until the chunks `start` to `end` (all: None) are in the region, or it has ended.
-
-        Raises as `wait`, if the receive ends badly before.
-        """
-        end = self.chunk_count if end is None else end
-        if not 0 <= start <= end <= self.chunk_count:
-            raise UsageError(
-                "session.chunks.range", f"chunks {start} to {end}; there are {self.chunk_count}"
-            )
-        async with _bounded(timeout_seconds):
-            with self._session.watching_chunks() as changed:
-                while not self.done():
-                    changed.clear()
-                    chunks = self.chunks()
-                    if chunks is not None and all(chunks[start:end]):
-                        return
-                    await changed.wait()
-        self.result()
 
 
 class Session:
@@ -230,22 +91,14 @@ class Session:
         length: int | None = None,
         reliability: Reliability | None = None,
         immediate: int | None = None,
-    ) -> Operation[Sent]:
+    ) -> SendOperation:
         """Post a message: `data`, which lies in the region, or a range of it. Waits for room.
 
         The bytes must not change until the send has ended. Raises UsageError for bytes elsewhere.
         """
         code = reliability if isinstance(reliability, ErasureCoded) else _NO_CODE
-        offset, length = self._range(data, offset, length)
-        operation = Operation(
-            self,
-            data,
-            lambda completion: Sent(
-                message=completion.message,
-                length=completion.length,
-                duration_seconds=completion.duration_ns / 1e9,
-            ),
-        )
+        offset, length = self.place(data, offset, length)
+        operation = SendOperation(self, data)
         await self._post(
             operation,
             lambda number: self.ring.post_send(
@@ -256,6 +109,27 @@ class Session:
                 m=code.m,
                 depth=code.depth,
                 auto=isinstance(reliability, Auto),
+                unreliable=isinstance(reliability, Unreliable),
+                immediate=immediate,
+            ),
+        )
+        return operation
+
+    async def post_stream(
+        self,
+        length: int,
+        *,
+        reliability: SelectiveRepeat | Unreliable | None = None,
+        immediate: int | None = None,
+    ) -> StreamOperation:
+        """Begin a message whose parts are written later, into the first `length` bytes there."""
+        operation = StreamOperation(self, None)
+        await self._post(
+            operation,
+            lambda number: self.ring.post_stream(
+                length=length,
+                user_data=number,
+                unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
             ),
         )
@@ -268,7 +142,7 @@ class Session:
 
         Waits for room on the ring. Raises UsageError for bytes elsewhere.
         """
-        offset, length = self._range(into, offset, length)
+        offset, length = self.place(into, offset, length)
         operation = ReceiveOperation(self, into, offset=offset, length=length)
         await self._post(
             operation,
@@ -313,7 +187,7 @@ class Session:
         Raises SessionError `session.wait.timeout`; the session stays as it is, without new posts.
         """
         self._is_draining = True
-        async with _bounded(timeout_seconds):
+        async with bounded(timeout_seconds):
             await self._idle.wait()
 
     def close(self) -> None:
@@ -335,7 +209,8 @@ class Session:
             if self._ended is None and not self._chunk_watchers:
                 self.ring.wake_for_chunks(False)
 
-    def _range(self, data: "Buffer | None", offset: int, length: int | None) -> tuple[int, int]:
+    def place(self, data: "Buffer | None", offset: int, length: int | None) -> tuple[int, int]:
+        """Return (offset, length) in the region; UsageError for bytes elsewhere."""
         if (data is None) == (length is None):
             raise UsageError("session.post.range", "either data or the length of a range is needed")
         if data is None:
@@ -344,6 +219,16 @@ class Session:
             return self.ring.region.locate(data)
         except (ValueError, BufferError, TypeError) as error:
             raise UsageError("session.post.elsewhere", str(error)) from error
+
+    async def command(self, post: Callable[[int], int]) -> bool:
+        """Post what names another operation; False if that is not under way (any more)."""
+        return (await self.ask(post)).status == "ok"
+
+    async def ask(self, post: Callable[[int], int]) -> Completion:
+        """Post what names another operation, and return what the fabric says."""
+        operation = Command(self)
+        await self._post(operation, post)
+        return await operation
 
     async def _post(self, operation: Operation[Any], post: Callable[[int], int]) -> None:
         """Put an operation on the ring when there is room."""
@@ -401,26 +286,3 @@ class Session:
             watcher.set()
         if not self._open:
             self._idle.set()
-
-
-async def wait_all(
-    operations: Sequence[Operation[R]], *, timeout_seconds: float | None = None
-) -> list[R]:
-    """Wait for many operations; returns their results in order.
-
-    Raises what the first one raises that ended badly, or SessionError `session.wait.timeout`; the
-    others go on.
-    """
-    async with _bounded(timeout_seconds):
-        return await asyncio.gather(*operations)
-
-
-@contextlib.asynccontextmanager
-async def _bounded(seconds: float | None) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise SessionError(
-            "session.wait.timeout", f"not within {seconds:g} s; it goes on"
-        ) from error

@@ -6,9 +6,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sealane._native import RegionArray
+from sealane.client import operations
 from sealane.client import session as asynchronous
 from sealane.client.loop import Loop, entered, left
-from sealane.client.session import Received, Reliability, Sent
+from sealane.client.messages import Received, Reliability, SelectiveRepeat, Sent, Unreliable
 from sealane.protocol.v1 import sessions_pb2
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ R = TypeVar("R")
 class Operation(Generic[R]):
     """A send or receive that was posted; it goes on whether or not anybody waits."""
 
-    def __init__(self, loop: Loop, operation: asynchronous.Operation[R]) -> None:
+    def __init__(self, loop: Loop, operation: operations.Operation[R]) -> None:
         self._loop = loop
         self._operation = operation
 
@@ -33,15 +34,50 @@ class Operation(Generic[R]):
         return self._loop.run(self._operation.wait(timeout_seconds=timeout_seconds))
 
     @property
-    def asynchronous(self) -> asynchronous.Operation[R]:
+    def asynchronous(self) -> operations.Operation[R]:
         """The operation as it is on the loop."""
         return self._operation
+
+
+class SendOperation(Operation[Sent]):
+    """A send that was posted."""
+
+    def __init__(self, loop: Loop, operation: operations.SendOperation) -> None:
+        super().__init__(loop, operation)
+        self._send = operation
+
+    def cancel(self) -> bool:
+        """Give the message up at both ends, unless it has ended: then False."""
+        return self._loop.run(self._send.cancel())
+
+
+class StreamOperation(SendOperation):
+    """A message whose parts are written one by one."""
+
+    def __init__(self, loop: Loop, operation: operations.StreamOperation) -> None:
+        super().__init__(loop, operation)
+        self._stream = operation
+
+    def write(
+        self,
+        remote_offset: int,
+        data: "Buffer | None" = None,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> None:
+        """Send a part, as `sealane.client.StreamOperation.write`."""
+        self._loop.run(self._stream.write(remote_offset, data, offset=offset, length=length))
+
+    def end(self) -> None:
+        """Say that nothing more will be written."""
+        self._loop.run(self._stream.end())
 
 
 class ReceiveOperation(Operation[Received]):
     """A receive that was posted, with what has landed of it so far."""
 
-    def __init__(self, loop: Loop, operation: asynchronous.ReceiveOperation) -> None:
+    def __init__(self, loop: Loop, operation: operations.ReceiveOperation) -> None:
         super().__init__(loop, operation)
         self._receive = operation
         self.chunk_count = operation.chunk_count
@@ -55,6 +91,14 @@ class ReceiveOperation(Operation[Received]):
     ) -> None:
         """Wait until these chunks are in the region, or the receive has ended."""
         self._loop.run(self._receive.wait_chunks(start, end, timeout_seconds=timeout_seconds))
+
+    def complete(self) -> bool:
+        """End the receive with what has landed, unless it has ended: then False."""
+        return self._loop.run(self._receive.complete())
+
+    def packet_map(self, chunk: int) -> bytes | None:
+        """Return a byte for each unit of a chunk: 1 if it has landed."""
+        return self._loop.run(self._receive.packet_map(chunk))
 
 
 class Session:
@@ -85,12 +129,23 @@ class Session:
         length: int | None = None,
         reliability: Reliability | None = None,
         immediate: int | None = None,
-    ) -> Operation[Sent]:
+    ) -> SendOperation:
         """Post a message that lies in the region, and return while it goes out."""
         posting = self._session.post_send(
             data, offset=offset, length=length, reliability=reliability, immediate=immediate
         )
-        return Operation(self._loop, self._loop.run(posting))
+        return SendOperation(self._loop, self._loop.run(posting))
+
+    def post_stream(
+        self,
+        length: int,
+        *,
+        reliability: SelectiveRepeat | Unreliable | None = None,
+        immediate: int | None = None,
+    ) -> StreamOperation:
+        """Begin a message whose parts are written later."""
+        posting = self._session.post_stream(length, reliability=reliability, immediate=immediate)
+        return StreamOperation(self._loop, self._loop.run(posting))
 
     def post_receive(
         self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
@@ -128,16 +183,16 @@ class Session:
         self._loop.run(self._session.drain(timeout_seconds=timeout_seconds))
 
 
-def wait(operations: Sequence[Operation[R]], *, timeout_seconds: float | None = None) -> list[R]:
+def wait(posted: Sequence[Operation[R]], *, timeout_seconds: float | None = None) -> list[R]:
     """Wait for many operations of one client; returns their results in order.
 
     Raises what the first one raises that ended badly; the others go on.
     """
-    if not operations:
+    if not posted:
         return []
-    return operations[0]._loop.run(  # noqa: SLF001 - of this module
-        asynchronous.wait_all(
-            [operation.asynchronous for operation in operations], timeout_seconds=timeout_seconds
+    return posted[0]._loop.run(  # noqa: SLF001 - of this module
+        operations.wait_all(
+            [operation.asynchronous for operation in posted], timeout_seconds=timeout_seconds
         )
     )
 

@@ -6,15 +6,13 @@ gets a secret that opens nothing. Every value both must agree on is in the trans
 one gives keys that fit nothing.
 """
 
-import secrets
 import uuid
 from dataclasses import dataclass
 from typing import Final
 
 from sealane.crypto.encoding import fields
-from sealane.crypto.exchange import PUBLIC_KEY_BYTES, SECRET_BYTES, Exchange, wipe
-from sealane.crypto.kem import KemKey, seal, unseal
-from sealane.errors import ProtocolError, VerificationError
+from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
+from sealane.errors import ProtocolError
 
 NONCE_BYTES: Final = 16
 TICKET_BYTES: Final = 16
@@ -76,37 +74,6 @@ class QueueTranscript:
             self.nonce,
             self.public_key,
         )
-
-
-def new_share() -> bytearray:
-    """Return what one end adds to the secret, 32 bytes; the caller wipes it."""
-    return bytearray(secrets.token_bytes(SECRET_BYTES))
-
-
-def seal_share(
-    share: bytearray,
-    bound: QueueOffer | QueueTranscript,
-    *,
-    kem_algorithm: str,
-    public_key: bytes,
-) -> bytes:
-    """Seal a share to the peer's attested KEM key; VerificationError `key.kem.invalid`."""
-    try:
-        return seal(share, algorithm=kem_algorithm, public_key=public_key, info=bound.encode())
-    except ValueError as error:
-        raise VerificationError("key.kem.invalid", "the peer's KEM key is not usable") from error
-
-
-def open_share(sealed: bytes, bound: QueueOffer | QueueTranscript, *, key: KemKey) -> bytearray:
-    """Open the peer's share; the caller wipes it. Blocks as the key does.
-
-    VerificationError `secret.sealed`: changed, or sealed for another queue or to another key.
-    """
-    share = unseal(sealed, key=key, info=bound.encode())
-    if len(share) != SECRET_BYTES:
-        wipe(share)
-        raise VerificationError("secret.sealed", f"a queue share has {SECRET_BYTES} bytes")
-    return share
 
 
 def derive_queue_secret(

@@ -38,6 +38,7 @@ class BrokerClient:
         target_node: str,
         mode: str = "",
         third_party: str = "",
+        anchor: str = "",
     ) -> tuple[broker_pb2.VolumeDescriptor, broker_pb2.RegisterVolumeResponse]:
         """Register a volume; returns its descriptor, verified, and the whole answer."""
         request = broker_pb2.RegisterVolumeRequest(
@@ -47,6 +48,7 @@ class BrokerClient:
             target_node=target_node,
             mode=mode,
             third_party=third_party,
+            anchor=anchor,
         )
         answer = await self._brokers.call(
             lambda channel: BrokerStub(channel).RegisterVolume(request, timeout=_CALL_SECONDS)

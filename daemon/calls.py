@@ -28,8 +28,7 @@ from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
 
 _GATEWAY: Final = frozenset({"gateway"})
-_TARGET: Final = frozenset({"target"})
-_STORAGE: Final = _GATEWAY | _TARGET
+_STORAGE: Final = frozenset({"gateway", "target"})
 
 # A method of the mutual-TLS servers that has no row is refused.
 ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
@@ -43,10 +42,10 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Broker/GetVolumeKey": _GATEWAY,
     "/sealane.v1.Broker/GrantLease": _GATEWAY,
     "/sealane.v1.Broker/ReturnLease": _GATEWAY,
-    "/sealane.v1.Devices/OpenDevice": _TARGET,
-    "/sealane.v1.Devices/ConfirmDevice": _TARGET,
-    "/sealane.v1.Devices/AdvanceAnchor": _TARGET,
-    "/sealane.v1.Devices/CloseDevice": _TARGET,
+    "/sealane.v1.Devices/OpenDevice": _STORAGE,
+    "/sealane.v1.Devices/ConfirmDevice": _STORAGE,
+    "/sealane.v1.Devices/AdvanceAnchor": _STORAGE,
+    "/sealane.v1.Devices/CloseDevice": _STORAGE,
     "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/OpenQueue": _GATEWAY,

@@ -39,7 +39,7 @@ from sealane.daemon.fabric.servicer import (
     PeerChannel,
     SessionPeerServicer,
     SessionsServicer,
-    establish_over,
+    reach_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.logs import get_logger
@@ -60,7 +60,8 @@ from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
 from sealane.daemon.storage.target import FILE_STORES, Target
-from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
+from sealane.daemon.storage.third_party import ThirdPartyStores
+from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
@@ -320,6 +321,7 @@ class Daemon:
             config,
             identity=identity,
             broker=BrokerClient(self._enrolled.config, identity),
+            devices=DeviceClient(self._enrolled.config, identity),
             gateway=gateway,
             third_parties=third_parties,
         )
@@ -336,14 +338,12 @@ class Daemon:
         @contextlib.asynccontextmanager
         async def connect_peer(address: str, node: str) -> AsyncIterator[PeerChannel]:
             async with identity.connection(address, node, "fabric") as connection:
-                peer = peer_of(
-                    verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
-                )
-                await authorizations.require(peer)
+                subject = verify_leaf(connection.pins[0], anchor=identity.anchor, now=utc_now())
+                await authorizations.require(peer_of(subject))
                 yield PeerChannel(
                     channel=connection.channel,
                     certificate_digest=connection.own.leaf.fingerprint(SHA256()),
-                    peer=peer,
+                    subject=subject,
                 )
 
         service = FabricService(
@@ -355,8 +355,9 @@ class Daemon:
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
             ),
-            node=self.config.node.name,
-            establish_with=establish_over(connect_peer),
+            own=lambda: identity.subject,
+            kem=identity.keys.kem,
+            reach_peer=reach_over(connect_peer),
         )
         await self._stack.enter_async_context(service.running())
         authorizations = self._enrolled.authorize_peers(
@@ -373,11 +374,9 @@ class Daemon:
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 
         def identify(context: Any) -> Peer:
-            caller = authorizer.caller(context)
             return Peer(
-                node=caller.node,
+                subject=authorizer.caller(context),
                 certificate_digest=authorizer.certificate_digest(context),
-                incarnation=peer_of(caller),
             )
 
         server = new_server(self.metrics, authorizer)

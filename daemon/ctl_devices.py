@@ -76,7 +76,7 @@ def add_verbs(verbs: Any) -> None:
         help="a known device: drop its anchor, and believe once more what is found. After a lost "
         "TPM, a damaged directory; never because a target says that its directory was put back",
     )
-    move = verb(verbs, "move", device_move, "give a device and its volumes to another target")
+    move = verb(verbs, "move", device_move, "give a device and its volumes to another node")
     move.add_argument("--to", required=True, metavar="NODE")
     forget = verb(verbs, "forget", device_forget, "refuse a device without volumes for ever")
     for parser in (show, move, forget):
@@ -87,6 +87,7 @@ def _row(device: devices_pb2.Device) -> Mapping[str, Any]:
     opened = device.open_time.ToDatetime() if device.HasField("open_time") else ""
     return {
         "device": device.device_id,
+        "is": "volume" if device.is_volume else "directory",
         "owner": device.owner,
         "state": device.state,
         "fencing epoch": device.fencing_epoch,

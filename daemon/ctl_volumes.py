@@ -40,6 +40,13 @@ def add_verbs(verbs: Any) -> None:
         "noticed; such a volume is filled before it can be attached (default: remote, or local "
         "with a third party)",
     )
+    create.add_argument(
+        "--anchor",
+        default="",
+        choices=("broker", "none"),
+        help="with a third party: who remembers the volume's state while nobody has it attached; "
+        "none: it can be put back as a whole, unnoticed (default: broker)",
+    )
     create.add_argument("--wait", action="store_true", help="until the volume is filled")
     named(verbs, "get", _volume_get, "show a volume")
     verb(verbs, "list", _volume_list, "show every volume")
@@ -76,6 +83,7 @@ async def _volume_create(client: Client, options: argparse.Namespace, output: Ou
         target_node=options.target,
         third_party=options.third_party,
         mode=options.mode,
+        anchor=options.anchor,
     )
     if options.wait:
         volume = await client.volumes.wait_filled(volume.name, progress=_show_progress)
@@ -131,6 +139,7 @@ def _full(volume: Volume) -> Mapping[str, Any]:
         "third party": volume.third_party,
         "claims that hold": volume.claims,
         "freshness": volume.freshness,
+        "anchor": volume.anchor,
         "key epoch": volume.key_epoch,
         "tenant": volume.tenant,
         "access": "read only" if volume.is_read_only else "",

@@ -1,4 +1,4 @@
-"""The target's calls to its brokers about its device; verifies all it gets."""
+"""Calls to the brokers about a device, of its target or its gateway; verifies all it gets."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ class OpenedDevice:
 
 
 class DeviceClient:
-    """Calls the broker as this node's target."""
+    """Calls the broker as this node's target, or as its gateway about a volume on a third party."""
 
     def __init__(self, config: EnrolmentConfig, identity: Identity) -> None:
         self._brokers = Brokers(config, identity)

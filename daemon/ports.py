@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sealane.crypto.lease import CounterRange
+from sealane.daemon.volume_device import OpenDevice
 from sealane.protocol.nvme.authentication import HostSecret
 
 
@@ -200,8 +201,12 @@ class ThirdPartyPort(Protocol):
         sector_count: int,
         store_key: bytearray,
         freshness: bool = True,
+        open_device: OpenDevice | None = None,
     ) -> None:
-        """Lay out an empty volume, authenticated under `store_key`; again is harmless."""
+        """Lay out an empty volume, authenticated under `store_key`; again is harmless.
+
+        With `open_device` it is anchored.
+        """
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace."""
@@ -214,6 +219,7 @@ class ThirdPartyPort(Protocol):
         sector_count: int,
         store_key: bytearray,
         freshness: bool = True,
+        open_device: OpenDevice | None = None,
     ) -> ThirdPartyVolumePort:
         """Open a volume for this gateway alone."""
 

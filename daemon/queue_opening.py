@@ -12,10 +12,8 @@ from sealane.crypto.queue import (
     QueueOffer,
     QueueTranscript,
     derive_queue_secret,
-    new_share,
-    open_share,
-    seal_share,
 )
+from sealane.crypto.share import new_share, open_share, seal_share
 from sealane.daemon.ports import QueueGrant
 from sealane.errors import ProtocolError
 from sealane.protocol.nvme.nqn import gateway_nqn

@@ -27,10 +27,8 @@ from sealane.crypto.queue import (
     QueueOffer,
     QueueTranscript,
     derive_queue_secret,
-    new_share,
-    open_share,
-    seal_share,
 )
+from sealane.crypto.share import new_share, open_share, seal_share
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
@@ -42,7 +40,7 @@ from sealane.errors import Error, UnavailableError, UsageError, VerificationErro
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
-FRESHNESS: Final = "flat-table"
+FRESHNESS: Final = "tree"
 NO_FRESHNESS: Final = "none"
 MODE_OFF: Final = "off"
 NAMESPACES_MAX: Final = 4096

@@ -15,13 +15,16 @@ import grpc
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
+from sealane.daemon.anchors.broker import BrokerAnchor
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import GatewayConfig
+from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.identity import Identity
 from sealane.daemon.ports import OpenQueue, QueueGrant, ThirdPartyPort, ThirdPartyVolumePort
 from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage_control import MODE_OFF
+from sealane.daemon.volume_device import OpenDevice, VolumeDevice
 from sealane.errors import UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
@@ -62,11 +65,13 @@ class VolumeBackEnds:
         *,
         identity: Identity,
         broker: BrokerClient,
+        devices: DeviceClient,
         third_parties: ThirdPartyPort,
     ) -> None:
         self._config = config
         self._identity = identity
         self._broker = broker
+        self._devices = devices
         self._third_parties = third_parties
 
     async def create(self, registered: broker_pb2.RegisterVolumeResponse) -> None:
@@ -87,6 +92,7 @@ class VolumeBackEnds:
                 sector_count=descriptor.sector_count,
                 store_key=store_key,
                 freshness=descriptor.mode != MODE_OFF,
+                open_device=self._device_of(descriptor),
             )
         finally:
             wipe(store_key)
@@ -151,6 +157,7 @@ class VolumeBackEnds:
                 sector_count=descriptor.sector_count,
                 store_key=store_key,
                 freshness=descriptor.mode != MODE_OFF,
+                open_device=self._device_of(descriptor),
             )
         finally:
             wipe(store_key)
@@ -160,6 +167,24 @@ class VolumeBackEnds:
         """Call the target's control side."""
         config = self._config
         return self._identity.channel(config.target_address, config.target_node, "target")
+
+    def _device_of(self, descriptor: broker_pb2.VolumeDescriptor) -> OpenDevice | None:
+        """Return what opens a volume on a third party as a device, if brokers keep its anchor."""
+        if not descriptor.device_id:
+            return None
+        return partial(self._open_device, uuid.UUID(descriptor.device_id))
+
+    async def _open_device(self, device_id: uuid.UUID) -> VolumeDevice:
+        opened = await self._devices.open(device_id, anchor="broker", found=())
+        # The store has a key of its own, of the volume's.
+        wipe(opened.secret)
+        served = opened.served
+        return VolumeDevice(
+            BrokerAnchor(opened.records, advance=partial(self._devices.advance, served)),
+            is_believed=opened.is_initial,
+            tell_anchored=partial(self._devices.confirm, served),
+            tell_closed=partial(self._devices.close, served),
+        )
 
     async def _store_key(self, descriptor: broker_pb2.VolumeDescriptor) -> bytearray:
         """Derive the key that authenticates a store on a third party; the caller wipes it."""

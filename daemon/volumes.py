@@ -15,6 +15,7 @@ from sealane.crypto.lease import LeaseHolder
 from sealane.daemon.attached import Attached
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import GatewayConfig
+from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.events import Event, EventLog
 from sealane.daemon.filling import Fillings, volume_key
 from sealane.daemon.identity import Identity
@@ -46,6 +47,7 @@ class VolumeService:
         *,
         identity: Identity,
         broker: BrokerClient,
+        devices: DeviceClient,
         gateway: GatewayPort,
         third_parties: ThirdPartyPort,
     ) -> None:
@@ -55,7 +57,11 @@ class VolumeService:
         self._gateway = gateway
         self._leases = LeaseCache(broker)
         self._back_ends = VolumeBackEnds(
-            config, identity=identity, broker=broker, third_parties=third_parties
+            config,
+            identity=identity,
+            broker=broker,
+            devices=devices,
+            third_parties=third_parties,
         )
         self.events = EventLog(identity.node)
         self._fillings = Fillings(
@@ -127,6 +133,7 @@ class VolumeService:
         target_node: str,
         third_party: str = "",
         mode: str = "",
+        anchor: str = "",
     ) -> broker_pb2.VolumeDescriptor:
         """Register a volume and make its namespace at the target, or lay it out on a third party.
 
@@ -152,6 +159,7 @@ class VolumeService:
             target_node=own,
             mode=mode if mode == MODE_OFF else MODE_LOCAL if third_party else "",
             third_party=third_party,
+            anchor=anchor,
         )
         try:
             await self._back_ends.create(registered)

@@ -11,7 +11,7 @@ from google.protobuf import empty_pb2
 from sealane.daemon.attached import Attached
 from sealane.daemon.calls import Context
 from sealane.daemon.storage_control import FRESHNESS, event_message
-from sealane.daemon.volume_back_ends import Via
+from sealane.daemon.volume_back_ends import MODE_LOCAL, Via
 from sealane.daemon.volumes import MODE_REMOTE, VolumeService
 from sealane.errors import UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
@@ -24,9 +24,10 @@ _CLAIMS: Final = {
     ("off", False): ("C1", "C2", "C3", "C5", "C7", "C8"),
     ("off", True): ("C1", "C2", "C3", "C7 as far as its flush holds", "C8"),
 }
+_ANCHORED_CLAIMS: Final = ("C1", "C2", "C3", "C4", "C6", "C7 as far as its flush holds", "C8")
 _FRESHNESS: Final = {
     "": FRESHNESS,
-    "local": "flat-table in the gateway while attached: a roll-back while detached is not noticed",
+    "local": f"{FRESHNESS} of the gateway",
     "off": "none: an older sector that the store puts back is not noticed",
 }
 
@@ -48,6 +49,7 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             target_node=request.target_node,
             third_party=request.third_party,
             mode=request.mode,
+            anchor=request.anchor,
         )
         return self._volume(descriptor)
 
@@ -135,6 +137,9 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
 
     def _volume(self, descriptor: broker_pb2.VolumeDescriptor) -> volumes_pb2.Volume:
         attached = self._service.attached(descriptor.volume_id)
+        is_local = descriptor.mode == MODE_LOCAL
+        is_anchored = is_local and bool(descriptor.device_id)
+        claims = _CLAIMS.get((descriptor.mode, bool(descriptor.third_party)), ())
         volume = volumes_pb2.Volume(
             name=f"volumes/{descriptor.volume_id}",
             display_name=descriptor.display_name,
@@ -143,9 +148,10 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
             state=volumes_pb2.Volume.AVAILABLE,
             mode=descriptor.mode or MODE_REMOTE,
             freshness=_FRESHNESS.get(descriptor.mode, ""),
+            anchor=("broker" if is_anchored else "none") if is_local else "",
             key_epoch=descriptor.key_epoch,
             third_party=descriptor.third_party,
-            claims=_CLAIMS.get((descriptor.mode, bool(descriptor.third_party)), ()),
+            claims=_ANCHORED_CLAIMS if is_anchored else claims,
             tenant=descriptor.tenant,
             shares=descriptor.shares,
             read_only=self._service.is_read_only(descriptor),

@@ -18,6 +18,8 @@ from brokers import running_broker
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations
+from sealane.daemon.broker.device_servicer import DevicesServicer
+from sealane.daemon.broker.devices import Devices
 from sealane.daemon.broker.refusals import CallRefusals
 from sealane.daemon.broker.service import BrokerService
 from sealane.daemon.broker.servicer import BrokerServicer
@@ -25,6 +27,7 @@ from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.calls import Authorizer
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
+from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import (
@@ -42,11 +45,13 @@ from sealane.daemon.servers import (
     running,
 )
 from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.volume_device import OpenDevice
 from sealane.daemon.volumes import VolumeService
 from sealane.errors import Error
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.v1 import (
     broker_pb2_grpc,
+    devices_pb2_grpc,
     storage_pb2,
     storage_pb2_grpc,
 )
@@ -292,12 +297,18 @@ class RecordingThirdParties:
         sector_count: int,
         store_key: bytearray,
         freshness: bool = True,
+        open_device: OpenDevice | None = None,
     ) -> None:
         assert sector_count
         assert any(store_key)
         if self.failure is not None:
             raise self.failure
         self.volumes[name] = volume_id
+        if open_device is not None:
+            device = await open_device()
+            assert device.is_believed
+            await device.confirm()
+            await device.close()
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         assert self.volumes.pop(name) == volume_id
@@ -310,6 +321,7 @@ class RecordingThirdParties:
         sector_count: int,
         store_key: bytearray,
         freshness: bool = True,
+        open_device: OpenDevice | None = None,
     ) -> RecordingThirdPartyVolume:
         assert sector_count
         assert any(store_key)
@@ -366,6 +378,10 @@ async def identity(
     )
     await identity.renew()
     return identity
+
+
+async def _covered(revision: int) -> None:
+    """Cover nothing: no store is put back here."""
 
 
 @contextlib.asynccontextmanager
@@ -428,6 +444,19 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
         broker_pb2_grpc.add_BrokerServicer_to_server(
             BrokerServicer(broker, authorizer), broker_server
         )
+        devices_pb2_grpc.add_DevicesServicer_to_server(
+            DevicesServicer(
+                Devices(
+                    broker.registry,
+                    init="first-come",
+                    cover=_covered,
+                    audit=broker.audit,
+                    metrics=metrics,
+                ),
+                authorizer,
+            ),
+            broker_server,
+        )
         storage_server = new_server(
             metrics,
             Authorizer(broker.authority.certificate, admit=authorizations.admit, metrics=metrics),
@@ -442,20 +471,19 @@ async def volume_world(directory: Path) -> AsyncIterator[World]:
             await stack.enter_async_context(running(server))
         gateway = RecordingGateway()
         third_parties = RecordingThirdParties()
+        config = EnrolmentConfig(
+            broker_node="b",
+            broker_address=addresses["broker"],
+            attestation_address="unused:1",
+            trust_anchor="/unused",
+            evidence="software",
+            key_file="/unused",
+        )
         volumes = VolumeService(
             GatewayConfig(target_node="s", target_address=addresses["target"]),
             identity=identities["gateway"],
-            broker=BrokerClient(
-                EnrolmentConfig(
-                    broker_node="b",
-                    broker_address=addresses["broker"],
-                    attestation_address="unused:1",
-                    trust_anchor="/unused",
-                    evidence="software",
-                    key_file="/unused",
-                ),
-                identities["gateway"],
-            ),
+            broker=BrokerClient(config, identities["gateway"]),
+            devices=DeviceClient(config, identities["gateway"]),
             gateway=gateway,
             third_parties=third_parties,
         )

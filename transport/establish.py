@@ -1,80 +1,108 @@
-"""Keys of a session: transcript, both directions' keys and the confirmation (DESIGN §7).
+"""Keys of a session: offer, transcript, both directions' keys and the confirmation (DESIGN §7).
 
 Pure: no sockets, no clock. Each side puts together what it sent and what it received; the same
-transcript, and only that, gives the same keys. What mutual TLS proved about both nodes is in it.
+transcript, and only that, gives the same keys. What mutual TLS proved about both nodes is in it,
+and each end adds a share sealed to the other's attested KEM key (docs/session-establishment.md).
 """
 
 import hmac
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Final
 
-from sealane.crypto.exchange import Exchange, wipe
+from sealane.crypto.certificates import Subject
+from sealane.crypto.encoding import fields
+from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
 from sealane.errors import VerificationError
 
-VERSION = 1
-CONNECTION_ID_BYTES = 8
-NONCE_BYTES = 32
-CONFIRMATION_BYTES = 32
-CERTIFICATE_DIGEST_BYTES = 32
+VERSION: Final = 2
+CONNECTION_ID_BYTES: Final = 8
+NONCE_BYTES: Final = 32
+CONFIRMATION_BYTES: Final = 32
+CERTIFICATE_DIGEST_BYTES: Final = 32
 
-_DOMAIN = b"sealane session v1"
-_INITIATOR_KEY = "sealane session v1 initiator to responder"
-_RESPONDER_KEY = "sealane session v1 responder to initiator"
-_CONFIRMATION_KEY = "sealane session v1 confirmation"
+_OFFER: Final = "sealane session offer v2"
+_TRANSCRIPT: Final = "sealane session v2"
+_INITIATOR_KEY: Final = "sealane session v2 initiator to responder"
+_RESPONDER_KEY: Final = "sealane session v2 responder to initiator"
+_CONFIRMATION_KEY: Final = "sealane session v2 confirmation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOffer:
+    """What the initiator asks for; its share is sealed to the responder for this alone."""
+
+    version: int
+    display_name: str
+    initiator: Subject
+    """As its certificate has it: node, incarnation, KEM key."""
+    responder: Subject
+    initiator_certificate: bytes
+    """SHA-256 (DER) of the leaf that the initiator showed on this very channel."""
+    connection_id: bytes
+    """8 bytes; names packets sent to the initiator."""
+    public_key: bytes
+    nonce: bytes
+    unit_bytes: int
+    rate_bits_per_second: int
+    address: str
+    """host:port that the initiator sends packets from, before any relay."""
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise VerificationError(
+                "session.establish.version",
+                f"session version {self.version} is not supported, only {VERSION}",
+            )
+        _check_length("initiator_certificate", self.initiator_certificate, CERTIFICATE_DIGEST_BYTES)
+        _check_end(self.connection_id, self.public_key, self.nonce)
+
+    def encode(self) -> bytes:
+        """Return the bytes that the initiator's sealed share and the transcript bind."""
+        return fields(
+            _OFFER,
+            struct.pack(">Q", self.version),
+            self.display_name.encode(),
+            *_subject(self.initiator),
+            *_subject(self.responder),
+            self.initiator_certificate,
+            self.connection_id,
+            self.public_key,
+            self.nonce,
+            struct.pack(">Q", self.unit_bytes),
+            struct.pack(">Q", self.rate_bits_per_second),
+            self.address.encode(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """Everything that both sides must agree on before a byte of data moves."""
+    """Everything that both sides must agree on before a byte of data moves.
 
-    version: int
-    display_name: str
-    initiator_node: str
-    """Identity in the initiator's certificate."""
-    responder_node: str
-    initiator_certificate: bytes
-    """SHA-256 (DER) of the leaf that the initiator showed on this very channel."""
-    initiator_connection_id: bytes
-    """8 bytes; names packets sent to the initiator."""
-    responder_connection_id: bytes
-    initiator_public_key: bytes
-    responder_public_key: bytes
-    initiator_nonce: bytes
-    responder_nonce: bytes
-    unit_bytes: int
-    rate_bits_per_second: int
-    initiator_address: str
-    """host:port that the initiator sends packets from, before any relay."""
-    responder_address: str
+    The responder's share is sealed to the initiator for this alone.
+    """
+
+    offer: SessionOffer
+    connection_id: bytes
+    """8 bytes; names packets sent to the responder."""
+    public_key: bytes
+    nonce: bytes
+    address: str
+    """host:port that the responder sends packets from."""
 
     def __post_init__(self) -> None:
-        for name, length in (
-            ("initiator_certificate", CERTIFICATE_DIGEST_BYTES),
-            ("initiator_connection_id", CONNECTION_ID_BYTES),
-            ("responder_connection_id", CONNECTION_ID_BYTES),
-            ("initiator_nonce", NONCE_BYTES),
-            ("responder_nonce", NONCE_BYTES),
-        ):
-            found = len(getattr(self, name))
-            if found != length:
-                raise VerificationError(
-                    "session.establish.malformed", f"{name} has {found} bytes, not {length}"
-                )
+        _check_end(self.connection_id, self.public_key, self.nonce)
 
     def encode(self) -> bytes:
-        """Every field in order, with its length before it, so no two transcripts look alike."""
-        parts = [_DOMAIN]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int):
-                encoded = struct.pack(">Q", value)
-            elif isinstance(value, str):
-                encoded = value.encode()
-            else:
-                encoded = value
-            parts.append(struct.pack(">I", len(encoded)))
-            parts.append(encoded)
-        return b"".join(parts)
+        """Return the bytes both sides hash."""
+        return fields(
+            _TRANSCRIPT,
+            self.offer.encode(),
+            self.connection_id,
+            self.public_key,
+            self.nonce,
+            self.address.encode(),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +126,29 @@ class Established:
     confirmation: bytes
 
 
-def derive(exchange: Exchange, transcript: Transcript, *, is_initiator: bool) -> Established:
-    """Derive both keys and the confirmation MAC.
+def derive(
+    exchange: Exchange,
+    transcript: Transcript,
+    *,
+    initiator_share: bytearray,
+    responder_share: bytearray,
+    is_initiator: bool,
+) -> Established:
+    """Derive both keys and the confirmation MAC. Wipes both shares.
 
-    Raises VerificationError for an unusable share or a transcript of another version.
+    Raises VerificationError for an unusable public key.
     """
-    if transcript.version != VERSION:
-        raise VerificationError(
-            "session.establish.version",
-            f"session version {transcript.version} is not supported, only {VERSION}",
-        )
     encoded = transcript.encode()
-    peer = transcript.responder_public_key if is_initiator else transcript.initiator_public_key
-    forward = exchange.derive(peer, encoded, _INITIATOR_KEY)
-    backward = exchange.derive(peer, encoded, _RESPONDER_KEY)
-    confirming = exchange.derive(peer, encoded, _CONFIRMATION_KEY)
+    peer = transcript.public_key if is_initiator else transcript.offer.public_key
+    shares = initiator_share + responder_share
+    try:
+        forward, backward, confirming = (
+            exchange.derive(peer, encoded, label, also=shares)
+            for label in (_INITIATOR_KEY, _RESPONDER_KEY, _CONFIRMATION_KEY)
+        )
+    finally:
+        for secret in (shares, initiator_share, responder_share):
+            wipe(secret)
     try:
         confirmation = hmac.digest(confirming, encoded, "sha256")
     finally:
@@ -128,7 +164,8 @@ def derive(exchange: Exchange, transcript: Transcript, *, is_initiator: bool) ->
 def confirm(established: Established, confirmation: bytes) -> SessionKeys:
     """Compare the responder's confirmation with ours, in constant time, and release the keys.
 
-    Raises VerificationError if it is another: something in between changed a value.
+    Raises VerificationError if it is another: something in between changed a value, or the
+    responder could not open our share.
     """
     if not hmac.compare_digest(established.confirmation, confirmation):
         established.keys.wipe()
@@ -137,3 +174,26 @@ def confirm(established: Established, confirmation: bytes) -> SessionKeys:
             "the peer derived other keys: a value of the exchange was changed on the way",
         )
     return established.keys
+
+
+def _subject(subject: Subject) -> tuple[bytes, ...]:
+    return (
+        subject.spiffe_id.encode(),
+        subject.tenant.encode(),
+        subject.incarnation,
+        subject.kem_algorithm.encode(),
+        subject.kem_public_key,
+    )
+
+
+def _check_end(connection_id: bytes, public_key: bytes, nonce: bytes) -> None:
+    _check_length("connection_id", connection_id, CONNECTION_ID_BYTES)
+    _check_length("public_key", public_key, PUBLIC_KEY_BYTES)
+    _check_length("nonce", nonce, NONCE_BYTES)
+
+
+def _check_length(name: str, value: bytes, length: int) -> None:
+    if len(value) != length:
+        raise VerificationError(
+            "session.establish.malformed", f"{name} has {len(value)} bytes, not {length}"
+        )

@@ -10,10 +10,10 @@ from sealane.daemon.anchors.anchor import Anchored
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.devices import (
     FENCE,
+    GATEWAY_FENCE,
     anchor_records,
     check_node,
     check_room,
-    new_device,
 )
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.records import (
@@ -45,6 +45,7 @@ class Entry:
     anchor: str
     state: str
     opened_at: dt.datetime | None
+    is_volume: bool = False
 
 
 class DeviceBooks:
@@ -93,7 +94,7 @@ class DeviceBooks:
             request = await self._asking(device_id)
             node = request.name
             await check_room(self._registry, node)
-            record = new_device(self._registry, device_id, owner=node)
+            record = self._registry.new_device(device_id, owner=node)
             table, name = self._registry.devices, str(device_id)
             revision = await self._registry.commit(
                 [table.unchanged(name, None), requests.unchanged(node, request)],
@@ -141,7 +142,7 @@ class DeviceBooks:
         """
         check_node(node)
         stored = await self._known(device_id)
-        if stored.record.owner != node:
+        if stored.record.owner != node and not stored.record.is_volume:
             await check_room(self._registry, node)
         revision, _ = await self._change(
             device_id,
@@ -193,13 +194,15 @@ class DeviceBooks:
             anchor=record.anchor or "",
             state=_state(record, self._now()),
             opened_at=record.opened_at,
+            is_volume=record.is_volume,
         )
 
     def _ending(self, record: DeviceRecord) -> Opening | None:
         """Return the opening that a move or the like ends, with the time by which it has."""
         if record.opening is None:
             return None
-        until = record.opening.until or self._now() + FENCE
+        fence = GATEWAY_FENCE if record.is_volume else FENCE
+        until = record.opening.until or self._now() + fence
         return record.opening.model_copy(update={"until": until})
 
     async def _known(self, device_id: uuid.UUID) -> Stored[DeviceRecord]:

@@ -22,7 +22,7 @@ _Recorded: TypeAlias = contextlib.AbstractAsyncContextManager[None]
 
 
 class DevicesServicer(devices_pb2_grpc.DevicesServicer):
-    """What targets ask about their devices."""
+    """What targets ask about their devices, gateways about volumes that are."""
 
     def __init__(self, devices: Devices, authorizer: Authorizer) -> None:
         self._devices = devices
@@ -178,6 +178,7 @@ def _message(entry: Entry) -> devices_pb2.Device:
         fencing_epoch=entry.fencing_epoch,
         anchor=entry.anchor,
         state=entry.state,
+        is_volume=entry.is_volume,
     )
     if entry.opened_at is not None:
         opened = timestamp_pb2.Timestamp()

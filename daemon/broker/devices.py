@@ -1,5 +1,7 @@
 """Devices (DESIGN §5.5): the store directories of targets, each with one owner and one anchor.
 
+A volume on a third party is a device, too, under its own id: its owner is the gateway that has it.
+
 Whoever holds a device's newest fencing epoch serves it; every change compares the device's record,
 so an opening or a move ends whatever was under way in the name of an older one. A move lets nobody
 in before the process that had the device open has closed it, or must have stopped for want of
@@ -14,10 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
+from sealane.crypto.certificates import LIFETIME, NAME_PATTERN, SKEW, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
-from sealane.crypto.keys import new_key
 from sealane.daemon.anchors.anchor import (
     CATALOGUE,
     Anchored,
@@ -38,6 +39,7 @@ from sealane.daemon.broker.records import (
 )
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
+from sealane.daemon.broker.volume_access import own_volume
 from sealane.daemon.clock import utc_now
 from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, OWNER_REFUSED
 from sealane.daemon.logs import get_logger
@@ -49,7 +51,9 @@ DeviceInit = Literal["first-come", "authorized"]
 DEVICES_PER_NODE_MAX: Final = 16
 FOUND_MAX: Final = 1024
 FENCE: Final = dt.timedelta(seconds=AUTHORIZATION_SECONDS) + SKEW
-"""After this a process that hears nothing has stopped, by any broker's clock."""
+"""After this a target that hears nothing has stopped, by any broker's clock."""
+GATEWAY_FENCE: Final = LIFETIME + SKEW
+"""The same for a gateway: it stops when its certificate ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,10 @@ class Devices:
                 return await self._created(caller, device_id, kind)
             self._check_may_open(stored.record, caller, kind)
             compares = [self._registry.devices.unchanged(name, stored)]
-            if kind == "broker" and stored.record.is_initialised:
+            if stored.record.is_volume:
+                # Its store is compared with the anchor by who opens that, after this.
+                await own_volume(self._registry, caller, name)
+            elif kind == "broker" and stored.record.is_initialised:
                 compares.append(await self._check_found(device_id, found))
             return await self._opened(stored.record, caller, kind, compares=compares)
 
@@ -199,6 +206,8 @@ class Devices:
     async def _created(
         self, caller: Subject, device_id: uuid.UUID, kind: AnchorKind
     ) -> DeviceRecord | None:
+        if caller.role != "target":
+            raise UsageError("volume.not_found", f"there is no volume {device_id} with an anchor")
         requests = self._registry.device_requests
         request = await requests.get(caller.node)
         is_next = request is not None and request.record.is_next_authorized
@@ -213,7 +222,7 @@ class Devices:
                 f"{device_id}, at the broker, if it is new and empty",
             )
         await check_room(self._registry, caller.node)
-        fresh = new_device(self._registry, device_id, owner=caller.node)
+        fresh = self._registry.new_device(device_id, owner=caller.node)
         compares = [
             self._registry.devices.unchanged(str(device_id), None),
             requests.unchanged(caller.node, request),
@@ -230,7 +239,7 @@ class Devices:
                 f"device {record.device_id} may still be served by {opening.node} until "
                 f"{opening.until:%H:%M:%S} UTC, unless that ends before",
             )
-        if record.is_initialised and record.anchor != kind:
+        if (record.is_initialised or record.is_volume) and record.anchor != kind:
             raise VerificationError(
                 MISMATCH,
                 f"device {record.device_id} is anchored by {record.anchor!r}, not by {kind!r}: "
@@ -267,11 +276,10 @@ class Devices:
                 "opened_at": self._now(),
             }
         )
-        served = ServedRecord(device_id=record.device_id, incarnation=caller.incarnation)
-        puts = {
-            **self._registry.devices.sealed(str(record.device_id), after),
-            **self._registry.served.sealed(caller.node, served),
-        }
+        puts = self._registry.devices.sealed(str(record.device_id), after)
+        if not record.is_volume:
+            served = ServedRecord(device_id=record.device_id, incarnation=caller.incarnation)
+            puts |= self._registry.served.sealed(caller.node, served)
         revision = await self._registry.commit(compares, puts, deletes)
         return None if revision is None else after
 
@@ -330,7 +338,7 @@ class Devices:
 
     async def _check_volume(self, record: DeviceRecord, name: str) -> None:
         """Raise unless a new record is the catalogue's, or of a volume on the device."""
-        if name == CATALOGUE:
+        if name == CATALOGUE and not record.is_volume:
             return
         volume_id = name.partition("/")[2]
         # Also a deleted one: what was told of it may come late, and mustn't end the device.
@@ -338,7 +346,8 @@ class Devices:
         if stored is None:
             raise UsageError("volume.not_found", f"there is no volume {volume_id}")
         volume = stored.record
-        if volume.device_id not in {None, record.device_id} or volume.target_node != record.owner:
+        devices = {record.device_id} if record.is_volume else {None, record.device_id}
+        if volume.device_id not in devices or volume.target_node != record.owner:
             raise VerificationError(
                 "device.volume.refused",
                 f"volume {volume.volume_id} doesn't lie on device {record.device_id}",
@@ -352,22 +361,15 @@ class Devices:
         )
 
 
-def new_device(registry: Registry, device_id: uuid.UUID, *, owner: str) -> DeviceRecord:
-    """Return the record of a device that nobody has opened yet, with a fresh secret."""
-    secret = new_key()
-    try:
-        wrapped = registry.wrap_device_secret(secret, device_id)
-    finally:
-        wipe(secret)
-    return DeviceRecord(device_id=device_id, owner=owner, wrapped_secret=wrapped)
-
-
 async def check_room(registry: Registry, node: str) -> None:
     """Raise UnavailableError `device.limit` if a node owns as many devices as it may."""
     owned, after, has_more = 0, "", True
     while has_more:
         page, has_more = await registry.devices.page(after=after, limit=PAGE_ENTRIES_MAX)
-        owned += sum(each.record.owner == node and not each.record.is_forgotten for each in page)
+        owned += sum(
+            each.record.owner == node and not (each.record.is_forgotten or each.record.is_volume)
+            for each in page
+        )
         after = page[-1].name if page else after
     if owned >= DEVICES_PER_NODE_MAX:
         raise UnavailableError(
@@ -403,9 +405,10 @@ def _check_owner(record: DeviceRecord, caller: Subject) -> None:
             FORGOTTEN,
             f"device {record.device_id} was forgotten: empty its directory to make a new one of it",
         )
-    if record.owner != caller.node:
+    if (record.owner, record.role) != (caller.node, caller.role):
         raise VerificationError(
-            OWNER_REFUSED, f"device {record.device_id} doesn't belong to target {caller.node}"
+            OWNER_REFUSED,
+            f"device {record.device_id} doesn't belong to {caller.role} {caller.node}",
         )
 
 

@@ -270,6 +270,7 @@ class Opening(Record):
 class DeviceRecord(Record):
     """A store directory of a target (DESIGN §5.5): whose it is, and who keeps its anchor.
 
+    Also a volume on a third party, `is_volume`, under the volume's id: its owner is a gateway.
     The fencing epoch grows with each opening and each move. Until `is_initialised`, what its owner
     finds in it is believed. A forgotten device stays, so that it never counts as a new one.
     """
@@ -283,6 +284,12 @@ class DeviceRecord(Record):
     opening: Opening | None = None
     opened_at: dt.datetime | None = None
     is_forgotten: bool = False
+    is_volume: bool = False
+
+    @property
+    def role(self) -> str:
+        """Whose nodes open it."""
+        return "gateway" if self.is_volume else "target"
 
 
 class DeviceRequestRecord(Record):

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from sealane.crypto.certificates import CertificateAuthority
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import KEY_BYTES, KeyWrapper, new_key
+from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.broker.records import (
     AuthorityRecord,
     DeviceRecord,
@@ -130,9 +131,14 @@ class Registry(Tables):
         record = (await self.settle(attempt)).record
         return self._wrapping.unwrap(record.wrapped_key, purpose="tenant key", owner=tenant)
 
-    def wrap_device_secret(self, secret: bytearray, device_id: uuid.UUID) -> bytes:
-        """Wrap the secret of a device for its record."""
-        return self._wrapping.wrap(secret, purpose=_DEVICE, owner=str(device_id))
+    def new_device(self, device_id: uuid.UUID, *, owner: str) -> DeviceRecord:
+        """Return the record of a device that nobody has opened yet, with a fresh secret."""
+        secret = new_key()
+        try:
+            wrapped = self._wrapping.wrap(secret, purpose=_DEVICE, owner=str(device_id))
+        finally:
+            wipe(secret)
+        return DeviceRecord(device_id=device_id, owner=owner, wrapped_secret=wrapped)
 
     def device_secret(self, record: DeviceRecord) -> bytearray:
         """Return a device's secret; the caller wipes it."""
@@ -155,8 +161,9 @@ class Registry(Tables):
     async def register(self, record: VolumeRecord) -> tuple[VolumeRecord, bool]:
         """Store `record`, or return what the same request stored before; True: it is new.
 
-        A volume on a target goes to the device that the target serves. UsageError
-        `volume.request.exists` if the request asked for another volume.
+        A volume on a target goes to the device that the target serves. One on a third party that
+        names a device is one itself, made here. UsageError `volume.request.exists` if the request
+        asked for another volume.
         """
         request = f"{record.tenant}/{record.request_id}"
 
@@ -181,8 +188,12 @@ class Registry(Tables):
                 self.tenants.unchanged(record.tenant, tenant),
                 self.volumes.unchanged(name, None),
             ]
+            puts: dict[str, bytes] = {}
             device = None if record.third_party else await self.served_device(record.target_node)
-            if device is not None:
+            if record.device_id is not None:
+                compares.append(self.devices.unchanged(name, None))
+                puts = self.devices.sealed(name, self._volume_device(record))
+            elif device is not None:
                 # Not while it goes to another node, or goes for good.
                 compares.append(self.devices.unchanged(device.name, device))
                 made = record.model_copy(update={"device_id": device.record.device_id})
@@ -192,6 +203,7 @@ class Registry(Tables):
                     **self.requests.sealed(request, RequestRecord(volume_id=record.volume_id)),
                     **self.tenants.sealed(record.tenant, after),
                     **self.volumes.sealed(name, made),
+                    **puts,
                 },
             )
             return None if revision is None else (made, True)
@@ -272,6 +284,8 @@ class Registry(Tables):
                     "broker.store.malformed", f"volume {volume_id} is of a tenant that isn't there"
                 )
             after = before.model_copy(update={"is_deleted": True, "request_id": None})
+            device = await self.devices.get(name) if before.device_id == volume_id else None
+            forgotten, gone = ({}, []) if device is None else self._forgotten(device)
             count = {"volume_count": max(tenant.record.volume_count - 1, 0)}
             request = f"{before.tenant}/{before.request_id}"
             return await self.commit(
@@ -282,11 +296,32 @@ class Registry(Tables):
                 {
                     **self.volumes.sealed(name, after),
                     **self.tenants.sealed(before.tenant, tenant.record.model_copy(update=count)),
+                    **forgotten,
                 },
-                [] if before.request_id is None else [self.requests.key(request)],
+                gone if before.request_id is None else [*gone, self.requests.key(request)],
             )
 
         return await self.settle(attempt)
+
+    def _volume_device(self, record: VolumeRecord) -> DeviceRecord:
+        """Return the record of a volume on a third party as a device that nobody has opened yet."""
+        return self.new_device(record.volume_id, owner=record.target_node).model_copy(
+            update={"anchor": "broker", "is_volume": True}
+        )
+
+    def _forgotten(self, device: Stored[DeviceRecord]) -> tuple[dict[str, bytes], list[str]]:
+        """Return what a commit puts and deletes so that a volume is no device any more."""
+        update = {
+            "is_forgotten": True,
+            "wrapped_secret": b"",
+            "fencing_epoch": device.record.fencing_epoch + 1,
+            "opening": None,
+        }
+        record = volume_record(device.record.device_id)
+        return (
+            self.devices.sealed(device.name, device.record.model_copy(update=update)),
+            [self.anchors.key(f"{device.name}/{record}")],
+        )
 
     async def record_grant(self, record: GrantRecord, *, volume: Stored[VolumeRecord]) -> bool:
         """Enter a grant in the books before anyone gets it; False: `volume` has changed since.
@@ -378,7 +413,7 @@ def _opened_authority(
     return authority, bytes(record_key)
 
 
-def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool]:
+def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool, bool]:
     return (
         record.display_name,
         record.sector_count,
@@ -386,4 +421,5 @@ def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool]:
         record.mode,
         record.third_party,
         record.fully_sealed,
+        record.device_id == record.volume_id,
     )

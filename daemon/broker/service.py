@@ -32,6 +32,7 @@ SECTOR_BYTES: Final = 4096
 SECTOR_COUNT_MAX: Final = 1 << 40
 DISPLAY_NAME_CHARACTERS_MAX: Final = 128
 MODES: Final = {"", "local", "off"}
+VOLUME_ANCHORS: Final = {"", "broker", "none"}
 
 
 class BrokerService:
@@ -62,11 +63,13 @@ class BrokerService:
         target_node: str,
         mode: str = "",
         third_party: str = "",
+        anchor: str = "",
     ) -> broker_pb2.RegisterVolumeResponse:
         """Register a volume of the caller's tenant; the same request id gives the same volume.
 
         A volume on a third party belongs to one gateway: the caller, which alone ever gets its key
-        and leases. The caller also fills a volume of mode "off".
+        and leases; brokers keep its anchor, unless `anchor` is "none". The caller also fills a
+        volume of mode "off".
         """
         sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
         if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
@@ -99,9 +102,17 @@ class BrokerService:
                 f"third party {third_party[:80]!r} of node {target_node!r}; allowed: a name that "
                 "the caller's own configuration gives one",
             )
+        if anchor not in VOLUME_ANCHORS or (anchor and mode != "local"):
+            raise UsageError(
+                "volume.anchor",
+                f"anchor {anchor[:80]!r} of volume mode {mode!r}; allowed: broker, none in mode "
+                "local",
+            )
         is_sealed = mode == "off"
+        volume_id = uuid.uuid4()
+        is_anchored = mode == "local" and anchor != "none"
         record = VolumeRecord(
-            volume_id=uuid.uuid4(),
+            volume_id=volume_id,
             tenant=caller.tenant,
             display_name=display_name,
             sector_count=sector_count,
@@ -113,6 +124,7 @@ class BrokerService:
             fully_sealed=is_sealed,
             filling_gateway=caller.node if is_sealed else "",
             request_id=parse_uuid(request_id, what="request id"),
+            device_id=volume_id if is_anchored else None,
         )
         stored, is_new = await self.registry.register(record)
         return broker_pb2.RegisterVolumeResponse(

@@ -105,6 +105,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 target_node=request.target_node,
                 mode=request.mode,
                 third_party=request.third_party,
+                anchor=request.anchor,
             )
 
     async def GetVolumeDescriptor(

@@ -11,7 +11,8 @@ import numpy as np
 
 import sealane.client
 from sealane.client.grants import listen_session, open_session
-from sealane.client.session import ErasureCoded, Received, Reliability, SelectiveRepeat, Session
+from sealane.client.messages import ErasureCoded, Received, Reliability, SelectiveRepeat
+from sealane.client.session import Session
 from sealane.daemon.demo.cluster import Cluster
 from sealane.daemon.demo.link import LinkParameters, linked
 from sealane.daemon.demo.results import SessionRun

@@ -1,6 +1,6 @@
 """The fabric role's logic: listeners, establishment from both sides, limits, grants, closing.
 
-Knows no wire format: the servicer converts, `establish_with` reaches the peer, the native
+Knows no wire format: the servicer converts, `reach_peer` reaches the peer, the native
 endpoint moves the data.
 """
 
@@ -13,21 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
-from sealane.crypto.exchange import Exchange
+from sealane.crypto.certificates import Subject
+from sealane.crypto.kem import KemKey
+from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.fabric.establishment import Answer, Initiation, Offer, respond
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
-from sealane.transport.establish import (
-    CONNECTION_ID_BYTES,
-    NONCE_BYTES,
-    VERSION,
-    Transcript,
-    confirm,
-    derive,
-)
+from sealane.transport.establish import VERSION
 
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be looked at."""
@@ -48,31 +44,6 @@ DISPLAY_NAME_MAX = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What the initiator proposes, as it crosses the control channel."""
-
-    version: int
-    display_name: str
-    connection_id: bytes
-    public_key: bytes
-    nonce: bytes
-    unit_bytes: int
-    rate_bits_per_second: int
-    data_address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What the responder adds, with its proof that it derived the same keys."""
-
-    connection_id: bytes
-    public_key: bytes
-    nonce: bytes
-    data_address: str
-    confirmation: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """A session and the token that fetches its rings."""
 
@@ -85,36 +56,41 @@ class Grant:
 class Peer:
     """Who made the offer, as mutual TLS proved it."""
 
-    node: str
+    subject: Subject
     certificate_digest: bytes
     """SHA-256 (DER) of the leaf it showed."""
-    incarnation: PeerIncarnation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Established:
-    """A peer's answer, and the ends of the channel that it came over."""
+class PeerLink:
+    """An authenticated channel to one fabric, which may act."""
 
-    answer: Answer
+    subject: Subject
+    """Whom the leaf at its end speaks for."""
     certificate_digest: bytes
-    """SHA-256 (DER) of the leaf that we showed there."""
-    peer: PeerIncarnation
+    """SHA-256 (DER) of the leaf that we show there."""
+    establish: Callable[[Offer], Awaitable[Answer]]
 
 
-EstablishWith = Callable[[str, str, Offer], Awaitable[Established]]
-"""(address, node, offer) → what came of it, over an authenticated channel to exactly that node.
-Raises unless the peer may act."""
+ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
+"""(address, node) → a link to exactly that node's fabric. Raises unless it may act."""
 
 
 class FabricService:
     """All sessions of one fabric. Use `running()`; outside of it nothing is served."""
 
     def __init__(
-        self, settings: FabricSettings, *, node: str, establish_with: EstablishWith
+        self,
+        settings: FabricSettings,
+        *,
+        own: Callable[[], Subject],
+        kem: KemKey,
+        reach_peer: ReachPeer,
     ) -> None:
         self._settings = settings
-        self._node = node
-        self._establish_with = establish_with
+        self._own = own
+        self._kem = kem
+        self._reach_peer = reach_peer
         self._sessions: dict[str, Session] = {}
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
@@ -208,7 +184,7 @@ class FabricService:
             )
         return self._grant(session)
 
-    def answer(self, offer: Offer, *, peer: Peer) -> Answer:
+    async def answer(self, offer: Offer, *, peer: Peer) -> Answer:
         """Answer a peer's offer for a waiting listener."""
         if offer.version != VERSION:
             raise UsageError(
@@ -226,31 +202,28 @@ class FabricService:
         if session is None:
             raise UnavailableError(
                 "session.listener.absent",
-                f"nobody listens for a session {offer.display_name!r} at {self._node}",
+                f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
             )
-        exchange = Exchange()
-        unconfirmed = Answer(
-            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
-            public_key=exchange.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
+        answer, keys = await asyncio.to_thread(
+            respond,
+            offer,
+            initiator=peer.subject,
+            certificate_digest=peer.certificate_digest,
+            own=self._own(),
+            kem=self._kem,
             data_address=session.data_address,
-            confirmation=b"",
         )
-        transcript = _transcript(
-            offer, unconfirmed, initiator=(peer.node, peer.certificate_digest), responder=self._node
-        )
-        established = derive(exchange, transcript, is_initiator=False)
         start = Start(
-            keys=established.keys,
+            keys=keys,
             peer_address=offer.data_address,
-            connection_id_local=unconfirmed.connection_id,
+            connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=False,
         )
-        agreed = _agreed(session, peer.node, peer.incarnation, offer.rate_bits_per_second)
-        session.begin(agreed, start)
-        return replace(unconfirmed, confirmation=established.confirmation)
+        # Refused if another offer, or the listener's end, came first.
+        session.begin(_agreed(session, peer.subject, offer.rate_bits_per_second), start)
+        return answer
 
     def get(self, name: str) -> Session:
         """Return a session by name, also a recently closed one."""
@@ -295,36 +268,30 @@ class FabricService:
         via_address: str,
     ) -> None:
         """Exchange keys with the peer and start the worker."""
-        exchange = Exchange()
-        offer = Offer(
-            version=VERSION,
-            display_name=session.identity.display_name,
-            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
-            public_key=exchange.public_key,
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            unit_bytes=self._settings.unit_bytes,
-            rate_bits_per_second=rate_bits_per_second,
-            data_address=session.data_address,
-        )
-        established = await self._establish_with(peer_address, peer_node, offer)
-        answer = established.answer
+        async with self._reach_peer(peer_address, peer_node) as link:
+            initiation = await asyncio.to_thread(
+                Initiation,
+                display_name=session.identity.display_name,
+                own=self._own(),
+                responder=link.subject,
+                certificate_digest=link.certificate_digest,
+                kem=self._kem,
+                unit_bytes=self._settings.unit_bytes,
+                rate_bits_per_second=rate_bits_per_second,
+                data_address=session.data_address,
+            )
+            offer = initiation.offer
+            answer = await link.establish(offer)
         _check_address(answer.data_address, "session.establish.malformed")
-        transcript = _transcript(
-            offer,
-            answer,
-            initiator=(self._node, established.certificate_digest),
-            responder=peer_node,
-        )
-        keys = confirm(derive(exchange, transcript, is_initiator=True), answer.confirmation)
         start = Start(
-            keys=keys,
+            keys=await asyncio.to_thread(initiation.keys, answer),
             peer_address=via_address or answer.data_address,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             is_initiator=True,
         )
-        session.begin(_agreed(session, peer_node, established.peer, rate_bits_per_second), start)
+        session.begin(_agreed(session, link.subject, rate_bits_per_second), start)
 
     async def _settle(self, session: Session) -> None:
         try:
@@ -463,35 +430,10 @@ def _check_address(address: str, reason: str) -> None:
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
-def _agreed(
-    session: Session, peer_node: str, peer: PeerIncarnation, rate_bits_per_second: int
-) -> Identity:
+def _agreed(session: Session, peer: Subject, rate_bits_per_second: int) -> Identity:
     return replace(
         session.identity,
-        peer_node=peer_node,
-        peer=peer,
+        peer_node=peer.node,
+        peer=peer_of(peer),
         rate_bits_per_second=rate_bits_per_second,
-    )
-
-
-def _transcript(
-    offer: Offer, answer: Answer, *, initiator: tuple[str, bytes], responder: str
-) -> Transcript:
-    """Return what both ends sign; `initiator`: its node, SHA-256 (DER) of the leaf it showed."""
-    return Transcript(
-        version=offer.version,
-        display_name=offer.display_name,
-        initiator_node=initiator[0],
-        responder_node=responder,
-        initiator_certificate=initiator[1],
-        initiator_connection_id=offer.connection_id,
-        responder_connection_id=answer.connection_id,
-        initiator_public_key=offer.public_key,
-        responder_public_key=answer.public_key,
-        initiator_nonce=offer.nonce,
-        responder_nonce=answer.nonce,
-        unit_bytes=offer.unit_bytes,
-        rate_bits_per_second=offer.rate_bits_per_second,
-        initiator_address=offer.data_address,
-        responder_address=answer.data_address,
     )

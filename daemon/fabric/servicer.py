@@ -2,7 +2,8 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +11,10 @@ from typing import Any
 import grpc
 from google.protobuf import empty_pb2
 
-from sealane.daemon.fabric.service import (
-    Answer,
-    Established,
-    EstablishWith,
-    FabricService,
-    Grant,
-    Offer,
-    Peer,
-)
+from sealane.crypto.certificates import Subject
+from sealane.daemon.fabric.establishment import Answer, Offer
+from sealane.daemon.fabric.service import FabricService, Grant, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.session import Session, State
-from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
@@ -33,7 +27,8 @@ class PeerChannel:
     channel: grpc.aio.Channel
     certificate_digest: bytes
     """SHA-256 (DER) of the leaf that we show there."""
-    peer: PeerIncarnation
+    subject: Subject
+    """Whom the peer's leaf speaks for."""
 
 
 ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[PeerChannel]]
@@ -53,38 +48,57 @@ _STATES = {
 }
 
 
-def establish_over(connect_peer: ConnectPeer) -> EstablishWith:
+def reach_over(connect_peer: ConnectPeer) -> ReachPeer:
     """Return how the service reaches a peer: one `Establish` call on a channel of its own."""
 
-    async def establish(address: str, node: str, offer: Offer) -> Established:
-        request = sessions_pb2.EstablishRequest(
-            version=offer.version,
-            display_name=offer.display_name,
-            connection_id=offer.connection_id,
-            public_key=offer.public_key,
-            nonce=offer.nonce,
-            unit_bytes=offer.unit_bytes,
-            rate_bits_per_second=offer.rate_bits_per_second,
-            data_address=offer.data_address,
-        )
+    @contextlib.asynccontextmanager
+    async def reach(address: str, node: str) -> AsyncIterator[PeerLink]:
         async with connect_peer(address, node) as connected:
             stub = sessions_pb2_grpc.SessionPeerStub(connected.channel)
-            try:
-                response = await stub.Establish(request, timeout=ESTABLISH_TIMEOUT_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(error, peer=f"fabric {node} at {address}") from error
-        answer = Answer(
-            connection_id=response.connection_id,
-            public_key=response.public_key,
-            nonce=response.nonce,
-            data_address=response.data_address,
-            confirmation=response.confirmation,
-        )
-        return Established(
-            answer=answer, certificate_digest=connected.certificate_digest, peer=connected.peer
-        )
 
-    return establish
+            async def establish(offer: Offer) -> Answer:
+                try:
+                    response = await stub.Establish(
+                        establish_request(offer), timeout=ESTABLISH_TIMEOUT_SECONDS
+                    )
+                except grpc.aio.AioRpcError as error:
+                    raise error_of(error, peer=f"fabric {node} at {address}") from error
+                return answer_of(response)
+
+            yield PeerLink(
+                subject=connected.subject,
+                certificate_digest=connected.certificate_digest,
+                establish=establish,
+            )
+
+    return reach
+
+
+def establish_request(offer: Offer) -> sessions_pb2.EstablishRequest:
+    """Convert an offer for the wire."""
+    return sessions_pb2.EstablishRequest(
+        version=offer.version,
+        display_name=offer.display_name,
+        connection_id=offer.connection_id,
+        public_key=offer.public_key,
+        nonce=offer.nonce,
+        unit_bytes=offer.unit_bytes,
+        rate_bits_per_second=offer.rate_bits_per_second,
+        data_address=offer.data_address,
+        sealed_share=offer.sealed_share,
+    )
+
+
+def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
+    """Convert an answer from the wire."""
+    return Answer(
+        connection_id=response.connection_id,
+        public_key=response.public_key,
+        nonce=response.nonce,
+        data_address=response.data_address,
+        sealed_share=response.sealed_share,
+        confirmation=response.confirmation,
+    )
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
@@ -168,13 +182,15 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
             unit_bytes=request.unit_bytes,
             rate_bits_per_second=request.rate_bits_per_second,
             data_address=request.data_address,
+            sealed_share=request.sealed_share,
         )
-        answer = self._service.answer(offer, peer=self._identify(context))
+        answer = await self._service.answer(offer, peer=self._identify(context))
         return sessions_pb2.EstablishResponse(
             connection_id=answer.connection_id,
             public_key=answer.public_key,
             nonce=answer.nonce,
             data_address=answer.data_address,
+            sealed_share=answer.sealed_share,
             confirmation=answer.confirmation,
         )
 

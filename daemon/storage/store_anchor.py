@@ -6,9 +6,8 @@ from typing import Final
 
 from sealane import _native
 from sealane.daemon.anchors.anchor import volume_record
-from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
-from sealane.daemon.storage.device import Device
-from sealane.errors import Error
+from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS, DeviceAnchors
+from sealane.errors import Error, VerificationError
 from sealane.transport.tasks import TaskOwner
 
 _MARGIN_SECONDS: Final = 1.0
@@ -18,16 +17,22 @@ _MARGIN_SECONDS: Final = 1.0
 class StoreAnchor:
     """Answers one store's wishes until it is closed; made on a running event loop."""
 
-    def __init__(self, device: Device, volume_id: uuid.UUID) -> None:
-        """Take up the record that the device has of the volume."""
-        self._anchors = device.anchors
+    def __init__(
+        self, anchors: DeviceAnchors, volume_id: uuid.UUID, *, rarely: bool, believed: bool
+    ) -> None:
+        """Take up the record that a device has of the volume.
+
+        `rarely`: the anchor wears out, and hears of checkpoints, not of every flush. `believed`:
+        an operator takes what is found, where nothing is anchored.
+        """
+        self._anchors = anchors
         self._name = volume_record(volume_id)
         latest = self._anchors.current(self._name)
         self.native = _native.StoreAnchor(
             latest=None if latest is None else latest[1],
-            every_commit=not device.anchors_rarely,
+            every_commit=not rarely,
             timeout_seconds=ANCHOR_SECONDS + _MARGIN_SECONDS,
-            believed=device.is_believed,
+            believed=believed,
         )
         self._tasks = TaskOwner()
         self._is_asking = False
@@ -48,6 +53,8 @@ class StoreAnchor:
     async def _answer(self, number: int, blob: bytes) -> None:
         try:
             await self._anchors.reach(self._name, number, blob)
+        except VerificationError as error:
+            self.native.answer(number, lost=f"{error.reason}: {error.args[0]}")
         except Error as error:
             self.native.answer(number, unreachable=f"{error.reason}: {error.args[0]}")
         else:

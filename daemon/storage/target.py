@@ -425,7 +425,12 @@ class Target(Provider):
                 if exist == "create":
                     # Of one that was never finished: the catalogue knows of no such volume.
                     await self._device.anchors.forget(volume_record(volume_id))
-                anchor = StoreAnchor(self._device, volume_id)
+                anchor = StoreAnchor(
+                    self._device.anchors,
+                    volume_id,
+                    rarely=self._device.anchors_rarely,
+                    believed=self._device.is_believed,
+                )
         try:
             native = await self._open_store(
                 volume_id, sector_count, exist, freshness=freshness, secret=secret, anchor=anchor

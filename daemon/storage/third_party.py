@@ -8,8 +8,6 @@ restarted.
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,139 +18,33 @@ from typing import Final, Literal
 from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import TICKET_BYTES
+from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage.events import StorageEvent
+from sealane.daemon.storage.store_anchor import StoreAnchor
 from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.third_party_link import Association, Claim, ThirdParty
+from sealane.daemon.volume_device import OpenDevice, VolumeDevice
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
-from sealane.protocol.nvme.identify import NamespaceIdentity
-from sealane.transport.nvme.authenticate import Credentials
-from sealane.transport.nvme.handshake import Digests
-from sealane.transport.nvme.initiator import (
-    ConnectedQueue,
-    ControllerEvent,
-    EventKind,
-    HostController,
-)
+from sealane.transport.tasks import TaskOwner
 
 KEEP_ALIVE_MS: Final = 5000
 _SECRET_BYTES: Final = 32
-_QUEUE_ID: Final = 1
-_DATA_BYTES: Final = 4096
-_METADATA_BYTES: Final = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThirdParty:
-    """A namespace of somebody else's, as the operator names it; it holds at most one volume."""
-
-    name: str
-    traddr: str
-    trsvcid: int
-    subsystem_nqn: str
-    namespace_id: int
-    credentials: Credentials | None = None
-    digests: Digests = field(default_factory=Digests)
-    command_timeout_seconds: float = 20.0
-
-
-class _Association:
-    """A connection with the third party: one controller and one I/O queue."""
-
-    def __init__(self, party: ThirdParty, *, host_nqn: str, keep_alive_ms: int) -> None:
-        self._party = party
-        self._queue: ConnectedQueue | None = None
-        self._host = HostController(
-            traddr=party.traddr,
-            trsvcid=party.trsvcid,
-            subsystem_nqn=party.subsystem_nqn,
-            host_nqn=host_nqn,
-            keep_alive_ms=keep_alive_ms,
-            credentials=party.credentials,
-            digests=party.digests,
-            events=self._happened,
-        )
-
-    @property
-    def name(self) -> str:
-        """The operator's name of the third party."""
-        return self._party.name
-
-    async def open(self) -> _native.RemoteDevice:
-        """Connect and check that the namespace is one that a volume can lie on."""
-        party = self._party
-        await self._host.connect()
-        await self._host.request_queues(1)
-        namespace = await self._host.identify_namespace(party.namespace_id)
-        check_format(party, namespace)
-        queue = await self._host.connect_queue(_QUEUE_ID)
-        self._queue = queue
-        try:
-            return _native.RemoteDevice(
-                queue.describe(
-                    block_bytes=namespace.block_bytes + namespace.metadata_bytes,
-                    nsid=party.namespace_id,
-                ),
-                block_count=namespace.block_count,
-                timeout_seconds=party.command_timeout_seconds,
-            )
-        except ValueError as error:
-            raise UsageError("third_party.format", f"{party.name!r}: {error}") from error
-
-    async def close(self) -> None:
-        """End both."""
-        self._end_queue()
-        if self._queue is not None:
-            self._queue.close()
-        await self._host.close()
-
-    def _happened(self, event: ControllerEvent) -> None:
-        if event.kind is EventKind.LOST:
-            self._end_queue()
-
-    def _end_queue(self) -> None:
-        """Have the engine, which holds a duplicate of the socket, see the end now."""
-        if self._queue is not None:
-            with contextlib.suppress(OSError):
-                self._queue.socket.shutdown(2)
-
-
-class _Claim:
-    """The one process of this node that uses a third party's namespace.
-
-    The file is locked while it does, and says "in use" until it has ended in good order: then no
-    command of it can be on its way any more.
-    """
-
-    def __init__(self, path: Path, name: str) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise UnavailableError(
-                "third_party.busy", f"{name!r} is in use by a volume of this gateway"
-            ) from error
-        self.was_in_use = bool(os.pread(self._descriptor, 1, 0))
-        os.pwrite(self._descriptor, b"in use\n", 0)
-        os.fsync(self._descriptor)
-
-    def release(self, *, is_clean: bool) -> None:
-        """Let others use it."""
-        if is_clean:
-            os.ftruncate(self._descriptor, 0)
-            os.fsync(self._descriptor)
-        os.close(self._descriptor)
+_STORE: Final = "third_party.store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreIdentity:
-    """Which store a volume has on a namespace, and the key that authenticates it."""
+    """Which store a volume has on a namespace, and the key that authenticates it.
+
+    With `open_device` it is anchored: a whole older state is refused, too.
+    """
 
     volume_id: uuid.UUID
     sector_count: int
     store_key: bytearray = field(repr=False)
     freshness: bool = True
+    open_device: OpenDevice | None = None
 
 
 class ThirdPartyVolume:
@@ -165,23 +57,39 @@ class ThirdPartyVolume:
         self._party = party
         self._identity = identity
         self._volume_id = identity.volume_id
-        self._claim: _Claim | None = None
-        self._association: _Association | None = None
+        self._claim: Claim | None = None
+        self._association: Association | None = None
+        self._device: VolumeDevice | None = None
         self._native: _native.Namespace | None = None
+        self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._epoch = 0
         self._incarnation = 0
         self._is_fresh = False
+        self._is_refused = False
         self._is_closed = False
 
     async def open(self) -> None:
-        """Claim the namespace and open the store on it."""
+        """Claim the namespace, and the volume's anchor, and open the store on it.
+
+        VerificationError `store.rolled_back` if its anchor knows of a later state.
+        """
         self._claim = await asyncio.to_thread(self._stores.claim, self._party)
         try:
             if self._claim.was_in_use:
                 await self._stores.wait_for_fence()
+            if self._identity.open_device is not None:
+                self._device = await self._identity.open_device()
+                self._device.on_loss = self._lose
             await self._open_store()
+            if self._device is not None:
+                await self._device.confirm()
             self._is_fresh = True
+        except VerificationError:
+            # What it asked of the third party was answered: nothing is on its way.
+            self._is_refused = True
+            await self.close()
+            raise
         except BaseException:
             await self.close()
             raise
@@ -191,6 +99,8 @@ class ThirdPartyVolume:
         async with self._turn:
             if self._is_closed:
                 raise UnavailableError("third_party.closed", "the volume is being detached")
+            if self._device is not None and self._device.loss is not None:
+                raise self._device.loss
             if association_epoch < self._epoch:
                 raise VerificationError(
                     "queue.association.stale",
@@ -240,16 +150,27 @@ class ThirdPartyVolume:
         """Make everything durable, close the store, leave the third party."""
         async with self._turn:
             self._is_closed = True
-            is_clean = False
+            is_clean = self._is_refused
             if self._native is not None:
                 with contextlib.suppress(OSError):
                     await asyncio.to_thread(self._native.sync)
                     is_clean = True
             await self._close_store()
+            if self._device is not None:
+                await self._device.close()
             if self._claim is not None:
                 claim, self._claim = self._claim, None
                 await asyncio.to_thread(claim.release, is_clean=is_clean)
             wipe(self._identity.store_key)
+        await self._tasks.close()
+
+    def _lose(self) -> None:
+        """Let go of the store: another opening of the volume has its anchor."""
+        self._tasks.start(self._abandon(), name="third-party-lost")
+
+    async def _abandon(self) -> None:
+        async with self._turn:
+            await self._close_store()
 
     async def _reopen(self) -> None:
         """Close the store and open it through a new association, as a new incarnation.
@@ -263,14 +184,16 @@ class ThirdPartyVolume:
     async def _open_store(self) -> None:
         association = self._stores.association(self._party)
         try:
-            native = await self._stores.store(association, self._identity, exist="open")
+            native, anchor = await self._stores.store(
+                association, self._identity, self._device, exist="open"
+            )
         except BaseException:
             await association.close()
             raise
         self._association = association
         self._native = native
         self._incarnation = secrets.randbits(63) + 1
-        self._stores.target.serve_volume(self._volume_id, native)
+        self._stores.target.serve_volume(self._volume_id, native, anchor=anchor)
 
     async def _close_store(self) -> None:
         native, self._native = self._native, None
@@ -317,30 +240,66 @@ class ThirdPartyStores:
         sector_count: int,
         store_key: bytearray,
         freshness: bool = True,
+        open_device: OpenDevice | None = None,
     ) -> None:
-        """Lay out an empty volume; again is harmless. UsageError if there is something else."""
+        """Lay out an empty volume; again is harmless. UsageError if there is something else.
+
+        With `open_device` its first state is anchored before this returns.
+        """
         identity = StoreIdentity(
             volume_id=volume_id,
             sector_count=sector_count,
             store_key=store_key,
             freshness=freshness,
         )
+        device = None if open_device is None else await open_device()
+        try:
+            # What is confirmed was laid out, and may hold data by now.
+            if device is None or device.is_believed:
+                occupied = await self._lay_out(name, identity, device)
+            else:
+                occupied = UsageError("third_party.occupied", f"{name!r}: laid out before")
+            if occupied is not None:
+                await self._look(name, identity, device, occupied)
+            if device is not None:
+                await device.confirm()
+        finally:
+            if device is not None:
+                await device.close()
+
+    async def _lay_out(
+        self, name: str, identity: StoreIdentity, device: VolumeDevice | None
+    ) -> UsageError | None:
+        """Lay out a store; returns the error if there is something."""
+        if device is not None:
+            # Of an attempt that was cut short.
+            await device.anchors.forget(volume_record(identity.volume_id))
         async with self._using(name) as association:
             try:
-                native = await self.store(association, identity, exist="create")
+                opened = await self.store(association, identity, device, exist="create")
             except UsageError as error:
                 if error.reason != "third_party.occupied":
                     raise
-                occupied = error
-            else:
-                await asyncio.to_thread(native.close)
-                return
+                return error
+            await _close(*opened)
+        return None
+
+    async def _look(
+        self,
+        name: str,
+        identity: StoreIdentity,
+        device: VolumeDevice | None,
+        occupied: UsageError,
+    ) -> None:
+        """Raise `occupied` unless what is there is the volume's store."""
         async with self._using(name) as association:
             try:
-                native = await self.store(association, identity, exist="open")
+                opened = await self.store(association, identity, device, exist="open")
             except UnavailableError as error:
+                if error.reason != _STORE:
+                    raise
                 raise occupied from error
-            await asyncio.to_thread(native.close)
+            await _close(*opened)
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace: its sectors stay, but nothing leads to them."""
@@ -359,25 +318,30 @@ class ThirdPartyStores:
         sector_count: int,
         store_key: bytearray,
         freshness: bool = True,
+        open_device: OpenDevice | None = None,
     ) -> ThirdPartyVolume:
-        """Open a volume for this gateway alone; keeps a copy of the key until it is closed."""
+        """Open a volume for this gateway alone; keeps a copy of the key until it is closed.
+
+        `open_device` opens the one that the volume is, if it is anchored.
+        """
         identity = StoreIdentity(
             volume_id=volume_id,
             sector_count=sector_count,
             store_key=bytearray(store_key),
             freshness=freshness,
+            open_device=open_device,
         )
         volume = ThirdPartyVolume(self, self._party(name), identity)
         await volume.open()
         return volume
 
-    def claim(self, party: ThirdParty) -> _Claim:
+    def claim(self, party: ThirdParty) -> Claim:
         """Lock a third party against every other use by this node. Blocking."""
-        return _Claim(self._directory / f"{party.name}.lock", party.name)
+        return Claim(self._directory / f"{party.name}.lock", party.name)
 
-    def association(self, party: ThirdParty) -> _Association:
+    def association(self, party: ThirdParty) -> Association:
         """Make an association that isn't connected yet."""
-        return _Association(party, host_nqn=self.host_nqn, keep_alive_ms=self._keep_alive_ms)
+        return Association(party, host_nqn=self.host_nqn, keep_alive_ms=self._keep_alive_ms)
 
     async def wait_for_fence(self) -> None:
         """Wait until the third party must have given up an association that was lost."""
@@ -385,29 +349,37 @@ class ThirdPartyStores:
 
     async def store(
         self,
-        association: _Association,
+        association: Association,
         identity: StoreIdentity,
+        device: VolumeDevice | None,
         *,
         exist: Literal["create", "open"],
-    ) -> _native.Namespace:
-        """Connect, and create or open the store of a volume."""
-        device = await association.open()
+    ) -> tuple[_native.Namespace, StoreAnchor | None]:
+        """Connect, and create or open the store of a volume; the anchor is closed after it."""
+        remote = await association.open()
+        anchor = None if device is None else await _anchor(device, identity.volume_id)
         try:
-            return await asyncio.to_thread(
+            native = await asyncio.to_thread(
                 _native.Namespace.on_device,
-                device,
+                remote,
                 volume_id=identity.volume_id.bytes,
                 block_count=identity.sector_count,
                 # The engine wipes what it takes.
                 store_key=bytearray(identity.store_key),
                 exist=exist,
                 freshness=identity.freshness,
+                anchor=None if anchor is None else anchor.native,
             )
-        except OSError as error:
-            raise _store_error(association.name, error) from error
+        except BaseException as error:
+            if anchor is not None:
+                await anchor.close()
+            if isinstance(error, OSError):
+                raise _store_error(association.name, error) from error
+            raise
+        return native, anchor
 
     @contextlib.asynccontextmanager
-    async def _using(self, name: str) -> AsyncIterator[_Association]:
+    async def _using(self, name: str) -> AsyncIterator[Association]:
         """Use a third party for a moment."""
         party = self._party(name)
         claim = await asyncio.to_thread(self.claim, party)
@@ -418,7 +390,7 @@ class ThirdPartyStores:
                 await self.wait_for_fence()
             yield association
             is_clean = True
-        except UsageError:
+        except (UsageError, VerificationError):
             is_clean = True
             raise
         finally:
@@ -435,21 +407,25 @@ class ThirdPartyStores:
             ) from None
 
 
-def check_format(party: ThirdParty, namespace: NamespaceIdentity) -> None:
-    """Raise UsageError `third_party.format` for metadata that a volume can't lie on."""
-    found = (namespace.block_bytes, namespace.metadata_bytes)
-    is_format = namespace.is_extended and namespace.protection_type == 0
-    if namespace.metadata_bytes and not (found == (_DATA_BYTES, _METADATA_BYTES) and is_format):
-        raise UsageError(
-            "third_party.format",
-            f"namespace {party.namespace_id} of {party.name!r} has {namespace.metadata_bytes} "
-            f"bytes of metadata per block of {namespace.block_bytes}, extended "
-            f"{namespace.is_extended}, protection type {namespace.protection_type}; allowed: "
-            f"{_METADATA_BYTES} per {_DATA_BYTES}, extended, none; or no metadata",
-        )
+async def _anchor(device: VolumeDevice, volume_id: uuid.UUID) -> StoreAnchor:
+    """Take up what is anchored, once nothing that an earlier store told is on its way."""
+    await device.anchors.settle()
+    return StoreAnchor(device.anchors, volume_id, rarely=False, believed=device.is_believed)
+
+
+async def _close(native: _native.Namespace, anchor: StoreAnchor | None) -> None:
+    # It anchors where it ends: the anchor answers until it is closed.
+    await asyncio.to_thread(native.close)
+    if anchor is not None:
+        await anchor.close()
 
 
 def _store_error(name: str, error: OSError) -> Error:
     if isinstance(error, FileExistsError):
         return UsageError("third_party.occupied", f"{name!r}: {error}")
-    return UnavailableError("third_party.store", f"{name!r}: {error}")
+    if isinstance(error, _native.StoreRefusedError):
+        reason, text = error.args
+        if reason != "anchor.unreachable":
+            return VerificationError(reason, f"{name!r}: {text}")
+        return UnavailableError(reason, f"{name!r}: {text}")
+    return UnavailableError(_STORE, f"{name!r}: {error}")

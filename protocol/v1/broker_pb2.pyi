@@ -60,7 +60,9 @@ class VolumeDescriptor(message.Message):
     oldest_key_epoch: builtins.int
     """Sectors may be sealed under the key epochs from this one to key_epoch; zero: only key_epoch."""
     device_id: builtins.str
-    """where its sectors lie; empty: in a target's memory, or a third party"""
+    """The device that its sectors lie on: its target's, or on a third party itself, as volume_id.
+    Empty: in a target's memory, or on a third party without an anchor.
+    """
     @builtins.property
     def shares(self) -> containers.RepeatedCompositeFieldContainer[VolumeShare]:
         """Other tenants whose gateways may use it: all of them to a gateway of the owner, to another
@@ -143,7 +145,7 @@ class RegisterVolumeRequest(message.Message):
     TARGET_NODE_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
-    FULLY_SEALED_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """UUID, makes a retry harmless"""
     display_name: builtins.str
@@ -152,7 +154,8 @@ class RegisterVolumeRequest(message.Message):
     mode: builtins.str
     """as in the descriptor"""
     third_party: builtins.str
-    fully_sealed: builtins.bool
+    anchor: builtins.str
+    """Of a volume of mode local: who keeps its anchor, "broker" (also if empty) or "none"."""
     def __init__(
         self,
         *,
@@ -162,11 +165,11 @@ class RegisterVolumeRequest(message.Message):
         target_node: builtins.str = ...,
         mode: builtins.str = ...,
         third_party: builtins.str = ...,
-        fully_sealed: builtins.bool = ...,
+        anchor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "fully_sealed", b"fully_sealed", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

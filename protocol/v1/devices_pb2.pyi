@@ -239,6 +239,7 @@ class Device(message.Message):
     ANCHOR_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     OPEN_TIME_FIELD_NUMBER: builtins.int
+    IS_VOLUME_FIELD_NUMBER: builtins.int
     device_id: builtins.str
     owner: builtins.str
     """node"""
@@ -249,6 +250,8 @@ class Device(message.Message):
     before to end), "asking" (for an authorization), "authorized" (whatever the node shows next),
     "forgotten".
     """
+    is_volume: builtins.bool
+    """a volume on a third party, opened by the gateway that owns it"""
     @builtins.property
     def open_time(self) -> timestamp_pb2.Timestamp:
         """of the last opening"""
@@ -262,10 +265,11 @@ class Device(message.Message):
         anchor: builtins.str = ...,
         state: builtins.str = ...,
         open_time: timestamp_pb2.Timestamp | None = ...,
+        is_volume: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["open_time", b"open_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "device_id", b"device_id", "fencing_epoch", b"fencing_epoch", "open_time", b"open_time", "owner", b"owner", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "device_id", b"device_id", "fencing_epoch", b"fencing_epoch", "is_volume", b"is_volume", "open_time", b"open_time", "owner", b"owner", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

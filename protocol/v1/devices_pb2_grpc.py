@@ -27,8 +27,8 @@ if _version_not_supported:
 
 
 class DevicesStub:
-    """The store directories of targets: who owns each, its secret, its anchor. Served by the broker to
-    targets over mutual TLS.
+    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
+    anchor. Served by the broker to targets and gateways over mutual TLS.
     """
 
     def __init__(self, channel):
@@ -60,8 +60,8 @@ class DevicesStub:
 
 
 class DevicesServicer:
-    """The store directories of targets: who owns each, its secret, its anchor. Served by the broker to
-    targets over mutual TLS.
+    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
+    anchor. Served by the broker to targets and gateways over mutual TLS.
     """
 
     def OpenDevice(self, request, context):
@@ -124,8 +124,8 @@ def add_DevicesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Devices:
-    """The store directories of targets: who owns each, its secret, its anchor. Served by the broker to
-    targets over mutual TLS.
+    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
+    anchor. Served by the broker to targets and gateways over mutual TLS.
     """
 
     @staticmethod

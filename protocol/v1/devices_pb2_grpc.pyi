@@ -28,8 +28,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DevicesStub:
-    """The store directories of targets: who owns each, its secret, its anchor. Served by the broker to
-    targets over mutual TLS.
+    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
+    anchor. Served by the broker to targets and gateways over mutual TLS.
     """
 
     @_typing.overload
@@ -47,8 +47,8 @@ class DevicesStub:
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
-    """The store directories of targets: who owns each, its secret, its anchor. Served by the broker to
-    targets over mutual TLS.
+    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
+    anchor. Served by the broker to targets and gateways over mutual TLS.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -62,8 +62,8 @@ class DevicesAsyncStub(DevicesStub):
     """The caller serves the device no longer: a new owner needn't wait for it."""
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
-    """The store directories of targets: who owns each, its secret, its anchor. Served by the broker to
-    targets over mutual TLS.
+    """The store directories of targets, and volumes on third parties: who owns each, its secret, its
+    anchor. Served by the broker to targets and gateways over mutual TLS.
     """
 
     @_abc_1.abstractmethod

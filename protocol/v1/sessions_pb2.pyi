@@ -279,6 +279,7 @@ class EstablishRequest(message.Message):
     UNIT_BYTES_FIELD_NUMBER: builtins.int
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     DATA_ADDRESS_FIELD_NUMBER: builtins.int
+    SEALED_SHARE_FIELD_NUMBER: builtins.int
     version: builtins.int
     display_name: builtins.str
     connection_id: builtins.bytes
@@ -291,6 +292,8 @@ class EstablishRequest(message.Message):
     rate_bits_per_second: builtins.int
     data_address: builtins.str
     """host:port packets of the initiator come from"""
+    sealed_share: builtins.bytes
+    """32 bytes, HPKE to the responder's attested KEM key"""
     def __init__(
         self,
         *,
@@ -302,10 +305,11 @@ class EstablishRequest(message.Message):
         unit_bytes: builtins.int = ...,
         rate_bits_per_second: builtins.int = ...,
         data_address: builtins.str = ...,
+        sealed_share: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["connection_id", b"connection_id", "data_address", b"data_address", "display_name", b"display_name", "nonce", b"nonce", "public_key", b"public_key", "rate_bits_per_second", b"rate_bits_per_second", "unit_bytes", b"unit_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["connection_id", b"connection_id", "data_address", b"data_address", "display_name", b"display_name", "nonce", b"nonce", "public_key", b"public_key", "rate_bits_per_second", b"rate_bits_per_second", "sealed_share", b"sealed_share", "unit_bytes", b"unit_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -317,11 +321,14 @@ class EstablishResponse(message.Message):
     PUBLIC_KEY_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
     DATA_ADDRESS_FIELD_NUMBER: builtins.int
+    SEALED_SHARE_FIELD_NUMBER: builtins.int
     CONFIRMATION_FIELD_NUMBER: builtins.int
     connection_id: builtins.bytes
     public_key: builtins.bytes
     nonce: builtins.bytes
     data_address: builtins.str
+    sealed_share: builtins.bytes
+    """32 bytes, HPKE to the initiator's attested KEM key"""
     confirmation: builtins.bytes
     """MAC over the transcript: proof that both sides derive the same keys"""
     def __init__(
@@ -331,10 +338,11 @@ class EstablishResponse(message.Message):
         public_key: builtins.bytes = ...,
         nonce: builtins.bytes = ...,
         data_address: builtins.str = ...,
+        sealed_share: builtins.bytes = ...,
         confirmation: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["confirmation", b"confirmation", "connection_id", b"connection_id", "data_address", b"data_address", "nonce", b"nonce", "public_key", b"public_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["confirmation", b"confirmation", "connection_id", b"connection_id", "data_address", b"data_address", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

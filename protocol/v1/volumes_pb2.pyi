@@ -58,6 +58,7 @@ class Volume(message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"volumes/{uuid}" """
     display_name: builtins.str
@@ -76,6 +77,8 @@ class Volume(message.Message):
     """whose volume it is"""
     read_only: builtins.bool
     """this gateway may only read it"""
+    anchor: builtins.str
+    """mode local: "broker" or "none"; else empty: its target's"""
     @builtins.property
     def attachment(self) -> Attachment: ...
     @builtins.property
@@ -104,10 +107,11 @@ class Volume(message.Message):
         tenant: builtins.str = ...,
         shares: abc.Iterable[broker_pb2.VolumeShare] | None = ...,
         read_only: builtins.bool = ...,
+        anchor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "read_only", b"read_only", "shares", b"shares", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "read_only", b"read_only", "shares", b"shares", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,6 +177,7 @@ class CreateVolumeRequest(message.Message):
     TARGET_NODE_FIELD_NUMBER: builtins.int
     THIRD_PARTY_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     display_name: builtins.str
     size_bytes: builtins.int
@@ -182,6 +187,8 @@ class CreateVolumeRequest(message.Message):
     """not empty: on this third party of the gateway"""
     mode: builtins.str
     """empty: remote, or local on a third party; "off": without freshness"""
+    anchor: builtins.str
+    """mode local: "broker" (also if empty) or "none" """
     def __init__(
         self,
         *,
@@ -191,10 +198,11 @@ class CreateVolumeRequest(message.Message):
         target_node: builtins.str = ...,
         third_party: builtins.str = ...,
         mode: builtins.str = ...,
+        anchor: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "display_name", b"display_name", "mode", b"mode", "request_id", b"request_id", "size_bytes", b"size_bytes", "target_node", b"target_node", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Literal, Self, TypedDict, final
+from typing import Any, Literal, Self, TypeAlias, TypedDict, final
 
 from typing_extensions import Buffer
 
@@ -90,7 +90,7 @@ class RegionArray:
 @final
 class Completion:
     @property
-    def kind(self) -> str: ...  # "send" | "receive"
+    def kind(self) -> str: ...  # "send" | "receive" | "stream" | "continue" | "end" | "cancel" | …
     @property
     def status(self) -> str: ...  # "ok" | "outcome_unknown" | "aborted" | "too_long" | "refused"
     @property
@@ -105,6 +105,8 @@ class Completion:
     def immediate(self) -> int | None: ...
     @property
     def duration_ns(self) -> int: ...  # sends: first transmission to last acknowledgement
+    @property
+    def packets(self) -> bytes: ...  # packet maps: bit i of byte j is unit 8j + i of the chunk
 
 @final
 class JobRing:
@@ -133,9 +135,28 @@ class JobRing:
         m: int = 0,
         depth: int = 1,
         auto: bool = False,
+        unreliable: bool = False,
         immediate: int | None = None,
     ) -> int: ...
     def post_receive(self, *, offset: int, length: int, user_data: int) -> int: ...
+    # A stream lands in the next receive of the peer, in its first `length` bytes at most. Parts and
+    # end name it by its handle, and so do the other commands; each gets a completion of its own,
+    # "refused" if there is no such operation under way.
+    def post_stream(
+        self,
+        *,
+        length: int,
+        user_data: int,
+        unreliable: bool = False,
+        immediate: int | None = None,
+    ) -> int: ...
+    def post_continue(
+        self, *, stream: int, offset: int, length: int, remote_offset: int, user_data: int
+    ) -> int: ...
+    def post_end(self, *, stream: int, user_data: int) -> int: ...
+    def post_cancel(self, *, operation: int, user_data: int) -> int: ...
+    def post_complete(self, *, receive: int, user_data: int) -> int: ...
+    def post_packet_map(self, *, receive: int, chunk: int, user_data: int) -> int: ...
     # Never waits. BrokenPipeError: the daemon has ended the session and nothing is left.
     def completions(self, limit: int = 64) -> list[Completion]: ...
     # One byte per chunk of a receive, 1 where it has landed whole; None while it waits for a slot
@@ -286,7 +307,7 @@ def simulate(
     blackout_nanos: tuple[int, int] | None = None,
     idle_timeout_nanos: int = ...,
     reordering_nanos: int = 0,
-    reports: bool = True,
+    detection: Literal["reports", "timeout"] = "reports",
     time_nanos_max: int = ...,
 ) -> SimulationResult:
     """Send `count` messages over a simulated path and return what happened.
@@ -295,8 +316,8 @@ def simulate(
     `depth` messages are outstanding. `erasure_code` is (k, m), of which `interleaving` blocks
     go out in turn; without it, selective repeat.
     Both ends send at the rate of `forward`, which is also the way back unless that is given.
-    What arrives `reordering_nanos` later than what was sent after it is not lost. Without `reports`
-    of losses the sender has its time-out alone.
+    What arrives `reordering_nanos` later than what was sent after it is not lost. With `detection`
+    by time-out the sender heeds no reports of losses.
     `real_payload` seals real bytes and compares them; otherwise only lengths travel. Defaults: a
     clean link of 400 Gbit/s and 25 ms of round trip, 60 s of idle time-out, one day of virtual
     time at most.
@@ -459,7 +480,8 @@ class Namespace:
     def close(self) -> None: ...
 
     # On a plain namespace of somebody else's, whose first 4096 bytes must be zeros to "create".
-    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; ValueError: used device.
+    # OSError: EEXIST if they aren't, ENOTCONN if the connection ended; StoreRefusedError if the
+    # anchor knows of a later state; ValueError: used device.
     @staticmethod
     def on_device(
         device: RemoteDevice,
@@ -469,6 +491,7 @@ class Namespace:
         store_key: bytearray,
         exist: Literal["create", "open"],
         freshness: bool = True,
+        anchor: StoreAnchor | None = None,
     ) -> Namespace: ...
 
 class HostQueueDescription(TypedDict):
@@ -499,9 +522,9 @@ class RemoteDevice:
     def erase(self, volume_id: bytes) -> None: ...
     def close(self) -> None: ...
 
-JobKind = Literal["scrub", "refresh"]
-JobOrder = Literal["pause", "resume", "cancel"]
-JobState = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
+JobKind: TypeAlias = Literal["scrub", "refresh"]
+JobOrder: TypeAlias = Literal["pause", "resume", "cancel"]
+JobState: TypeAlias = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
 
 class JobRefusedError(Exception):
     """A background job was refused: arguments (reason id, text)."""
@@ -509,9 +532,9 @@ class JobRefusedError(Exception):
 class JobStatus(TypedDict):
     """How far a background job is; counts since it was started.
 
-    `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`: all
-    that is wrong, of which `findings` has the first: (sector or None, reason id, text). `yields`:
-    times it held back because commands of hosts took long.
+    `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`:
+    all that is wrong, of which `findings` has the first: (sector or None, reason id, text).
+    `yields`: times it held back because commands of hosts took long.
     """
 
     kind: JobKind

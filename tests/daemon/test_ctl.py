@@ -68,7 +68,7 @@ def test_volume_says_its_units() -> None:
         target_node="t",
         state="attached",
         mode="remote",
-        freshness="flat-table",
+        freshness="tree",
         key_epoch=1,
         attachment=Attachment(
             traddr="127.0.0.1",
@@ -106,7 +106,7 @@ class AttachingClient:
             target_node="t",
             state="attached",
             mode="remote",
-            freshness="flat-table",
+            freshness="tree",
             key_epoch=1,
             attachment=Attachment(
                 traddr="127.0.0.1",

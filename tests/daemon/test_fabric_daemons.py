@@ -16,7 +16,7 @@ import pytest
 from control_plane import Daemon, Site, daemon, short_directory
 from sealane.client import connect, sync
 from sealane.client.grants import listen_session, open_session
-from sealane.client.session import SelectiveRepeat
+from sealane.client.messages import SelectiveRepeat
 from sealane.errors import Error
 
 if TYPE_CHECKING:

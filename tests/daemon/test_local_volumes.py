@@ -34,7 +34,8 @@ async def test_volume_on_a_third_party_is_described_as_such_and_not_at_the_targe
     )
     assert (shown.mode, shown.third_party, shown.target_node) == ("local", "disks", "g")
     assert "C5" not in shown.claims
-    assert "roll-back while detached is not noticed" in shown.freshness
+    assert (shown.freshness, shown.anchor) == ("tree of the gateway", "broker")
+    assert "C6" in shown.claims
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     assert world.gateway.attached[0].open_queue == world.third_parties.attached[0].open_queue
     await world.volumes.detach(volume_id)

@@ -1,6 +1,7 @@
 """Two fabrics in one process, over real gRPC on loopback; the peer names itself in metadata."""
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -10,24 +11,19 @@ from typing import Any
 import grpc
 import pytest
 
+from sealane.crypto.certificates import Subject
+from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.calls import CallInterceptor
-from sealane.daemon.fabric.service import (
-    Answer,
-    Established,
-    EstablishWith,
-    FabricService,
-    Offer,
-    Peer,
-)
+from sealane.daemon.fabric.establishment import Answer, Offer
+from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
     SessionPeerServicer,
     SessionsServicer,
-    establish_over,
+    reach_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.metrics import Metrics
-from sealane.daemon.ports import PeerIncarnation
 from sealane.protocol.v1.sessions_pb2_grpc import (
     SessionsStub,
     add_SessionPeerServicer_to_server,
@@ -68,7 +64,7 @@ def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManage
     async def connect(address: str, node: str) -> AsyncIterator[PeerChannel]:
         async with grpc.aio.insecure_channel(address, interceptors=[Name()]) as channel:
             yield PeerChannel(
-                channel=channel, certificate_digest=certificate_digest(name), peer=incarnation(node)
+                channel=channel, certificate_digest=certificate_digest(name), subject=subject(node)
             )
 
     return connect
@@ -78,15 +74,24 @@ def certificate_digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
-def incarnation(node: str) -> PeerIncarnation:
-    return PeerIncarnation(spiffe_id=f"spiffe://sealane/fabric/{node}", incarnation=bytes(16))
+@functools.cache
+def kem(node: str) -> X25519KemKey:
+    return X25519KemKey.create()
+
+
+def subject(node: str) -> Subject:
+    return Subject(
+        node=node,
+        role="fabric",
+        tenant="",
+        incarnation=bytes(16),
+        kem_public_key=kem(node).public_key,
+    )
 
 
 def identify(context: Any) -> Peer:
     node = str(dict(context.invocation_metadata())["node"])
-    return Peer(
-        node=node, certificate_digest=certificate_digest(node), incarnation=incarnation(node)
-    )
+    return Peer(subject=subject(node), certificate_digest=certificate_digest(node))
 
 
 Change = Callable[[Offer], Offer]
@@ -101,19 +106,26 @@ async def fabric(
     change_offer: Change = lambda offer: offer,
     change_answer: ChangeAnswer = lambda answer: answer,
     change_digest: Callable[[bytes], bytes] = lambda digest: digest,
+    change_subject: Callable[[Subject], Subject] = lambda subject: subject,
 ) -> AsyncIterator[Fabric]:
     """Run one fabric; its exchange may be tampered with on the way out or back."""
-    honest: EstablishWith = establish_over(named_peer(name))
+    honest: ReachPeer = reach_over(named_peer(name))
 
-    async def establish(address: str, node: str, offer: Offer) -> Established:
-        established = await honest(address, node, change_offer(offer))
-        return replace(
-            established,
-            answer=change_answer(established.answer),
-            certificate_digest=change_digest(established.certificate_digest),
-        )
+    @contextlib.asynccontextmanager
+    async def reach(address: str, node: str) -> AsyncIterator[PeerLink]:
+        async with honest(address, node) as link:
 
-    service = FabricService(config, node=name, establish_with=establish)
+            async def establish(offer: Offer) -> Answer:
+                return change_answer(await link.establish(change_offer(offer)))
+
+            yield replace(
+                link,
+                certificate_digest=change_digest(link.certificate_digest),
+                subject=change_subject(link.subject),
+                establish=establish,
+            )
+
+    service = FabricService(config, own=lambda: subject(name), kem=kem(name), reach_peer=reach)
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)
     add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
@@ -141,7 +153,7 @@ def make_fabric(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContext
     def make(name: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Fabric]:
         changes = {
             key: options.pop(key)
-            for key in ("change_offer", "change_answer", "change_digest")
+            for key in ("change_offer", "change_answer", "change_digest", "change_subject")
             if key in options
         }
         return fabric(replace(settings(tmp_path, name), **options), name, **changes)

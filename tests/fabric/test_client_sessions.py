@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealane.client.session import Auto, ErasureCoded, Session
+from sealane.client.messages import Auto, ErasureCoded, Unreliable
+from sealane.client.session import Session
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from session_pairs import REGION, connected
 
@@ -201,3 +202,129 @@ async def test_drained_session_takes_nothing_more(fabrics: tuple[Any, Any]) -> N
         assert sending.done()
         assert late.value.reason == "session.wait.timeout"
         assert refused.value.reason == "session.draining"
+
+
+async def test_stream_lands_where_its_parts_say(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        unit = left.session.unit_bytes
+        content = random.Random(5).randbytes(40 * unit)
+        left.region[: len(content)] = content
+        right.region[:REGION] = bytes(REGION)
+        receiving = await right.post_receive(offset=0, length=100 * unit)
+        stream = await left.post_stream(50 * unit + 7, immediate=5)
+        # In any order, with a gap, and once again; the last part is a short one.
+        await stream.write(20 * unit, offset=0, length=10 * unit)
+        await stream.write(0, offset=10 * unit, length=5 * unit)
+        await stream.write(20 * unit, offset=0, length=10 * unit)
+        await stream.write(50 * unit, offset=20 * unit, length=7)
+        assert not stream.done()
+        await stream.end()
+        sent, received = await asyncio.gather(stream, receiving)
+
+        expected = bytearray(100 * unit)
+        expected[20 * unit : 30 * unit] = content[: 10 * unit]
+        expected[: 5 * unit] = content[10 * unit : 15 * unit]
+        expected[50 * unit : 50 * unit + 7] = content[20 * unit : 20 * unit + 7]
+        assert bytes(right.region[: 100 * unit]) == expected
+        assert received.immediate == 5
+        assert not sent.is_partial
+        with pytest.raises(UsageError) as late:
+            await stream.write(0, offset=0, length=unit)
+        assert late.value.reason == "session.stream.part"
+
+
+@pytest.mark.parametrize(("remote_offset", "length"), [(1, 1408), (0, 100), (14080, 1408)])
+async def test_part_that_can_not_be_is_refused_and_the_stream_goes_on(
+    fabrics: tuple[Any, Any], remote_offset: int, length: int
+) -> None:
+    async with connected(*fabrics) as (left, right):
+        receiving = await right.post_receive(offset=0, length=14080)
+        stream = await left.post_stream(14080)
+        with pytest.raises(UsageError) as refused:
+            await stream.write(remote_offset, offset=0, length=length)
+        await stream.write(1408, offset=0, length=1408)
+        await stream.end()
+        await asyncio.gather(stream, receiving)
+    assert refused.value.reason == "session.stream.part"
+
+
+async def test_streams_wait_for_slots_without_holding_others_up(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        unit, slots = left.session.unit_bytes, left.ring.slots
+        streams = [await left.post_stream(unit) for _ in range(slots + 2)]
+        writes = [
+            asyncio.ensure_future(stream.write(0, offset=0, length=unit)) for stream in streams
+        ]
+        receives = [await right.post_receive(offset=0, length=unit) for _ in streams]
+        await asyncio.gather(*writes[:slots])
+        assert not any(write.done() for write in writes[slots:])
+        for stream in streams[:slots]:
+            await stream.end()
+        await asyncio.gather(*streams[:slots])
+        for stream in streams[slots:]:
+            await stream.end()
+        await asyncio.gather(*streams, *writes, *receives)
+
+
+async def test_cancelled_send_ends_at_both_ends(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        receiving = await right.post_receive(offset=0, length=REGION)
+        sending = await left.post_send(offset=0, length=REGION)
+        await receiving.wait_chunks(0, 1)
+        assert await sending.cancel()
+        for operation in (sending, receiving):
+            with pytest.raises(SessionError) as cancelled:
+                await operation.wait(timeout_seconds=10)
+            assert cancelled.value.reason == "session.message.cancelled"
+        assert not await sending.cancel()
+        # Before there is credit, and before there is a slot.
+        waiting = [await left.post_send(offset=0, length=8) for _ in range(left.ring.slots + 1)]
+        assert await waiting[-1].cancel()
+        assert await waiting[0].cancel()
+        landed = [await right.post_receive(offset=0, length=8) for _ in waiting[1:]]
+        results = await asyncio.gather(*waiting, *landed, return_exceptions=True)
+        reasons = [one.reason for one in results if isinstance(one, Error)]
+        assert reasons == ["session.message.cancelled"] * 3, "two sends, and the receive of one"
+
+
+async def test_receive_ends_with_what_has_landed(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        units = right.chunk_bytes // right.session.unit_bytes
+        receiving = await right.post_receive(offset=0, length=REGION)
+        assert await receiving.packet_map(0) is None
+        sending = await left.post_send(offset=0, length=REGION, immediate=3)
+        await receiving.wait_chunks(0, 2)
+        assert await receiving.packet_map(0) == b"\x01" * units
+        assert await receiving.packet_map(receiving.chunk_count - 1) == bytes(units)
+        assert await receiving.complete()
+        received, sent = await asyncio.gather(receiving, sending)
+
+        assert received.is_partial
+        assert received.immediate == 3
+        assert received.chunks is not None
+        assert received.chunks[:2] == b"\x01\x01"
+        assert 2 <= sum(received.chunks) < receiving.chunk_count
+        assert sent.is_partial
+        assert not await receiving.complete()
+        before = bytes(right.region)
+        await right.post_receive(offset=0, length=8)
+        await left.send(offset=0, length=0)
+        assert bytes(right.region) == before
+
+
+async def test_unreliable_message_ends_when_it_has_left(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        left.region[:100_000] = random.Random(6).randbytes(100_000)
+        whole = await right.post_receive(offset=0, length=100_000)
+        await left.send(offset=0, length=100_000, reliability=Unreliable())
+        await whole.wait(timeout_seconds=10)
+        assert right.region[:100_000] == left.region[:100_000]
+
+        unit = left.session.unit_bytes
+        parts = await right.post_receive(offset=0, length=10 * unit)
+        stream = await left.post_stream(10 * unit, reliability=Unreliable())
+        await stream.write(0, offset=0, length=unit)
+        await stream.end()
+        await stream.wait(timeout_seconds=10)
+        assert left.statistics()["retransmitted_packets"] == 0
+        await parts.wait(timeout_seconds=10)

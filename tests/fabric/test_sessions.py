@@ -16,8 +16,11 @@ import structlog
 
 from sealane._native import Emulator, LinkSettings
 from sealane.client.grants import fetch_ring
-from sealane.client.session import ErasureCoded, Reliability, SelectiveRepeat, Session
+from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
+from sealane.client.session import Session
+from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.fabric.establishment import Answer
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, REGION, connected, wait_listening
@@ -281,22 +284,17 @@ CHANGES: list[Any] = [
 async def test_changed_offer_is_noticed(make_fabric: MakeFabric, change: dict[str, Any]) -> None:
     async with (
         make_fabric("fabric-a", change_offer=lambda offer: replace(offer, **change)) as left,
-        make_fabric("fabric-b", establish_timeout_seconds=0.2) as right,
+        make_fabric("fabric-b") as right,
         listening(right),
     ):
         error = await refused(open_directly(left, right))
 
-    assert (type(error), error.reason) == (
-        VerificationError,
-        "session.establish.confirmation",
-    )
+        assert (type(error), error.reason) == (VerificationError, "secret.sealed")
+        # The listener is not lost to whoever did that.
+        await wait_listening(right)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [change for change in CHANGES if "rate" not in change.id]
-    + [pytest.param({"confirmation": bytes(32)}, id="confirmation")],
-)
+@pytest.mark.parametrize("change", [change for change in CHANGES if "rate" not in change.id])
 async def test_changed_answer_is_noticed(make_fabric: MakeFabric, change: dict[str, Any]) -> None:
     async with (
         make_fabric("fabric-a", change_answer=lambda answer: replace(answer, **change)) as left,
@@ -305,18 +303,43 @@ async def test_changed_answer_is_noticed(make_fabric: MakeFabric, change: dict[s
     ):
         error = await refused(open_directly(left, right))
 
-    assert error.reason == "session.establish.confirmation"
+    assert error.reason == "secret.sealed"
 
 
-async def test_answer_of_another_node_is_noticed(make_fabric: MakeFabric) -> None:
+async def test_wrong_confirmation_is_noticed(make_fabric: MakeFabric) -> None:
+    def change(answer: Answer) -> Answer:
+        return replace(answer, confirmation=bytes(32))
+
     async with (
-        make_fabric("fabric-a") as left,
+        make_fabric("fabric-a", change_answer=change) as left,
         make_fabric("fabric-b") as right,
         listening(right),
     ):
-        error = await refused(open_directly(left, right, peer_node="fabric-c"))
+        error = await refused(open_directly(left, right))
 
     assert error.reason == "session.establish.confirmation"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"node": "fabric-c"}, id="node"),
+        pytest.param({"incarnation": b"i" * 16}, id="incarnation"),
+        pytest.param({"tenant": "other"}, id="tenant"),
+        pytest.param({"kem_public_key": X25519KemKey.create().public_key}, id="KEM key"),
+    ],
+)
+async def test_peer_that_is_somebody_else_shares_no_secret(
+    make_fabric: MakeFabric, change: dict[str, Any]
+) -> None:
+    async with (
+        make_fabric("fabric-a", change_subject=lambda peer: replace(peer, **change)) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert error.reason == "secret.sealed"
 
 
 async def test_certificate_of_another_channel_is_noticed(make_fabric: MakeFabric) -> None:
@@ -327,7 +350,7 @@ async def test_certificate_of_another_channel_is_noticed(make_fabric: MakeFabric
     ):
         error = await refused(open_directly(left, right))
 
-    assert error.reason == "session.establish.confirmation"
+    assert error.reason == "secret.sealed"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +373,7 @@ async def test_address_that_the_engine_can_not_parse_is_malformed(
 
 async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFabric) -> None:
     async with (
-        make_fabric("fabric-m", change_offer=lambda offer: replace(offer, nonce=bytes(32))) as bad,
+        make_fabric("fabric-m", change_answer=lambda found: replace(found, nonce=bytes(32))) as bad,
         make_fabric("fabric-a") as left,
         make_fabric("fabric-b", establish_timeout_seconds=1) as right,
         listening(right) as task,

@@ -13,7 +13,8 @@ import pytest
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
 from sealane.daemon.storage.gateway import Gateway
-from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores
+from sealane.daemon.storage.third_party import ThirdPartyStores
+from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import HostController, VolumeQueue

@@ -47,7 +47,7 @@ def simulated(loss: Loss, size: int, scheme: Scheme, count: int) -> np.ndarray:
         seed=11,
         erasure_code=(scheme.k, scheme.m) if code else None,
         interleaving=scheme.depth if code else 1,
-        reports=scheme.timeout_factor == NACK_FACTOR,
+        detection="reports" if scheme.timeout_factor == NACK_FACTOR else "timeout",
         forward=chain,
         backward=_native.LinkSettings(**link),
     )

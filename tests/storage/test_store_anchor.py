@@ -22,6 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.is_silent = False
+        self.is_lost = False
         self.calls = 0
 
     def anchor(self) -> Anchor:
@@ -31,6 +32,8 @@ class Memory:
         self.calls += len(changes)
         if self.is_silent:
             raise UnavailableError("broker.unreachable", "silent")
+        if self.is_lost:
+            raise VerificationError("device.fenced", "another opening has it")
 
 
 @pytest.fixture
@@ -103,6 +106,17 @@ async def test_silent_anchor_keeps_a_store_from_being_served_until_it_answers(
     monkeypatch.undo()
     await device.anchors.settle()
     await target.open_volume(VOLUME, sector_count=SECTORS)
+
+
+async def test_anchor_that_another_opening_has_is_lost_for_good(
+    target: Target, memory: Memory
+) -> None:
+    await target.create_volume(VOLUME, sector_count=SECTORS)
+    await target.close_volume(VOLUME)
+    memory.is_lost = True
+    with pytest.raises(VerificationError) as caught:
+        await target.open_volume(VOLUME, sector_count=SECTORS)
+    assert caught.value.reason == "store.rolled_back"
 
 
 async def test_discarded_store_leaves_no_record(target: Target, device: Device) -> None:

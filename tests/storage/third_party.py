@@ -1,18 +1,24 @@
 """A gateway and a target that isn't its own: an ordinary namespace in a file."""
 
+import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sealane.daemon.anchors.anchor import Anchored, Change, changed
+from sealane.daemon.anchors.broker import BrokerAnchor
 from sealane.daemon.storage.exported import Exported, Provider
-from sealane.daemon.storage.gateway import AttachedVolume, Gateway
+from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystem_config import SubsystemConfig
 from sealane.daemon.storage.subsystems import PlainSubsystems
-from sealane.daemon.storage.third_party import ThirdParty, ThirdPartyStores, ThirdPartyVolume
+from sealane.daemon.storage.third_party import ThirdPartyStores, ThirdPartyVolume
+from sealane.daemon.storage.third_party_link import ThirdParty
+from sealane.daemon.volume_device import OpenDevice, VolumeDevice
+from sealane.errors import UnavailableError, VerificationError
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
@@ -50,6 +56,41 @@ class Counters:
     counter_end: int = 1 << 36
 
 
+class Broker:
+    """The brokers' side of a volume's anchor: what they keep, and the opening that counts."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Anchored] = {}
+        self.epoch = 0
+        self.is_initialised = False
+        self.is_silent = False
+        self.was_asked = asyncio.Event()
+
+    async def open(self) -> VolumeDevice:
+        self.epoch += 1
+        epoch = self.epoch
+        return VolumeDevice(
+            BrokerAnchor(self.records, advance=lambda changes: self._advance(epoch, changes)),
+            is_believed=not self.is_initialised,
+            tell_anchored=self._confirm,
+            tell_closed=self._close,
+        )
+
+    async def _advance(self, epoch: int, changes: Sequence[Change]) -> None:
+        self.was_asked.set()
+        if self.is_silent:
+            raise UnavailableError("broker.unreachable", "silent")
+        if epoch != self.epoch:
+            raise VerificationError("device.fenced", f"opening {epoch} is over")
+        self.records = changed(self.records, changes)
+
+    async def _confirm(self) -> None:
+        self.is_initialised = True
+
+    async def _close(self) -> None:
+        pass
+
+
 class Nothing(Provider):
     """A provider without subsystems of its own."""
 
@@ -77,6 +118,12 @@ class World:
     is_off: bool = False
     attachments: int = 0
     metadata: bool = False
+    broker: Broker = field(default_factory=Broker)
+    is_anchored: bool = True
+
+    @property
+    def open_device(self) -> OpenDevice | None:
+        return self.broker.open if self.is_anchored and not self.is_off else None
 
     def config(self, pages: int = PAGES) -> SubsystemConfig:
         namespace = {
@@ -97,6 +144,7 @@ class World:
             sector_count=SECTORS,
             store_key=bytearray(self.store_key),
             freshness=not self.is_off,
+            open_device=self.open_device,
         )
 
     async def open(self) -> ThirdPartyVolume:
@@ -106,6 +154,7 @@ class World:
             sector_count=SECTORS,
             store_key=bytearray(self.store_key),
             freshness=not self.is_off,
+            open_device=self.open_device,
         )
 
     @contextlib.asynccontextmanager
@@ -157,7 +206,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def third_party_world(directory: Path, *, metadata: bool = False) -> AsyncIterator[World]:
+async def third_party_world(
+    directory: Path, *, metadata: bool = False, hold_seconds: float = 60.0
+) -> AsyncIterator[World]:
     listener = Listener(Nothing(), traddr="127.0.0.1", trsvcid=0, offers_digests=True)
     await listener.start()
     plain = PlainSubsystems(listener)
@@ -178,7 +229,9 @@ async def third_party_world(directory: Path, *, metadata: bool = False) -> Async
     stores = ThirdPartyStores(
         [party], host_nqn=GATEWAY, directory=directory / "third-party", sleep=wait
     )
-    gateway = Gateway(traddr="127.0.0.1", trsvcid=0)
+    gateway = Gateway(
+        traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=hold_seconds)
+    )
     await gateway.start()
     try:
         async with stores.running():

@@ -1,29 +1,65 @@
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
+from sealane.crypto.certificates import Subject
 from sealane.crypto.exchange import Exchange
 from sealane.errors import VerificationError
-from sealane.transport.establish import Transcript, confirm, derive
+from sealane.transport.establish import (
+    VERSION,
+    Established,
+    SessionOffer,
+    Transcript,
+    confirm,
+    derive,
+)
+
+SHARES = (b"i" * 32, b"r" * 32)
+
+
+def subject(node: str) -> Subject:
+    return Subject(
+        node=node, role="fabric", tenant="t", incarnation=b"n" * 16, kem_public_key=b"k" * 32
+    )
 
 
 def make(initiator: Exchange, responder: Exchange) -> Transcript:
-    return Transcript(
-        version=1,
+    offer = SessionOffer(
+        version=VERSION,
         display_name="gradients",
-        initiator_node="fabric-a",
-        responder_node="fabric-b",
+        initiator=subject("fabric-a"),
+        responder=subject("fabric-b"),
         initiator_certificate=b"c" * 32,
-        initiator_connection_id=bytes(range(8)),
-        responder_connection_id=bytes(range(8, 16)),
-        initiator_public_key=initiator.public_key,
-        responder_public_key=responder.public_key,
-        initiator_nonce=b"i" * 32,
-        responder_nonce=b"r" * 32,
+        connection_id=bytes(range(8)),
+        public_key=initiator.public_key,
+        nonce=b"i" * 32,
         unit_bytes=1408,
         rate_bits_per_second=200_000_000,
-        initiator_address="127.0.0.1:1000",
-        responder_address="127.0.0.1:2000",
+        address="127.0.0.1:1000",
+    )
+    return Transcript(
+        offer=offer,
+        connection_id=bytes(range(8, 16)),
+        public_key=responder.public_key,
+        nonce=b"r" * 32,
+        address="127.0.0.1:2000",
+    )
+
+
+def derived(
+    exchange: Exchange,
+    transcript: Transcript,
+    *,
+    is_initiator: bool,
+    shares: tuple[bytes, bytes] = SHARES,
+) -> Established:
+    return derive(
+        exchange,
+        transcript,
+        initiator_share=bytearray(shares[0]),
+        responder_share=bytearray(shares[1]),
+        is_initiator=is_initiator,
     )
 
 
@@ -31,8 +67,8 @@ def test_both_sides_get_mirrored_keys_and_the_same_confirmation() -> None:
     left, right = Exchange(), Exchange()
     transcript = make(left, right)
 
-    initiator = derive(left, transcript, is_initiator=True)
-    responder = derive(right, transcript, is_initiator=False)
+    initiator = derived(left, transcript, is_initiator=True)
+    responder = derived(right, transcript, is_initiator=False)
     keys = confirm(initiator, responder.confirmation)
 
     assert keys.send == responder.keys.receive
@@ -41,26 +77,47 @@ def test_both_sides_get_mirrored_keys_and_the_same_confirmation() -> None:
     assert responder.confirmation not in (bytes(keys.send), bytes(keys.receive))
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Transcript)])
+def test_shares_are_wiped_and_count() -> None:
+    left, right = Exchange(), Exchange()
+    transcript = make(left, right)
+    ours, theirs = bytearray(SHARES[0]), bytearray(SHARES[1])
+    initiator = derive(
+        left, transcript, initiator_share=ours, responder_share=theirs, is_initiator=True
+    )
+    assert ours == theirs == bytes(32)
+    for shares in ((b"x" * 32, SHARES[1]), (SHARES[0], b"x" * 32), SHARES[::-1]):
+        other = derived(right, transcript, is_initiator=False, shares=shares)
+        assert other.confirmation != initiator.confirmation
+        assert other.keys.send != initiator.keys.receive
+
+
+def changed(value: Any, name: str) -> Any:
+    if isinstance(value, Subject):
+        return replace(value, incarnation=b"m" * 16)
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if name == "public_key":
+        return Exchange().public_key
+    return bytes([value[0] ^ 1]) + value[1:]
+
+
+OFFERED = [field.name for field in fields(SessionOffer) if field.name != "version"]
+ADDED = [field.name for field in fields(Transcript) if field.name != "offer"]
+
+
+@pytest.mark.parametrize("name", [*(f"offer.{name}" for name in OFFERED), *ADDED])
 def test_any_changed_field_breaks_the_confirmation(name: str) -> None:
     left, right = Exchange(), Exchange()
     transcript = make(left, right)
-    value = getattr(transcript, name)
-    if name == "version":
-        with pytest.raises(VerificationError):
-            derive(left, replace(transcript, version=2), is_initiator=True)
-        return
-    if isinstance(value, int):
-        changed = replace(transcript, **{name: value + 1})
-    elif isinstance(value, str):
-        changed = replace(transcript, **{name: value + "x"})
-    elif name.endswith("public_key"):
-        changed = replace(transcript, **{name: Exchange().public_key})
-    else:
-        changed = replace(transcript, **{name: bytes([value[0] ^ 1]) + value[1:]})
+    offered, _, inner = name.rpartition(".")
+    part: Any = transcript.offer if offered else transcript
+    other = replace(part, **{inner: changed(getattr(part, inner), inner)})
 
-    initiator = derive(left, transcript, is_initiator=True)
-    responder = derive(right, changed, is_initiator=False)
+    initiator = derived(left, transcript, is_initiator=True)
+    seen = replace(transcript, offer=other) if offered else other
+    responder = derived(right, seen, is_initiator=False)
 
     with pytest.raises(VerificationError) as refused:
         confirm(initiator, responder.confirmation)
@@ -68,29 +125,51 @@ def test_any_changed_field_breaks_the_confirmation(name: str) -> None:
     assert initiator.keys.send == bytes(32), "keys of a failed exchange are wiped"
 
 
-def test_fields_can_not_run_into_each_other() -> None:
-    left, right = Exchange(), Exchange()
-    transcript = make(left, right)
-
-    shifted = replace(transcript, display_name="gradientsf", initiator_node="abric-a")
-
-    assert shifted.encode() != transcript.encode()
-
-
 @pytest.mark.parametrize(
-    "name",
+    "change",
     [
-        "initiator_certificate",
-        "initiator_connection_id",
-        "responder_connection_id",
-        "initiator_nonce",
-        "responder_nonce",
+        {"node": "fabric-c"},
+        {"role": "gateway"},
+        {"tenant": "u"},
+        {"incarnation": b"m" * 16},
+        {"kem_public_key": b"l" * 32},
+        {"kem_algorithm": "p256"},
     ],
 )
+def test_everything_that_a_certificate_says_is_in_the_offer(change: dict[str, Any]) -> None:
+    offer = make(Exchange(), Exchange()).offer
+    encoded = offer.encode()
+
+    assert replace(offer, initiator=replace(offer.initiator, **change)).encode() != encoded
+    assert replace(offer, responder=replace(offer.responder, **change)).encode() != encoded
+
+
+def test_another_version_is_refused() -> None:
+    offer = make(Exchange(), Exchange()).offer
+
+    with pytest.raises(VerificationError) as refused:
+        replace(offer, version=VERSION - 1)
+
+    assert refused.value.reason == "session.establish.version"
+
+
+def test_fields_can_not_run_into_each_other() -> None:
+    offer = make(Exchange(), Exchange()).offer
+
+    shifted = replace(
+        offer, display_name="gradientss", initiator=replace(offer.initiator, tenant="")
+    )
+
+    assert shifted.encode() != offer.encode()
+
+
+@pytest.mark.parametrize("name", ["initiator_certificate", "connection_id", "public_key", "nonce"])
 def test_values_of_wrong_length_are_refused(name: str) -> None:
     transcript = make(Exchange(), Exchange())
 
     with pytest.raises(VerificationError) as refused:
-        replace(transcript, **{name: b"short"})
-
+        replace(transcript.offer, **{name: b"short"})
     assert refused.value.reason == "session.establish.malformed"
+    if name != "initiator_certificate":
+        with pytest.raises(VerificationError):
+            replace(transcript, **{name: b"short"})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from control_plane import Daemon, Site
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.config import EnrolmentConfig
+from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.evidence.choose import open_driver
 from sealane.daemon.identity import Identity
@@ -21,6 +22,7 @@ class Insider:
     config: EnrolmentConfig
     identity: Identity
     broker: BrokerClient
+    devices: DeviceClient
     trust: TrustClient
 
 
@@ -58,6 +60,7 @@ async def insider(
             config=config,
             identity=identity,
             broker=BrokerClient(config, identity),
+            devices=DeviceClient(config, identity),
             trust=trust,
         )
     finally:

@@ -203,6 +203,7 @@ async def _attached_by(
         GatewayConfig(target_node="s", target_address=cluster.target.addresses["target_control"]),
         identity=member.identity,
         broker=member.broker,
+        devices=member.devices,
         third_parties=ThirdPartyStores([], host_nqn=gateway_nqn("x"), directory=Path("/unused")),
     )
     back_end = await back_ends.open(descriptor, via=Via(), read_only=asks_read_only)

@@ -17,10 +17,11 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from control_plane import Daemon, Site, daemon, short_directory
-from sealane.client import Volume, connect
+from sealane.client import Client, Volume, connect
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.crypto.exchange import Exchange
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
@@ -30,12 +31,14 @@ from sealane.crypto.queue import (
     QueueOffer,
     QueueTranscript,
     derive_queue_secret,
-    open_share,
-    seal_share,
 )
+from sealane.crypto.share import open_share, seal_share
 from sealane.daemon.channels import Channels, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import GatewayConfig
+from sealane.daemon.fabric.establishment import Initiation
+from sealane.daemon.fabric.servicer import answer_of, establish_request
+from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.ports import OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
@@ -43,8 +46,11 @@ from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
-from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+from sealane.protocol.status import error_of
+from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, storage_pb2_grpc
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
+from sealane.protocol.v1.sessions_pb2_grpc import SessionPeerStub
+from sealane.transport.establish import SessionKeys
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from trust.insider import Insider, insider
@@ -377,6 +383,7 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
             GatewayConfig(target_node="s2", target_address=f"127.0.0.1:{port}"),
             identity=gateway.identity,
             broker=gateway.broker,
+            devices=gateway.devices,
             third_parties=ThirdPartyStores(
                 [], host_nqn=gateway_nqn("x"), directory=Path("/unused")
             ),
@@ -387,3 +394,64 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
         await server.stop(None)
     assert false.refused == ["secret.sealed"]
     assert bytes(grant.secret) not in false.guesses
+
+
+FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
+
+
+async def test_a_stolen_leaf_of_a_fabric_opens_no_session() -> None:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        site.write_policy({"f": ["fabric"], "x": ["fabric"]})
+        broker = stack.enter_context(daemon(site.broker_config()))
+        config = site.write_config("f", site.enrolment("f", broker) + FABRIC)
+        fabric = stack.enter_context(daemon(config))
+        async with (
+            insider(site, broker, node="x", role="fabric") as victim,
+            connect(fabric.socket) as client,
+        ):
+            thief = Thief(victim)
+            (leaf, *_) = await victim.trust.leaves("f", "fabric")
+            responder = verify_leaf(leaf, anchor=victim.identity.anchor, now=utc_now())
+            async with thief.channel(fabric.addresses["fabric_control"], "f", "fabric") as channel:
+                with pytest.raises(VerificationError) as caught:
+                    await _session_keys(client, channel, victim, responder, thief.kem)
+                assert caught.value.reason == "secret.sealed"
+                # It is the KEM key that it lacks, and nothing else.
+                kem = victim.identity.keys.kem
+                keys = await _session_keys(client, channel, victim, responder, kem)
+                assert len(keys.send) == len(keys.receive) == 32
+
+
+async def _session_keys(
+    client: Client, channel: grpc.aio.Channel, victim: Insider, responder: Subject, kem: KemKey
+) -> SessionKeys:
+    """Ask for a session as the victim, with this KEM key; what the asker derives."""
+    name = secrets.token_hex(4)
+    listening = client.sessions.ListenSession(
+        sessions_pb2.ListenSessionRequest(display_name=name, region_bytes=1 << 20)
+    )
+    initiation = Initiation(
+        display_name=name,
+        own=victim.identity.subject,
+        responder=responder,
+        certificate_digest=victim.identity.certificate.fingerprint(SHA256()),
+        kem=kem,
+        unit_bytes=UNIT_BYTES,
+        rate_bits_per_second=1_000_000,
+        data_address="127.0.0.1:9",
+    )
+    try:
+        while True:
+            try:
+                response = await SessionPeerStub(channel).Establish(
+                    establish_request(initiation.offer)
+                )
+            except grpc.aio.AioRpcError as error:
+                # The listener starts in another task.
+                if error_of(error, peer="f").reason != "session.listener.absent":
+                    raise
+            else:
+                return initiation.keys(answer_of(response))
+    finally:
+        listening.cancel()

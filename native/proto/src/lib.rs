@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aead;
+mod counters;
 pub mod digest;
 pub mod freshness;
 pub mod ip;

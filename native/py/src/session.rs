@@ -11,7 +11,7 @@ use sealane_engine::session::endpoint::{
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
-use sealane_engine::session::statistics::NAMES;
+use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
 
@@ -50,7 +50,7 @@ fn scheme(k: u8, m: u8, depth: u8) -> Reliability {
 
 fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
-    for (index, name) in NAMES.iter().enumerate() {
+    for (index, name) in names().enumerate() {
         dict.set_item(name, values.get(index).copied().unwrap_or(0))?;
     }
     Ok(dict)
@@ -172,6 +172,7 @@ pub struct Completion {
     length: u64,
     immediate: Option<u32>,
     duration_ns: u64,
+    packets: Vec<u8>,
 }
 
 /// The rings of a session, in the job's process.
@@ -184,6 +185,10 @@ pub struct JobRing {
 impl JobRing {
     fn job(&mut self) -> PyResult<&mut Job> {
         self.job.as_mut().ok_or_else(|| PyValueError::new_err("the ring is closed"))
+    }
+
+    fn command(&mut self, kind: Operation, user_data: u64) -> PyResult<u64> {
+        self.post(Submission { kind, offset: 0, length: 0, user_data })
     }
 
     fn post(&mut self, submission: Submission) -> PyResult<u64> {
@@ -237,7 +242,7 @@ impl JobRing {
         Ok(self.job()?.layout().chunk_bytes)
     }
 
-    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, immediate=None))]
+    #[pyo3(signature = (*, offset, length, user_data, k=0, m=0, depth=1, auto=false, unreliable=false, immediate=None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn post_send(
         &mut self,
@@ -248,12 +253,14 @@ impl JobRing {
         m: u8,
         depth: u8,
         auto: bool,
+        unreliable: bool,
         immediate: Option<u32>,
     ) -> PyResult<u64> {
-        let reliability = match (auto, k, m) {
-            (true, 0, 0) => Reliability::Auto,
-            (true, ..) => return Err(PyValueError::new_err("auto, or a code: not both")),
-            (false, ..) => scheme(k, m, depth),
+        let reliability = match (auto, unreliable, k, m) {
+            (false, false, ..) => scheme(k, m, depth),
+            (true, false, 0, 0) => Reliability::Auto,
+            (false, true, 0, 0) => Reliability::Unreliable,
+            _ => return Err(PyValueError::new_err("a code, auto or unreliable: one of them")),
         };
         let kind = Operation::Send { reliability, immediate };
         self.post(Submission { kind, offset, length, user_data })
@@ -264,13 +271,60 @@ impl JobRing {
         self.post(Submission { kind: Operation::Receive, offset, length, user_data })
     }
 
+    #[pyo3(signature = (*, length, user_data, unreliable=false, immediate=None))]
+    fn post_stream(
+        &mut self,
+        length: u64,
+        user_data: u64,
+        unreliable: bool,
+        immediate: Option<u32>,
+    ) -> PyResult<u64> {
+        let reliability =
+            if unreliable { Reliability::Unreliable } else { Reliability::SelectiveRepeat };
+        let kind = Operation::Stream { reliability, immediate };
+        self.post(Submission { kind, offset: 0, length, user_data })
+    }
+
+    #[pyo3(signature = (*, stream, offset, length, remote_offset, user_data))]
+    fn post_continue(
+        &mut self,
+        stream: u64,
+        offset: u64,
+        length: u64,
+        remote_offset: u64,
+        user_data: u64,
+    ) -> PyResult<u64> {
+        let kind = Operation::Continue { stream, remote_offset };
+        self.post(Submission { kind, offset, length, user_data })
+    }
+
+    #[pyo3(signature = (*, stream, user_data))]
+    fn post_end(&mut self, stream: u64, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::End { stream }, user_data)
+    }
+
+    #[pyo3(signature = (*, operation, user_data))]
+    fn post_cancel(&mut self, operation: u64, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::Cancel { operation }, user_data)
+    }
+
+    #[pyo3(signature = (*, receive, user_data))]
+    fn post_complete(&mut self, receive: u64, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::Complete { receive }, user_data)
+    }
+
+    #[pyo3(signature = (*, receive, chunk, user_data))]
+    fn post_packet_map(&mut self, receive: u64, chunk: u32, user_data: u64) -> PyResult<u64> {
+        self.command(Operation::PacketMap { receive, chunk }, user_data)
+    }
+
     #[pyo3(signature = (limit=64))]
     fn completions(&mut self, limit: usize) -> PyResult<Vec<Completion>> {
         let completions = self.job()?.completions(limit)?;
         Ok(completions
             .iter()
             .map(|completion| Completion {
-                kind: if completion.is_send { "send" } else { "receive" },
+                kind: completion.opcode.name(),
                 status: completion.status.name(),
                 user_data: completion.user_data,
                 handle: completion.handle,
@@ -278,6 +332,7 @@ impl JobRing {
                 length: completion.length,
                 immediate: completion.immediate,
                 duration_ns: completion.duration_nanos,
+                packets: completion.packets.to_vec(),
             })
             .collect())
     }

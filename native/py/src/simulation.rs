@@ -28,12 +28,12 @@ use crate::link::{LinkSettings, link_counters};
     blackout_nanos = None,
     idle_timeout_nanos = 60_000_000_000,
     reordering_nanos = 0,
-    reports = true,
+    detection = "reports",
     time_nanos_max = 86_400_000_000_000,
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments are the scenario")]
-pub fn simulate(
-    py: Python<'_>,
+pub fn simulate<'py>(
+    py: Python<'py>,
     count: u32,
     message_bytes: u64,
     message_bytes_max: Option<u64>,
@@ -50,9 +50,17 @@ pub fn simulate(
     blackout_nanos: Option<(u64, u64)>,
     idle_timeout_nanos: u64,
     reordering_nanos: u64,
-    reports: bool,
+    detection: &str,
     time_nanos_max: u64,
-) -> PyResult<Bound<'_, PyDict>> {
+) -> PyResult<Bound<'py, PyDict>> {
+    let detection = match detection {
+        "reports" => Detection::Reports,
+        "timeout" => Detection::Timeout,
+        other => {
+            let message = format!("detection {other:?}: \"reports\" or \"timeout\"");
+            return Err(PyValueError::new_err(message));
+        }
+    };
     let forward = forward.map_or(Scenario::fast(seed).forward, |link| link.config);
     let backward = backward.map_or(forward, |link| link.config);
     let scenario = Scenario {
@@ -71,7 +79,7 @@ pub fn simulate(
         rate_bytes_per_second: forward.rate_bits_per_second / 8,
         idle_timeout: idle_timeout_nanos,
         reordering: reordering_nanos,
-        detection: if reports { Detection::Reports } else { Detection::Timeout },
+        detection,
         payload: if real_payload { PayloadMode::Real } else { PayloadMode::LengthsOnly },
         forward,
         backward,

@@ -14,7 +14,7 @@ use sealane_proto::session::{
 
 use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
-use super::ring::DaemonRing;
+use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 pub use super::worker::State;
 use super::worker::{JobMemory, Progress, Report, Worker, coalesce_nanos};
 use crate::clock::now;
@@ -110,7 +110,8 @@ impl Endpoint {
             slots: config.slots,
             chunk_bytes: u32::from(config.unit_bytes) * u32::from(config.chunk_units),
         };
-        if !layout.is_valid() {
+        let is_told = usize::from(config.chunk_units) <= 8 * PACKET_MAP_BYTES;
+        if !layout.is_valid() || !is_told {
             return Err(EndpointError::Invalid(format!("sizes are out of range: {layout:?}")));
         }
         let region = SharedMemory::create(
@@ -232,7 +233,7 @@ impl Endpoint {
         self.report.changed.as_fd()
     }
 
-    /// The counters, in the order of `statistics::NAMES`; empty before the start.
+    /// The counters, in the order of `statistics::names`; empty before the start.
     pub fn statistics(&self) -> Vec<u64> {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

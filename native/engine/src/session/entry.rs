@@ -1,17 +1,25 @@
 //! Entries of the two queues: encoding, and validation of what a job wrote (docs/ring-abi.md).
 
+use std::ops::Range;
+
 use sealane_proto::session::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Reliability};
 
 use super::layout::ENTRY_BYTES;
 
-const OPCODE_SEND: u8 = 1;
-const OPCODE_RECEIVE: u8 = 2;
 const FLAG_IMMEDIATE: u8 = 1;
 const FLAG_AUTO: u8 = 2;
 const FLAG_UNRELIABLE: u8 = 4;
 /// Where the interleaved blocks beyond the first are counted.
 const DEPTH_AT: usize = 32;
-const RESERVED_START: usize = 33;
+/// Which operation is meant.
+const TARGET_AT: usize = 40;
+/// Place in the peer's buffer, or number of a chunk.
+const PLACE_AT: usize = 48;
+/// Bytes that are 0 in every entry.
+const RESERVED: [Range<usize>; 2] = [33..40, 56..64];
+
+/// Bytes of a packet map: so many units of a chunk can be told.
+pub const PACKET_MAP_BYTES: usize = 16;
 
 /// Longest message.
 pub const LENGTH_MAX: u64 = MESSAGE_BYTES_MAX;
@@ -50,20 +58,74 @@ impl RingFault {
     }
 }
 
+/// What a submission asks for, as a number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Opcode {
+    /// Send a message.
+    #[default]
+    Send = 1,
+    /// Receive the next message.
+    Receive = 2,
+    /// Begin a stream: a message whose parts follow.
+    Stream = 3,
+    /// Send a part of a stream.
+    Continue = 4,
+    /// Say that no more parts follow.
+    End = 5,
+    /// Give a send or a stream up.
+    Cancel = 6,
+    /// End a receive with what has landed.
+    Complete = 7,
+    /// Tell which units of a chunk have landed.
+    PacketMap = 8,
+}
+
+impl Opcode {
+    const ALL: [Self; 8] = [
+        Self::Send,
+        Self::Receive,
+        Self::Stream,
+        Self::Continue,
+        Self::End,
+        Self::Cancel,
+        Self::Complete,
+        Self::PacketMap,
+    ];
+
+    fn parse(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|opcode| *opcode as u8 == code)
+    }
+
+    /// Name as the job's language shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::Stream => "stream",
+            Self::Continue => "continue",
+            Self::End => "end",
+            Self::Cancel => "cancel",
+            Self::Complete => "complete",
+            Self::PacketMap => "packet_map",
+        }
+    }
+}
+
 /// One validated submission: a private copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Submission {
-    /// Send or receive.
+    /// What it asks for.
     pub kind: Operation,
-    /// First byte in the region.
+    /// First byte in the region; 0 where the operation names no bytes here.
     pub offset: u64,
-    /// Bytes to send, or room to receive.
+    /// Bytes to send, room to receive, or the range of a stream in the peer's buffer.
     pub length: u64,
     /// Returned in the completion.
     pub user_data: u64,
 }
 
-/// What a submission asks for.
+/// What a submission asks for. Operations are named by their handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Send a message.
@@ -75,72 +137,173 @@ pub enum Operation {
     },
     /// Receive the next message.
     Receive,
+    /// Begin a stream.
+    Stream {
+        /// How its parts survive loss.
+        reliability: Reliability,
+        /// 32 bits that travel with the message.
+        immediate: Option<u32>,
+    },
+    /// Send a part of a stream.
+    Continue {
+        /// The stream.
+        stream: u64,
+        /// Where it goes in the peer's buffer.
+        remote_offset: u64,
+    },
+    /// Say that no more parts of a stream follow.
+    End {
+        /// The stream.
+        stream: u64,
+    },
+    /// Give a send, a stream, or a receive that has no slot yet up.
+    Cancel {
+        /// The operation.
+        operation: u64,
+    },
+    /// End a receive with what has landed.
+    Complete {
+        /// The receive.
+        receive: u64,
+    },
+    /// Tell which units of a chunk have landed.
+    PacketMap {
+        /// The receive.
+        receive: u64,
+        /// Number of the chunk.
+        chunk: u32,
+    },
+}
+
+impl Operation {
+    /// Its number.
+    pub fn opcode(&self) -> Opcode {
+        match self {
+            Self::Send { .. } => Opcode::Send,
+            Self::Receive => Opcode::Receive,
+            Self::Stream { .. } => Opcode::Stream,
+            Self::Continue { .. } => Opcode::Continue,
+            Self::End { .. } => Opcode::End,
+            Self::Cancel { .. } => Opcode::Cancel,
+            Self::Complete { .. } => Opcode::Complete,
+            Self::PacketMap { .. } => Opcode::PacketMap,
+        }
+    }
+
+    /// Whether its offset and length are a range of the region.
+    fn has_range(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Receive | Self::Continue { .. })
+    }
+
+    /// (operation, place) that it names.
+    fn target(&self) -> (u64, u64) {
+        match *self {
+            Self::Send { .. } | Self::Receive | Self::Stream { .. } => (0, 0),
+            Self::Continue { stream, remote_offset } => (stream, remote_offset),
+            Self::End { stream: named }
+            | Self::Cancel { operation: named }
+            | Self::Complete { receive: named } => (named, 0),
+            Self::PacketMap { receive, chunk } => (receive, chunk.into()),
+        }
+    }
 }
 
 impl Submission {
     /// Writes the entry as it lies in the ring.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
-        match self.kind {
-            Operation::Send { reliability, immediate } => {
-                entry[0] = OPCODE_SEND;
-                entry[1] = if immediate.is_some() { FLAG_IMMEDIATE } else { 0 };
-                match reliability {
-                    Reliability::SelectiveRepeat => {}
-                    Reliability::ErasureCoded { k, m, depth } => {
-                        (entry[2], entry[3]) = (k, m);
-                        entry[DEPTH_AT] = depth.wrapping_sub(1);
-                    }
-                    Reliability::Auto => entry[1] |= FLAG_AUTO,
-                    Reliability::Unreliable => entry[1] |= FLAG_UNRELIABLE,
+        entry[0] = self.kind.opcode() as u8;
+        if let Operation::Send { reliability, immediate }
+        | Operation::Stream { reliability, immediate } = self.kind
+        {
+            entry[1] = if immediate.is_some() { FLAG_IMMEDIATE } else { 0 };
+            match reliability {
+                Reliability::SelectiveRepeat => {}
+                Reliability::ErasureCoded { k, m, depth } => {
+                    (entry[2], entry[3]) = (k, m);
+                    entry[DEPTH_AT] = depth.wrapping_sub(1);
                 }
-                entry[4..8].copy_from_slice(&immediate.unwrap_or(0).to_le_bytes());
+                Reliability::Auto => entry[1] |= FLAG_AUTO,
+                Reliability::Unreliable => entry[1] |= FLAG_UNRELIABLE,
             }
-            Operation::Receive => entry[0] = OPCODE_RECEIVE,
+            entry[4..8].copy_from_slice(&immediate.unwrap_or(0).to_le_bytes());
         }
-        entry[8..16].copy_from_slice(&self.offset.to_le_bytes());
-        entry[16..24].copy_from_slice(&self.length.to_le_bytes());
-        entry[24..32].copy_from_slice(&self.user_data.to_le_bytes());
+        let (target, place) = self.kind.target();
+        for (at, value) in [
+            (8, self.offset),
+            (16, self.length),
+            (24, self.user_data),
+            (TARGET_AT, target),
+            (PLACE_AT, place),
+        ] {
+            entry[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
         entry
     }
 
     /// Validates a private copy of an entry against a region of `region_bytes`.
+    ///
+    /// Whether the operation that it names is there is not looked at.
     pub fn parse(entry: &[u8; ENTRY_BYTES], region_bytes: u64) -> Result<Self, RingFault> {
-        let [opcode, flags, k, m, ..] = *entry;
-        let immediate = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+        let opcode = Opcode::parse(entry[0]).ok_or(RingFault::Opcode)?;
+        let kind = operation(opcode, entry)?;
         let (offset, length) = (word(entry, 8), word(entry, 16));
-        let kind = match opcode {
-            OPCODE_SEND => {
-                let has_immediate = flags & FLAG_IMMEDIATE != 0;
-                let known = FLAG_IMMEDIATE | FLAG_AUTO | FLAG_UNRELIABLE;
-                if flags & !known != 0 || (!has_immediate && immediate != 0) {
-                    return Err(RingFault::Flags);
-                }
-                let reliability = reliability(flags, (k, m), entry[DEPTH_AT])?;
-                Operation::Send { reliability, immediate: has_immediate.then_some(immediate) }
-            }
-            OPCODE_RECEIVE => {
-                if flags != 0 || immediate != 0 {
-                    return Err(RingFault::Flags);
-                }
-                if (k, m, entry[DEPTH_AT]) != (0, 0, 0) {
-                    return Err(RingFault::Reliability);
-                }
-                Operation::Receive
-            }
-            _ => return Err(RingFault::Opcode),
-        };
         if length > LENGTH_MAX {
             return Err(RingFault::Length);
         }
-        if offset.checked_add(length).is_none_or(|end| end > region_bytes) {
+        let range_end = match opcode {
+            Opcode::Stream => 0,
+            _ if kind.has_range() => region_bytes,
+            _ if length > 0 => return Err(RingFault::Length),
+            _ => 0,
+        };
+        let bytes = if opcode == Opcode::Stream { 0 } else { length };
+        if offset.checked_add(bytes).is_none_or(|end| end > range_end) {
             return Err(RingFault::Range);
         }
-        if entry[RESERVED_START..].iter().any(|byte| *byte != 0) {
+        let (target, place) = kind.target();
+        let is_clean =
+            RESERVED.iter().all(|range| entry[range.clone()].iter().all(|byte| *byte == 0));
+        if !is_clean || (target, place) != (word(entry, TARGET_AT), word(entry, PLACE_AT)) {
             return Err(RingFault::Reserved);
         }
         Ok(Self { kind, offset, length, user_data: word(entry, 24) })
     }
+}
+
+/// The operation of an entry, with what only some have.
+fn operation(opcode: Opcode, entry: &[u8; ENTRY_BYTES]) -> Result<Operation, RingFault> {
+    let [_, flags, k, m, ..] = *entry;
+    let immediate = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+    let has_immediate = flags & FLAG_IMMEDIATE != 0;
+    let known = match opcode {
+        Opcode::Send => FLAG_IMMEDIATE | FLAG_AUTO | FLAG_UNRELIABLE,
+        Opcode::Stream => FLAG_IMMEDIATE | FLAG_UNRELIABLE,
+        _ => 0,
+    };
+    if flags & !known != 0 || (!has_immediate && immediate != 0) {
+        return Err(RingFault::Flags);
+    }
+    if opcode != Opcode::Send && (k, m, entry[DEPTH_AT]) != (0, 0, 0) {
+        return Err(RingFault::Reliability);
+    }
+    let reliability = reliability(flags, (k, m), entry[DEPTH_AT])?;
+    let immediate = has_immediate.then_some(immediate);
+    let target = word(entry, TARGET_AT);
+    let place = word(entry, PLACE_AT);
+    Ok(match opcode {
+        Opcode::Send => Operation::Send { reliability, immediate },
+        Opcode::Receive => Operation::Receive,
+        Opcode::Stream => Operation::Stream { reliability, immediate },
+        Opcode::Continue => Operation::Continue { stream: target, remote_offset: place },
+        Opcode::End => Operation::End { stream: target },
+        Opcode::Cancel => Operation::Cancel { operation: target },
+        Opcode::Complete => Operation::Complete { receive: target },
+        Opcode::PacketMap => Operation::PacketMap {
+            receive: target,
+            chunk: u32::try_from(place).map_err(|_| RingFault::Range)?,
+        },
+    })
 }
 
 /// The scheme of a send. Whether the session has room for it is the session's to say.
@@ -217,8 +380,8 @@ impl Status {
 /// One finished operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// True for a send, false for a receive.
-    pub is_send: bool,
+    /// What the submission asked for.
+    pub opcode: Opcode,
     /// How it ended.
     pub status: Status,
     /// The number that the submission carried.
@@ -233,13 +396,15 @@ pub struct Completion {
     pub immediate: Option<u32>,
     /// Sends: nanoseconds from the first transmission to the acknowledgement of the last byte.
     pub duration_nanos: u64,
+    /// Packet maps: bit i of byte j says that unit 8j + i of the chunk has landed.
+    pub packets: [u8; PACKET_MAP_BYTES],
 }
 
 impl Completion {
     /// Writes the entry as it lies in the ring.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut entry = [0; ENTRY_BYTES];
-        entry[0] = if self.is_send { OPCODE_SEND } else { OPCODE_RECEIVE };
+        entry[0] = self.opcode as u8;
         entry[1] = if self.immediate.is_some() { FLAG_IMMEDIATE } else { 0 };
         entry[2] = self.status.code();
         entry[4..8].copy_from_slice(&self.immediate.unwrap_or(0).to_le_bytes());
@@ -252,6 +417,7 @@ impl Completion {
         ] {
             entry[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
+        entry[48..].copy_from_slice(&self.packets);
         entry
     }
 
@@ -259,11 +425,7 @@ impl Completion {
     pub fn parse(entry: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let immediate = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
         Some(Self {
-            is_send: match entry[0] {
-                OPCODE_SEND => true,
-                OPCODE_RECEIVE => false,
-                _ => return None,
-            },
+            opcode: Opcode::parse(entry[0])?,
             status: *Status::ALL.get(usize::from(entry[2]))?,
             immediate: (entry[1] & FLAG_IMMEDIATE != 0).then_some(immediate),
             message: word(entry, 8),
@@ -271,6 +433,7 @@ impl Completion {
             user_data: word(entry, 24),
             duration_nanos: word(entry, 32),
             handle: word(entry, 40),
+            packets: *entry[48..].first_chunk()?,
         })
     }
 }
@@ -295,6 +458,47 @@ mod tests {
     }
 
     #[test]
+    fn each_operation_names_what_it_needs_and_no_more() {
+        let entry =
+            |kind, offset, length| Submission { kind, offset, length, user_data: 3 }.encode();
+        let parse = |entry| Submission::parse(&entry, REGION_BYTES);
+        let with = |kind, at: usize, value| {
+            let mut entry = entry(kind, 0, 0);
+            entry[at] = value;
+            parse(entry)
+        };
+        let stream = Operation::Stream { reliability: Reliability::Unreliable, immediate: Some(1) };
+        assert!(parse(entry(stream, 0, 2 * REGION_BYTES)).is_ok(), "the peer's buffer, not ours");
+        assert_eq!(parse(entry(stream, 1, 0)), Err(RingFault::Range));
+        assert_eq!(parse(entry(stream, 0, LENGTH_MAX + 1)), Err(RingFault::Length));
+        assert_eq!(with(stream, 1, FLAG_AUTO), Err(RingFault::Flags));
+        assert_eq!(with(stream, 2, 4), Err(RingFault::Reliability));
+        assert_eq!(with(stream, TARGET_AT, 1), Err(RingFault::Reserved));
+        let part = Operation::Continue { stream: 7, remote_offset: u64::MAX };
+        assert!(parse(entry(part, REGION_BYTES, 0)).is_ok());
+        assert_eq!(parse(entry(part, REGION_BYTES, 1)), Err(RingFault::Range));
+        let others = [
+            Operation::End { stream: 7 },
+            Operation::Cancel { operation: 7 },
+            Operation::Complete { receive: 7 },
+            Operation::PacketMap { receive: 7, chunk: 1 },
+        ];
+        for kind in others {
+            assert_eq!(parse(entry(kind, 0, 0)).map(|taken| taken.kind), Ok(kind));
+            assert_eq!(parse(entry(kind, 1, 0)), Err(RingFault::Range));
+            assert_eq!(parse(entry(kind, 0, 1)), Err(RingFault::Length));
+            assert_eq!(with(kind, 1, FLAG_IMMEDIATE), Err(RingFault::Flags));
+            assert_eq!(with(kind, 4, 1), Err(RingFault::Flags));
+            assert_eq!(with(kind, 2, 1), Err(RingFault::Reliability));
+            assert_eq!(with(kind, DEPTH_AT, 1), Err(RingFault::Reliability));
+            assert_eq!(with(kind, 33, 1), Err(RingFault::Reserved));
+            assert_eq!(with(kind, 63, 1), Err(RingFault::Reserved));
+        }
+        assert_eq!(with(others[0], PLACE_AT, 1), Err(RingFault::Reserved));
+        assert_eq!(with(others[3], PLACE_AT + 4, 1), Err(RingFault::Range));
+    }
+
+    #[test]
     fn bad_entries_are_named() {
         let good = send(1).encode();
         let with = |changes: &[(usize, u8)]| {
@@ -306,7 +510,7 @@ mod tests {
         };
         assert!(with(&[]).is_ok());
         assert_eq!(with(&[(0, 0)]), Err(RingFault::Opcode));
-        assert_eq!(with(&[(0, 3)]), Err(RingFault::Opcode));
+        assert_eq!(with(&[(0, 9)]), Err(RingFault::Opcode));
         assert_eq!(with(&[(1, 8)]), Err(RingFault::Flags));
         assert!(with(&[(1, 2)]).is_ok());
         assert!(with(&[(1, 4)]).is_ok());
@@ -326,7 +530,7 @@ mod tests {
         assert_eq!(with(&[(21, 1)]), Err(RingFault::Length));
         assert_eq!(with(&[(10, 0x10)]), Err(RingFault::Range));
         assert_eq!(with(&[(18, 0x10)]), Err(RingFault::Range));
-        for at in RESERVED_START..ENTRY_BYTES {
+        for at in 33..ENTRY_BYTES {
             assert_eq!(with(&[(at, 1)]), Err(RingFault::Reserved));
         }
         let mut overflowing = send(1);
@@ -345,12 +549,22 @@ mod tests {
                 (1_u8..200, 1_u8..55, 1_u8..)
                     .prop_map(|(k, m, depth)| Reliability::ErasureCoded { k, m, depth }),
             ],
-            receive: bool,
+            which in 0_u8..8, target: u64, place: u32,
         ) {
-            let kind = if receive {
-                Operation::Receive
-            } else {
-                Operation::Send { reliability, immediate }
+            let kind = match which {
+                0 => Operation::Receive,
+                1 => Operation::Continue { stream: target, remote_offset: place.into() },
+                2 => Operation::End { stream: target },
+                3 => Operation::Cancel { operation: target },
+                4 => Operation::Complete { receive: target },
+                5 => Operation::PacketMap { receive: target, chunk: place },
+                6 => Operation::Stream { reliability: Reliability::Unreliable, immediate },
+                _ => Operation::Send { reliability, immediate },
+            };
+            let (offset, length) = match which {
+                2..=5 => (0, 0),
+                6 => (0, length),
+                _ => (offset, length),
             };
             let submission = Submission { kind, offset, length, user_data };
             prop_assert_eq!(Submission::parse(&submission.encode(), 2000), Ok(submission));
@@ -363,12 +577,14 @@ mod tests {
             if small {
                 entry[10..16].fill(0);
                 entry[18..24].fill(0);
-                entry[RESERVED_START..].fill(0);
-                entry[0] = 1 + (entry[0] & 1);
+                entry[DEPTH_AT..].fill(0);
+                entry[0] = 1 + (entry[0] & 3);
                 entry[1..8].fill(0);
             }
             if let Ok(submission) = Submission::parse(&entry, 5000) {
-                prop_assert!(submission.offset + submission.length <= 5000);
+                let is_stream = submission.kind.opcode() == Opcode::Stream;
+                prop_assert!(submission.offset <= 5000);
+                prop_assert!(is_stream || submission.offset + submission.length <= 5000);
             }
         }
     }

@@ -58,7 +58,7 @@ impl Job {
         self.ring.state()
     }
 
-    /// The statistics, in the order of `statistics::NAMES`.
+    /// The statistics, in the order of `statistics::names`.
     pub fn statistics(&self) -> Vec<u64> {
         self.ring.statistics()
     }

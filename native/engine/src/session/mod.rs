@@ -10,4 +10,5 @@ mod outbound;
 pub mod region;
 pub mod ring;
 pub mod statistics;
+mod submission;
 mod worker;

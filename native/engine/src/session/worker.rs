@@ -8,22 +8,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 use sealane_proto::session::{
-    Arrival, BURST_PACKETS, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, PostError,
-    ReceiveRequest, SendRequest, Session, SessionConfig, Source,
+    Arrival, BURST_PACKETS, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, Session,
+    SessionConfig, Source,
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
-use super::operations::{Direction, Operations};
+use super::operations::Operations;
 use super::outbound::Outbound;
 use super::region::SharedMemory;
-use super::ring::{Completion, DaemonRing, Operation, RingFault, Status, Submission};
+use super::ring::{Completion, DaemonRing, RingFault, Status};
 use super::statistics::{WorkerStatistics, values};
 use crate::clock::{now, sharpen_timers, timespec};
 use crate::udp::Udp;
 
-/// Receive calls, and submissions, per turn: so that neither starves the other.
+/// Receive calls, and datagrams sent, per turn: so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 4;
-const SUBMISSIONS_PER_TURN: usize = 64;
 const DATAGRAMS_PER_TURN: usize = 256;
 /// Datagrams between two looks at the clock: some microseconds.
 const DATAGRAMS_PER_LOOK: usize = 8;
@@ -121,15 +120,15 @@ pub(super) struct Worker {
 #[derive(Debug, Default)]
 #[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
-    operations: Operations,
+    pub(super) operations: Operations,
     outbound: Outbound,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
     /// When the statistics were published last.
     published: Nanos,
     is_stale: bool,
-    must_ring: bool,
-    has_more: bool,
+    pub(super) must_ring: bool,
+    pub(super) has_more: bool,
     has_datagrams: bool,
     is_over: bool,
 }
@@ -189,71 +188,7 @@ impl Worker {
         progress.has_more = true;
     }
 
-    fn submit(&mut self) {
-        if let Some(plan) = self.next_plan.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            self.session.install_plan(plan);
-        }
-        match self.take_submissions() {
-            Ok(has_more) => self.progress.has_more |= has_more,
-            Err(fault) => return self.end_for(fault),
-        }
-        self.post_waiting(Direction::Receive);
-        self.post_waiting(Direction::Send);
-    }
-
-    /// Takes what the job has submitted; true if there may be more.
-    fn take_submissions(&mut self) -> Result<bool, RingFault> {
-        for _ in 0..SUBMISSIONS_PER_TURN {
-            let Some((handle, submission)) = self.memory.ring.take()? else { return Ok(false) };
-            self.progress.operations.add(handle, submission);
-        }
-        Ok(true)
-    }
-
-    /// Gives the machine what waits for one of its slots, in order, as far as it takes it.
-    fn post_waiting(&mut self, direction: Direction) {
-        while let Some((handle, submission)) = self.progress.operations.first(direction) {
-            let refused = match self.post(handle, &submission) {
-                Ok(()) => None,
-                Err(PostError::Retry) => return,
-                Err(PostError::Closed) => Some(Status::Aborted),
-                Err(_) => Some(Status::Refused),
-            };
-            self.progress.operations.posted(direction);
-            if let Some(status) = refused {
-                let is_send = direction == Direction::Send;
-                self.complete(handle, Completion { is_send, status, ..Completion::default() });
-            }
-        }
-    }
-
-    fn post(&mut self, handle: u64, submission: &Submission) -> Result<(), PostError> {
-        let Submission { offset, length, kind, .. } = *submission;
-        match kind {
-            Operation::Send { reliability, immediate } => {
-                let request =
-                    SendRequest { offset, length, reliability, immediate, user_data: handle };
-                self.session.post_send(request, now())?;
-            }
-            Operation::Receive => {
-                let request = ReceiveRequest { offset, length_max: length, user_data: handle };
-                let message = self.session.post_receive(request, now())?;
-                let slot = (message % u64::from(self.layout.slots)) as u16;
-                let chunks = length.div_ceil(u64::from(self.layout.chunk_bytes));
-                self.memory.ring.slot_posted(slot, handle, chunks as u32);
-            }
-        }
-        Ok(())
-    }
-
-    fn complete(&mut self, handle: u64, completion: Completion) {
-        if let Some(completion) = self.progress.operations.end(handle, completion) {
-            self.memory.ring.complete(&completion);
-            self.progress.must_ring = true;
-        }
-    }
-
-    fn end_for(&mut self, fault: RingFault) {
+    pub(super) fn end_for(&mut self, fault: RingFault) {
         self.end(fault.reason());
     }
 
@@ -295,10 +230,9 @@ impl Worker {
                 }
                 Event::SendCompleted { user_data, message, status, started, completed } => {
                     let completion = Completion {
-                        is_send: true,
                         status: status_of(status),
                         message,
-                        length: self.progress.operations.length(user_data),
+                        length: self.length_of(user_data),
                         duration_nanos: completed.saturating_sub(started),
                         ..Completion::default()
                     };
@@ -315,10 +249,12 @@ impl Worker {
         }
     }
 
+    fn length_of(&self, handle: u64) -> u64 {
+        self.progress.operations.get(handle).map_or(0, |open| open.submission.length)
+    }
+
     fn over(&mut self, reason: CloseReason, by_peer: bool) {
-        for completion in self.progress.operations.give_up() {
-            self.memory.ring.complete(&completion);
-        }
+        self.abort_waiting();
         let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
         self.progress.is_over = true;
         self.publish();
@@ -440,6 +376,7 @@ fn reason_of(reason: CloseReason, by_peer: bool) -> String {
         CloseReason::PacketLimit => "packet_limit",
         CloseReason::ForgeryLimit => "forgery_limit",
         CloseReason::Revoked => "revoked",
+        CloseReason::PathOverloaded => "path_overloaded",
         CloseReason::Other(_) => "unknown",
     };
     format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })

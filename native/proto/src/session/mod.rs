@@ -6,6 +6,7 @@
 //! `docs/session-wire.md`. Not built yet: NACK, congestion control, several paths.
 
 mod bitmap;
+mod breaker;
 mod control;
 mod ecn;
 mod epochs;
@@ -35,6 +36,7 @@ mod tests;
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
+use breaker::{Breaker, Report, Verdict};
 use control::{CHALLENGE_INTERVAL, Control, Halves};
 use ecn::Marking;
 use events::Events;
@@ -85,6 +87,9 @@ pub struct Session {
     control: Control,
     rtt: RoundTrip,
     pacer: pacing::Pacer,
+    breaker: Breaker,
+    /// Packets sent up to the newest that the peer has.
+    reported_end: u64,
     /// When the peer was last heard.
     last_received: Nanos,
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
@@ -128,6 +133,8 @@ impl Session {
             control: Control::new(now),
             rtt: RoundTrip::default(),
             pacer: pacing::Pacer::new(config.rate_bytes_per_second, packet_bytes_max as u64, now),
+            breaker: Breaker::new(config.rate_bytes_per_second),
+            reported_end: 0,
             last_received: now,
             silent_since: now,
             is_stalled: false,
@@ -396,6 +403,8 @@ impl Session {
             timeouts,
             key_updates_sent,
             key_updates_received,
+            rate_bytes_per_second: self.breaker.rate(),
+            breaker_trips: self.breaker.trips(),
             ce_received: self.counts.ce,
             ce_echoed: self.marking.peer().ce,
             is_ecn_capable: u64::from(self.marking.codepoint() != Ecn::NotEct),
@@ -563,7 +572,7 @@ impl Session {
         }
         for frame in frames.flatten() {
             self.frame_received(frame, memory, now);
-            if self.state == State::Closed {
+            if matches!(self.state, State::Closing | State::Closed) {
                 return;
             }
         }
@@ -577,6 +586,9 @@ impl Session {
             Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
                 if packet_number != NO_PACKET {
                     self.protection.acknowledged(packet_number);
+                    let end = packet_number.saturating_add(1);
+                    let end = end.min(self.protection.next_packet_number());
+                    self.reported_end = self.reported_end.max(end);
                     self.rtt.echo_received(packet_number, delay_nanos.into(), now);
                 }
                 let posted_end = self.receiver.posted_end();
@@ -620,13 +632,29 @@ impl Session {
                 self.control.challenge_received(token);
                 self.control.acknowledge_now(now);
             }
-            Frame::PathCounts { counts } => self.marking.counts_received(counts),
+            Frame::PathCounts { counts } => self.counts_received(counts, now),
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(token, now),
             Frame::Close { code } => {
                 self.end(CloseReason::from_code(code), true, now);
                 self.state = State::Closed;
             }
+        }
+    }
+
+    fn counts_received(&mut self, counts: PathCounts, now: Nanos) {
+        self.marking.counts_received(counts);
+        let report = Report {
+            sent: self.reported_end,
+            received: counts.received,
+            ce: counts.ce,
+            wire_bytes: self.statistics.wire_bytes_sent,
+            srtt: self.rtt.smoothed().unwrap_or(0),
+        };
+        match self.breaker.report(report, now) {
+            Verdict::Unchanged => {}
+            Verdict::Rate(rate) => self.pacer.set_rate(rate, now),
+            Verdict::Fatal => self.close(CloseReason::PathOverloaded, now),
         }
     }
 
@@ -671,6 +699,7 @@ impl Session {
         if self.sender.has_outstanding() && !self.is_stalled {
             self.is_stalled = true;
             self.stalled_since = now;
+            self.breaker.interrupt();
             self.statistics.stalls += 1;
         }
     }

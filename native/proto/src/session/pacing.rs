@@ -15,6 +15,7 @@ pub const RESTART_PACKETS: u64 = 8;
 #[derive(Debug)]
 pub struct Pacer {
     rate_bytes_per_second: u64,
+    packet_bytes_max: u64,
     /// How far ahead of the rate sending may run …
     burst_nanos: Nanos,
     /// … and how far right after a pause.
@@ -29,19 +30,36 @@ impl Pacer {
     /// A bucket that is full at `now`.
     #[must_use]
     pub fn new(rate_bytes_per_second: u64, packet_bytes_max: u64, now: Nanos) -> Self {
+        let mut pacer = Self {
+            rate_bytes_per_second: 1,
+            packet_bytes_max,
+            burst_nanos: 0,
+            restart_nanos: 0,
+            earned_at: now,
+            earned_fraction: 0,
+        };
+        pacer.adopt(rate_bytes_per_second);
+        pacer
+    }
+
+    /// Goes on at another rate; what was sent ahead of the old one is earned at the old one.
+    pub fn set_rate(&mut self, rate_bytes_per_second: u64, now: Nanos) {
+        self.adopt(rate_bytes_per_second);
+        // The bucket is not larger than before: nothing leaves at once for having been slow.
+        self.restart(now);
+    }
+
+    fn adopt(&mut self, rate_bytes_per_second: u64) {
         let rate = rate_bytes_per_second.max(1);
         let ahead = |packets: u64| {
-            let bytes = u128::from((packets - 1) * packet_bytes_max);
+            let bytes = u128::from((packets - 1) * self.packet_bytes_max);
             let nanos = bytes * u128::from(NANOS_PER_SECOND) / u128::from(rate);
             u64::try_from(nanos).unwrap_or(u64::MAX)
         };
-        Self {
-            rate_bytes_per_second: rate,
-            burst_nanos: ahead(BURST_PACKETS),
-            restart_nanos: ahead(RESTART_PACKETS),
-            earned_at: now,
-            earned_fraction: 0,
-        }
+        self.rate_bytes_per_second = rate;
+        self.burst_nanos = ahead(BURST_PACKETS);
+        self.restart_nanos = ahead(RESTART_PACKETS);
+        self.earned_fraction = 0;
     }
 
     /// There is something to send again after a pause: what was not used meanwhile is not owed.
@@ -126,6 +144,21 @@ mod tests {
             is_due
         });
         assert_eq!(made_up.count(), 20);
+    }
+
+    #[test]
+    fn another_rate_holds_from_the_next_packet_on() {
+        let millisecond = 1_000_000;
+        let mut pacer = Pacer::new(10_000_000, 1000, 0);
+        (0..BURST_PACKETS).for_each(|_| pacer.sent(1000, 0));
+        pacer.set_rate(1_000_000, 0);
+        let mut now = 0;
+        for _ in 0..BURST_PACKETS {
+            now = pacer.next_at().max(now);
+            pacer.sent(1000, now);
+        }
+        // A tenth of the rate: the next burst takes as long as 56 packets do, at least.
+        assert!(now >= (BURST_PACKETS - RESTART_PACKETS - 1) * millisecond, "{now}");
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! What passes through the doors of the session machine: configuration, requests, events, counters.
 
 use crate::aead::Secret;
+use crate::counters;
 use crate::link::Nanos;
 
 use super::ecn::Ecn;
@@ -273,6 +274,8 @@ pub enum CloseReason {
     ForgeryLimit,
     /// The peer is no longer trusted.
     Revoked,
+    /// The path loses too much at the least rate that the circuit breaker leaves.
+    PathOverloaded,
     /// A code that this version does not know.
     Other(u8),
 }
@@ -285,6 +288,7 @@ impl CloseReason {
             Self::PacketLimit => 2,
             Self::ForgeryLimit => 3,
             Self::Revoked => 4,
+            Self::PathOverloaded => 5,
             Self::Other(code) => code,
         }
     }
@@ -296,6 +300,7 @@ impl CloseReason {
             2 => Self::PacketLimit,
             3 => Self::ForgeryLimit,
             4 => Self::Revoked,
+            5 => Self::PathOverloaded,
             other => Self::Other(other),
         }
     }
@@ -411,22 +416,6 @@ pub enum PostError {
     Closed,
 }
 
-/// Declares a struct of counters that also lists itself, so that no name is written twice.
-macro_rules! counters {
-    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$field_meta:meta])* pub $field:ident: u64,)* }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct $name { $($(#[$field_meta])* pub $field: u64,)* }
-
-        impl $name {
-            /// Every counter with its name, in the order of declaration.
-            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$((stringify!($field), self.$field)),*].into_iter()
-            }
-        }
-    };
-}
-
 counters! {
     /// Counters since the start of the session. Bytes and packets are of UDP datagrams; wire bytes
     /// include IPv4 and UDP headers.
@@ -521,5 +510,10 @@ counters! {
         pub probes_sent: u64,
         /// Time in which sending paused because the peer was silent, in nanoseconds.
         pub stalled_nanos: u64,
+        /// Wire bytes that this end may send a second: the session's, or what its circuit breaker
+        /// has left of it.
+        pub rate_bytes_per_second: u64,
+        /// Times that the circuit breaker cut the rate.
+        pub breaker_trips: u64,
     }
 }

@@ -87,3 +87,25 @@ fn a_path_that_erases_marks_is_not_marked_on() {
     }
     assert!(pair.ends.iter().all(|end| end.is_established() && end.ecn() == Ecn::NotEct));
 }
+
+#[test]
+fn a_path_that_carries_half_is_given_less_and_all_arrives() {
+    let mut pair = pair_with(1 << 20);
+    let rate_before = pair.ends[0].statistics().rate_bytes_per_second;
+    let (mut count, mut posted) = (0_u32, 0);
+    for round in 0..30 {
+        if pair.ends[1].post_receive(receive(0, 60_000), pair.now).is_ok() {
+            pair.ends[0].post_send(send(0, 60_000), pair.now).unwrap();
+            posted += 1;
+        }
+        pair.run_filtered(400 * MILLISECOND, |index, _| {
+            count += 1;
+            index == 0 || round >= 20 || count.is_multiple_of(2)
+        });
+    }
+    let statistics = pair.ends[0].statistics();
+    assert!(statistics.breaker_trips > 0, "{statistics:?}");
+    assert!(statistics.rate_bytes_per_second < rate_before * 3 / 4, "{statistics:?}");
+    pair.run(60_000 * MILLISECOND);
+    assert_eq!(pair.ends[1].statistics().receives_completed, posted);
+}

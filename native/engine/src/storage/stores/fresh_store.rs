@@ -38,7 +38,7 @@ pub trait Place: Debug + Send + Sync + Sized + 'static {
     /// The same, for people.
     const LAYOUT: &'static str;
     /// The pages.
-    fn file(&self) -> Arc<dyn BlockFile>;
+    fn file(&self) -> io::Result<Arc<dyn BlockFile>>;
     /// Refuses a device that has no room for so much.
     fn check_size(&self, geometry: &Geometry) -> io::Result<()>;
     /// A channel to a store there, which asks for flushes and room at `requests`.
@@ -78,14 +78,15 @@ impl<P: Place> FreshStore<P> {
     ) -> io::Result<Self> {
         let superblock = Superblock { uuid, seed: random()?, geometry };
         place.check_size(&geometry)?;
-        let map = Map::create(place.file(), &superblock, &trust.authority(), trust.anchor.clone())?;
+        let map =
+            Map::create(place.file()?, &superblock, &trust.authority(), trust.anchor.clone())?;
         Self::start(place, map)
     }
 
     /// Opens a store and brings it to the state that its last flush, at least, left. An error with
     /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
     pub(super) fn take_up(place: P, trust: &Trust<'_>) -> io::Result<Self> {
-        let file = place.file();
+        let file = place.file()?;
         let (superblock, keys) = Superblock::read(&*file, &trust.authority())?;
         place.check_size(&superblock.geometry)?;
         let map = Map::open(file, &superblock, keys, trust.anchor.clone())?;

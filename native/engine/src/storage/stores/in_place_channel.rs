@@ -11,20 +11,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
+use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat, LeafPage};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::link::Nanos;
-use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
+use sealane_proto::sector::BLOCK_BYTES;
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
 use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
-use super::fresh::failure::copy_error;
+use super::fresh::failure::{Refusal, copy_error};
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::{Map, take_leaf};
 use super::fresh_store::Shared;
 use super::in_place_store::InPlace;
-use super::pages::Page;
 use super::raw_pages::wait_for_end;
 use super::ring::{event, hush};
 
@@ -185,9 +184,10 @@ impl InPlaceChannel {
         }
     }
 
-    fn check_leaf(&self, fetch: &Fetch, block: &[u8]) -> io::Result<Option<Arc<Page>>> {
-        let mut page = Page::ZERO;
-        page.0.copy_from_slice(&block[..DATA_BYTES]);
+    fn check_leaf(&self, fetch: &Fetch, block: &[u8]) -> io::Result<Option<Arc<LeafPage>>> {
+        let Some(page) = block.first_chunk() else {
+            return Err(Refusal::StaleLeaf(fetch.leaf).into());
+        };
         match self.shared.map.leaves().check(fetch, page)? {
             Checked::Right(page) => Ok(Some(page)),
             Checked::Changed => Ok(None),

@@ -41,8 +41,8 @@ impl Place for InPlace {
     type Layout = Ivs;
     const LAYOUT: &'static str = "in place";
 
-    fn file(&self) -> Arc<dyn BlockFile> {
-        Arc::clone(&self.raw) as Arc<dyn BlockFile>
+    fn file(&self) -> io::Result<Arc<dyn BlockFile>> {
+        Ok(Arc::clone(&self.raw) as Arc<dyn BlockFile>)
     }
 
     fn check_size(&self, geometry: &Geometry) -> io::Result<()> {

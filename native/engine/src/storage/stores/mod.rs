@@ -17,6 +17,7 @@ pub mod nvme;
 pub mod nvme_command;
 pub mod pages;
 pub mod plain_file;
+mod queued_pages;
 mod raw_pages;
 pub mod remote;
 mod remote_link;

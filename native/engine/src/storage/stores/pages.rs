@@ -17,6 +17,8 @@ use crate::clock;
 
 /// Bytes of a page: the data of one block, and the unit of everything that stores write.
 pub const PAGE_BYTES: usize = 4096;
+/// Pages of the largest read or write: 1 MiB.
+pub const IO_PAGES_MAX: usize = 256;
 
 /// How long an opening waits for the I/O of one before.
 const LOCK_WAIT: Nanos = 5_000_000_000;
@@ -48,11 +50,37 @@ pub trait BlockFile: Debug + Send + Sync {
         self.write(page, pages)?;
         self.sync()
     }
+    /// Reads a page from each of the places, which ascend; as many at a time as the device takes.
+    fn read_each(&self, places: &[u64], pages: &mut [Page]) -> io::Result<()> {
+        let mut rest = pages;
+        for run in runs(places) {
+            let (pages, others) = rest.split_at_mut(run.len());
+            self.read(run[0], pages)?;
+            rest = others;
+        }
+        Ok(())
+    }
+    /// Writes a page to each of the places, which ascend; as many at a time as the device takes.
+    fn write_each(&self, places: &[u64], pages: &[Page]) -> io::Result<()> {
+        let mut rest = pages;
+        for run in runs(places) {
+            let (pages, others) = rest.split_at(run.len());
+            self.write(run[0], pages)?;
+            rest = others;
+        }
+        Ok(())
+    }
     /// Reads the metadata of one page, where pages have any.
     fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {
         let detail = format!("page {page} has no metadata");
         Err(io::Error::new(io::ErrorKind::Unsupported, detail))
     }
+}
+
+/// Neighbours among ascending places, no more together than one operation takes.
+pub fn runs(places: &[u64]) -> impl Iterator<Item = &[u64]> {
+    let together = places.chunk_by(|left, right| left + 1 == *right);
+    together.flat_map(|run| run.chunks(IO_PAGES_MAX))
 }
 
 /// A file or block device, open past the page cache where its file system allows that.

@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 
 use super::super::store::{BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
-use super::pages::{DeviceFile, PAGE_BYTES, Page};
-use super::ring::{Ended, IO_PAGES_MAX, Io, Ring, event, hush, tell};
+use super::pages::{DeviceFile, IO_PAGES_MAX, PAGE_BYTES, Page};
+use super::ring::{Ended, Io, Ring, event, hush, tell};
 
 /// A file of plain blocks.
 #[derive(Debug)]

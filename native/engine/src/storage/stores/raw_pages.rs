@@ -9,11 +9,13 @@ use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
 use super::super::connection::wait;
 use super::super::store::{BlockStore, StoreChannel, StoreRequest};
-use super::pages::{BlockFile, Page};
+use super::pages::{BlockFile, Page, runs};
 use crate::clock;
 
 /// Blocks moved at once: no more than any store takes in one operation.
 const MOVE_BLOCKS: usize = 32;
+/// Operations side by side.
+const DEPTH: usize = 64;
 
 /// Executes one operation on a channel that has no other, and returns its buffer.
 pub fn execute(channel: &mut dyn StoreChannel, request: StoreRequest) -> io::Result<Vec<u8>> {
@@ -26,6 +28,57 @@ pub fn execute(channel: &mut dyn StoreChannel, request: StoreRequest) -> io::Res
         }
         wait_for_end(channel)?;
     }
+}
+
+/// Executes operations side by side on a channel that has no other, each named by its first page;
+/// hands over their buffers.
+fn execute_all(
+    channel: &mut dyn StoreChannel,
+    moves: &mut dyn Iterator<Item = (usize, StoreRequest)>,
+    mut ended: impl FnMut(usize, &[u8]),
+) -> io::Result<()> {
+    let mut done = Vec::new();
+    let mut result = Ok(());
+    let mut is_over = false;
+    loop {
+        while !is_over && channel.in_flight() < DEPTH {
+            match moves.next() {
+                Some((first, request)) => channel.submit(first as u64, request),
+                None => is_over = true,
+            }
+        }
+        channel.poll(&mut done);
+        for done in done.drain(..) {
+            match done.result {
+                Ok(()) => ended(done.ticket as usize, &done.buffer),
+                Err(error) => result = Err(error),
+            }
+        }
+        if channel.in_flight() == DEPTH || (channel.in_flight() > 0 && is_over) {
+            wait_for_end(channel)?;
+        } else if is_over {
+            return result;
+        }
+    }
+}
+
+/// Neighbours among the places, as many as are moved at once; and which of all places is their first.
+fn parts(places: &[u64]) -> impl Iterator<Item = (usize, &[u64])> {
+    let mut next = 0;
+    runs(places).flat_map(|run| run.chunks(MOVE_BLOCKS)).map(move |run| {
+        let first = next;
+        next += run.len();
+        (first, run)
+    })
+}
+
+/// The write of pages to blocks without metadata.
+fn write_of(lba: u64, pages: &[Page], durable: bool) -> StoreRequest {
+    let mut buffer = vec![0; pages.len() * BLOCK_BYTES];
+    for (page, block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+        block[..DATA_BYTES].copy_from_slice(&page.0);
+    }
+    StoreRequest::Write { lba, buffer, durable }
 }
 
 /// Waits until `poll` would find something.
@@ -69,11 +122,7 @@ impl RawPages {
 
     fn write_blocks(&self, page: u64, pages: &[Page], durable: bool) -> io::Result<()> {
         for (lba, part) in (page..).step_by(MOVE_BLOCKS).zip(pages.chunks(MOVE_BLOCKS)) {
-            let mut buffer = vec![0; part.len() * BLOCK_BYTES];
-            for (page, block) in part.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
-                block[..DATA_BYTES].copy_from_slice(&page.0);
-            }
-            execute(&mut **self.channel(), StoreRequest::Write { lba, buffer, durable })?;
+            execute(&mut **self.channel(), write_of(lba, part, durable))?;
         }
         Ok(())
     }
@@ -101,6 +150,22 @@ impl BlockFile for RawPages {
 
     fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
         self.write_blocks(page, pages, true)
+    }
+
+    fn read_each(&self, places: &[u64], pages: &mut [Page]) -> io::Result<()> {
+        let read = |lba, blocks| StoreRequest::Read { lba, buffer: vec![0; blocks * BLOCK_BYTES] };
+        let mut moves = parts(places).map(|(first, run)| (first, read(run[0], run.len())));
+        execute_all(&mut **self.channel(), &mut moves, |first, buffer| {
+            for (page, block) in pages[first..].iter_mut().zip(buffer.chunks_exact(BLOCK_BYTES)) {
+                page.0.copy_from_slice(&block[..DATA_BYTES]);
+            }
+        })
+    }
+
+    fn write_each(&self, places: &[u64], pages: &[Page]) -> io::Result<()> {
+        let mut moves = parts(places)
+            .map(|(first, run)| (first, write_of(run[0], &pages[first..first + run.len()], false)));
+        execute_all(&mut **self.channel(), &mut moves, |_, _| {})
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -12,9 +12,9 @@ use zerocopy::IntoBytes;
 
 use super::super::connection::wait;
 use super::device::{Device, IoQueue, Piece};
-use super::pages::{BlockFile, PAGE_BYTES, Page};
+use super::pages::{BlockFile, IO_PAGES_MAX, PAGE_BYTES, Page};
 use super::remote_link::{Link, Transfer};
-use super::ring::{Ended, IO_PAGES_MAX, Io, hush, tell};
+use super::ring::{Ended, Io, hush, tell};
 
 /// Buffers that a queue keeps for the next operations.
 const POOL_BUFFERS: usize = 64;

@@ -12,14 +12,12 @@ use std::sync::Arc;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::pages::{PAGE_BYTES, Page};
+use super::pages::{IO_PAGES_MAX, PAGE_BYTES, Page};
 
 /// Operations that the kernel is given at a time; more wait their turn here.
 const RING_ENTRIES: u32 = 128;
 /// Buffers kept for the next operations.
 const POOL_BUFFERS: usize = 64;
-/// Pages of the largest buffer kept, and of the largest read or write: 1 MiB.
-pub const IO_PAGES_MAX: usize = 256;
 
 /// What a ring can do for its owner.
 ///

@@ -20,8 +20,8 @@ use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::take_leaf;
 use super::fresh::placed::{Placed, PlacedEntry};
 use super::fresh_store::Shared;
-use super::pages::Page;
-use super::ring::{Ended, IO_PAGES_MAX, Io, event, hush};
+use super::pages::{IO_PAGES_MAX, Page};
+use super::ring::{Ended, Io, event, hush};
 use super::sealed_file::Slots;
 
 /// How far an operation is.
@@ -152,7 +152,7 @@ impl SealedChannel {
     /// A leaf page has come.
     fn leaf_came(&self, operation: &mut Operation, first: usize, page: &Page) {
         let Some(fetch) = operation.fetches.get(first).copied() else { return };
-        match self.shared.map.leaves().check(&fetch, *page) {
+        match self.shared.map.leaves().check(&fetch, &page.0) {
             Ok(Checked::Right(page)) => {
                 take_leaf::<Placed>(&mut operation.entries, operation.lba, fetch.leaf, &page);
             }
@@ -283,8 +283,8 @@ impl SealedChannel {
                 self.await_flush(operation);
                 return;
             }
-            if map.is_flush_due() {
-                self.requests.flush_in_background();
+            if map.is_write_back_due() {
+                self.requests.write_back();
             }
         }
         self.finish(operation);

@@ -18,6 +18,7 @@ use super::fresh::journal::Requests;
 use super::fresh::placed::Placed;
 use super::fresh_store::{FreshStore, Place, Shared, Trust, check_empty, check_name, new_uuid};
 use super::pages::{BlockFile, DeviceFile, Page};
+use super::queued_pages::QueuedPages;
 use super::sealed_channel::SealedChannel;
 use super::sealed_upkeep::SealedUpkeep;
 
@@ -35,8 +36,8 @@ impl Place for Slots {
     type Layout = Placed;
     const LAYOUT: &'static str = "out of place";
 
-    fn file(&self) -> Arc<dyn BlockFile> {
-        Arc::clone(&self.device) as Arc<dyn BlockFile>
+    fn file(&self) -> io::Result<Arc<dyn BlockFile>> {
+        Ok(Arc::new(QueuedPages::new(Arc::clone(&self.device))?))
     }
 
     fn check_size(&self, geometry: &Geometry) -> io::Result<()> {

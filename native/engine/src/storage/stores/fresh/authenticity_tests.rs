@@ -68,17 +68,22 @@ impl World {
         Ok(Self { disk, map })
     }
 
+    /// Writes a version of a block.
+    fn note(&self, lba: u64, version: u64) -> io::Result<()> {
+        let block = block(lba, version);
+        let entries = self.map.place(&block)?.expect("room");
+        let data = Page(*block.first_chunk().expect("a block is longer than a page"));
+        self.disk.write(GEOMETRY.slot(entries[0].slot), &[data])?;
+        self.map.commit(lba, &entries)
+    }
+
     /// Writes a version of a block and flushes.
     fn write(&self, lba: u64, version: u64) {
         self.try_write(lba, version).expect("flush");
     }
 
     fn try_write(&self, lba: u64, version: u64) -> io::Result<()> {
-        let block = block(lba, version);
-        let entries = self.map.place(&block)?.expect("room");
-        let data = Page(*block.first_chunk().expect("a block is longer than a page"));
-        self.disk.write(GEOMETRY.slot(entries[0].slot), &[data])?;
-        self.map.commit(lba, &entries)?;
+        self.note(lba, version)?;
         self.map.flush()
     }
 
@@ -169,10 +174,10 @@ fn a_forged_superblock_is_refused() {
 fn a_store_of_the_version_before_is_refused_by_name() {
     let world = World::create(None);
     let mut first = page(&world.disk, 0);
-    first.0[8] = 2;
+    first.0[8] = 3;
     put(&world.disk, 0, &first);
     let error = World::open(world.disk.whole(), None).err().expect("another version").to_string();
-    assert!(error.contains("version 2") && error.contains("version 3"), "{error}");
+    assert!(error.contains("version 3") && error.contains("version 4"), "{error}");
 }
 
 #[test]
@@ -251,7 +256,7 @@ fn an_older_leaf_page_is_refused_when_it_is_read_and_when_it_is_merged() {
     let world = World::create(None);
     world.write(5, 1);
     world.map.merge().expect("merge");
-    let copy = 1 - world.map.leaves().spare_copy(0);
+    let copy = 1 - world.map.leaves().current([0])[0].spare_copy();
     let older = page(&world.disk, GEOMETRY.leaf(0, copy));
     world.write(5, 2);
     world.map.merge().expect("merge");
@@ -332,6 +337,22 @@ fn a_device_that_was_put_back_behind_a_flush_is_refused() {
     }
     let opened = World::open(last, Some(&anchor)).expect("the last state");
     assert_eq!(opened.read(5).expect("read"), 3);
+}
+
+#[test]
+fn what_is_written_back_unasked_is_durable_at_once_and_anchored_by_the_next_flush() {
+    let anchor = every_commit();
+    let world = World::create(Some(&anchor));
+    world.write(5, 1);
+    let before = anchor.latest().expect("anchor");
+    let old = world.disk.whole();
+    world.note(5, 2).expect("note");
+    world.map.write_back().expect("write-back");
+    assert_eq!((anchor.latest().expect("anchor"), world.disk.volatile()), (before, 0));
+    let opened = World::open(world.disk.lost(), Some(&Arc::new(anchor.copy()))).expect("store");
+    assert_eq!(opened.read(5).expect("read"), 2);
+    world.map.flush().expect("flush");
+    assert!(is_rolled_back(World::open(old, Some(&anchor))));
 }
 
 #[test]

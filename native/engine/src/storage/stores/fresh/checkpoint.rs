@@ -28,8 +28,6 @@ pub struct Checkpoint {
     pub sequence: u64,
     /// Root commits of the tree so far.
     pub commits: u64,
-    /// Blocks that leaf pages have entries of.
-    pub written: u64,
     /// Whether an anchor was advanced for this store: then there must be one.
     pub is_anchored: bool,
     /// Tag of the tree's root.
@@ -51,7 +49,7 @@ impl Checkpoint {
         fields.put_u64(self.log_start);
         fields.put(&self.log_tag);
         let is_anchored = u64::from(self.is_anchored);
-        for field in [self.log_flushed, self.sequence, self.commits, self.written, is_anchored] {
+        for field in [self.log_flushed, self.sequence, self.commits, is_anchored] {
             fields.put_u64(field);
         }
         fields.put(&self.root);
@@ -69,8 +67,7 @@ impl Checkpoint {
         }
         let (number, epoch, nonce) = (get_u64(rest), get_u64(rest), get(rest));
         let (log_start, log_tag) = (get_u64(rest), get(rest));
-        let [log_flushed, sequence, commits, written, is_anchored] =
-            [(); 5].map(|()| get_u64(rest));
+        let [log_flushed, sequence, commits, is_anchored] = [(); 4].map(|()| get_u64(rest));
         let root = get(rest);
         let mut void_since = Box::new([0; REGIONS]);
         void_since.iter_mut().for_each(|number| *number = get_u64(rest));
@@ -89,7 +86,6 @@ impl Checkpoint {
             log_flushed,
             sequence,
             commits,
-            written,
             is_anchored,
             root,
             void_since,

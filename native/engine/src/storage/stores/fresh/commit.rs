@@ -39,8 +39,6 @@ pub(super) struct Writer<E> {
     pub checkpoint_tag: Tag,
     /// Root commits before this opening.
     pub commits: u64,
-    /// Blocks that leaf pages have entries of.
-    pub written: u64,
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
@@ -58,14 +56,25 @@ impl<F: Layout> Map<F> {
     // Doors: each has the store fail for good if the device fails. After an error nobody knows what
     // it has.
 
-    /// Makes everything durable that was noted so far.
+    /// Makes everything durable that was noted so far, and has the anchor hear of it as its policy
+    /// says.
     pub fn flush(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let flushed = self.flush_with(&mut writer, false);
+        let flushed = flushed.and_then(|()| self.commit_to_anchor(&mut writer));
         self.guard(flushed)
     }
 
-    /// Begins to merge the changes noted so far into leaf pages; also a flush.
+    /// Writes what waits to the log for nobody who asked: it is flushed when the anchor hears of it
+    /// with the next flush or checkpoint. A merge is due before the table is full, so a checkpoint
+    /// is never far.
+    pub fn write_back(&self) -> io::Result<()> {
+        let mut writer = self.writer();
+        let written = self.flush_with(&mut writer, false);
+        self.guard(written)
+    }
+
+    /// Begins to merge the changes noted so far into leaf pages; also a write-back.
     pub fn begin_merge(&self) -> io::Result<()> {
         let mut writer = self.writer();
         let begun = self.flush_with(&mut writer, true);
@@ -93,9 +102,9 @@ impl<F: Layout> Map<F> {
         self.guard(merged)
     }
 
-    /// Makes room for further changes; also a flush.
+    /// Makes room for further changes; also a write-back.
     pub fn make_room(&self) -> io::Result<()> {
-        self.flush()?;
+        self.write_back()?;
         let is_tight = {
             let state = self.state();
             let room = self.geometry.pending_max / 4;
@@ -204,7 +213,7 @@ impl<F: Layout> Map<F> {
         if let Some(frozen) = frozen {
             writer.merge = Some(Merge::new(frozen, border));
         }
-        self.commit_to_anchor(writer)
+        Ok(())
     }
 
     /// Whether the log has room for so many pages, if need be behind a merge that is under way.
@@ -306,8 +315,9 @@ impl<F: Layout> Map<F> {
         let number = writer.checkpoint + 1;
         for round in self.leaves.begin_checkpoint(number).chunks(ROUND_PAGES) {
             let pages = round.iter().filter_map(|index| self.leaves.node_page(number, *index));
-            let pages = pages.map(|(page, place)| (place, page.encode(&self.keys)));
-            count(&self.counters.node_writes, write_runs(&*self.file, pages)?);
+            let pages = pages.map(|(page, place)| (place, page)).collect();
+            let written = write_sorted(&*self.file, pages, |page| page.encode(&self.keys))?;
+            count(&self.counters.node_writes, written);
         }
         // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
         // must be there before it is, and so are the log pages written so far.
@@ -328,7 +338,6 @@ impl<F: Layout> Map<F> {
             log_flushed: writer.flushed.0,
             sequence: self.sequence.load(Ordering::Relaxed),
             commits: writer.commits.wrapping_add(root.commit),
-            written: writer.written,
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),
@@ -411,18 +420,17 @@ impl<E> Writer<E> {
     }
 }
 
-/// Writes pages to their places, neighbours at once. Returns how many.
-pub(super) fn write_runs(
+/// Writes pages to their places, side by side. Returns how many.
+pub(super) fn write_sorted<T>(
     file: &dyn BlockFile,
-    pages: impl IntoIterator<Item = (u64, Page)>,
+    mut pages: Vec<(u64, T)>,
+    encode: impl Fn(&T) -> Page,
 ) -> io::Result<u64> {
-    let mut pages: Vec<(u64, Page)> = pages.into_iter().collect();
     pages.sort_unstable_by_key(|(place, _)| *place);
-    for run in pages.chunk_by(|(left, _), (right, _)| left + 1 == *right) {
-        let contents: Vec<Page> = run.iter().map(|(_, page)| *page).collect();
-        file.write(run[0].0, &contents)?;
-    }
-    Ok(pages.len() as u64)
+    let places: Vec<u64> = pages.iter().map(|(place, _)| *place).collect();
+    let pages: Vec<Page> = pages.iter().map(|(_, page)| encode(page)).collect();
+    file.write_each(&places, &pages)?;
+    Ok(places.len() as u64)
 }
 
 /// Sizes of a store that is consistent with its format.

@@ -21,7 +21,7 @@ const FLUSH_WRITES: u64 = 32;
 
 /// A device that counts pages; syncs count as one.
 #[derive(Debug, Default)]
-struct Counted {
+pub struct Counted {
     pages: Mutex<HashMap<u64, Page>>,
     ios: Mutex<u64>,
 }

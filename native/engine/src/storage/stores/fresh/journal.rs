@@ -104,8 +104,8 @@ impl Requests {
         self.changed.notify_one();
     }
 
-    /// Asks for a flush that nobody waits for.
-    pub fn flush_in_background(&self) {
+    /// Has what waits written to the log; nobody waits for that.
+    pub fn write_back(&self) {
         self.lock().is_background = true;
         self.changed.notify_one();
     }
@@ -162,8 +162,11 @@ fn run<F: Layout>(map: &Map<F>, requests: &Requests) {
         if !wanted.announcements.is_empty() {
             answer(wanted.announcements, &map.announce());
         }
-        if !wanted.flushes.is_empty() || wanted.is_background {
+        if !wanted.flushes.is_empty() {
             answer(wanted.flushes, &map.flush());
+        } else if wanted.is_background {
+            // A failure is told to whoever writes or flushes next.
+            let _ = map.write_back();
         }
         if !wanted.rooms.is_empty() {
             answer(wanted.rooms, &map.make_room());

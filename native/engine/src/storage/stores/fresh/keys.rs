@@ -94,14 +94,14 @@ impl StoreKeys {
         let root = match authority {
             Authority::Device => Secret::take(&mut seed),
             // A fresh seed for each layout: no two have a key in common.
-            Authority::Secret(secret) => secret.derive("sealane store v3 root", &seed),
+            Authority::Secret(secret) => secret.derive("sealane store v4 root", &seed),
         };
         let key = |label| root.derive(label, uuid);
-        let tree = key("sealane store v3 tree");
+        let tree = key("sealane store v4 tree");
         Self {
-            pages: PageKey(HmacKey::new(&key("sealane store v3 pages"))),
-            blocks: MacKey::new(&key("sealane store v3 blocks")),
-            log: key("sealane store v3 log"),
+            pages: PageKey(HmacKey::new(&key("sealane store v4 pages"))),
+            blocks: MacKey::new(&key("sealane store v4 blocks")),
+            log: key("sealane store v4 log"),
             fast_path: FastPathKey::new(&tree),
             tree,
         }
@@ -120,7 +120,7 @@ impl StoreKeys {
         let mut context = [0; 24];
         context[..8].copy_from_slice(&epoch.to_le_bytes());
         context[8..].copy_from_slice(nonce);
-        PageKey(HmacKey::new(&self.log.derive("sealane store v3 log of an opening", &context)))
+        PageKey(HmacKey::new(&self.log.derive("sealane store v4 log of an opening", &context)))
     }
 
     /// The secret of the tree.

@@ -4,19 +4,21 @@
 //! always the one that the tree's node names.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quick_cache::unsync::Cache;
-use sealane_proto::freshness::leaf::Leaf;
-use sealane_proto::freshness::node::{Node, NodeKey};
-use sealane_proto::freshness::tree::{Root, Tree};
+use sealane_proto::freshness::leaf::{Leaf, LeafPage};
+use sealane_proto::freshness::node::{ARITY, NODE_BYTES, Node, NodeKey};
+use sealane_proto::freshness::tree::{Root, Subtree, Tree};
 
-use super::super::pages::Page;
 use super::checkpoint::REGIONS;
 use super::counters::{Counters, count};
 use super::failure::Refusal;
 use super::geometry::Geometry;
-use super::nodes::{Held, NODES_PER_PAGE, NodePage};
+use super::hashers::side_by_side;
+use super::nodes::{Copies, Held, NODES_PER_PAGE, NodePage};
 
 /// Leaf pages kept in memory: 64 MiB, which is 4.7 GiB of blocks out of place.
 const CACHE_PAGES: usize = 16_384;
@@ -27,7 +29,7 @@ pub enum Found {
     /// It has no entry.
     Void,
     /// In memory.
-    Cached(Arc<Page>),
+    Cached(Arc<LeafPage>),
     /// On the device.
     At(Fetch),
 }
@@ -46,39 +48,63 @@ pub struct Fetch {
 #[derive(Debug)]
 pub enum Checked {
     /// The leaf, as it was when the fetch was made.
-    Right(Arc<Page>),
+    Right(Arc<LeafPage>),
     /// It was written since: it must be looked for again.
     Changed,
 }
 
-/// A leaf that was written to a copy.
+/// A leaf as it is, for who merges changes into it.
+#[derive(Debug)]
+pub struct Current {
+    /// The leaf.
+    pub leaf: u64,
+    /// Its node and copy; None: it is void.
+    pub held: Option<Held>,
+    /// Its page, if that is in memory.
+    pub page: Option<Arc<LeafPage>>,
+}
+
+impl Current {
+    /// The copy to write it to: the one that the last checkpoint doesn't need.
+    #[must_use]
+    pub fn spare_copy(&self) -> u8 {
+        self.held.map_or(0, |held| 1 - held.copy)
+    }
+}
+
+/// A leaf as it has become.
 #[derive(Debug)]
 pub struct Written {
     /// The leaf.
     pub leaf: u64,
-    /// Its page and the copy that has it; None: it became void.
-    pub page: Option<(Arc<Page>, u8)>,
+    /// Its page, and that page's node and the copy that has it; None: it became void.
+    pub page: Option<(Arc<LeafPage>, Held)>,
+    /// By how many more blocks it has entries of.
+    pub growth: i32,
 }
 
-/// Copies of the leaves of one page of nodes.
+/// What is known of the leaves of one page of nodes.
 #[derive(Debug)]
-struct HeldCopies {
+struct NodesHeld {
     /// The copy on the device that the last checkpoint names.
     current: Option<u8>,
-    /// By leaf: zero is void, else one more than its current copy.
-    states: [u8; NODES_PER_PAGE as usize],
+    copies: Copies,
+    /// Blocks that the leaves have entries of.
+    written: u32,
 }
 
 #[derive(Debug)]
 struct State {
     tree: Tree,
-    pages: Vec<Option<Box<HeldCopies>>>,
+    pages: Vec<Option<Box<NodesHeld>>>,
     /// Pages of nodes that the last checkpoint lacks.
     dirty: BTreeSet<u64>,
+    /// Regions that became void at once: every page of theirs that there is, is another.
+    dirty_regions: BTreeSet<usize>,
     /// By region: leaves that aren't void, and where its pages are void before.
     held: Vec<u64>,
     void_since: Box<[u64; REGIONS]>,
-    cache: Cache<u64, Arc<Page>>,
+    cache: Cache<u64, Arc<LeafPage>>,
 }
 
 /// The leaves of a store.
@@ -99,6 +125,7 @@ impl Leaves {
             tree: Tree::new(Arc::clone(&key), geometry.leaves()),
             pages: (0..geometry.node_pages()).map(|_| None).collect(),
             dirty: BTreeSet::new(),
+            dirty_regions: BTreeSet::new(),
             held: vec![0; REGIONS],
             void_since: Box::new([0; REGIONS]),
             cache: Cache::new(CACHE_PAGES),
@@ -113,6 +140,12 @@ impl Leaves {
 
     fn region(&self, page: u64) -> usize {
         (page / self.geometry.region_pages()) as usize
+    }
+
+    fn pages_of(&self, region: usize) -> Range<u64> {
+        let size = self.geometry.region_pages();
+        let start = region as u64 * size;
+        start..self.geometry.node_pages().min(start + size)
     }
 
     // Questions.
@@ -139,7 +172,7 @@ impl Leaves {
 
     /// A leaf's page if it is in memory.
     #[must_use]
-    pub fn cached(&self, leaf: u64) -> Option<Arc<Page>> {
+    pub fn cached(&self, leaf: u64) -> Option<Arc<LeafPage>> {
         self.state().cache.peek(&leaf).cloned()
     }
 
@@ -158,23 +191,29 @@ impl Leaves {
     /// A leaf's page and the node that stands for it, of a page that was found in the cache or
     /// checked just now; None if it was written since, or is void.
     #[must_use]
-    pub fn with_node(&self, leaf: u64, page: &Page) -> Option<Leaf> {
-        Leaf::check(&self.key, leaf, Box::new(page.0), self.node(leaf)).ok()
+    pub fn with_node(&self, leaf: u64, page: &LeafPage) -> Option<Leaf> {
+        Leaf::check(&self.key, leaf, Box::new(*page), self.node(leaf)).ok()
+    }
+
+    /// Whether a page that was read is the leaf's that has this node.
+    #[must_use]
+    pub fn is_page_of(&self, leaf: u64, node: Node, page: &LeafPage) -> bool {
+        self.key.leaf_node(leaf, page) == Some(node)
     }
 
     /// Checks a leaf that was read, and keeps it in memory. An error if it isn't what was written
     /// last.
-    pub fn check(&self, fetch: &Fetch, page: Page) -> Result<Checked, Refusal> {
-        self.checked(fetch, &page, true)
+    pub fn check(&self, fetch: &Fetch, page: &LeafPage) -> Result<Checked, Refusal> {
+        self.checked(fetch, page, true)
     }
 
     /// The same for who won't need it again: nothing is kept.
-    pub fn check_only(&self, fetch: &Fetch, page: Page) -> Result<Checked, Refusal> {
-        self.checked(fetch, &page, false)
+    pub fn check_only(&self, fetch: &Fetch, page: &LeafPage) -> Result<Checked, Refusal> {
+        self.checked(fetch, page, false)
     }
 
-    fn checked(&self, fetch: &Fetch, page: &Page, keeps: bool) -> Result<Checked, Refusal> {
-        let is_right = self.key.leaf_node(fetch.leaf, &page.0) == Some(fetch.node);
+    fn checked(&self, fetch: &Fetch, page: &LeafPage, keeps: bool) -> Result<Checked, Refusal> {
+        let is_right = self.is_page_of(fetch.leaf, fetch.node, page);
         let mut state = self.state();
         let is_current = state.tree.node(fetch.leaf) == Some(fetch.node);
         if !is_right {
@@ -188,10 +227,28 @@ impl Leaves {
         Ok(Checked::Right(page))
     }
 
-    /// The copy to write a leaf to: the one that the last checkpoint doesn't need.
+    /// Leaves as they are.
     #[must_use]
-    pub fn spare_copy(&self, leaf: u64) -> u8 {
-        self.state().current(leaf).map_or(0, |(_, copy)| 1 - copy)
+    pub fn current(&self, leaves: impl IntoIterator<Item = u64>) -> Vec<Current> {
+        let state = self.state();
+        let current = |leaf| {
+            let held = state.current(leaf).map(|(node, copy)| Held { node, copy });
+            let page = held.and_then(|_| state.cache.get(&leaf)).map(Arc::clone);
+            Current { leaf, held, page }
+        };
+        leaves.into_iter().map(current).collect()
+    }
+
+    /// The node of a leaf that has become `after` and was `before`, with that node.
+    #[must_use]
+    pub fn changed_node(
+        &self,
+        leaf: u64,
+        node: Option<Node>,
+        before: &LeafPage,
+        after: &LeafPage,
+    ) -> Option<Node> {
+        self.key.changed_leaf_node(leaf, node, before, after)
     }
 
     /// The first leaf in the range that isn't void.
@@ -201,7 +258,7 @@ impl Leaves {
         let mut leaf = start;
         while leaf < end {
             match &state.pages[(leaf / NODES_PER_PAGE) as usize] {
-                Some(page) if page.states[(leaf % NODES_PER_PAGE) as usize] != 0 => {
+                Some(page) if page.copies.get((leaf % NODES_PER_PAGE) as usize).is_some() => {
                     return Some(leaf);
                 }
                 Some(_) => leaf += 1,
@@ -217,6 +274,21 @@ impl Leaves {
         self.state().tree.root()
     }
 
+    /// Bytes of memory of the tree, of what is known of copies, and of both by the formula: 16 for
+    /// each node. The cache of leaf pages is not among them.
+    #[must_use]
+    pub fn memory_bytes(&self) -> [u64; 3] {
+        let state = self.state();
+        let held = state.pages.iter().flatten().count() * size_of::<NodesHeld>();
+        let table = state.pages.capacity() * size_of::<Option<Box<NodesHeld>>>();
+        let (mut nodes, mut level) = (self.geometry.leaves(), self.geometry.leaves());
+        while level > 1 {
+            level = level.div_ceil(ARITY as u64);
+            nodes += level;
+        }
+        [state.tree.memory_bytes(), (held + table) as u64, nodes * NODE_BYTES as u64]
+    }
+
     /// Where regions are void before.
     #[must_use]
     pub fn void_since(&self) -> Box<[u64; REGIONS]> {
@@ -225,31 +297,67 @@ impl Leaves {
 
     // Changes.
 
-    /// Takes over leaves that were written, sorted.
-    pub fn written(&self, leaves: &[Written]) {
-        let node = |written: &Written| {
-            let page = written.page.as_ref();
-            (written.leaf, page.and_then(|(page, _)| self.key.leaf_node(written.leaf, &page.0)))
-        };
+    /// Takes over leaves that were written, sorted; hashed by so many threads.
+    pub fn written(&self, leaves: &[Written], hashers: usize) {
+        let node =
+            |written: &Written| (written.leaf, written.page.as_ref().map(|(_, held)| held.node));
         let nodes: Vec<_> = leaves.iter().map(node).collect();
         let mut state = self.state();
-        state.tree.update(&nodes);
-        for Written { leaf, page } in leaves {
+        state.tree.update_on(&nodes, hashers, |subtrees| side_by_side(subtrees, Subtree::hash));
+        for Written { leaf, page, growth } in leaves {
             let index = leaf / NODES_PER_PAGE;
             let place = &mut state.pages[index as usize];
-            let held = place.get_or_insert_with(HeldCopies::void);
-            let held = &mut held.states[(leaf % NODES_PER_PAGE) as usize];
-            let copy_state = page.as_ref().map_or(0, |(_, copy)| copy + 1);
-            let before = std::mem::replace(held, copy_state);
+            let held = place.get_or_insert_with(|| Box::new(NodesHeld::VOID));
+            let copy = page.as_ref().map(|(_, held)| held.copy);
+            let before = held.copies.set((leaf % NODES_PER_PAGE) as usize, copy);
+            held.written = held.written.wrapping_add_signed(*growth);
             let region = self.region(index);
-            state.held[region] += u64::from(copy_state != 0);
-            state.held[region] -= u64::from(before != 0);
+            state.held[region] += u64::from(copy.is_some());
+            state.held[region] -= u64::from(before.is_some());
             state.dirty.insert(index);
             match page {
                 Some((page, _)) => state.cache.insert(*leaf, Arc::clone(page)),
                 None => drop(state.cache.remove(leaf)),
             }
         }
+        let growth = leaves.iter().map(|written| i64::from(written.growth)).sum::<i64>();
+        self.counters.written.fetch_add(growth.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// Makes all leaves of some pages of nodes void. Nobody is told what they had.
+    pub fn void(&self, pages: Range<u64>) {
+        let end = (pages.end * NODES_PER_PAGE).min(self.geometry.leaves());
+        let leaves = (pages.start * NODES_PER_PAGE).min(end)..end;
+        let mut state = self.state();
+        let mut lost = 0;
+        let mut start = pages.start;
+        while start < pages.end {
+            let region = self.region(start);
+            let end = pages.end.min(self.pages_of(region).end);
+            let found = &mut state.pages[start as usize..end as usize];
+            let is_held = |(_, page): &(u64, &mut Box<NodesHeld>)| page.copies != Copies::VOID;
+            let found = (start..end).zip(found).filter_map(|(at, page)| Some((at, page.as_mut()?)));
+            let mut changed = Vec::new();
+            let mut leaves_held = 0;
+            for (index, page) in found.filter(is_held) {
+                lost += u64::from(page.written);
+                leaves_held += page.copies.held();
+                (page.copies, page.written) = (Copies::VOID, 0);
+                changed.push(index);
+            }
+            state.held[region] -= leaves_held;
+            if state.held[region] > 0 {
+                state.dirty.extend(changed);
+            } else if leaves_held > 0 {
+                state.dirty_regions.insert(region);
+            }
+            start = end;
+        }
+        let freed = state.tree.void(leaves);
+        drop(state);
+        self.counters.written.fetch_sub(lost, Ordering::Relaxed);
+        // Of a petabyte, giving its memory back takes a second.
+        drop(freed);
     }
 
     /// Has every leaf page read from the device again.
@@ -264,7 +372,15 @@ impl Leaves {
     /// void are noted as such and cost nothing.
     pub fn begin_checkpoint(&self, number: u64) -> Vec<u64> {
         let mut state = self.state();
-        let dirty = std::mem::take(&mut state.dirty);
+        let mut dirty = std::mem::take(&mut state.dirty);
+        for region in std::mem::take(&mut state.dirty_regions) {
+            let pages = self.pages_of(region);
+            if state.held[region] > 0 {
+                dirty.extend(pages.filter(|index| state.pages[*index as usize].is_some()));
+            } else {
+                dirty.insert(pages.start);
+            }
+        }
         let mut indices = Vec::new();
         for index in dirty {
             let region = self.region(index);
@@ -273,9 +389,8 @@ impl Leaves {
             } else if state.void_since[region] != number + 1 {
                 // Of this number, a page of a checkpoint that was not completed may lie about.
                 state.void_since[region] = number + 1;
-                let first = region as u64 * self.geometry.region_pages();
-                let end = self.geometry.node_pages().min(first + self.geometry.region_pages());
-                state.pages[first as usize..end as usize].fill_with(|| None);
+                let pages = self.pages_of(region);
+                state.pages[pages.start as usize..pages.end as usize].fill_with(|| None);
             }
         }
         indices
@@ -287,11 +402,12 @@ impl Leaves {
         let mut state = self.state();
         let State { tree, pages, .. } = &mut *state;
         let held = pages[index as usize].as_mut()?;
-        let leaves = (index * NODES_PER_PAGE..).zip(&held.states).map(|(leaf, state)| {
-            let copy = state.checked_sub(1)?;
+        let leaves = (index * NODES_PER_PAGE..).zip(0..NODES_PER_PAGE as usize);
+        let leaves = leaves.map(|(leaf, place)| {
+            let copy = held.copies.get(place)?;
             Some(Held { node: tree.node(leaf)?, copy })
         });
-        let page = NodePage { number, index, leaves: leaves.collect() };
+        let page = NodePage { number, index, written: held.written, leaves: leaves.collect() };
         let copy = held.current.map_or(0, |copy| 1 - copy);
         held.current = Some(copy);
         Some((page, self.geometry.nodes(index, copy)))
@@ -324,23 +440,24 @@ impl Leaves {
         }
         let Some((copy, page)) = last else {
             if state.dirty.contains(&index) {
-                state.pages[index as usize] = Some(HeldCopies::void());
+                state.pages[index as usize] = Some(Box::new(NodesHeld::VOID));
             }
             return;
         };
-        let mut held = HeldCopies::void();
-        held.current = Some(copy);
+        let mut held = Box::new(NodesHeld::VOID);
+        (held.current, held.written) = (Some(copy), page.written);
         let leaves = index * NODES_PER_PAGE..self.geometry.leaves();
-        let leaves = leaves.zip(page.leaves).zip(&mut held.states);
-        let nodes = leaves.filter_map(|((leaf, found), state)| {
+        let leaves = leaves.zip(page.leaves).enumerate();
+        let nodes = leaves.filter_map(|(place, (leaf, found))| {
             let found = found?;
-            *state = found.copy + 1;
+            held.copies.set(place, Some(found.copy));
             Some((leaf, Some(found.node)))
         });
         let nodes: Vec<_> = nodes.collect();
         state.tree.update(&nodes);
         let region = self.region(index);
         state.held[region] += nodes.len() as u64;
+        count(&self.counters.written, u64::from(held.written));
         state.pages[index as usize] = Some(held);
     }
 }
@@ -348,13 +465,11 @@ impl Leaves {
 impl State {
     fn current(&self, leaf: u64) -> Option<(Node, u8)> {
         let page = self.pages.get((leaf / NODES_PER_PAGE) as usize)?.as_ref()?;
-        let copy = page.states[(leaf % NODES_PER_PAGE) as usize].checked_sub(1)?;
+        let copy = page.copies.get((leaf % NODES_PER_PAGE) as usize)?;
         Some((self.tree.node(leaf)?, copy))
     }
 }
 
-impl HeldCopies {
-    fn void() -> Box<Self> {
-        Box::new(Self { current: None, states: [0; NODES_PER_PAGE as usize] })
-    }
+impl NodesHeld {
+    const VOID: Self = Self { current: None, copies: Copies::VOID, written: 0 };
 }

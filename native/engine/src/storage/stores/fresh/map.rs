@@ -11,7 +11,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sealane_proto::freshness::leaf::LeafFormat;
+use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafFormat, LeafPage};
 use sealane_proto::freshness::pending::{Known, Pending};
 use sealane_proto::sector::BLOCK_BYTES;
 
@@ -88,12 +88,17 @@ impl<E: Copy> State<E> {
 }
 
 /// Takes what a set's leaf page says of blocks from `lba` on that are absent so far.
-pub fn take_leaf<F: LeafFormat>(known: &mut [Known<F::Entry>], lba: u64, set: u64, page: &Page) {
+pub fn take_leaf<F: LeafFormat>(
+    known: &mut [Known<F::Entry>],
+    lba: u64,
+    set: u64,
+    page: &LeafPage,
+) {
     let start = set * F::ENTRIES_PER_LEAF;
     for (lba, known) in (lba..).zip(known) {
         let index = lba.checked_sub(start).filter(|index| *index < F::ENTRIES_PER_LEAF);
         if let (Some(index), Known::Absent) = (index, *known) {
-            *known = F::get(&page.0, index as usize).map_or(Known::Void, Known::Entry);
+            *known = F::get(page, index as usize).map_or(Known::Void, Known::Entry);
         }
     }
 }
@@ -170,7 +175,7 @@ impl<F: Layout> Map<F> {
                 return None;
             }
             match self.leaves.find(set) {
-                Found::Void => take_leaf::<F>(known, lba, set, &Page::ZERO),
+                Found::Void => take_leaf::<F>(known, lba, set, &[0; LEAF_BYTES]),
                 Found::Cached(page) => take_leaf::<F>(known, lba, set, &page),
                 Found::At(fetch) => return Some(fetch),
             }
@@ -188,13 +193,13 @@ impl<F: Layout> Map<F> {
         let entry = |(index, known)| match known {
             Known::Entry(entry) => Some(entry),
             Known::Void => None,
-            Known::Absent => leaf.as_ref().and_then(|leaf| F::get(&leaf.0, index)),
+            Known::Absent => leaf.as_ref().and_then(|leaf| F::get(leaf, index)),
         };
         Ok(known.into_iter().enumerate().map(entry).collect())
     }
 
     /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
-    pub fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<Page>>> {
+    pub fn leaf(&self, leaf: u64) -> io::Result<Option<Arc<LeafPage>>> {
         loop {
             let fetch = match self.leaves.find(leaf) {
                 Found::Void => return Ok(None),
@@ -204,7 +209,7 @@ impl<F: Layout> Map<F> {
             let mut page = [Page::ZERO];
             self.file.read(fetch.place, &mut page)?;
             self.count_leaf_reads(1);
-            if let Checked::Right(page) = self.leaves.check(&fetch, page[0])? {
+            if let Checked::Right(page) = self.leaves.check(&fetch, &page[0].0)? {
                 return Ok(Some(page));
             }
         }
@@ -215,9 +220,9 @@ impl<F: Layout> Map<F> {
         count(&self.counters.leaf_reads, pages);
     }
 
-    /// Whether so much waits for the log that a flush in the background is worth it.
+    /// Whether so much waits for the log that writing it back is worth it.
     #[must_use]
-    pub fn is_flush_due(&self) -> bool {
+    pub fn is_write_back_due(&self) -> bool {
         let state = self.state();
         state.failure.is_none() && state.waiting.len() as u64 > self.geometry.pending_max / 8
     }

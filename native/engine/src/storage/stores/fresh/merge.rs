@@ -5,23 +5,26 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafPage};
+use sealane_proto::freshness::node::Node;
 use sealane_proto::freshness::pending::{Pending, Step};
 
 use super::super::pages::Page;
-use super::commit::{Writer, write_runs};
+use super::commit::{Writer, write_sorted};
 use super::counters::count;
 use super::failure::Refusal;
+use super::hashers::{each, hashers};
 use super::keys::Tag;
-use super::leaves::{Checked, Fetch, Found, Written};
+use super::leaves::{Current, Written};
 use super::map::{Layout, Map};
+use super::nodes::{Held, NODES_PER_PAGE};
 use super::slot_maps::SlotMaps;
 
-/// Sets merged in one step: flushes wait no longer than that.
-const STEP_SETS: usize = 256;
-/// Pages read at once.
-const READ_PAGES_MAX: u64 = 256;
+/// Sets merged in one step while others may want the thread: they wait no longer than that.
+const STEP_SETS: usize = 128;
+/// Sets merged in one step when all others wait for the merge anyway: 8 MiB read and 8 written.
+const LONG_STEP_SETS: usize = 2048;
 
 /// A merge under way.
 #[derive(Debug)]
@@ -51,18 +54,38 @@ struct Change<E> {
     entries: Vec<(usize, E)>,
 }
 
+/// One set being merged.
+struct Merging<E> {
+    change: Change<E>,
+    current: Current,
+    /// Its leaf page before and after.
+    before: Arc<LeafPage>,
+    after: Arc<LeafPage>,
+    is_right: bool,
+    growth: i32,
+    node: Option<Node>,
+}
+
+impl<E> Merging<E> {
+    fn into_written(self) -> Written {
+        let copy = self.current.spare_copy();
+        let page = self.node.map(|node| (self.after, Held { node, copy }));
+        Written { leaf: self.change.set, page, growth: self.growth }
+    }
+}
+
 /// Applies changes to the page of their set, and notes which slots it tells of from now on.
+/// Returns by how many more blocks it has entries of.
 fn apply<F: Layout>(
     change: &Change<F::Entry>,
-    page: &mut Page,
+    page: &mut LeafPage,
     slot_maps: &mut SlotMaps,
     replaced: &mut Vec<u64>,
-    written: &mut u64,
-) {
+) -> i32 {
+    let mut growth = 0;
     let mut set = |index: usize, entry: Option<&F::Entry>| {
-        let before = F::get(&page.0, index);
-        *written += u64::from(entry.is_some());
-        *written -= u64::from(before.is_some());
+        let before = F::get(page, index);
+        growth += i32::from(entry.is_some()) - i32::from(before.is_some());
         if let Some(slot) = before.as_ref().and_then(F::slot) {
             slot_maps.set(slot, false);
             replaced.push(slot);
@@ -70,10 +93,11 @@ fn apply<F: Layout>(
         if let Some(slot) = entry.and_then(F::slot) {
             slot_maps.set(slot, true);
         }
-        F::set(&mut page.0, index, entry);
+        F::set(page, index, entry);
     };
     change.voids.iter().cloned().flatten().for_each(|index| set(index, None));
     change.entries.iter().for_each(|(index, entry)| set(*index, Some(entry)));
+    growth
 }
 
 impl<F: Layout> Map<F> {
@@ -86,43 +110,58 @@ impl<F: Layout> Map<F> {
 
     pub(super) fn merge_to_end(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         while writer.merge.is_some() {
-            self.step(writer)?;
+            self.merge_some(writer, LONG_STEP_SETS)?;
         }
         Ok(())
     }
 
     pub(super) fn step(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+        self.merge_some(writer, STEP_SETS)
+    }
+
+    /// Merges some sets. Their leaf pages are read, and written, side by side.
+    fn merge_some(&self, writer: &mut Writer<F::Entry>, sets_max: usize) -> io::Result<()> {
         let Some(mut merge) = writer.merge.take() else { return Ok(()) };
-        let changes = self.next_changes(&mut merge);
-        if changes.is_empty() {
+        let Some(changes) = self.next_changes(&mut merge, sets_max) else {
             return self.end_merge(writer, merge);
+        };
+        let hashers = hashers(changes.len());
+        let mut merging = self.take_pages(changes, hashers)?;
+        for set in &mut merging {
+            let page = Arc::make_mut(&mut set.after);
+            set.growth = apply::<F>(&set.change, page, &mut writer.slot_maps, &mut merge.replaced);
         }
-        let pages = self.leaf_pages(&changes)?;
-        let merged = changes.iter().zip(pages).map(|(change, mut page)| {
-            let Writer { slot_maps, written, .. } = &mut *writer;
-            apply::<F>(change, &mut page, slot_maps, &mut merge.replaced, written);
-            (change.set, (page != Page::ZERO).then_some(page))
+        each(hashers, &mut merging, |set| {
+            let Merging { current, before, after, .. } = &*set;
+            let node = current.held.map(|held| held.node);
+            set.node = self.leaves.changed_node(current.leaf, node, before, after);
         });
-        let merged: Vec<_> = merged.collect();
-        self.counters.written.store(writer.written, Ordering::Relaxed);
-        self.write_leaves(merged)?;
+        let written: Vec<_> = merging.into_iter().map(Merging::into_written).collect();
+        self.write_leaves(&written, hashers)?;
         writer.merge = Some(merge);
         Ok(())
     }
 
     /// What to do with the next sets; those that become void and are void already are passed over.
-    fn next_changes(&self, merge: &mut Merge<F::Entry>) -> Vec<Change<F::Entry>> {
+    /// None: nothing is left.
+    fn next_changes(
+        &self,
+        merge: &mut Merge<F::Entry>,
+        sets_max: usize,
+    ) -> Option<Vec<Change<F::Entry>>> {
         let (size, block_count) = (F::ENTRIES_PER_LEAF, self.geometry.block_count);
-        let mut changes = Vec::with_capacity(STEP_SETS);
-        while changes.len() < STEP_SETS
-            && let Some(step) = merge.frozen.next_step(merge.next_set, size, block_count)
-        {
+        let mut changes = Vec::with_capacity(sets_max);
+        while changes.len() < sets_max {
+            let Some(step) = merge.frozen.next_step(merge.next_set, size, block_count) else {
+                return (!changes.is_empty()).then_some(changes);
+            };
             match step {
                 Step::Change { set, voids, entries } => {
                     changes.push(Change { set, voids, entries });
                     merge.next_set = set + 1;
                 }
                 Step::Void(sets) => {
+                    let sets = self.make_void(sets);
                     let held = self.leaves.next_held(sets.start, sets.end);
                     let all = 0..size as usize;
                     changes.extend(held.map(|set| Change {
@@ -134,58 +173,97 @@ impl<F: Layout> Map<F> {
                 }
             }
         }
-        changes
+        Some(changes)
     }
 
-    /// Leaf pages as they are now.
-    fn leaf_pages(&self, changes: &[Change<F::Entry>]) -> io::Result<Vec<Page>> {
-        let mut pages = vec![Page::ZERO; changes.len()];
-        let mut fetches: Vec<(Fetch, usize)> = Vec::new();
-        for (index, change) in changes.iter().enumerate() {
-            match self.leaves.find(change.set) {
-                Found::Void => {}
-                Found::Cached(page) => pages[index] = *page,
-                Found::At(fetch) => fetches.push((fetch, index)),
-            }
+    /// Makes sets void, from the first on, that nobody has to look at for that: in place nothing else
+    /// knows of their entries. Only whole pages of nodes; returns those to look at, one by one, before
+    /// it goes on.
+    fn make_void(&self, sets: Range<u64>) -> Range<u64> {
+        let border = sets.start.next_multiple_of(NODES_PER_PAGE);
+        let is_to_the_end = sets.end == self.geometry.sets();
+        let end =
+            if is_to_the_end { self.geometry.node_pages() } else { sets.end / NODES_PER_PAGE };
+        let pages = border / NODES_PER_PAGE..end;
+        if !F::IS_IN_PLACE || pages.is_empty() {
+            return sets;
         }
-        fetches.sort_unstable_by_key(|(fetch, _)| fetch.place);
-        for run in fetches.chunk_by(|(left, _), (right, _)| left.place + 1 == right.place) {
-            for run in run.chunks(READ_PAGES_MAX as usize) {
-                let mut found = vec![Page::ZERO; run.len()];
-                self.file.read(run[0].0.place, &mut found)?;
-                count(&self.counters.leaf_reads, run.len() as u64);
-                for ((fetch, index), page) in run.iter().zip(found) {
-                    match self.leaves.check(fetch, page)? {
-                        Checked::Right(page) => pages[*index] = *page,
-                        // Only merges write leaf pages, and this is the only one.
-                        Checked::Changed => return Err(Refusal::StaleLeaf(fetch.leaf).into()),
-                    }
-                }
-            }
+        if border > sets.start {
+            return sets.start..border;
         }
-        Ok(pages)
+        let end = sets.end.min(pages.end * NODES_PER_PAGE);
+        self.leaves.void(pages);
+        end..end
+    }
+
+    /// Leaf pages as they are now, of which those not in memory are read.
+    fn take_pages(
+        &self,
+        changes: Vec<Change<F::Entry>>,
+        hashers: usize,
+    ) -> io::Result<Vec<Merging<F::Entry>>> {
+        let currents = self.leaves.current(changes.iter().map(|change| change.set));
+        let place = |(index, current): (usize, &Current)| {
+            let held = current.held.filter(|_| current.page.is_none())?;
+            Some((self.geometry.leaf(current.leaf, held.copy), index))
+        };
+        let mut missing: Vec<_> = currents.iter().enumerate().filter_map(place).collect();
+        missing.sort_unstable();
+        let places: Vec<u64> = missing.iter().map(|(place, _)| *place).collect();
+        let mut found = vec![Page::ZERO; places.len()];
+        self.file.read_each(&places, &mut found)?;
+        count(&self.counters.leaf_reads, places.len() as u64);
+        let void = Arc::new([0; LEAF_BYTES]);
+        let begin = |(change, mut current): (_, Current)| {
+            let before = current.page.take().unwrap_or_else(|| Arc::clone(&void));
+            let (after, node) = (Arc::clone(&before), None);
+            Merging { change, current, before, after, is_right: true, growth: 0, node }
+        };
+        let mut merging: Vec<_> = changes.into_iter().zip(currents).map(begin).collect();
+        for ((_, index), page) in missing.iter().zip(&found) {
+            let set = &mut merging[*index];
+            (set.before, set.is_right) = (Arc::new(page.0), false);
+        }
+        // Only merges write leaf pages, and this is the only one: what was to be read still is.
+        each(hashers, &mut merging, |set| {
+            if let Some(held) = set.current.held.filter(|_| !set.is_right) {
+                set.is_right = self.leaves.is_page_of(set.current.leaf, held.node, &set.before);
+                set.after = Arc::clone(&set.before);
+            }
+        });
+        match merging.iter().find(|set| !set.is_right) {
+            Some(set) => Err(Refusal::StaleLeaf(set.current.leaf).into()),
+            None => Ok(merging),
+        }
     }
 
     /// Writes leaves, sorted, to their spare copies and takes them over.
-    fn write_leaves(&self, leaves: Vec<(u64, Option<Page>)>) -> io::Result<()> {
-        let written = leaves.into_iter().map(|(leaf, page)| {
-            let page = page.map(|page| (Arc::new(page), self.leaves.spare_copy(leaf)));
-            Written { leaf, page }
-        });
-        let written: Vec<_> = written.collect();
-        let pages = written.iter().filter_map(|Written { leaf, page }| {
-            let (page, copy) = page.as_ref()?;
-            Some((self.geometry.leaf(*leaf, *copy), **page))
-        });
-        count(&self.counters.leaf_writes, write_runs(&*self.file, pages)?);
-        self.leaves.written(&written);
+    fn write_leaves(&self, leaves: &[Written], hashers: usize) -> io::Result<()> {
+        let page = |Written { leaf, page, .. }: &Written| {
+            let (page, held) = page.as_ref()?;
+            Some((self.geometry.leaf(*leaf, held.copy), Arc::clone(page)))
+        };
+        let pages: Vec<_> = leaves.iter().filter_map(page).collect();
+        let written = write_sorted(&*self.file, pages, |page| Page(**page))?;
+        count(&self.counters.leaf_writes, written);
+        self.leaves.written(leaves, hashers);
         Ok(())
     }
 
     fn end_merge(&self, writer: &mut Writer<F::Entry>, merge: Merge<F::Entry>) -> io::Result<()> {
-        let sets = self.geometry.sets();
-        let maps = writer.slot_maps.take_dirty().into_iter();
-        self.write_leaves(maps.map(|(index, page)| (sets + index, page)).collect())?;
+        let maps = writer.slot_maps.take_dirty();
+        let leaves = maps.iter().map(|(index, _)| self.geometry.sets() + index);
+        let written =
+            self.leaves.current(leaves).into_iter().zip(maps).map(|(current, (_, page))| {
+                let node =
+                    |page: &Arc<LeafPage>| self.leaves.changed_node(current.leaf, None, page, page);
+                let page = page.and_then(|page| {
+                    let held = Held { node: node(&page)?, copy: current.spare_copy() };
+                    Some((page, held))
+                });
+                Written { leaf: current.leaf, page, growth: 0 }
+            });
+        self.write_leaves(&written.collect::<Vec<_>>(), 1)?;
         writer.replaced.extend(merge.replaced);
         writer.replaced.extend(merge.retired);
         {

@@ -8,6 +8,7 @@ mod commit;
 pub mod counters;
 pub mod failure;
 pub mod geometry;
+mod hashers;
 pub mod in_place;
 mod intents;
 pub mod journal;
@@ -30,6 +31,8 @@ mod authenticity_tests;
 mod cost_tests;
 #[cfg(test)]
 mod in_place_tests;
+#[cfg(test)]
+mod leaves_tests;
 #[cfg(test)]
 mod power_cut_tests;
 #[cfg(test)]

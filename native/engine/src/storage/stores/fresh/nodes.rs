@@ -21,6 +21,36 @@ pub struct Held {
     pub copy: u8,
 }
 
+/// Which copies of the leaves of one page are current: two bits each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copies([u8; STATE_BYTES]);
+
+impl Copies {
+    /// All leaves are void.
+    pub const VOID: Self = Self([0; STATE_BYTES]);
+
+    /// The current copy of a leaf, by its index in the page; None: void.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<u8> {
+        (self.0[index / 4] >> (index % 4 * 2) & 3).checked_sub(1)
+    }
+
+    /// Changes it. Returns what it was.
+    pub fn set(&mut self, index: usize, copy: Option<u8>) -> Option<u8> {
+        let before = self.get(index);
+        let (byte, shift) = (&mut self.0[index / 4], index % 4 * 2);
+        *byte = *byte & !(3 << shift) | copy.map_or(0, |copy| copy + 1) << shift;
+        before
+    }
+
+    /// Leaves that aren't void.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        // Either bit of a leaf, never both.
+        self.0.iter().map(|byte| u64::from(byte.count_ones())).sum()
+    }
+}
+
 /// One page of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePage {
@@ -28,6 +58,8 @@ pub struct NodePage {
     pub number: u64,
     /// Its place.
     pub index: u64,
+    /// Blocks that its leaves have entries of.
+    pub written: u32,
     /// Its leaves; None: void.
     pub leaves: Vec<Option<Held>>,
 }
@@ -45,11 +77,12 @@ impl NodePage {
         fields.put(&MAGIC);
         fields.put_u64(self.number);
         fields.put_u64(self.index);
-        let states = fields.next(STATE_BYTES);
+        fields.put(&self.written.to_le_bytes());
+        let mut copies = Copies::VOID;
         for (index, leaf) in self.leaves.iter().enumerate() {
-            let state = leaf.map_or(0, |held| held.copy + 1);
-            states[index / 4] |= state << (index % 4 * 2);
+            copies.set(index, leaf.map(|held| held.copy));
         }
+        fields.put(&copies.0);
         for leaf in &self.leaves {
             fields.put(&Node::to_bytes(leaf.map(|held| held.node)));
         }
@@ -66,16 +99,17 @@ impl NodePage {
         }
         keys.pages().check(Kind::Nodes, page)?;
         let (number, index) = (get_u64(rest), get_u64(rest));
-        let states: [u8; STATE_BYTES] = get(rest);
+        let written = u32::from_le_bytes(get(rest));
+        let copies = Copies(get(rest));
         let leaves = (0..NODES_PER_PAGE as usize).map(|index| {
             let node = Node::from_bytes(get(rest));
-            match (states[index / 4] >> (index % 4 * 2) & 3, node) {
-                (0, None) => Some(None),
-                (state @ (1 | 2), Some(node)) => Some(Some(Held { node, copy: state - 1 })),
+            match (copies.get(index), node) {
+                (None, None) => Some(None),
+                (Some(copy @ (0 | 1)), Some(node)) => Some(Some(Held { node, copy })),
                 _ => None,
             }
         });
         let leaves = leaves.collect::<Option<Vec<_>>>()?;
-        Some(Self { number, index, leaves })
+        Some(Self { number, index, written, leaves })
     }
 }

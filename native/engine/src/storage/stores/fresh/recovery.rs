@@ -125,7 +125,6 @@ impl<F: Layout> Map<F> {
             checkpoint: 0,
             checkpoint_tag: Tag::default(),
             commits: 0,
-            written: 0,
             slot_maps: SlotMaps::new(geometry.slot_maps()),
             merge: None,
             is_settled: true,
@@ -350,8 +349,6 @@ impl<F: Layout> Map<F> {
         writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
         writer.log_start = checkpoint.log_start;
         writer.log_kept = checkpoint.log_start;
-        writer.written = checkpoint.written;
-        self.counters.written.store(writer.written, Ordering::Relaxed);
         writer.slot_maps = slot_maps;
         writer.anchored = anchored;
     }

@@ -1,14 +1,16 @@
 //! Of which slots leaf pages tell: a bit each, in pages that are leaves of the tree themselves.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::super::pages::Page;
+use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafPage};
+
 use super::geometry::SLOTS_PER_MAP;
 
 /// The pages, as the merge under way leaves them.
 #[derive(Debug)]
 pub struct SlotMaps {
-    pages: Vec<Option<Box<Page>>>,
+    pages: Vec<Option<Box<LeafPage>>>,
     dirty: BTreeSet<u64>,
 }
 
@@ -21,40 +23,40 @@ impl SlotMaps {
     }
 
     /// Takes a page as the device has it.
-    pub fn load(&mut self, index: u64, page: &Page) {
+    pub fn load(&mut self, index: u64, page: &LeafPage) {
         self.pages[index as usize] = Some(Box::new(*page));
     }
 
     /// Notes whether a leaf page tells of a slot.
     pub fn set(&mut self, slot: u64, is_told: bool) {
         let (index, bit) = (slot / SLOTS_PER_MAP, (slot % SLOTS_PER_MAP) as usize);
-        let page = self.pages[index as usize].get_or_insert_with(|| Box::new(Page::ZERO));
+        let page = self.pages[index as usize].get_or_insert_with(|| Box::new([0; LEAF_BYTES]));
         let mask = 1 << (bit % 8);
         if is_told {
-            page.0[bit / 8] |= mask;
+            page[bit / 8] |= mask;
         } else {
-            page.0[bit / 8] &= !mask;
+            page[bit / 8] &= !mask;
         }
         self.dirty.insert(index);
     }
 
     /// Pages changed since this was asked last; None: it tells of no slot any more.
-    pub fn take_dirty(&mut self) -> Vec<(u64, Option<Page>)> {
+    pub fn take_dirty(&mut self) -> Vec<(u64, Option<Arc<LeafPage>>)> {
         let dirty = std::mem::take(&mut self.dirty);
         let page = |index: u64| {
             let page = &mut self.pages[index as usize];
-            if page.as_deref() == Some(&Page::ZERO) {
+            if page.as_deref() == Some(&[0; LEAF_BYTES]) {
                 *page = None;
             }
-            (index, page.as_deref().copied())
+            (index, page.as_deref().map(|page| Arc::new(*page)))
         };
         dirty.into_iter().map(page).collect()
     }
 }
 
 /// The slots that a page tells of.
-pub fn slots_of(index: u64, page: &Page) -> impl Iterator<Item = u64> + '_ {
-    let bytes = (index * SLOTS_PER_MAP..).step_by(8).zip(&page.0);
+pub fn slots_of(index: u64, page: &LeafPage) -> impl Iterator<Item = u64> + '_ {
+    let bytes = (index * SLOTS_PER_MAP..).step_by(8).zip(page);
     bytes.flat_map(|(first, byte)| {
         (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| first + bit)
     })

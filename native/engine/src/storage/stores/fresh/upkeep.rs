@@ -6,6 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafPage};
 use sealane_proto::freshness::pending::Known;
 
 use super::super::super::upkeep::{Finding, PIECE_BLOCKS, Report};
@@ -21,7 +22,7 @@ const LOOK_LEAVES: usize = 1 << 20;
 pub struct Walk<F: Layout> {
     map: Arc<Map<F>>,
     /// The leaf page of the last piece.
-    last: Option<(Fetch, Arc<Page>)>,
+    last: Option<(Fetch, Arc<LeafPage>)>,
     /// The leaf that was found wrong last.
     wrong: Option<u64>,
 }
@@ -127,7 +128,7 @@ impl<F: Layout> Walk<F> {
                     let absent = known.iter().filter(|known| **known == Known::Absent);
                     report.unchecked += absent.count() as u64;
                 }
-                None => take_leaf::<F>(&mut known, piece.start, set, &Page::ZERO),
+                None => take_leaf::<F>(&mut known, piece.start, set, &[0; LEAF_BYTES]),
             }
         }
         Ok(known)
@@ -146,7 +147,7 @@ impl<F: Layout> Walk<F> {
 
     /// A leaf as it is now; None: void, or wrong on the device and not in memory. A wrong one is
     /// told once.
-    pub fn leaf(&mut self, leaf: u64, report: &mut Report) -> io::Result<Option<Arc<Page>>> {
+    pub fn leaf(&mut self, leaf: u64, report: &mut Report) -> io::Result<Option<Arc<LeafPage>>> {
         loop {
             let Some(fetch) = self.map.leaves().fetch(leaf) else {
                 self.wrong = self.wrong.filter(|wrong| *wrong != leaf);
@@ -162,7 +163,7 @@ impl<F: Layout> Walk<F> {
             report.bytes += PAGE_BYTES as u64;
             let checked = read.and_then(|()| {
                 self.map.count_leaf_reads(1);
-                Ok(self.map.leaves().check_only(&fetch, page[0])?)
+                Ok(self.map.leaves().check_only(&fetch, &page[0].0)?)
             });
             match checked {
                 Ok(Checked::Changed) => {}

@@ -142,7 +142,11 @@ impl Life {
                 self.map.leaves().forget_pages();
                 Ok(true)
             }
-            25..=31 => self.read(lba).map(|()| true),
+            25 => {
+                let written = self.map.write_back();
+                self.persisted("write-back", written)
+            }
+            26..=31 => self.read(lba).map(|()| true),
             _ => Ok(true),
         }
     }

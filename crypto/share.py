@@ -1,0 +1,47 @@
+"""Shares of a secret, each sealed to the attested KEM key of the end that is to have it.
+
+Two ends that exchange ephemeral keys over mutual TLS also seal a random share to each other's KEM
+key, for exactly what they agree on (`bound`): who has only stolen a TLS key, or sits between two,
+derives a secret that opens nothing.
+"""
+
+import secrets
+from typing import Final, Protocol
+
+from sealane.crypto.exchange import SECRET_BYTES, wipe
+from sealane.crypto.kem import KemKey, seal, unseal
+from sealane.errors import VerificationError
+
+SHARE_BYTES: Final = SECRET_BYTES
+
+
+class Bound(Protocol):
+    """What a share is for."""
+
+    def encode(self) -> bytes:
+        """Return bytes that no other purpose has."""
+
+
+def new_share() -> bytearray:
+    """Return what one end adds to the secret, 32 bytes; the caller wipes it."""
+    return bytearray(secrets.token_bytes(SHARE_BYTES))
+
+
+def seal_share(share: bytearray, bound: Bound, *, kem_algorithm: str, public_key: bytes) -> bytes:
+    """Seal a share to the peer's attested KEM key; VerificationError `key.kem.invalid`."""
+    try:
+        return seal(share, algorithm=kem_algorithm, public_key=public_key, info=bound.encode())
+    except ValueError as error:
+        raise VerificationError("key.kem.invalid", "the peer's KEM key is not usable") from error
+
+
+def open_share(sealed: bytes, bound: Bound, *, key: KemKey) -> bytearray:
+    """Open the peer's share; the caller wipes it. Blocks as the key does.
+
+    VerificationError `secret.sealed`: changed, or sealed for something else or to another key.
+    """
+    share = unseal(sealed, key=key, info=bound.encode())
+    if len(share) != SHARE_BYTES:
+        wipe(share)
+        raise VerificationError("secret.sealed", f"a share has {SHARE_BYTES} bytes")
+    return share

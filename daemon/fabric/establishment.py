@@ -1,0 +1,190 @@
+"""The exchange of keys between two fabrics, from both sides: what crosses the control channel.
+
+Blocks as the KEM key does (a TPM takes milliseconds): to be called on a thread of its own.
+"""
+
+import secrets
+from dataclasses import dataclass, replace
+
+from sealane.crypto.certificates import Subject
+from sealane.crypto.exchange import Exchange, wipe
+from sealane.crypto.kem import KemKey
+from sealane.crypto.share import new_share, open_share, seal_share
+from sealane.transport.establish import (
+    CONNECTION_ID_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    SessionKeys,
+    SessionOffer,
+    Transcript,
+    confirm,
+    derive,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What the initiator proposes, as it crosses the control channel."""
+
+    version: int
+    display_name: str
+    connection_id: bytes
+    public_key: bytes
+    nonce: bytes
+    unit_bytes: int
+    rate_bits_per_second: int
+    data_address: str
+    sealed_share: bytes
+    """To the responder's KEM key, for all of the above and both ends' identities."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the responder adds, with its proof that it derived the same keys."""
+
+    connection_id: bytes
+    public_key: bytes
+    nonce: bytes
+    data_address: str
+    sealed_share: bytes
+    """To the initiator's KEM key, for the whole transcript."""
+    confirmation: bytes
+
+
+class Initiation:
+    """The initiator's side of one exchange: `offer` goes out, the answer to `keys`, once.
+
+    `certificate_digest` is of the leaf that we show on the channel, `responder` whom the one that
+    the peer shows speaks for.
+    """
+
+    def __init__(
+        self,
+        *,
+        display_name: str,
+        own: Subject,
+        responder: Subject,
+        certificate_digest: bytes,
+        kem: KemKey,
+        unit_bytes: int,
+        rate_bits_per_second: int,
+        data_address: str,
+    ) -> None:
+        self._exchange = Exchange()
+        self._kem = kem
+        self._share = new_share()
+        self._signed = SessionOffer(
+            version=VERSION,
+            display_name=display_name,
+            initiator=own,
+            responder=responder,
+            initiator_certificate=certificate_digest,
+            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
+            public_key=self._exchange.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            unit_bytes=unit_bytes,
+            rate_bits_per_second=rate_bits_per_second,
+            address=data_address,
+        )
+        self.offer = Offer(
+            version=VERSION,
+            display_name=display_name,
+            connection_id=self._signed.connection_id,
+            public_key=self._signed.public_key,
+            nonce=self._signed.nonce,
+            unit_bytes=unit_bytes,
+            rate_bits_per_second=rate_bits_per_second,
+            data_address=data_address,
+            sealed_share=_sealed_to(responder, self._share, self._signed),
+        )
+
+    def keys(self, answer: Answer) -> SessionKeys:
+        """Derive the session's keys; wipes our share.
+
+        VerificationError: `secret.sealed` for a share that the responder didn't seal to us for
+        this, `session.establish.confirmation` if it derived other keys.
+        """
+        try:
+            transcript = _transcript(self._signed, answer)
+            established = derive(
+                self._exchange,
+                transcript,
+                initiator_share=self._share,
+                responder_share=open_share(answer.sealed_share, transcript, key=self._kem),
+                is_initiator=True,
+            )
+        finally:
+            wipe(self._share)
+        return confirm(established, answer.confirmation)
+
+
+def respond(
+    offer: Offer,
+    *,
+    initiator: Subject,
+    certificate_digest: bytes,
+    own: Subject,
+    kem: KemKey,
+    data_address: str,
+) -> tuple[Answer, SessionKeys]:
+    """Answer an offer of `initiator`, who showed the leaf with this digest.
+
+    VerificationError: `secret.sealed` for a share that it didn't seal to us for this,
+    `session.establish.version` or `.malformed`, `exchange.share.low_order`.
+    """
+    signed = SessionOffer(
+        version=offer.version,
+        display_name=offer.display_name,
+        initiator=initiator,
+        responder=own,
+        initiator_certificate=certificate_digest,
+        connection_id=offer.connection_id,
+        public_key=offer.public_key,
+        nonce=offer.nonce,
+        unit_bytes=offer.unit_bytes,
+        rate_bits_per_second=offer.rate_bits_per_second,
+        address=offer.data_address,
+    )
+    initiator_share = open_share(offer.sealed_share, signed, key=kem)
+    responder_share = new_share()
+    try:
+        exchange = Exchange()
+        unsealed = Answer(
+            connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
+            public_key=exchange.public_key,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            data_address=data_address,
+            sealed_share=b"",
+            confirmation=b"",
+        )
+        transcript = _transcript(signed, unsealed)
+        sealed_share = _sealed_to(initiator, responder_share, transcript)
+        established = derive(
+            exchange,
+            transcript,
+            initiator_share=initiator_share,
+            responder_share=responder_share,
+            is_initiator=False,
+        )
+    finally:
+        wipe(initiator_share)
+        wipe(responder_share)
+    confirmation = established.confirmation
+    answer = replace(unsealed, sealed_share=sealed_share, confirmation=confirmation)
+    return answer, established.keys
+
+
+def _sealed_to(peer: Subject, share: bytearray, bound: SessionOffer | Transcript) -> bytes:
+    return seal_share(
+        share, bound, kem_algorithm=peer.kem_algorithm, public_key=peer.kem_public_key
+    )
+
+
+def _transcript(offer: SessionOffer, answer: Answer) -> Transcript:
+    return Transcript(
+        offer=offer,
+        connection_id=answer.connection_id,
+        public_key=answer.public_key,
+        nonce=answer.nonce,
+        address=answer.data_address,
+    )

@@ -1,0 +1,192 @@
+//! From the job's submissions to the machine's commands, and back to completions.
+
+use std::sync::PoisonError;
+
+use sealane_proto::session::{PostError, ReceiveRequest, SendRequest, StreamPart, StreamRequest};
+
+use super::operations::Direction;
+use super::ring::{Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission};
+use super::worker::Worker;
+use crate::clock::now;
+
+/// Submissions per turn: so that a job that posts and posts does not keep packets waiting.
+const SUBMISSIONS_PER_TURN: usize = 64;
+
+impl Worker {
+    /// Takes what the job has submitted, and does what can be done of it and of what waits.
+    pub(super) fn submit(&mut self) {
+        if let Some(plan) = self.next_plan.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.session.install_plan(plan);
+        }
+        match self.take_submissions() {
+            Ok(has_more) => self.progress.has_more |= has_more,
+            Err(fault) => return self.end_for(fault),
+        }
+        self.post_waiting(Direction::Receive);
+        self.post_waiting(Direction::Send);
+        for stream in self.progress.operations.streams() {
+            self.continue_stream(stream);
+        }
+    }
+
+    /// Takes what the job has submitted; true if there may be more.
+    fn take_submissions(&mut self) -> Result<bool, RingFault> {
+        for _ in 0..SUBMISSIONS_PER_TURN {
+            let Some((handle, submission)) = self.memory.ring.take()? else { return Ok(false) };
+            if !self.progress.operations.add(handle, submission) {
+                self.command(handle, &submission);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives the machine what waits for one of its slots, in order, as far as it takes it.
+    fn post_waiting(&mut self, direction: Direction) {
+        while let Some((handle, submission)) = self.progress.operations.first(direction) {
+            let posted = self.post(handle, &submission);
+            if posted == Err(PostError::Retry) {
+                return;
+            }
+            self.progress.operations.left(direction, posted.ok());
+            if let Err(error) = posted {
+                self.finish(handle, refusal(error));
+            }
+        }
+    }
+
+    fn post(&mut self, handle: u64, submission: &Submission) -> Result<u64, PostError> {
+        let Submission { offset, length, kind, .. } = *submission;
+        let user_data = handle;
+        match kind {
+            Operation::Send { reliability, immediate } => {
+                let request = SendRequest { offset, length, reliability, immediate, user_data };
+                self.session.post_send(request, now())
+            }
+            Operation::Stream { reliability, immediate } => {
+                let request = StreamRequest { length, reliability, immediate, user_data };
+                self.session.post_stream(request, now())
+            }
+            _ => {
+                let request = ReceiveRequest { offset, length_max: length, user_data };
+                let message = self.session.post_receive(request, now())?;
+                let slot = (message % u64::from(self.layout.slots)) as u16;
+                let chunks = length.div_ceil(u64::from(self.layout.chunk_bytes));
+                self.memory.ring.slot_posted(slot, handle, chunks as u32);
+                Ok(message)
+            }
+        }
+    }
+
+    /// Gives the machine the parts of a stream that wait, once it has its slot.
+    fn continue_stream(&mut self, stream: u64) {
+        while let Some((handle, submission)) = self.progress.operations.first_part(stream) {
+            let done = match self.progress.operations.get(stream) {
+                // The stream has ended: cancelled here or there, or already told to.
+                None => Err(PostError::NotInProgress(stream)),
+                Some(open) => match open.message {
+                    None => return,
+                    Some(message) => self.stream_command(message, &submission),
+                },
+            };
+            if done == Err(PostError::Retry) {
+                return;
+            }
+            self.progress.operations.part_left(stream);
+            self.finish(handle, done.map_or_else(refusal, |()| Status::Ok));
+        }
+    }
+
+    fn stream_command(&mut self, message: u64, submission: &Submission) -> Result<(), PostError> {
+        let Submission { offset, length, kind, .. } = *submission;
+        match kind {
+            Operation::Continue { remote_offset, .. } => {
+                let part = StreamPart { offset, remote_offset, length };
+                self.session.continue_stream(message, part, now())
+            }
+            _ => self.session.end_stream(message, now()),
+        }
+    }
+
+    /// Does at once what waits for nothing.
+    fn command(&mut self, handle: u64, submission: &Submission) {
+        let status = match submission.kind {
+            Operation::Cancel { operation } => self.cancel(operation),
+            Operation::Complete { receive } => self.complete_receive(receive),
+            Operation::PacketMap { receive, chunk } => {
+                return self.packet_map(handle, receive, chunk);
+            }
+            // Parts of what is no open stream.
+            _ => Status::Refused,
+        };
+        self.finish(handle, status);
+    }
+
+    fn cancel(&mut self, operation: u64) -> Status {
+        let Some(open) = self.progress.operations.get(operation) else { return Status::Refused };
+        match (open.submission.kind.opcode(), open.message) {
+            (Opcode::Send | Opcode::Stream | Opcode::Receive, None) => {
+                self.progress.operations.withdraw(operation);
+                self.finish(operation, Status::Cancelled);
+                Status::Ok
+            }
+            (Opcode::Send | Opcode::Stream, Some(message)) => {
+                let cancelled = self.session.cancel_send(message, now());
+                cancelled.map_or_else(refusal, |()| Status::Ok)
+            }
+            _ => Status::Refused,
+        }
+    }
+
+    fn complete_receive(&mut self, receive: u64) -> Status {
+        let open = self.progress.operations.get(receive).filter(|open| open.is(Opcode::Receive));
+        match open.map(|open| open.message) {
+            None => Status::Refused,
+            Some(None) => self.cancel(receive),
+            Some(Some(message)) => {
+                let completed = self.session.complete_receive(message, now());
+                completed.map_or_else(refusal, |()| Status::Ok)
+            }
+        }
+    }
+
+    fn packet_map(&mut self, handle: u64, receive: u64, chunk: u32) {
+        let open = self.progress.operations.get(receive).filter(|open| open.is(Opcode::Receive));
+        let map = open.and_then(|open| {
+            let message = open.message?;
+            Some((message, self.session.packet_map(message, chunk)?))
+        });
+        let mut completion = Completion { status: Status::Refused, ..Completion::default() };
+        if let Some((message, map)) = map {
+            // A chunk has no more units than that (`Endpoint::new`).
+            let length = map.len().min(PACKET_MAP_BYTES);
+            completion.packets[..length].copy_from_slice(&map[..length]);
+            completion.status = Status::Ok;
+            completion.message = message;
+            completion.immediate = self.session.immediate(message);
+        }
+        self.complete(handle, completion);
+    }
+
+    fn finish(&mut self, handle: u64, status: Status) {
+        self.complete(handle, Completion { status, ..Completion::default() });
+    }
+
+    /// Publishes the end of an operation that waits nowhere.
+    pub(super) fn complete(&mut self, handle: u64, completion: Completion) {
+        if let Some(completion) = self.progress.operations.end(handle, completion) {
+            self.memory.ring.complete(&completion);
+            self.progress.must_ring = true;
+        }
+    }
+
+    /// Ends what waits: the session is over.
+    pub(super) fn abort_waiting(&mut self) {
+        for handle in self.progress.operations.give_up() {
+            self.finish(handle, Status::Aborted);
+        }
+    }
+}
+
+fn refusal(error: PostError) -> Status {
+    if error == PostError::Closed { Status::Aborted } else { Status::Refused }
+}

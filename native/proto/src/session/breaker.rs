@@ -1,0 +1,292 @@
+//! The circuit breaker of a session (RFC 8084): until congestion control is there, what keeps a rate
+//! that the path can't carry from starving everybody else on it.
+//!
+//! It judges by what the peer has counted. Loss above a bound in two intervals in a row cuts the rate
+//! to half of what arrived; clean intervals raise it again, for a minute no further than three
+//! quarters of that, so the others keep a share. Loss that stays at the least rate ends the session.
+
+use crate::link::{NANOS_PER_SECOND, Nanos};
+
+/// An interval lasts so many round trips …
+const INTERVAL_ROUND_TRIPS: u64 = 10;
+/// … and at least this long …
+const INTERVAL_MIN: Nanos = NANOS_PER_SECOND;
+/// … and judges at least so many packets, or chance decides.
+const INTERVAL_PACKETS_MIN: u64 = 256;
+/// One packet in so many lost is too much, whatever the path is like …
+const LOSS_BOUND: u64 = 4;
+/// … and so is one in so many if there is a queue: marks (CE), or a round trip half as long again.
+const LOSS_BOUND_QUEUED: u64 = 20;
+/// A single interval may have met an outage.
+const INTERVALS_TO_TRIP: u32 = 2;
+/// Clean intervals raise the rate by one part in so many of the most …
+const RAISE_PARTS: u64 = 32;
+/// … and after this time without a trip up to the most.
+const CEILING_NANOS: Nanos = 60 * NANOS_PER_SECOND;
+/// The least rate is one part in so many of the most …
+const FLOOR_PARTS: u64 = 64;
+/// … and loss above the bound for so long there is a path that can't carry the session at all.
+const FLOOR_NANOS: Nanos = 30 * NANOS_PER_SECOND;
+
+/// What was known of a path at one time, all counted since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Packets sent up to the newest that the peer has …
+    pub sent: u64,
+    /// … and those of them that arrived …
+    pub received: u64,
+    /// … marked CE.
+    pub ce: u64,
+    /// Wire bytes sent.
+    pub wire_bytes: u64,
+    /// Smoothed round trip.
+    pub srtt: Nanos,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing.
+    Unchanged,
+    /// Send at this rate from now on, in wire bytes per second.
+    Rate(u64),
+    /// End the session.
+    Fatal,
+}
+
+/// Judge of one path's rate.
+#[derive(Debug)]
+pub struct Breaker {
+    rate_max: u64,
+    rate: u64,
+    /// How far clean intervals raise the rate.
+    ceiling: u64,
+    tripped_at: Nanos,
+    trips: u64,
+    /// Intervals above the bound, in a row.
+    bad: u32,
+    /// Since when loss is above the bound at the least rate.
+    floor_since: Option<Nanos>,
+    /// Where the interval began; `None`: with the next report.
+    start: Option<(Nanos, Report)>,
+    srtt_least: Nanos,
+}
+
+impl Breaker {
+    /// At the most that the operator allows.
+    #[must_use]
+    pub fn new(rate_max: u64) -> Self {
+        Self {
+            rate_max,
+            rate: rate_max,
+            ceiling: rate_max,
+            tripped_at: 0,
+            trips: 0,
+            bad: 0,
+            floor_since: None,
+            start: None,
+            srtt_least: Nanos::MAX,
+        }
+    }
+
+    /// The rate in force, in wire bytes per second.
+    #[must_use]
+    pub fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Times that the rate was cut.
+    #[must_use]
+    pub fn trips(&self) -> u64 {
+        self.trips
+    }
+
+    /// The peer went silent: what was lost says that the path was gone, not that it was full.
+    pub fn interrupt(&mut self) {
+        self.start = None;
+    }
+
+    /// The peer has counted.
+    pub fn report(&mut self, report: Report, now: Nanos) -> Verdict {
+        if report.srtt > 0 {
+            self.srtt_least = self.srtt_least.min(report.srtt);
+        }
+        let Some((began, first)) = self.start else {
+            self.start = Some((now, report));
+            return Verdict::Unchanged;
+        };
+        let elapsed = now.saturating_sub(began);
+        let sent = report.sent.saturating_sub(first.sent);
+        let length = INTERVAL_MIN.max(report.srtt.saturating_mul(INTERVAL_ROUND_TRIPS));
+        if elapsed < length || sent < INTERVAL_PACKETS_MIN {
+            return Verdict::Unchanged;
+        }
+        self.start = Some((now, report));
+        let received = report.received.saturating_sub(first.received).min(sent);
+        let is_queued = report.ce > first.ce || report.srtt / 3 > self.srtt_least / 2;
+        let bound = if is_queued { LOSS_BOUND_QUEUED } else { LOSS_BOUND };
+        if (sent - received) * bound <= sent {
+            self.bad = 0;
+            self.floor_since = None;
+            return self.raise(now);
+        }
+        self.bad += 1;
+        if self.bad < INTERVALS_TO_TRIP {
+            return Verdict::Unchanged;
+        }
+        self.bad = 0;
+        let wire_bytes = u128::from(report.wire_bytes.saturating_sub(first.wire_bytes));
+        let arrived = wire_bytes * u128::from(received) / u128::from(sent);
+        let arrived = arrived * u128::from(NANOS_PER_SECOND) / u128::from(elapsed);
+        self.trip(u64::try_from(arrived).unwrap_or(u64::MAX), now)
+    }
+
+    /// Cuts the rate to half of what arrived, `arrived` wire bytes per second.
+    fn trip(&mut self, arrived: u64, now: Nanos) -> Verdict {
+        let floor = (self.rate_max / FLOOR_PARTS).max(1);
+        if self.rate == floor {
+            let since = *self.floor_since.get_or_insert(now);
+            let is_over = now.saturating_sub(since) >= FLOOR_NANOS;
+            return if is_over { Verdict::Fatal } else { Verdict::Unchanged };
+        }
+        self.trips += 1;
+        self.tripped_at = now;
+        self.rate = (arrived / 2).clamp(floor, self.rate);
+        self.ceiling = (arrived / 4 * 3).max(self.rate);
+        Verdict::Rate(self.rate)
+    }
+
+    fn raise(&mut self, now: Nanos) -> Verdict {
+        if now.saturating_sub(self.tripped_at) >= CEILING_NANOS {
+            self.ceiling = self.rate_max;
+        }
+        let raised = (self.rate + self.rate_max / RAISE_PARTS + 1).min(self.ceiling);
+        if raised <= self.rate {
+            return Verdict::Unchanged;
+        }
+        self.rate = raised;
+        Verdict::Rate(raised)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u64 = 25_000_000;
+    const PACKET: u64 = 1000;
+    const RTT: Nanos = 25_000_000;
+
+    /// A path behind a session that always has something to send.
+    struct Path {
+        breaker: Breaker,
+        report: Report,
+        now: Nanos,
+    }
+
+    impl Path {
+        fn new() -> Self {
+            let report = Report { srtt: RTT, ..Report::default() };
+            let mut breaker = Breaker::new(MOST);
+            assert_eq!(breaker.report(report, 0), Verdict::Unchanged);
+            Self { breaker, report, now: 0 }
+        }
+
+        /// One interval in which so many parts of a thousand are lost.
+        fn interval(&mut self, lost: u64, srtt: Nanos, ce: u64) -> Verdict {
+            self.now += INTERVAL_MIN;
+            let sent = self.breaker.rate() / PACKET;
+            self.report.sent += sent;
+            self.report.received += sent - sent * lost / 1000;
+            self.report.wire_bytes += sent * PACKET;
+            self.report.ce += ce;
+            self.report.srtt = srtt;
+            self.breaker.report(self.report, self.now)
+        }
+    }
+
+    impl Path {
+        fn clean(&mut self, intervals: u32) {
+            for _ in 0..intervals {
+                let verdict = self.interval(0, RTT, 0);
+                assert_ne!(verdict, Verdict::Fatal);
+            }
+        }
+    }
+
+    #[test]
+    fn random_loss_below_the_bound_changes_nothing() {
+        let mut path = Path::new();
+        (0..100).for_each(|_| assert_eq!(path.interval(240, RTT, 0), Verdict::Unchanged));
+        assert_eq!((path.breaker.rate(), path.breaker.trips()), (MOST, 0));
+    }
+
+    #[test]
+    fn one_bad_interval_is_an_outage_and_two_are_a_full_path() {
+        let mut path = Path::new();
+        assert_eq!(path.interval(500, RTT, 0), Verdict::Unchanged);
+        assert_eq!(path.interval(0, RTT, 0), Verdict::Unchanged);
+        assert_eq!(path.interval(500, RTT, 0), Verdict::Unchanged);
+        // Half arrives of 25 MB/s; half of that is the new rate.
+        assert_eq!(path.interval(500, RTT, 0), Verdict::Rate(MOST / 4));
+        assert_eq!(path.breaker.trips(), 1);
+    }
+
+    #[test]
+    fn little_loss_is_too_much_where_there_is_a_queue() {
+        for (srtt, ce) in [(RTT * 8 / 5, 0), (RTT, 1)] {
+            let mut path = Path::new();
+            assert_eq!(path.interval(60, srtt, ce), Verdict::Unchanged);
+            assert!(matches!(path.interval(60, srtt, ce), Verdict::Rate(_)), "{srtt} {ce}");
+        }
+    }
+
+    #[test]
+    fn the_rate_recovers_to_three_quarters_and_after_a_minute_to_the_most() {
+        let mut path = Path::new();
+        let _ = (path.interval(500, RTT, 0), path.interval(500, RTT, 0));
+        let arrived = MOST / 2;
+        path.clean(55);
+        assert_eq!(path.breaker.rate(), arrived / 4 * 3);
+        path.clean(60);
+        assert_eq!(path.breaker.rate(), MOST);
+    }
+
+    #[test]
+    fn an_outage_is_not_judged() {
+        let mut path = Path::new();
+        let _ = path.interval(500, RTT, 0);
+        path.breaker.interrupt();
+        assert_eq!(path.interval(1000, RTT, 0), Verdict::Unchanged);
+        assert_eq!(path.breaker.rate(), MOST);
+    }
+
+    #[test]
+    fn few_packets_are_not_judged() {
+        let mut path = Path::new();
+        path.report.sent += INTERVAL_PACKETS_MIN - 1;
+        for second in 1..10 {
+            let now = second * INTERVAL_MIN;
+            assert_eq!(path.breaker.report(path.report, now), Verdict::Unchanged);
+        }
+    }
+
+    #[test]
+    fn loss_that_stays_at_the_least_rate_is_fatal() {
+        let mut path = Path::new();
+        let verdicts: Vec<_> = (0..200).map(|_| path.interval(900, RTT, 0)).collect();
+        let fatal = verdicts.iter().position(|verdict| *verdict == Verdict::Fatal).unwrap();
+        assert!((30..60).contains(&fatal), "{fatal}");
+        assert_eq!(path.breaker.rate(), MOST / FLOOR_PARTS);
+    }
+
+    #[test]
+    fn a_peer_that_counts_more_than_was_sent_gains_nothing() {
+        let mut path = Path::new();
+        for _ in 0..2 {
+            path.report.received = 1 << 48;
+            let _ = path.interval(500, RTT, 0);
+        }
+        assert_eq!((path.breaker.rate(), path.breaker.trips()), (MOST, 0));
+    }
+}
