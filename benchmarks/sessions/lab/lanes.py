@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.sessions.lab.cells import LANES, MTU, UNIT_BYTES, WAYS, Cell, Effort, topology
-from benchmarks.sessions.lab.jobs import Job
+from benchmarks.sessions.lab.jobs import Answer, Job
 from benchmarks.sessions.packets import PROGRAM, Peer
 
 from sealane.transport.lab.lab import Lab, laboratory
@@ -22,8 +22,8 @@ from sealane.transport.planner import Objective, Plan, plan
 
 ATTEMPTS: Final = 3
 """Runs of a cell, most: those that the machine disturbed are void."""
-PATIENCE_SECONDS: Final = 60.0
-"""Beyond a job's time, until a way that has stopped is given up."""
+PATIENCE_SECONDS: Final = 150.0
+"""Beyond a job's time, for its first messages and its last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Measured:
 
     cell: Cell
     times: dict[str, list[float]]
+    unfinished: dict[str, int]
+    """Messages that were given up, by way."""
     scheme: tuple[int, int, int]
     """Of the session's messages: k, m, depth; k = 0 is selective repeat."""
     void: list[str]
@@ -102,22 +104,24 @@ class Lanes:
             peer.kill()
         self._pool.shutdown()
 
-    async def send(self, job: Job) -> dict[str, list[float]]:
-        """Let all lanes do a job; returns completion times by way."""
+    async def send(self, job: Job) -> dict[str, list[Answer]]:
+        """Let all lanes do a job; returns their answers by way."""
         loop = asyncio.get_running_loop()
 
-        def ask(peer: Peer) -> list[float]:
+        def ask(peer: Peer) -> Answer:
             peer.tell(job.line())
-            found: list[float] = json.loads(peer.ask())
-            return found
+            return Answer(**json.loads(peer.ask()))
 
         waiting = [loop.run_in_executor(self._pool, ask, peer) for _, peer in self._senders]
-        async with asyncio.timeout(job.seconds + PATIENCE_SECONDS):
-            answers = await asyncio.gather(*waiting)
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
-        for (way, _), answer in zip(self._senders, answers, strict=True):
-            times[way] += answer
-        return times
+        _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
+        pairs = zip(self._senders, waiting, strict=True)
+        if late:
+            silent = [way for (way, _), answer in pairs if answer in late]
+            raise TimeoutError(f"{job}: no answer from {', '.join(silent)}")
+        answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+        for (way, _), answer in pairs:
+            answers[way].append(answer.result())
+        return answers
 
 
 @contextlib.asynccontextmanager
@@ -149,13 +153,16 @@ async def measure(
                 if time.monotonic() > until:
                     return
                 before = await lab.report()
-                times = await lanes.send(job)
+                answers = await lanes.send(job)
                 report = run_report(network, before, await lab.report())
                 if not report.void:
                     break
             yield Measured(
                 cell=cell,
-                times=times,
+                times={way: [t for a in found for t in a.times] for way, found in answers.items()},
+                unfinished={
+                    way: sum(a.unfinished for a in found) for way, found in answers.items()
+                },
                 scheme=_row(found, cell.bytes),
                 void=report.void,
                 load_average=os.getloadavg()[0],
@@ -176,5 +183,6 @@ def to_dict(measured: Measured) -> dict[str, Any]:
         "void": measured.void,
         "load_average": measured.load_average,
         "added_delay_p99": measured.added_delay_p99,
+        "unfinished": measured.unfinished,
         "times": measured.times,
     }

@@ -27,6 +27,9 @@ class Result:
 
     cell: Cell
     summaries: dict[str, Summary]
+    """Of the ways that got any message through."""
+    unfinished: dict[str, int]
+    """Messages that were given up after 20 s or more, and are in no summary."""
     scheme: str
     model_p50: float
     model_p99: float
@@ -44,8 +47,11 @@ class Result:
         return Result(
             cell=cell,
             summaries={
-                way: summarize(np.array(times), seed=1) for way, times in found["times"].items()
+                way: summarize(np.array(times), seed=1)
+                for way, times in found["times"].items()
+                if times
             },
+            unfinished=found["unfinished"],
             scheme=f"({k}, {m}) × {depth}" if k else "SR",
             model_p50=model.quantile(0.5),
             model_p99=model.quantile(0.99),
@@ -85,11 +91,9 @@ def table(results: Sequence[Result]) -> Table:
         found.add_column(heading, justify="right")
     for result in results:
         cell, summaries = result.cell, result.summaries
-        shown = [
-            f"{_milliseconds(s.p50)}, {_milliseconds(s.p99)} ({s.count})"
-            for s in (summaries[way] for way in WAYS)
-        ]
-        ratio = summaries["cubic"].mean / summaries["session"].mean
+        shown = [_shown(summaries.get(way), result.unfinished[way]) for way in WAYS]
+        ours, cubic = summaries.get("session"), summaries.get("cubic")
+        ratio = f"{cubic.mean / ours.mean:.2f}" if ours and cubic else "–"
         found.add_row(
             cell.condition.name,
             result.title,
@@ -98,11 +102,19 @@ def table(results: Sequence[Result]) -> Table:
             result.scheme,
             f"{_milliseconds(result.model_p50)}, {_milliseconds(result.model_p99)}",
             *shown,
-            f"{ratio:.2f}",
+            ratio,
             _milliseconds(result.added_delay_p99) + (" VOID" if result.void else ""),
             f"{result.load_average:.0f}",
         )
     return found
+
+
+def _shown(summary: Summary | None, unfinished: int) -> str:
+    given_up = f", {unfinished} given up" if unfinished else ""
+    if summary is None:
+        return f"–{given_up}"
+    times = f"{_milliseconds(summary.p50)}, {_milliseconds(summary.p99)}"
+    return f"{times} ({summary.count}{given_up})"
 
 
 def plot(path: Path, results: Sequence[Result]) -> None:
@@ -134,16 +146,17 @@ def _panel(axes: Axes, results: Sequence[Result]) -> None:
     place = np.arange(len(results))
     for index, (way, name) in enumerate(WAYS.items()):
         at = place + (index - (len(WAYS) - 1) / 2) * 0.2
-        values = [result.summaries[way] for result in results]
-        axes.plot(
-            at, [s.p50 * 1e3 for s in values], f"C{index}o", markersize=4, label=f"{name}: p50"
-        )
-        tails = [(x, s.p99 * 1e3) for x, s in zip(at, values, strict=True) if s.p99 is not None]
-        if tails:
-            axes.plot(*zip(*tails, strict=True), f"C{index}^", markersize=4)
-        for x, s in zip(at, values, strict=True):
+        found = [
+            (x, result.summaries[way])
+            for x, result in zip(at, results, strict=True)
+            if way in result.summaries
+        ]
+        middle = [s.p50 * 1e3 for _, s in found]
+        axes.plot([x for x, _ in found], middle, f"C{index}o", markersize=4, label=f"{name}: p50")
+        for x, s in found:
             if s.p99 is not None:
                 axes.plot([x, x], [s.p50 * 1e3, s.p99 * 1e3], f"C{index}", linewidth=1)
+                axes.plot([x], [s.p99 * 1e3], f"C{index}^", markersize=4)
     ideal = results[0].cell.ideal * 1e3
     axes.axhline(ideal, color="grey", linewidth=0.8, label="ideal (▲: p99)")
     axes.set_xticks(place, [r.cell.condition.name for r in results], fontsize=7, rotation=15)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from benchmarks.sessions.lab.jobs import WARM_UP, Job, answer, jobs, repeat
+from benchmarks.sessions.lab.jobs import SECONDS_MAX, WARM_UP, Job, jobs, repeat
 
 from sealane._native import JobRing, SessionEndpoint
 
@@ -58,7 +58,8 @@ class End:
         """Send a message and wait for its acknowledgement."""
         self.ring.post_send(offset=0, length=self.message_bytes, user_data=0, auto=True)
         while not (found := self.ring.completions()):
-            self._poller.poll()
+            if not self._poller.poll(SECONDS_MAX * 1000):
+                raise TimeoutError
         if found[0].status != "ok":
             raise ConnectionError(found[0].status)
 
@@ -134,12 +135,10 @@ def send(part: dict[str, Any], address: str) -> None:
                     end.send()
 
             if job.is_cold:
-                answer(repeat(job, alone))
+                repeat(job, alone)
                 continue
             with _session(part, control, job) as end:
-                for _ in range(WARM_UP):
-                    end.send()
-                answer(repeat(job, end.send))
+                repeat(job, end.send, warm_up=WARM_UP)
 
 
 if __name__ == "__main__":

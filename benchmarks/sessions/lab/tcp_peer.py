@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.sessions.lab.jobs import WARM_UP, answer, jobs, repeat
+from benchmarks.sessions.lab.jobs import SECONDS_MAX, WARM_UP, jobs, repeat
 
 SO_MAX_PACING_RATE: Final = 47
 """From <asm-generic/socket.h>."""
@@ -55,6 +55,7 @@ def _connection(address: str, congestion: str, rate: int) -> Iterator[socket.soc
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate // 8)
+        connection.settimeout(SECONDS_MAX)
         connection.connect(_address(address))
         yield connection
 
@@ -74,12 +75,10 @@ def send(address: str, congestion: str, rate: int) -> None:
                 exchange(connection)
 
         if job.is_cold:
-            answer(repeat(job, alone))
+            repeat(job, alone)
             continue
         with _connection(address, congestion, rate) as connection:
-            for _ in range(WARM_UP):
-                exchange(connection)
-            answer(repeat(job, lambda: exchange(connection)))
+            repeat(job, lambda: exchange(connection), warm_up=WARM_UP)
 
 
 if __name__ == "__main__":

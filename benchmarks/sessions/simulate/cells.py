@@ -121,7 +121,7 @@ class Cell:
             slots=self.slots,
             erasure_code=(scheme.k, scheme.m) if scheme.k else None,
             interleaving=scheme.depth,
-            reports=scheme.detection == "reports",
+            detection=scheme.detection,
             unit_bytes=UNIT_BYTES,
             chunk_units=self.chunk_units,
             forward=self._way(self.loss, self.burst_packets),

@@ -28,16 +28,22 @@ from matplotlib.figure import Figure
 
 GO_BACK_N_RUNS: Final = 200
 MARKERS: Final = "osD^v"
+MAPS: Final = ("E4", "E12", "E13")
+"""Experiments whose plots show the stack alone; the model is in their tables and JSON."""
 
 
 def draw(path: Path, result: Result) -> None:
     """Draw an experiment."""
     figure = DRAWINGS[result.experiment.name](result)
     figure.suptitle(f"{result.experiment.name}: {result.experiment.title}")
+    is_map = result.experiment.name in MAPS
+    legend = (
+        "The stack" if is_map else "Points: the stack, means with intervals of 95 %; lines: model"
+    )
     figure.text(
         0.5,
         0.005,
-        f"{result.experiment.parameters}. Points: the stack, intervals of 95 %; lines: the model.",
+        f"{result.experiment.parameters}. {legend}.",
         ha="center",
         fontsize=8,
     )
@@ -144,11 +150,13 @@ def _map(result: Result) -> Figure:
 
 
 def _heat(axes: Axes, grid: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    norm = mpl.colors.SymLogNorm(linthresh=0.5, vmin=-1.6, vmax=1.6, base=2)
-    axes.imshow(np.log2(grid), cmap="RdBu_r", norm=norm, aspect="auto")
+    axes.imshow(np.log2(grid), cmap="RdBu_r", vmin=-3.2, vmax=3.2, aspect="auto")
     for (row, column), value in np.ndenumerate(grid):
-        text = "n too small" if np.isnan(value) else f"{value:.2f}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=5 if "n" in text else 8)
+        is_known = not np.isnan(value)
+        text = f"{value:.2f}" if is_known else "too few"
+        colour = "white" if is_known and abs(np.log2(value)) > 2.2 else "black"
+        size = 8 if is_known else 6
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     axes.set_xticks(range(len(columns)), columns, fontsize=8, rotation=30)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
 

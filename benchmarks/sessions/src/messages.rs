@@ -13,7 +13,9 @@ use quinn::{Connection, Endpoint};
 use crate::quic::{client, run, server};
 
 /// Messages that open a connection and are not counted.
-const WARM_UP: u32 = 10;
+const WARM_UP: u32 = 5;
+/// For a message: after that it is given up, and the job ends.
+const TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Answers until the process is ended.
 pub fn receive(address: SocketAddr, mtu: u16) -> Result<()> {
@@ -43,31 +45,51 @@ async fn exchange(connection: &Connection, message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<Vec<f64>> {
+/// Completion time of a message with a connection of its own, or on one that stands.
+async fn timed(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    standing: Option<&Connection>,
+    message: &[u8],
+) -> Result<f64> {
+    let started = Instant::now();
+    if let Some(connection) = standing {
+        exchange(connection, message).await?;
+        return Ok(started.elapsed().as_secs_f64());
+    }
+    let connection = endpoint.connect(address, "peer")?.await?;
+    exchange(&connection, message).await?;
+    let elapsed = started.elapsed().as_secs_f64();
+    connection.close(0_u32.into(), b"done");
+    Ok(elapsed)
+}
+
+/// Completion times, and how many messages were given up.
+async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Vec<f64>, u32)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [bytes, count, seconds, temperature] = words[..] else { anyhow::bail!("a job: {line}") };
     let message = vec![0; bytes.parse()?];
     let count: usize = count.parse()?;
-    let end = Instant::now() + Duration::try_from_secs_f64(seconds.parse()?)?;
     let mut times = Vec::with_capacity(count);
-    let connection = endpoint.connect(address, "peer")?.await?;
-    for _ in 0..WARM_UP {
-        exchange(&connection, &message).await?;
-    }
-    while times.len() < count && Instant::now() < end {
-        let started = Instant::now();
-        if temperature == "cold" {
-            let connection = endpoint.connect(address, "peer")?.await?;
-            exchange(&connection, &message).await?;
-            times.push(started.elapsed().as_secs_f64());
-            connection.close(0_u32.into(), b"done");
-        } else {
-            exchange(&connection, &message).await?;
-            times.push(started.elapsed().as_secs_f64());
+    let is_cold = temperature == "cold";
+    let standing = endpoint.connect(address, "peer")?.await?;
+    let one = async || {
+        let connection = (!is_cold).then_some(&standing);
+        tokio::time::timeout(TIME_MAX, timed(endpoint, address, connection, &message)).await
+    };
+    if !is_cold {
+        for _ in 0..WARM_UP {
+            let Ok(done) = one().await else { return Ok((times, 1)) };
+            done?;
         }
     }
-    connection.close(0_u32.into(), b"done");
-    Ok(times)
+    let end = Instant::now() + Duration::try_from_secs_f64(seconds.parse()?)?;
+    while times.len() < count && Instant::now() < end {
+        let Ok(done) = one().await else { return Ok((times, 1)) };
+        times.push(done?);
+    }
+    standing.close(0_u32.into(), b"done");
+    Ok((times, 0))
 }
 
 /// Does what the input says.
@@ -75,8 +97,8 @@ pub fn send(address: SocketAddr, mtu: u16) -> Result<()> {
     run(async move {
         let endpoint = client(address, mtu)?;
         for line in std::io::stdin().lock().lines() {
-            let times = job(&endpoint, address, &line.context("a job")?).await?;
-            println!("{times:?}");
+            let (times, unfinished) = job(&endpoint, address, &line.context("a job")?).await?;
+            println!(r#"{{"times": {times:?}, "unfinished": {unfinished}}}"#);
         }
         Ok(())
     })
