@@ -88,7 +88,7 @@ class Items:
 
     def log_done(self, at: Values, step: float) -> Values:
         """Logarithm of the probability that all are done at times when all have been sent."""
-        # What has been sent more often than that is done, but for the tail.
+        # What was sent more often than that is done.
         transmissions = np.arange(1.0, self.rounds() + 1)
         logs = np.log1p(-np.minimum(self.pending(transmissions), 1 - 1e-15))
         if self.count == 1 or self.spacing == 0:
@@ -122,10 +122,10 @@ def repeated(
     instants = [np.array([end])]
     for group in items:
         points = np.linspace(group.first, group.last, min(group.count, resolution))
-        # Long messages have many rounds before their end; only those after it are wanted.
-        skipped = np.maximum(np.floor((end - points) / step), 0.0)
-        rounds = np.arange(1.0, group.rounds() + 1)
-        instants.append((points[None, :] + step * (skipped + rounds[:, None])).ravel())
+        # Rounds that end before all has been sent once decide nothing.
+        points += step * np.maximum(np.ceil((end - points) / step), 1.0)
+        rounds = np.arange(0.0, group.rounds())
+        instants.append((points[None, :] + step * rounds[:, None]).ravel())
     times = np.unique(np.concatenate(instants))
     times = times[times >= end]
     middles = np.append((times[1:] + times[:-1]) / 2, times[-1] + step / 2)
