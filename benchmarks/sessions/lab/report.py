@@ -87,13 +87,15 @@ def table(results: Sequence[Result]) -> Table:
         title_justify="left",
     )
     headings = ("loss", "message", "", "ideal", "scheme", "model", *WAYS.values())
-    for heading in (*headings, "CUBIC / session", "added delay p99", "load"):
+    for heading in (*headings, "CUBIC / session: p50, mean", "added delay p99", "load"):
         found.add_column(heading, justify="right")
     for result in results:
         cell, summaries = result.cell, result.summaries
         shown = [_shown(summaries.get(way), result.unfinished[way]) for way in WAYS]
         ours, cubic = summaries.get("session"), summaries.get("cubic")
-        ratio = f"{cubic.mean / ours.mean:.2f}" if ours and cubic else "–"
+        ratio = "–"
+        if ours and cubic:
+            ratio = f"{cubic.p50 / ours.p50:.2f}, {cubic.mean / ours.mean:.2f}"
         found.add_row(
             cell.condition.name,
             result.title,

@@ -15,6 +15,7 @@ from sealane.transport.model import (
     SelectiveRepeat,
     completion,
 )
+from sealane.transport.model import Scheme as ModelScheme
 
 if TYPE_CHECKING:
     from benchmarks.sessions.simulate.cells import Scheme
@@ -36,13 +37,17 @@ class Curve:
     """Whether the model is: else it is a lower bound, or approximates bursts."""
 
 
-def distribution(path: Path, message_bytes: int, scheme: "Scheme") -> Completion:
-    """Completion times of one message on an idle path."""
+def modelled(scheme: "Scheme") -> ModelScheme:
+    """Return the model's name for a scheme."""
     factor = FACTORS[scheme.detection]
     if scheme.k:
-        modelled = ErasureCoded(scheme.k, scheme.m, scheme.depth, timeout_factor=factor)
-        return completion(path, message_bytes, modelled)
-    return completion(path, message_bytes, SelectiveRepeat(factor))
+        return ErasureCoded(scheme.k, scheme.m, scheme.depth, timeout_factor=factor)
+    return SelectiveRepeat(factor)
+
+
+def distribution(path: Path, message_bytes: int, scheme: "Scheme") -> Completion:
+    """Completion times of one message on an idle path."""
+    return completion(path, message_bytes, modelled(scheme))
 
 
 def curve(path: Path, message_bytes: int, scheme: "Scheme") -> Curve:

@@ -38,7 +38,7 @@ def draw(path: Path, result: Result) -> None:
     figure.suptitle(f"{result.experiment.name}: {result.experiment.title}")
     is_map = result.experiment.name in MAPS
     legend = (
-        "The stack" if is_map else "Points: the stack, means with intervals of 95 %; lines: model"
+        "The stack" if is_map else "Points: the stack, bars: 95 % intervals of means; lines: model"
     )
     figure.text(
         0.5,
