@@ -175,7 +175,7 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
             name = session.session.name
             shown = sealanectl("--socket", near.socket, "session", "stat", name)
             assert shown.returncode == 0, shown.stderr
-            assert "threads with b, established" in shown.stdout
+            assert "threads with b, " in shown.stdout
             assert "nothing to send" in shown.stdout
             told = sealanectl("--socket", near.socket, "--output", "json", "session", "stat", name)
             assert json.loads(told.stdout)["statistics"]["sends_completed"] == 4
