@@ -92,6 +92,10 @@ freshness-worlds: ## WORLDS (100,000) seeded worlds of crashes and attacks on st
 freshness-world: ## one of them, step by step: SEED=n
 	cd native && SEED=$(SEED) cargo test --locked --package sealane-engine --lib one_world -- --ignored --nocapture
 
+.PHONY: ring-stress
+ring-stress: ## post, land and complete on two threads, 10^7 messages (minutes)
+	cd native && RING_ROUNDS=10000000 cargo test --locked --release -p sealane-engine --lib ring_stress -- --nocapture
+
 .PHONY: torch-test
 torch-test: build ## torch.distributed over sessions, with Debian's python3-torch (installed if root)
 	[ -d $(DEBIAN_TORCH)/torch ] || { apt-get update -q && apt-get install -q -y --no-install-recommends python3-torch; }

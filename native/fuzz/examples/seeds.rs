@@ -69,7 +69,15 @@ fn main() -> std::io::Result<()> {
             [&[8, 0, 5, 2, 2, 0, 0, 2, 4, 4, 4][..], &[2, frame, 0, 0, 2, 1, 1, 1, 1]].concat();
         put("session_peer", format!("frame-{frame}"), &sent)?;
     }
-    for (name, opcode) in [("send", 1), ("receive", 2)] {
+    // A submission entry written word by word, the producer moved, and the entry taken and completed.
+    for opcode in 1..=8_u64 {
+        let write = |place: u16, word: u64| {
+            [&[0][..], &place.to_le_bytes(), &word.to_le_bytes()].concat()
+        };
+        let steps = [write(16, opcode), write(21, 0), vec![1, 2, 3, 1, 0], vec![0; 12], vec![2]];
+        put("job_ring", format!("opcode-{opcode}"), &steps.concat())?;
+    }
+    for (name, opcode) in [("send", 1), ("receive", 2), ("stream", 3), ("continue", 4)] {
         let mut bytes = [0; 72];
         bytes[..8].copy_from_slice(&(1u64 << 20).to_le_bytes());
         bytes[8] = opcode;

@@ -15,6 +15,9 @@ pub use store::{store_page, store_recovery};
 
 use script::Script;
 use sealane_engine::session::entry::{Completion, Submission};
+use sealane_engine::session::layout::{Layout, SUBMISSION_PRODUCER};
+use sealane_engine::session::region::{JobAccess, SharedMemory};
+use sealane_engine::session::ring::DaemonRing;
 use sealane_proto::aead::Secret;
 use sealane_proto::nvme::controller_queue::blocks_of;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
@@ -146,14 +149,66 @@ pub fn session_peer(data: &[u8]) {
     hostile::run(data);
 }
 
+/// Whatever a job writes into its rings, the daemon's end takes valid submissions or names a fault,
+/// and every one that it takes can be completed.
+pub fn job_ring(data: &[u8]) {
+    const REGION_BYTES: u64 = 1 << 16;
+    let layout = Layout { entries: 8, region_bytes: REGION_BYTES, slots: 4, chunk_bytes: 4096 };
+    let memory = |name, bytes, access| SharedMemory::create(name, bytes, access).expect("memory");
+    let submission = memory("fuzz", layout.submission_bytes(), JobAccess::Writes);
+    let completion = memory("fuzz", layout.completion_bytes(), JobAccess::Reads);
+    let file = submission.file().try_clone_to_owned().expect("a descriptor");
+    let job = SharedMemory::attach(file, JobAccess::Writes).expect("the job's mapping");
+    let mut ring = DaemonRing::new(layout, submission, completion);
+    let mut script = Script::new(data);
+    let mut taken = Vec::new();
+    while !script.is_empty() {
+        match script.byte() % 4 {
+            0 => {
+                let words = layout.submission_bytes() as u64 / 8;
+                let offset = u64::from(script.half()) % words * 8;
+                job.word(offset).store(script.word(), Ordering::Release);
+            }
+            1 => {
+                let next = job.word(SUBMISSION_PRODUCER).load(Ordering::Acquire).wrapping_add(1);
+                job.word(SUBMISSION_PRODUCER).store(next, Ordering::Release);
+            }
+            2 => match ring.take() {
+                Ok(Some((handle, submission))) => {
+                    assert!(lies_inside(&submission, REGION_BYTES));
+                    assert!(taken.last().is_none_or(|last| *last < handle));
+                    taken.push(handle);
+                    assert!(taken.len() <= layout.entries as usize);
+                }
+                Ok(None) => {}
+                Err(fault) => {
+                    assert!(fault.reason().starts_with("ring."));
+                    return;
+                }
+            },
+            _ => {
+                ring.slot_posted(script.half() % 4, script.word() >> 1, u32::from(script.half()));
+                ring.chunk_landed(script.half(), u32::from(script.half()));
+                if let Some(handle) = taken.pop() {
+                    ring.complete(&Completion { handle, ..Completion::default() });
+                }
+            }
+        }
+    }
+}
+
+fn lies_inside(submission: &Submission, region_bytes: u64) -> bool {
+    let bytes = if submission.kind.has_range() { submission.length } else { 0 };
+    submission.offset.checked_add(bytes).is_some_and(|end| end <= region_bytes)
+}
+
 /// An entry of a job's ring that parses names bytes inside the region and parses again.
 pub fn ring_entry(data: &[u8]) {
     let mut script = Script::new(data);
     let region_bytes = script.word();
     let Some(entry) = script.rest().first_chunk() else { return };
     if let Ok(submission) = Submission::parse(entry, region_bytes) {
-        let end = submission.offset.checked_add(submission.length);
-        assert!(end.is_some_and(|end| end <= region_bytes));
+        assert!(lies_inside(&submission, region_bytes));
         assert_eq!(Submission::parse(&submission.encode(), region_bytes), Ok(submission));
     }
     if let Some(completion) = Completion::parse(entry) {

@@ -191,7 +191,7 @@ impl Operation {
     }
 
     /// Whether its offset and length are a range of the region.
-    fn has_range(&self) -> bool {
+    pub fn has_range(&self) -> bool {
         matches!(self, Self::Send { .. } | Self::Receive | Self::Continue { .. })
     }
 

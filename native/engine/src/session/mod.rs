@@ -10,6 +10,8 @@ mod operations;
 mod outbound;
 pub mod region;
 pub mod ring;
+#[cfg(test)]
+mod ring_stress;
 pub mod statistics;
 mod submission;
 mod worker;
