@@ -39,6 +39,8 @@ QUIET_REASONS = frozenset(
     }
 )
 """Ends of a session that are no fault; others are logged as warnings."""
+PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
+"""Ends of a session whose path answers, but not at full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 REGION_BYTES_MIN = 4096
 SNAPSHOT_SECONDS = 1.0
@@ -180,6 +182,12 @@ class FabricService:
             )
             undo.pop_all()
         await self._settle(session)
+        if session.close_reason in PATH_MTU:
+            raise UnavailableError(
+                "session.path_mtu",
+                f"the path to {peer_node} carries small packets, and none with units of "
+                f"{self._settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+            )
         if session.state is not State.ESTABLISHED:
             raise UnavailableError(
                 "session.establish.timeout",
