@@ -159,7 +159,9 @@ async def test_cancelled_job_ends_and_another_may_begin(inline_world: World) -> 
         await jobs.start("scrub", bytes_per_second=0)
     assert caught.value.reason == "volume.job.running"
     await jobs.change("scrub", order="cancel", bytes_per_second=None)
-    assert (await ended(jobs)).state == "cancelled"
+    assert (await moved(jobs, lambda job: job.is_over)).state == "cancelled"
+    await inline_world.target.observe_jobs()
+    await inline_world.event(lambda e: e.kind == "job_cancelled", at_target=True)
     with pytest.raises(UsageError) as caught:
         await jobs.change("scrub", order="resume", bytes_per_second=None)
     assert caught.value.reason == "volume.job.over"
@@ -190,6 +192,9 @@ async def test_kinds_that_a_store_has_no_use_for_are_refused(world: World) -> No
         b"[" + b"1," * 1000,
         b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00Z","position":-1}]',
         b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00Z","more":1}]',
+        b'[{"kind":"scrub","state":"running","started":"9999-12-31T23:59:59Z"}]',
+        b'[{"kind":"scrub","state":"running","started":"0001-01-01T00:00:00+14:00"}]',
+        b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00"}]',
         b'[{"kind":"dance","state":"running","started":"2026-11-22T00:00:00Z"}]',
         b" " * ((1 << 20) + 1),
     ],
@@ -231,6 +236,7 @@ def test_scrubs_are_due_after_their_interval_the_oldest_first_and_one_at_a_time(
     assert due(a=finished, b=scrub(state="running", days=0)) is None
     assert due(a=finished, b=scrub(state="paused", days=30)) == a
     assert due(a=scrub(state="cancelled", days=1)) is None
+    assert due(a=scrub(state="finished", days=-400)) == a, "that is not true"
 
 
 async def test_target_scrubs_by_itself_what_is_due(inline_world: World) -> None:
