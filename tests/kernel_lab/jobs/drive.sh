@@ -4,7 +4,7 @@
 drive() {
     modprobe nvme
     until ls /dev/ng*n1 >/tmp/drive-name 2>/dev/null; do sleep 0.1; done
-    SEALANE_NVME_DEVICE=$(cat /tmp/drive-name) SEALANE_NVME_TRANSFER_BLOCKS=1 \
+    SEALANE_NVME_DEVICE=$(cat /tmp/drive-name) SEALANE_NVME_TRANSFER_BLOCKS=8 \
         env ${2:+SEALANE_ANCHORED="$2"} ./engine_tests --ignored --exact --nocapture \
         "storage::stores::nvme::drive_tests::$1"
 }

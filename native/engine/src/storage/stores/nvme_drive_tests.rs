@@ -2,7 +2,7 @@
 //! lost: `SEALANE_NVME_DEVICE` names it. `tests/kernel_lab/test_nvme_drive.py` runs them.
 //!
 //! QEMU 7.2 moves the metadata of a command's first blocks only (`nvme io-passthru` shows it, too):
-//! `SEALANE_NVME_TRANSFER_BLOCKS=1` keeps to what it can do.
+//! of 8, not of 15. `SEALANE_NVME_TRANSFER_BLOCKS=8` keeps to what it can do.
 
 use std::io::Write;
 use std::sync::Mutex;
