@@ -73,7 +73,7 @@ test-order: build ## fast tests in another order, under another hash seed
 KILLS ?= 48
 
 .PHONY: kill-test
-kill-test: build ## kill -9 of brokers, gateways and etcd members under load, KILLS (48) times
+kill-test: build ## kill -9 of brokers, targets, gateways and etcd members under load, KILLS (48) times
 	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s $(ARGS)
 
 .PHONY: freshness-model

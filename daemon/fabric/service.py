@@ -6,6 +6,7 @@ endpoint moves the data.
 
 import asyncio
 import contextlib
+import importlib
 import ipaddress
 import secrets
 from collections import deque
@@ -24,6 +25,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.establish import VERSION
+from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be looked at."""
@@ -94,6 +96,7 @@ class FabricService:
         self._sessions: dict[str, Session] = {}
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
+        self._planning = TaskOwner()
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
 
@@ -109,6 +112,7 @@ class FabricService:
                 for _, timer in self._grants.values():
                     timer.cancel()
                 self._grants.clear()
+                await self._planning.close()
 
     async def keep_snapshot(self) -> None:
         """Renew the snapshot every second, until cancelled."""
@@ -367,12 +371,23 @@ class FabricService:
             side=session.identity.side,
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
+        self._planning.start(self._keep_planned(session), name=f"plan of {session.identity.name}")
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(
             self._settings.grant_timeout_seconds, self._expire, token
         )
         self._grants[token] = (session, timer)
         return Grant(session=session, ring_socket=str(self._settings.ring_socket), ring_token=token)
+
+    async def _keep_planned(self, session: Session) -> None:
+        # Numpy and the model: a fabric without sessions does without.
+        plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
+        await plans.keep_planned(
+            session,
+            rate_bits_per_second=session.identity.rate_bits_per_second,
+            unit_bytes=session.identity.unit_bytes,
+            assumed_loss=self._settings.assumed_loss,
+        )
 
     def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:
         granted = self._grants.pop(token, None)

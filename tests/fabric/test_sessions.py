@@ -468,3 +468,13 @@ async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) ->
             await answer.session.wait_closed()
 
     assert answer.session.close_reason == "session.peer_closed.requested"
+
+
+async def test_both_ends_have_a_plan_soon(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics):
+        async with asyncio.timeout(5):
+            for fabric in fabrics:
+                (session,) = fabric.service.sessions()
+                while session.outlook is None:  # noqa: ASYNC110 - the plan has no event
+                    await asyncio.sleep(0.01)
+                assert session.outlook.plan.path.rate_bits_per_second == RATE

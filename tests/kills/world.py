@@ -158,7 +158,8 @@ async def _start_nodes(made: World) -> None:
     made.site.write_config(
         "s",
         enrolment("s")
-        + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "memory"\n',
+        + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\nstore = "file"\n'
+        + f'directory = "{made.site.root / "stores"}"\n',
     )
     await asyncio.to_thread(made.start, "s")
     for name in GATEWAYS:

@@ -1,6 +1,5 @@
 """Stores with real daemons and an anchor: what was put back is refused, a crash is not."""
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ import pytest
 from control_plane import Daemon, daemon
 from sealane.client import Volume, connect
 from trust.test_device_daemons import MIB, World, world
-from trust.test_revocation import HOST, Load, host_of
+from trust.test_revocation import HOST, host_of
 
 __all__ = ["world"]
 pytestmark = pytest.mark.timeout(240)
@@ -78,29 +77,3 @@ async def test_store_put_back_behind_a_flush_is_refused_and_the_honest_one_is_se
         assert outcome(target, volume.name) == ("restored", "")
         async with attached(world, target, volume.name) as again:
             assert await read(again) == b"2" * 4096
-
-
-async def test_target_killed_under_load_starts_without_an_alarm_and_has_what_was_flushed(
-    world: World,
-) -> None:
-    world.start_broker()
-    config = world.target_config()
-    name = ""
-    for round_number in range(3):
-        content = bytes([round_number]) * 4096
-        with daemon(config) as target:
-            if name:
-                assert outcome(target, name) == ("restored", "")
-            async with attached(world, target, name) as volume, asyncio.TaskGroup() as tasks:
-                if name:
-                    assert await read(volume) == bytes([round_number - 1]) * 4096
-                name = volume.name
-                load = Load(first_block=8)
-                running = tasks.create_task(load.run(volume))
-                await load.goes_on()
-                await write(volume, content)
-                await load.goes_on()
-                # What it wrote last is acknowledged and not flushed: the target dies with it.
-                running.cancel()
-                await asyncio.wait({running})
-                target.kill()

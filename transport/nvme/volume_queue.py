@@ -17,6 +17,9 @@ IO_TIMEOUT_SECONDS = (
     60.0  # one command; longer than a busy drive takes, shorter than a person waits
 )
 
+# What a cancelled call waits for its commands: a drive that answers at all does so by then.
+CANCEL_SECONDS = 5.0
+
 P = ParamSpec("P")
 Readable = bytes | bytearray | memoryview
 
@@ -62,8 +65,8 @@ class VolumeQueue:
     NvmeStatusError, or UnavailableError if the queue ended or has too many transfers.
 
     A cancelled read ends at once and leaves its buffer alone from then on. Any other cancelled call
-    ends when nothing of it is in flight any more, so that what comes after it isn't overtaken; a
-    second cancellation doesn't wait.
+    ends when nothing of it is in flight any more, so that what comes after it isn't overtaken: if
+    need be, after CANCEL_SECONDS, the queue ends with it. A second cancellation doesn't wait.
     """
 
     def __init__(self, native: _native.HostQueue, namespace: NamespaceIdentity) -> None:
@@ -122,9 +125,12 @@ class VolumeQueue:
 
     async def close(self) -> None:
         """End the queue; whoever waits for a transfer gets UnavailableError."""
+        await self._finish()
+        self._loop.remove_reader(self._native.event_fd())
+
+    async def _finish(self) -> None:
         await asyncio.to_thread(self._native.close)
         self._take_done()
-        self._loop.remove_reader(self._native.event_fd())
 
     def _start(self, call: Callable[P, int], *args: P.args, **kwargs: P.kwargs) -> int:
         try:
@@ -149,7 +155,9 @@ class VolumeQueue:
             self._native.cancel(ticket)
             future = self._ends.get(ticket)
             if future is not None:
-                await asyncio.wait((future,))
+                await asyncio.wait((future,), timeout=CANCEL_SECONDS)
+                if not future.done():
+                    await self._finish()
             raise
 
     def _take_done(self) -> None:

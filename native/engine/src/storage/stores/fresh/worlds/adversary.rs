@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::Rng;
+use sealane_proto::sector::{
+    BLOCK_BYTES, Block, DATA_BYTES, METADATA_BYTES, field, metadata, metadata_mut,
+};
 
-use super::super::super::pages::{PAGE_BYTES, Page};
+use super::super::super::pages::Page;
 use super::super::geometry::Geometry;
 use super::super::keys::{Authority, Kind, StoreKeys};
 use super::machine::{Device, Image};
-use super::{SUPERBLOCK_SEED, SUPERBLOCK_UUID, chance, pick};
+use super::{SUPERBLOCK_SEED, SUPERBLOCK_UUID, chance, device_pages, pick};
 
 /// Kinds of attack, for the statistics.
-pub const ATTACKS: [&str; 8] = [
+pub const ATTACKS: [&str; 9] = [
     "the whole device put back",
     "areas put back",
     "pages put back",
@@ -22,6 +25,7 @@ pub const ATTACKS: [&str; 8] = [
     "pages forged with public data",
     "writes dropped",
     "all further writes dropped",
+    "fast-path MACs moved",
 ];
 /// Pages that one attack touches at most.
 const PAGES_MAX: u64 = 6;
@@ -49,18 +53,23 @@ impl Adversary {
         self.snapshots.push(device.image());
     }
 
-    /// Checkpoints, log, node pages, leaf pages, slots.
+    /// Checkpoints, log, node pages, leaf pages, blocks.
     fn areas(&self) -> [std::ops::Range<u64>; 5] {
         let geometry = &self.geometry;
         let [log, nodes, leaves, slots] =
             [geometry.log(0), geometry.nodes(0, 0), geometry.leaf(0, 0), geometry.slot(0)];
-        [1..log, log..nodes, nodes..leaves, leaves..slots, slots..geometry.page_count()]
+        [1..log, log..nodes, nodes..leaves, leaves..slots, slots..device_pages(geometry)]
     }
 
     /// A page that was written, metadata more often than blocks.
-    fn page(&self, random: &mut ChaCha8Rng) -> u64 {
-        let area = self.areas()[pick(random, 5)].clone();
-        area.start + random.next_u64() % (area.end - area.start)
+    fn page(&self, device: &Device, random: &mut ChaCha8Rng) -> u64 {
+        self.page_of(device, pick(random, 5), random)
+    }
+
+    fn page_of(&self, device: &Device, area: usize, random: &mut ChaCha8Rng) -> u64 {
+        let area = self.areas()[area].clone();
+        let written = device.written(area.clone());
+        if written.is_empty() { area.start } else { written[pick(random, written.len())] }
     }
 
     pub fn attack(&mut self, device: &Device, random: &mut ChaCha8Rng) {
@@ -80,16 +89,15 @@ impl Adversary {
                 }
             }
             2 => (0..count).for_each(|_| {
-                let page = self.page(random);
+                let page = self.page(device, random);
                 let past = device.past(page);
                 if !past.is_empty() {
                     device.lie(page, Some(Arc::clone(&past[pick(random, past.len())])), is_lasting);
                 }
             }),
             3 => {
-                let area = self.areas()[pick(random, 5)].clone();
-                let mut any = || area.start + random.next_u64() % (area.end - area.start);
-                let (left, right) = (any(), any());
+                let area = pick(random, 5);
+                let [left, right] = [(); 2].map(|()| self.page_of(device, area, random));
                 let (at_left, at_right) = (device.answer(left), device.answer(right));
                 device.lie(left, at_right, is_lasting);
                 device.lie(right, at_left, is_lasting);
@@ -97,12 +105,13 @@ impl Adversary {
             4 => (0..count).for_each(|_| self.change(device, random, is_lasting, flip)),
             5 => (0..count).for_each(|_| self.change(device, random, is_lasting, forge)),
             6 => (0..count).for_each(|_| {
-                let page = self.page(random);
+                let page = self.page(device, random);
                 device.lie(page, device.answer(page), true);
             }),
-            _ => (0..self.geometry.page_count()).for_each(|page| {
+            7 => (0..device_pages(&self.geometry)).for_each(|page| {
                 device.lie(page, device.answer(page), true);
             }),
+            _ => self.move_mac(device, random, is_lasting),
         }
         self.made[kind] += 1;
     }
@@ -112,24 +121,42 @@ impl Adversary {
         device: &Device,
         random: &mut ChaCha8Rng,
         is_lasting: bool,
-        change: impl Fn(&mut Page, &mut ChaCha8Rng),
+        change: impl Fn(&mut Block, &mut ChaCha8Rng),
     ) {
-        let number = self.page(random);
-        if let Some(page) = device.answer(number) {
-            let mut page = *page;
-            change(&mut page, random);
-            device.lie(number, Some(Arc::new(page)), is_lasting);
+        let number = self.page(device, random);
+        if let Some(block) = device.answer(number) {
+            let mut block = *block;
+            change(&mut block, random);
+            device.lie(number, Some(Arc::new(block)), is_lasting);
         }
+    }
+
+    /// Gives an older version of a block a MAC that it, or another one, has or once had.
+    fn move_mac(&self, device: &Device, random: &mut ChaCha8Rng, is_lasting: bool) {
+        let [to, from] = [(); 2].map(|()| self.page_of(device, 4, random));
+        let from = if chance(random, 50) { to } else { from };
+        let (olds, macs) = (device.past(to), device.past(from));
+        if olds.is_empty() || macs.is_empty() {
+            return;
+        }
+        let mut old = *olds[pick(random, olds.len())];
+        let mac = metadata(&macs[pick(random, macs.len())], field::MAC).to_vec();
+        metadata_mut(&mut old, field::MAC).copy_from_slice(&mac);
+        device.lie(to, Some(Arc::new(old)), is_lasting);
     }
 }
 
-fn flip(page: &mut Page, random: &mut ChaCha8Rng) {
-    page.0[pick(random, PAGE_BYTES)] ^= 1 << pick(random, 8);
+/// Changes a bit: of metadata as often as of data.
+fn flip(block: &mut Block, random: &mut ChaCha8Rng) {
+    let at = [pick(random, DATA_BYTES), BLOCK_BYTES - 1 - pick(random, METADATA_BYTES)];
+    block[at[pick(random, 2)]] ^= 1 << pick(random, 8);
 }
 
 /// Changes a number in a page and seals it with all that its owner can read.
-fn forge(page: &mut Page, random: &mut ChaCha8Rng) {
+fn forge(block: &mut Block, random: &mut ChaCha8Rng) {
     let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &Authority::Device);
+    let mut page = Page::ZERO;
+    page.0.copy_from_slice(&block[..DATA_BYTES]);
     let at = 8 * pick(random, 40);
     let field = &mut page.0[at..at + 8];
     let number = u64::from_le_bytes(field.try_into().unwrap_or_default());
@@ -137,8 +164,9 @@ fn forge(page: &mut Page, random: &mut ChaCha8Rng) {
         [number.wrapping_add(1), number.wrapping_sub(1), random.next_u64()][pick(random, 3)];
     field.copy_from_slice(&number.to_le_bytes());
     match pick(random, 3) {
-        0 => drop(keys.pages().seal(Kind::Checkpoint, page)),
-        1 => drop(keys.pages().seal(Kind::Nodes, page)),
-        _ => drop(keys.log(number, &[0; 16]).seal(Kind::Log, page)),
+        0 => drop(keys.pages().seal(Kind::Checkpoint, &mut page)),
+        1 => drop(keys.pages().seal(Kind::Nodes, &mut page)),
+        _ => drop(keys.log(number, &[0; 16]).seal(Kind::Log, &mut page)),
     }
+    block[..DATA_BYTES].copy_from_slice(&page.0);
 }

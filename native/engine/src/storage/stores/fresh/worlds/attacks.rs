@@ -7,9 +7,11 @@ use std::io;
 use super::super::anchor::AnchorPolicy;
 use super::super::failure::Refusal;
 use super::super::map::Map;
+use super::super::placed::Placed;
 use super::history::{History, UNWRITTEN, Version};
 use super::life::Life;
 use super::machine::{Crash, Image};
+use super::workload::Workload;
 use super::{Kind, World};
 
 /// A block of the second set.
@@ -17,8 +19,8 @@ const LBA: u64 = 76;
 
 /// A store with an anchor, on a hostile device.
 struct Store {
-    world: World,
-    life: Life,
+    world: World<Placed>,
+    life: Life<Placed>,
 }
 
 impl Store {
@@ -34,7 +36,7 @@ impl Store {
 
     /// A write that is acknowledged, and no more.
     fn write(&mut self, lba: u64, version: Version) {
-        assert!(self.life.begin(lba, 1, version).expect("write"));
+        assert!(Placed::begin(&mut self.life, lba, 1, version).expect("write"));
         self.life.end_all().expect("commit");
     }
 
@@ -74,7 +76,7 @@ impl Store {
         page >= self.life.map.geometry().slot(0)
     }
 
-    fn reopen(&self) -> Result<Map<super::Placed>, io::Error> {
+    fn reopen(&self) -> Result<Map<Placed>, io::Error> {
         self.world.map()
     }
 
@@ -224,9 +226,9 @@ fn test_20_a_leaf_page_with_a_bit_changed_is_refused() {
     store.merged(LBA, 1);
     for page in 0..store.life.map.geometry().page_count() {
         if store.is_leaf(page)
-            && let Some(mut changed) = store.world.device.answer(page).map(|page| *page)
+            && let Some(mut changed) = store.world.device.answer(page).map(|block| *block)
         {
-            changed.0[300] ^= 1;
+            changed[300] ^= 1;
             store.world.device.lie(page, Some(changed.into()), true);
         }
     }
@@ -242,7 +244,7 @@ fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_los
         let before = store.world.device.image();
         // Acknowledged and not flushed, and not even acknowledged.
         store.write(LBA, 2);
-        assert!(store.life.begin(LBA + 1, 1, 3).expect("write"));
+        assert!(Placed::begin(&mut store.life, LBA + 1, 1, 3).expect("write"));
         store.world.device.crash(Crash::Kill, &mut store.world.random);
         if is_put_back {
             store.put_back(&before, |page| store.is_slot(page));
@@ -265,7 +267,7 @@ fn test_29_a_torn_write_is_the_old_version_or_the_new() {
     // Half of what the newest slot got.
     let newest = slots.rfind(|page| store.world.device.answer(*page).is_some()).expect("a slot");
     let mut torn = *store.world.device.answer(newest).expect("its page");
-    torn.0[2048..].fill(0);
+    torn[2048..].fill(0);
     // Its record is in the log, not anchored and not known to be flushed.
     store.world.device.fail_after(Some(1));
     assert!(store.life.map.flush().is_err());

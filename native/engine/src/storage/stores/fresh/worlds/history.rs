@@ -23,6 +23,8 @@ struct Block {
     since: Vec<Made>,
     latest: Option<Made>,
     flushed: Option<Made>,
+    /// Made by writes that were told to have failed: one of them may be there.
+    failed: Vec<Version>,
 }
 
 /// All blocks.
@@ -34,11 +36,13 @@ pub struct History {
 
 impl Block {
     fn unwritten() -> Self {
-        Self { base: vec![UNWRITTEN], since: Vec::new(), latest: None, flushed: None }
+        let (since, failed) = (Vec::new(), Vec::new());
+        Self { base: vec![UNWRITTEN], since, latest: None, flushed: None, failed }
     }
 
     fn allowed(&self) -> Vec<Version> {
-        self.latest.map_or_else(|| self.base.clone(), |latest| vec![latest.version])
+        let kept = self.latest.map_or_else(|| self.base.clone(), |latest| vec![latest.version]);
+        kept.into_iter().chain(self.failed.iter().copied()).collect()
     }
 }
 
@@ -63,6 +67,12 @@ impl History {
         block.since.retain(|made| made.version != version || version == UNWRITTEN);
         block.since.push(Made { when, version });
         block.latest = Some(Made { when, version });
+        block.failed.clear();
+    }
+
+    /// A write failed when all of it was on the device.
+    pub fn failed(&mut self, lba: u64, version: Version) {
+        self.block(lba).failed.push(version);
     }
 
     /// What a flush that begins now vouches for.
@@ -100,9 +110,11 @@ impl History {
         if !allowed.contains(&version) {
             return Err(format!("block {lba} reads as version {version}, allowed is {allowed:?}"));
         }
-        if block.latest.is_none() {
+        if block.latest.is_none() || block.failed.contains(&version) {
             block.base = vec![version];
+            block.latest = block.latest.filter(|latest| latest.version == version);
         }
+        block.failed.clear();
         Ok(())
     }
 

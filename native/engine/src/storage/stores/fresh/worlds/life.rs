@@ -1,52 +1,65 @@
 //! One life of a store in a world: several writers, reads, flushes and merges, step by step.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::Rng;
-use sealane_proto::freshness::leaf::LeafFormat;
-use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES};
+use sealane_proto::freshness::pending::Known;
 
-use super::super::super::pages::{BlockFile, Page};
+use super::super::super::pages::Page;
 use super::super::anchor::{Anchor, AnchorPolicy};
-use super::super::failure::Refusal;
-use super::super::map::Map;
-use super::super::placed::{Placed, PlacedEntry};
-use super::super::test_blocks::{block, version_of};
+use super::super::map::{Map, take_leaf};
 use super::history::{History, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
+use super::workload::Workload;
 use super::{Violation, chance, pick};
 
 /// Blocks of a write.
 const WRITE_BLOCKS_MAX: u64 = 6;
-/// Writes under way at once.
-const WRITERS_MAX: usize = 4;
+/// Writes, and reads, under way at once.
+const AT_ONCE_MAX: usize = 4;
 
-/// A write whose data the device has.
-struct Write {
+/// A write that has not ended.
+pub struct Write<S> {
+    pub lba: u64,
+    pub blocks: u64,
+    pub version: Version,
+    pub stage: S,
+}
+
+/// A read that has looked what is known without reading, and goes on later.
+struct Read<E> {
     lba: u64,
-    version: Version,
-    entries: Vec<PlacedEntry>,
+    known: Known<E>,
 }
 
 /// One life.
-pub struct Life {
-    pub map: Map<Placed>,
+pub struct Life<F: Workload> {
+    pub map: Map<F>,
     pub history: History,
-    device: Arc<Device>,
+    pub device: Arc<Device>,
     anchor: Option<Arc<PoweredAnchor>>,
     is_honest: bool,
-    writes: Vec<Write>,
+    pub writes: Vec<Write<F::Stage>>,
+    slow_reads: Vec<Read<F::Entry>>,
+    /// Blocks of failed writes that the device may still get.
+    pub late: Vec<(u64, Version)>,
+    /// Blocks whose last write failed: reads may be refused.
+    pub doubtful: BTreeSet<u64>,
+    /// Reads that a fast-path MAC answered.
+    pub vouched: Cell<u64>,
     /// Reads that were answered, and refused.
     pub reads: [u64; 2],
     /// What happened, for who looks at one world.
     pub trace: Vec<String>,
 }
 
-impl Life {
+impl<F: Workload> Life<F> {
     pub fn new(
-        map: Map<Placed>,
+        map: Map<F>,
         history: History,
         device: &Arc<Device>,
         anchor: Option<&Arc<PoweredAnchor>>,
@@ -59,6 +72,10 @@ impl Life {
             anchor: anchor.cloned(),
             is_honest,
             writes: Vec::new(),
+            slow_reads: Vec::new(),
+            late: Vec::new(),
+            doubtful: BTreeSet::new(),
+            vouched: Cell::new(0),
             reads: [0; 2],
             trace: Vec::new(),
         }
@@ -69,14 +86,36 @@ impl Life {
     }
 
     /// The outcome of something that an honest device never refuses: None, if it was refused.
-    fn accept<T>(&mut self, what: &str, outcome: io::Result<T>) -> Result<Option<T>, Violation> {
+    pub fn accept<T>(
+        &mut self,
+        what: &str,
+        outcome: io::Result<T>,
+    ) -> Result<Option<T>, Violation> {
+        self.accept_where(!self.is_honest, what, outcome)
+    }
+
+    /// The same of something that is about one block, whose last write may have failed.
+    pub fn accept_of<T>(
+        &mut self,
+        lba: u64,
+        what: &str,
+        outcome: io::Result<T>,
+    ) -> Result<Option<T>, Violation> {
+        self.accept_where(!self.is_honest || self.doubtful.contains(&lba), what, outcome)
+    }
+
+    fn accept_where<T>(
+        &mut self,
+        may_fail: bool,
+        what: &str,
+        outcome: io::Result<T>,
+    ) -> Result<Option<T>, Violation> {
         match outcome {
             Ok(done) => Ok(Some(done)),
             Err(error) => {
                 self.trace.push(format!("{what}: {error}"));
-                let is_explained = !self.is_honest
-                    || self.device.is_off()
-                    || error.kind() == io::ErrorKind::TimedOut;
+                let is_explained =
+                    may_fail || self.device.is_off() || error.kind() == io::ErrorKind::TimedOut;
                 if is_explained {
                     Ok(None)
                 } else {
@@ -86,16 +125,19 @@ impl Life {
         }
     }
 
-    fn is_busy(&self, lba: u64, blocks: u64) -> bool {
-        let ranges = self.writes.iter().map(|write| (write.lba, write.entries.len() as u64));
-        ranges.into_iter().any(|(other, count)| lba < other + count && other < lba + blocks)
+    /// Whether blocks are being written or read.
+    pub fn is_busy(&self, lba: u64, blocks: u64) -> bool {
+        let writes = self.writes.iter().map(|write| (write.lba, write.blocks));
+        let reads = self.slow_reads.iter().map(|read| (read.lba, 1));
+        writes.chain(reads).any(|(other, count)| lba < other + count && other < lba + blocks)
     }
 
     /// A range that is written often, or any.
-    fn range(&self, random: &mut ChaCha8Rng) -> (u64, u64) {
+    pub fn range(&self, random: &mut ChaCha8Rng) -> (u64, u64) {
         let blocks = 1 + random.next_u64() % WRITE_BLOCKS_MAX;
-        let span = [self.blocks(), 16][pick(random, 2)];
-        (random.next_u64() % (span - blocks + 1), blocks)
+        let (start, span) =
+            if chance(random, 50) { (0, self.blocks()) } else { (F::spot(random), 16) };
+        (start + random.next_u64() % (span - blocks + 1), blocks)
     }
 
     /// One step. False: the store takes nothing any more.
@@ -106,22 +148,16 @@ impl Life {
     ) -> Result<bool, Violation> {
         let (lba, blocks) = self.range(random);
         let is_free = !self.is_busy(lba, blocks);
-        match pick(random, 32) {
-            0..=10 if is_free && self.writes.len() < WRITERS_MAX => {
+        match pick(random, 40) {
+            0..=10 if is_free && self.writes.len() < AT_ONCE_MAX => {
                 *version += 1;
-                self.begin(lba, blocks, *version)
+                F::begin(self, lba, blocks, *version)
             }
-            11..=17 if !self.writes.is_empty() => {
-                let write = self.writes.swap_remove(pick(random, self.writes.len()));
-                self.end(&write)
-            }
+            11..=17 if !self.writes.is_empty() => F::go_on(self, pick(random, self.writes.len())),
             18 if is_free => {
                 // Now and then whole sets.
-                let (lba, blocks) = if chance(random, 20) && self.writes.is_empty() {
-                    (0, self.blocks())
-                } else {
-                    (lba, blocks)
-                };
+                let is_all = chance(random, 20) && !self.is_busy(0, self.blocks());
+                let (lba, blocks) = if is_all { (0, self.blocks()) } else { (lba, blocks) };
                 self.deallocate(lba, blocks)
             }
             19 | 20 => self.flush(),
@@ -146,7 +182,23 @@ impl Life {
                 let written = self.map.write_back();
                 self.persisted("write-back", written)
             }
-            26..=31 => self.read(lba).map(|()| true),
+            26..=31 if self.writes.iter().all(|write| !write.has(lba)) => {
+                if chance(random, 30) {
+                    self.map.leaves().forget_pages();
+                }
+                self.read(lba).map(|()| true)
+            }
+            32 if is_free && self.slow_reads.len() < AT_ONCE_MAX => {
+                let known = self.map.current(lba, 1)[0];
+                self.slow_reads.push(Read { lba, known });
+                Ok(true)
+            }
+            33 | 34 if !self.slow_reads.is_empty() => {
+                let read = self.slow_reads.swap_remove(pick(random, self.slow_reads.len()));
+                let found = self.finish_read(read.lba, read.known);
+                self.found(read.lba, found).map(|()| true)
+            }
+            35..=39 => F::other(self, random),
             _ => Ok(true),
         }
     }
@@ -155,76 +207,58 @@ impl Life {
     pub fn fill(&mut self, version: &mut Version) -> Result<(), Violation> {
         for lba in (0..self.blocks() - WRITE_BLOCKS_MAX).step_by(WRITE_BLOCKS_MAX as usize) {
             *version += 1;
-            self.begin(lba, WRITE_BLOCKS_MAX, *version)?;
+            F::begin(self, lba, WRITE_BLOCKS_MAX, *version)?;
             self.end_all()?;
         }
         Ok(())
     }
 
-    /// Gives a write's data to the device.
-    pub fn begin(&mut self, lba: u64, blocks: u64, version: Version) -> Result<bool, Violation> {
-        let data: Vec<_> = (lba..lba + blocks).flat_map(|lba| block(lba, version)).collect();
-        let placed = self.map.place(&data);
-        let entries = match self.accept("place", placed)? {
-            None => return Ok(false),
-            Some(Some(entries)) => entries,
-            Some(None) => {
-                let made = self.map.make_room();
-                return self.persisted("room", made);
-            }
-        };
-        self.trace.push(format!("version {version}: blocks {lba} to {}", lba + blocks - 1));
-        for ((lba, entry), block) in (lba..).zip(&entries).zip(data.chunks_exact(BLOCK_BYTES)) {
-            let mut page = Page::ZERO;
-            page.0.copy_from_slice(&block[..DATA_BYTES]);
-            self.history.issued(lba, version);
-            let written = self.device.write(self.map.geometry().slot(entry.slot), &[page]);
-            if self.accept("write", written)?.is_none() {
-                return Ok(false);
-            }
-        }
-        self.writes.push(Write { lba, version, entries });
-        Ok(true)
-    }
-
     /// Acknowledges the writes that are under way.
     pub fn end_all(&mut self) -> Result<(), Violation> {
-        while let Some(write) = self.writes.pop() {
-            self.end(&write)?;
+        while !self.writes.is_empty() {
+            F::go_on(self, 0)?;
         }
         Ok(())
     }
 
-    fn end(&mut self, write: &Write) -> Result<bool, Violation> {
-        let committed = self.map.commit(write.lba, &write.entries);
-        let is_committed = self.accept("commit", committed)?.is_some();
-        if is_committed {
-            self.trace.push(format!("version {} is acknowledged", write.version));
-            for (lba, _) in (write.lba..).zip(&write.entries) {
-                self.history.acknowledged(lba, write.version);
-            }
+    /// Notes the beginning of a write.
+    pub fn begun(&mut self, lba: u64, blocks: u64, version: Version) {
+        self.trace.push(format!("version {version}: blocks {lba} to {}", lba + blocks - 1));
+    }
+
+    /// Notes a write that has ended well.
+    pub fn acknowledged(&mut self, write: &Write<F::Stage>) {
+        self.trace.push(format!("version {} is acknowledged", write.version));
+        for lba in write.lba..write.lba + write.blocks {
+            self.history.acknowledged(lba, write.version);
+            self.doubtful.remove(&lba);
         }
-        Ok(is_committed)
+    }
+
+    /// Makes room for changes.
+    pub fn make_room(&mut self) -> Result<bool, Violation> {
+        let made = self.map.make_room();
+        self.persisted("room", made)
     }
 
     fn deallocate(&mut self, lba: u64, blocks: u64) -> Result<bool, Violation> {
         let deallocated = self.map.deallocate(lba, blocks);
         match self.accept("deallocate", deallocated)? {
             None => Ok(false),
-            Some(false) => {
-                let made = self.map.make_room();
-                self.persisted("room", made)
-            }
+            Some(false) => self.make_room(),
             Some(true) => {
                 self.trace.push(format!("blocks {lba} to {} are deallocated", lba + blocks - 1));
-                (lba..lba + blocks).for_each(|lba| self.history.acknowledged(lba, UNWRITTEN));
+                for lba in lba..lba + blocks {
+                    self.history.acknowledged(lba, UNWRITTEN);
+                    self.doubtful.remove(&lba);
+                }
                 Ok(true)
             }
         }
     }
 
     /// After something that may have advanced the anchor.
-    fn persisted(&mut self, what: &str, outcome: io::Result<()>) -> Result<bool, Violation> {
+    pub fn persisted(&mut self, what: &str, outcome: io::Result<()>) -> Result<bool, Violation> {
         let is_done = self.accept(what, outcome)?.is_some();
         if is_done {
             self.trace.push(what.to_owned());
@@ -278,24 +312,37 @@ impl Life {
 
     /// The version of a block, all the way from the device; None: it is of no one version.
     pub fn look(&self, lba: u64) -> io::Result<Option<Version>> {
-        let (set, index) = (lba / Placed::ENTRIES_PER_LEAF, lba % Placed::ENTRIES_PER_LEAF);
-        let Some(entry) = self.map.set_entries(set)?[index as usize] else {
-            return Ok(Some(UNWRITTEN));
-        };
-        let mut pages = [Page::ZERO];
-        self.device.read(self.map.geometry().slot(entry.slot), &mut pages)?;
-        let block = [&pages[0].0[..], &entry.metadata()].concat();
-        if !self.map.is_whole(&entry, &block) {
-            return Err(Refusal::Stale(lba).into());
+        self.finish_read(lba, self.map.current(lba, 1)[0])
+    }
+
+    fn finish_read(&self, lba: u64, known: Known<F::Entry>) -> io::Result<Option<Version>> {
+        F::read(self, lba, known)
+    }
+
+    /// Has leaf pages tell of blocks of which nothing in memory does.
+    pub fn resolve(&self, known: &mut [Known<F::Entry>], lba: u64) -> io::Result<()> {
+        for set in lba / F::ENTRIES_PER_LEAF..=(lba + known.len() as u64 - 1) / F::ENTRIES_PER_LEAF
+        {
+            let page = self.map.leaf(set)?;
+            take_leaf::<F>(known, lba, set, page.as_deref().unwrap_or(&Page::ZERO.0));
         }
-        Ok(version_of(lba, &pages[0], &entry.metadata()))
+        Ok(())
     }
 
     /// Reads a block.
     pub fn read(&mut self, lba: u64) -> Result<(), Violation> {
         let found = self.look(lba);
-        match self.accept(&format!("read of block {lba}"), found)? {
+        self.found(lba, found)
+    }
+
+    fn found(&mut self, lba: u64, found: io::Result<Option<Version>>) -> Result<(), Violation> {
+        match self.accept_of(lba, &format!("read of block {lba}"), found)? {
             Some(Some(version)) => self.returned(lba, version),
+            Some(None) if F::IS_IN_PLACE && !self.is_honest => {
+                // Its seal doesn't fit: the gateway refuses it.
+                self.reads[1] += 1;
+                Ok(())
+            }
             Some(None) => Err(Violation(format!("mixed: block {lba} is of no one version"))),
             None => {
                 self.reads[1] += 1;
@@ -313,5 +360,11 @@ impl Life {
     /// Reads every block that was ever changed.
     pub fn read_all(&mut self) -> Result<(), Violation> {
         self.history.changed().into_iter().try_for_each(|lba| self.read(lba))
+    }
+}
+
+impl<S> Write<S> {
+    fn has(&self, lba: u64) -> bool {
+        (self.lba..self.lba + self.blocks).contains(&lba)
     }
 }

@@ -6,16 +6,18 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand_chacha::ChaCha8Rng;
+use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, METADATA_BYTES};
 
-use super::super::super::pages::{BlockFile, PAGE_BYTES, Page};
+use super::super::super::pages::{BlockFile, Page};
 use super::super::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored, MemoryAnchor};
 use super::{chance, pick};
 
-/// Bytes that a device writes whole or not at all.
+/// Bytes that a device without metadata writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
+const ZEROS: Block = [0; BLOCK_BYTES];
 
-/// Contents of a device by page; None: zeros.
-pub type Image = Vec<Option<Arc<Page>>>;
+/// Contents of a device by page, each with its metadata; None: zeros.
+pub type Image = Vec<Option<Arc<Block>>>;
 
 /// How a life ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,13 +32,13 @@ pub enum Crash {
 struct Contents {
     durable: Image,
     /// Written since the last sync.
-    cached: Vec<(u64, Arc<Page>)>,
+    cached: Vec<(u64, Arc<Block>)>,
     /// What an honest device answers.
     now: Image,
     /// Everything that was ever written, by page; kept of hostile devices only.
-    past: Option<BTreeMap<u64, Vec<Arc<Page>>>>,
+    past: Option<BTreeMap<u64, Vec<Arc<Block>>>>,
     /// Answers that aren't what was written last, and whether they outlast a write.
-    lies: BTreeMap<u64, (Option<Arc<Page>>, bool)>,
+    lies: BTreeMap<u64, (Option<Arc<Block>>, bool)>,
     /// Writes, syncs and advances that are still made.
     points_left: Option<u64>,
     is_off: bool,
@@ -46,11 +48,13 @@ struct Contents {
 #[derive(Debug)]
 pub struct Device {
     contents: Mutex<Contents>,
+    /// Whether blocks can be torn: a drive whose blocks have metadata writes each whole.
+    tears: bool,
 }
 
 impl Device {
     /// An empty device.
-    pub fn new(pages: u64, is_hostile: bool) -> Self {
+    pub fn new(pages: u64, tears: bool, is_hostile: bool) -> Self {
         let image: Image = vec![None; pages as usize];
         let contents = Contents {
             durable: image.clone(),
@@ -61,7 +65,7 @@ impl Device {
             points_left: None,
             is_off: false,
         };
-        Self { contents: Mutex::new(contents) }
+        Self { contents: Mutex::new(contents), tears }
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -89,7 +93,7 @@ impl Device {
         let Contents { durable, cached, now, .. } = &mut *contents;
         if crash == Crash::PowerCut {
             let likely = [5, 25, 50, 75, 95][pick(random, 5)];
-            let is_torn = chance(random, 50);
+            let is_torn = self.tears && chance(random, 50);
             for (page, written) in std::mem::take(cached) {
                 let place = &mut durable[page as usize];
                 if !is_torn {
@@ -98,11 +102,11 @@ impl Device {
                     }
                     continue;
                 }
-                let mut torn = place.as_deref().copied().unwrap_or(Page::ZERO);
-                for sector in (0..PAGE_BYTES).step_by(SECTOR_BYTES) {
+                let mut torn = place.as_deref().copied().unwrap_or(ZEROS);
+                for sector in (0..DATA_BYTES).step_by(SECTOR_BYTES) {
                     if chance(random, likely) {
                         let bytes = sector..sector + SECTOR_BYTES;
-                        torn.0[bytes.clone()].copy_from_slice(&written.0[bytes]);
+                        torn[bytes.clone()].copy_from_slice(&written[bytes]);
                     }
                 }
                 *place = Some(Arc::new(torn));
@@ -121,18 +125,25 @@ impl Device {
     }
 
     /// What was ever written to a page.
-    pub fn past(&self, page: u64) -> Vec<Arc<Page>> {
+    pub fn past(&self, page: u64) -> Vec<Arc<Block>> {
         let contents = self.contents();
         contents.past.as_ref().and_then(|past| past.get(&page)).cloned().unwrap_or_default()
     }
 
+    /// The pages of an area that were ever written.
+    pub fn written(&self, area: std::ops::Range<u64>) -> Vec<u64> {
+        let contents = self.contents();
+        let past = contents.past.iter().flat_map(|past| past.range(area.clone()));
+        past.map(|(page, _)| *page).collect()
+    }
+
     /// Answers with this page from now on; whether also when the page is written.
-    pub fn lie(&self, page: u64, answer: Option<Arc<Page>>, is_lasting: bool) {
+    pub fn lie(&self, page: u64, answer: Option<Arc<Block>>, is_lasting: bool) {
         self.contents().lies.insert(page, (answer, is_lasting));
     }
 
     /// What it answers now.
-    pub fn answer(&self, page: u64) -> Option<Arc<Page>> {
+    pub fn answer(&self, page: u64) -> Option<Arc<Block>> {
         self.contents().answer(page)
     }
 
@@ -156,7 +167,7 @@ impl Contents {
         if self.is_off { Err(io::Error::other("no power")) } else { Ok(()) }
     }
 
-    fn answer(&self, page: u64) -> Option<Arc<Page>> {
+    fn answer(&self, page: u64) -> Option<Arc<Block>> {
         match self.lies.get(&page) {
             Some((answer, _)) => answer.clone(),
             None => self.now[page as usize].clone(),
@@ -164,29 +175,56 @@ impl Contents {
     }
 }
 
-impl BlockFile for Device {
-    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
+impl Device {
+    /// A block with its metadata.
+    pub fn read_block(&self, page: u64) -> io::Result<Block> {
         let contents = self.contents();
         contents.check()?;
+        Ok(contents.answer(page).map_or(ZEROS, |block| *block))
+    }
+
+    /// Writes a block with its metadata.
+    pub fn write_block(&self, page: u64, block: &Block) -> io::Result<()> {
+        let mut contents = self.contents();
+        contents.point()?;
+        let block = Arc::new(*block);
+        if let Some(past) = &mut contents.past {
+            past.entry(page).or_default().push(Arc::clone(&block));
+        }
+        if contents.lies.get(&page).is_some_and(|(_, is_lasting)| !is_lasting) {
+            contents.lies.remove(&page);
+        }
+        contents.now[page as usize] = Some(Arc::clone(&block));
+        contents.cached.push((page, block));
+        Ok(())
+    }
+}
+
+impl BlockFile for Device {
+    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
         for (number, page) in (page..).zip(pages) {
-            *page = contents.answer(number).map_or(Page::ZERO, |page| *page);
+            page.0.copy_from_slice(&self.read_block(number)?[..DATA_BYTES]);
         }
         Ok(())
     }
 
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
-        let mut contents = self.contents();
         for (number, page) in (page..).zip(pages) {
-            contents.point()?;
-            let page = Arc::new(*page);
-            if let Some(past) = &mut contents.past {
-                past.entry(number).or_default().push(Arc::clone(&page));
-            }
-            if contents.lies.get(&number).is_some_and(|(_, is_lasting)| !is_lasting) {
-                contents.lies.remove(&number);
-            }
-            contents.now[number as usize] = Some(Arc::clone(&page));
-            contents.cached.push((number, page));
+            let mut block = ZEROS;
+            block[..DATA_BYTES].copy_from_slice(&page.0);
+            self.write_block(number, &block)?;
+        }
+        Ok(())
+    }
+
+    fn write_durably(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.write(page, pages)?;
+        let mut contents = self.contents();
+        contents.point()?;
+        let written = page..page + pages.len() as u64;
+        contents.cached.retain(|(page, _)| !written.contains(page));
+        for number in written {
+            contents.durable[number as usize] = contents.now[number as usize].clone();
         }
         Ok(())
     }
@@ -198,6 +236,11 @@ impl BlockFile for Device {
             contents.durable[page as usize] = Some(written);
         }
         Ok(())
+    }
+
+    fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {
+        let block = self.read_block(page)?;
+        Ok(*block.last_chunk().expect("a block ends with its metadata"))
     }
 }
 

@@ -7,14 +7,16 @@ mod attacks;
 mod history;
 mod life;
 mod machine;
+mod workload;
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
-use sealane_proto::freshness::leaf::LeafFormat;
+use sealane_proto::freshness::leaf::Ivs;
 
 use super::super::pages::BlockFile;
 use super::anchor::{Anchor, AnchorPolicy};
@@ -27,6 +29,7 @@ use adversary::{ATTACKS, Adversary};
 use history::{History, Version};
 use life::Life;
 use machine::{Crash, Device, PoweredAnchor};
+use workload::Workload;
 
 const SUPERBLOCK_UUID: [u8; 16] = [1; 16];
 const SUPERBLOCK_SEED: [u8; 32] = [2; 32];
@@ -49,6 +52,12 @@ fn chance(random: &mut ChaCha8Rng, percent: u32) -> bool {
     random.next_u32() % 100 < percent
 }
 
+/// Pages of a device that has a store of these sizes.
+fn device_pages(geometry: &Geometry) -> u64 {
+    let in_place = if geometry.slot_count == 0 { geometry.block_count } else { 0 };
+    geometry.page_count() + in_place
+}
+
 /// Counts over worlds, so that a run shows what it tried.
 #[derive(Debug, Default, Clone)]
 struct Tally {
@@ -62,6 +71,7 @@ struct Tally {
     forks: u64,
     reads_answered: u64,
     reads_refused: u64,
+    reads_vouched: u64,
     attacks: [u64; ATTACKS.len()],
 }
 
@@ -78,6 +88,7 @@ impl Tally {
         self.forks += other.forks;
         self.reads_answered += other.reads_answered;
         self.reads_refused += other.reads_refused;
+        self.reads_vouched += other.reads_vouched;
         for (count, more) in self.attacks.iter_mut().zip(other.attacks) {
             *count += more;
         }
@@ -91,7 +102,7 @@ struct Kind {
     policy: Option<AnchorPolicy>,
 }
 
-struct World {
+struct World<F: Workload> {
     kind: Kind,
     superblock: Superblock,
     secret: Secret,
@@ -102,9 +113,10 @@ struct World {
     version: Version,
     tally: Tally,
     trace: Vec<String>,
+    layout: PhantomData<F>,
 }
 
-impl World {
+impl<F: Workload> World<F> {
     fn new(seed: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let policies = [None, Some(AnchorPolicy::EveryCommit), Some(AnchorPolicy::Checkpoints)];
@@ -114,18 +126,10 @@ impl World {
 
     fn of(seed: u64, kind: Kind) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed ^ u64::MAX);
-        // Few sets, few spare slots, a short log and a small table, so that all of them turn over.
-        let pending_max = 24 + random.next_u64() % 32;
-        let block_count = 80 + random.next_u64() % 120;
-        let geometry = Geometry {
-            block_count,
-            leaf_entries: Placed::ENTRIES_PER_LEAF,
-            slot_count: block_count + pending_max + pending_max / 2,
-            log_pages: 5 + random.next_u64() % 8,
-            pending_max,
-        };
+        let geometry = F::geometry(&mut random);
         let superblock = Superblock { uuid: SUPERBLOCK_UUID, seed: SUPERBLOCK_SEED, geometry };
-        let device = Arc::new(Device::new(geometry.page_count(), !kind.is_honest));
+        let device =
+            Arc::new(Device::new(device_pages(&geometry), !F::IS_IN_PLACE, !kind.is_honest));
         let anchor = kind.policy.map(|policy| Arc::new(PoweredAnchor::new(&device, policy)));
         Self {
             kind,
@@ -137,7 +141,8 @@ impl World {
             random,
             version: 0,
             tally: Tally { worlds: 1, ..Tally::default() },
-            trace: vec![format!("seed {seed}: {kind:?}, {geometry:?}")],
+            trace: vec![format!("seed {seed}: {}, {kind:?}, {geometry:?}", F::NAME)],
+            layout: PhantomData,
         }
     }
 
@@ -149,11 +154,11 @@ impl World {
         Arc::clone(&self.device) as Arc<dyn BlockFile>
     }
 
-    fn life(&self, map: Map<Placed>, history: History) -> Life {
+    fn life(&self, map: Map<F>, history: History) -> Life<F> {
         Life::new(map, history, &self.device, self.anchor.as_ref(), self.kind.is_honest)
     }
 
-    fn create(&mut self) -> std::io::Result<Life> {
+    fn create(&mut self) -> std::io::Result<Life<F>> {
         let authority = Authority::Secret(&self.secret);
         let map = Map::create(self.file(), &self.superblock, &authority, self.anchor())?;
         Ok(self.life(map, History::default()))
@@ -170,6 +175,7 @@ impl World {
             self.trace.append(&mut life.trace);
             self.tally.reads_answered += life.reads[0];
             self.tally.reads_refused += life.reads[1];
+            self.tally.reads_vouched += life.vouched.get();
             lived?;
             self.crash();
             let history = life.history.next();
@@ -186,7 +192,7 @@ impl World {
         read
     }
 
-    fn live(&mut self, life: &mut Life) -> Result<(), Violation> {
+    fn live(&mut self, life: &mut Life<F>) -> Result<(), Violation> {
         self.tally.lives += 1;
         let points = chance(&mut self.random, 70).then(|| self.random.next_u64() % 300);
         self.device.fail_after(points);
@@ -209,8 +215,8 @@ impl World {
     /// A second process opens the store beside the first, which from then on makes nothing durable.
     fn fork(
         &mut self,
-        life: &mut Life,
-        overtaken: &mut Option<(Life, u64)>,
+        life: &mut Life<F>,
+        overtaken: &mut Option<(Life<F>, u64)>,
     ) -> Result<(), Violation> {
         let is_anchored = self.kind.policy == Some(AnchorPolicy::EveryCommit);
         if self.kind.is_honest || !is_anchored {
@@ -220,6 +226,7 @@ impl World {
             None if chance(&mut self.random, 1) => {
                 if let Ok(map) = self.map() {
                     self.tally.forks += 1;
+                    self.trace.append(&mut life.trace);
                     self.trace.push("a second process opens the store".into());
                     let next = self.life(map, life.history.next());
                     let when = life.history.now();
@@ -229,8 +236,11 @@ impl World {
             }
             // What was overtaken goes on for a while.
             Some((old, when)) if chance(&mut self.random, 30) => {
-                old.step(&mut self.random, &mut self.version)?;
-                if old.flush()? && old.history.has_changed_since(*when) {
+                let outcome = old.step(&mut self.random, &mut self.version);
+                let outcome = outcome.and_then(|_| old.flush());
+                let trace = old.trace.drain(..);
+                life.trace.extend(trace.map(|line| format!("the one overtaken: {line}")));
+                if outcome? && old.history.has_changed_since(*when) {
                     return Err(Violation(
                         "a store that was overtaken acknowledged a flush".into(),
                     ));
@@ -276,14 +286,14 @@ impl World {
         }
     }
 
-    fn map(&self) -> std::io::Result<Map<Placed>> {
+    fn map(&self) -> std::io::Result<Map<F>> {
         let authority = Authority::Secret(&self.secret);
         let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &authority);
         Map::open(self.file(), &self.superblock, keys, self.anchor())
     }
 
     /// Opens the store, also where openings are cut off; None: it is refused.
-    fn open(&mut self, history: &History) -> Result<Option<Life>, Violation> {
+    fn open(&mut self, history: &History) -> Result<Option<Life<F>>, Violation> {
         for opening in 0..OPENINGS_MAX {
             if chance(&mut self.random, 40) && opening + 1 < OPENINGS_MAX {
                 let points = self.random.next_u64() % 20;
@@ -315,9 +325,13 @@ impl World {
     }
 }
 
-/// Lives a world through.
+/// Lives a world through. Even seeds place blocks, odd ones write them in place.
 fn run(seed: u64) -> Result<Tally, String> {
-    let mut world = World::new(seed);
+    if seed.is_multiple_of(2) { run_of::<Placed>(seed) } else { run_of::<Ivs>(seed) }
+}
+
+fn run_of<F: Workload>(seed: u64) -> Result<Tally, String> {
+    let mut world = World::<F>::new(seed);
     let outcome = world.run();
     let mut tally = world.tally;
     tally.attacks = world.adversary.made;
@@ -368,8 +382,8 @@ fn no_world_is_stale_refused_or_mixed() {
     let (tally, wrong) = run_all(0..1500);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     let counts = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
-    let refusals = [tally.openings_refused, tally.reads_refused];
-    for count in counts.into_iter().chain(refusals).chain(tally.attacks) {
+    let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
+    for count in counts.into_iter().chain(reads).chain(tally.attacks) {
         assert!(count > 0, "something was never tried: {tally:#?}");
     }
 }
@@ -391,7 +405,12 @@ fn many_worlds() {
 #[test]
 #[ignore = "for one seed: SEED=n make freshness-world"]
 fn one_world() {
-    let mut world = World::new(number("SEED").expect("SEED"));
+    let seed = number("SEED").expect("SEED");
+    if seed.is_multiple_of(2) { show::<Placed>(seed) } else { show::<Ivs>(seed) }
+}
+
+fn show<F: Workload>(seed: u64) {
+    let mut world = World::<F>::new(seed);
     let outcome = world.run();
     println!("{}", world.trace.join("\n"));
     println!("{outcome:?}");

@@ -1,0 +1,340 @@
+//! How worlds write and read the blocks of a layout: what the channels of its store do, one step at
+//! a time.
+
+use std::io;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::Rng;
+use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
+use sealane_proto::freshness::pending::Known;
+use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, METADATA_BYTES};
+
+use super::super::super::pages::{BlockFile, Page};
+use super::super::failure::Refusal;
+use super::super::geometry::Geometry;
+use super::super::map::{Layout, Map};
+use super::super::placed::{Placed, PlacedEntry};
+use super::super::test_blocks::{block, version_of};
+use super::history::{UNWRITTEN, Version};
+use super::life::{Life, Write};
+use super::{Violation, pick};
+
+/// Blocks that a refresh looks at.
+const REFRESH_BLOCKS: u64 = 4;
+
+/// A layout in worlds.
+pub trait Workload: Layout + Sized {
+    /// How far a write is.
+    type Stage;
+    /// The layout.
+    const NAME: &'static str;
+
+    /// Few sets, a short log and a small table, so that all of them turn over.
+    fn geometry(random: &mut ChaCha8Rng) -> Geometry;
+
+    /// A block near which many writes meet.
+    fn spot(random: &mut ChaCha8Rng) -> u64;
+
+    /// Begins a write of blocks that nobody else writes. False: the store takes nothing any more.
+    fn begin(
+        life: &mut Life<Self>,
+        lba: u64,
+        blocks: u64,
+        version: Version,
+    ) -> Result<bool, Violation>;
+
+    /// Brings a write a step on; an acknowledged one is gone.
+    fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation>;
+
+    /// What happens in this layout only.
+    fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation>;
+
+    /// Reads a block as the device has it, and takes its version for what is known of it. None: it
+    /// is of no one version.
+    fn read(life: &Life<Self>, lba: u64, known: Known<Self::Entry>) -> io::Result<Option<Version>>;
+}
+
+/// The version of a block that came from the device.
+fn version_in(lba: u64, block: &Block) -> Option<Version> {
+    let mut page = Page::ZERO;
+    page.0.copy_from_slice(&block[..DATA_BYTES]);
+    let metadata: &[u8; METADATA_BYTES] = block.last_chunk()?;
+    version_of(lba, &page, metadata)
+}
+
+impl Workload for Placed {
+    type Stage = Vec<PlacedEntry>;
+    const NAME: &'static str = "placed";
+
+    fn geometry(random: &mut ChaCha8Rng) -> Geometry {
+        let pending_max = 24 + random.next_u64() % 32;
+        let block_count = 80 + random.next_u64() % 120;
+        Geometry {
+            block_count,
+            leaf_entries: Self::ENTRIES_PER_LEAF,
+            // Few of them are spare.
+            slot_count: block_count + pending_max + pending_max / 2,
+            log_pages: 5 + random.next_u64() % 8,
+            pending_max,
+        }
+    }
+
+    fn spot(_random: &mut ChaCha8Rng) -> u64 {
+        0
+    }
+
+    /// Gives the write's data to the device.
+    fn begin(
+        life: &mut Life<Self>,
+        lba: u64,
+        blocks: u64,
+        version: Version,
+    ) -> Result<bool, Violation> {
+        let data: Vec<_> = (lba..lba + blocks).flat_map(|lba| block(lba, version)).collect();
+        let placed = life.map.place(&data);
+        let entries = match life.accept("place", placed)? {
+            None => return Ok(false),
+            Some(Some(entries)) => entries,
+            Some(None) => return life.make_room(),
+        };
+        life.begun(lba, blocks, version);
+        for ((lba, entry), block) in (lba..).zip(&entries).zip(data.chunks_exact(BLOCK_BYTES)) {
+            let mut page = Page::ZERO;
+            page.0.copy_from_slice(&block[..DATA_BYTES]);
+            life.history.issued(lba, version);
+            let written = life.device.write(life.map.geometry().slot(entry.slot), &[page]);
+            if life.accept("write", written)?.is_none() {
+                return Ok(false);
+            }
+        }
+        life.writes.push(Write { lba, blocks, version, stage: entries });
+        Ok(true)
+    }
+
+    fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation> {
+        let write = life.writes.swap_remove(index);
+        let committed = life.map.commit(write.lba, &write.stage);
+        let is_committed = life.accept("commit", committed)?.is_some();
+        if is_committed {
+            life.acknowledged(&write);
+        }
+        Ok(is_committed)
+    }
+
+    fn other(_life: &mut Life<Self>, _random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+        Ok(true)
+    }
+
+    fn read(life: &Life<Self>, lba: u64, known: Known<PlacedEntry>) -> io::Result<Option<Version>> {
+        let mut known = [known];
+        life.resolve(&mut known, lba)?;
+        let [Known::Entry(entry)] = known else { return Ok(Some(UNWRITTEN)) };
+        let mut pages = [Page::ZERO];
+        life.device.read(life.map.geometry().slot(entry.slot), &mut pages)?;
+        let block = [&pages[0].0[..], &entry.metadata()].concat();
+        if !life.map.is_whole(&entry, &block) {
+            return Err(Refusal::Stale(lba).into());
+        }
+        Ok(version_of(lba, &pages[0], &entry.metadata()))
+    }
+}
+
+/// How far a write in place is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InPlace {
+    /// Its announcement waits.
+    Intended,
+    /// It may be made.
+    Announced,
+    /// The device has it.
+    Made,
+}
+
+impl Workload for Ivs {
+    type Stage = InPlace;
+    const NAME: &'static str = "in place";
+
+    fn geometry(random: &mut ChaCha8Rng) -> Geometry {
+        Geometry {
+            block_count: 700 + random.next_u64() % 400,
+            leaf_entries: Self::ENTRIES_PER_LEAF,
+            slot_count: 0,
+            log_pages: 5 + random.next_u64() % 8,
+            pending_max: 24 + random.next_u64() % 32,
+        }
+    }
+
+    /// On the border of two sets, or at the beginning.
+    fn spot(random: &mut ChaCha8Rng) -> u64 {
+        [0, Self::ENTRIES_PER_LEAF - 8, 2 * Self::ENTRIES_PER_LEAF - 8][pick(random, 3)]
+    }
+
+    fn begin(
+        life: &mut Life<Self>,
+        lba: u64,
+        blocks: u64,
+        version: Version,
+    ) -> Result<bool, Violation> {
+        let intents_max = life.map.geometry().intents_max();
+        if life.map.state().intents.doubts() as u64 + blocks > intents_max {
+            // So many writes failed that the store takes no more.
+            return Ok(true);
+        }
+        let data: Vec<_> = (lba..lba + blocks).flat_map(|lba| block(lba, version)).collect();
+        let intended = life.map.intend(lba, &data);
+        match life.accept("intent", intended)? {
+            None => Ok(false),
+            Some(None) => life.make_room(),
+            Some(Some(_)) => {
+                life.begun(lba, blocks, version);
+                // Any flush may announce it. From then on an adversary who has it from the network
+                // may put it there.
+                (lba..lba + blocks).for_each(|lba| life.history.issued(lba, version));
+                life.late.retain(|(late, _)| !(lba..lba + blocks).contains(late));
+                life.writes.push(Write { lba, blocks, version, stage: InPlace::Intended });
+                Ok(true)
+            }
+        }
+    }
+
+    fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation> {
+        match life.writes[index].stage {
+            InPlace::Intended => announce(life),
+            InPlace::Announced => {
+                let write = &mut life.writes[index];
+                write.stage = InPlace::Made;
+                let (lba, blocks, version) = (write.lba, write.blocks, write.version);
+                let is_made = make(life, lba..lba + blocks, version)?;
+                if !is_made {
+                    life.writes.swap_remove(index);
+                    life.map.give_up(lba, blocks);
+                }
+                Ok(is_made)
+            }
+            InPlace::Made => {
+                let write = life.writes.swap_remove(index);
+                let blocks = (write.lba..).take(write.blocks as usize);
+                let ivs: Vec<_> = blocks
+                    .map(|lba| sealane_proto::sector::block_iv(&block(lba, write.version)))
+                    .collect();
+                let arrived = life.map.arrived(write.lba, &ivs);
+                let has_arrived = life.accept("end of a write", arrived)?.is_some();
+                if has_arrived {
+                    life.acknowledged(&write);
+                } else {
+                    let blocks = write.lba..write.lba + write.blocks;
+                    blocks.for_each(|lba| life.history.failed(lba, write.version));
+                }
+                Ok(has_arrived)
+            }
+        }
+    }
+
+    fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+        match pick(random, 8) {
+            0..=2 => announce(life),
+            3 if !life.writes.is_empty() => {
+                let index = pick(random, life.writes.len());
+                fail(life, index, random)
+            }
+            4 | 5 if !life.late.is_empty() => {
+                let (lba, version) = life.late.swap_remove(pick(random, life.late.len()));
+                life.trace.push(format!("version {version} of block {lba} lands late"));
+                make(life, lba..lba + 1, version)
+            }
+            _ => {
+                let (lba, blocks) = life.range(random);
+                refresh(life, lba, blocks.min(REFRESH_BLOCKS))
+            }
+        }
+    }
+
+    fn read(life: &Life<Self>, lba: u64, known: Known<[u8; 12]>) -> io::Result<Option<Version>> {
+        let mut blocks = [life.device.read_block(life.map.geometry().in_place_block(lba))?];
+        let mut known = [known];
+        life.map.look_up(&mut known, lba);
+        if known == [Known::Absent] {
+            life.map.take_vouched(&mut known, lba, &blocks);
+            if known != [Known::Absent] {
+                life.vouched.set(life.vouched.get() + 1);
+            }
+        }
+        life.resolve(&mut known, lba)?;
+        Map::check_blocks(&known, lba, &mut blocks)?;
+        Ok(match known {
+            [Known::Entry(_)] => version_in(lba, &blocks[0]),
+            _ => (blocks[0] == [0; BLOCK_BYTES]).then_some(UNWRITTEN),
+        })
+    }
+}
+
+/// Announces what was intended; if that fails, none of it is made.
+fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
+    let announced = life.map.announce();
+    let is_announced = life.persisted("announcement", announced)?;
+    for write in &mut life.writes {
+        if write.stage == InPlace::Intended && is_announced {
+            write.stage = InPlace::Announced;
+        }
+    }
+    if !is_announced {
+        let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::Intended);
+        given_up.for_each(|write| life.map.give_up(write.lba, write.blocks));
+    }
+    Ok(is_announced)
+}
+
+/// Gives blocks of a version to the device.
+fn make(
+    life: &mut Life<Ivs>,
+    blocks: std::ops::Range<u64>,
+    version: Version,
+) -> Result<bool, Violation> {
+    for lba in blocks {
+        let place = life.map.geometry().in_place_block(lba);
+        let written = life.device.write_block(place, &block(lba, version));
+        if life.accept("write", written)?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A write fails: each of its blocks is there, or comes later, or never.
+fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+    let write = life.writes.swap_remove(index);
+    life.trace.push(format!("version {} fails", write.version));
+    if write.stage == InPlace::Announced {
+        for lba in write.lba..write.lba + write.blocks {
+            match pick(random, 3) {
+                0 => drop(make(life, lba..lba + 1, write.version)?),
+                1 => life.late.push((lba, write.version)),
+                _ => {}
+            }
+        }
+    }
+    if write.stage != InPlace::Intended {
+        life.doubtful.extend(write.lba..write.lba + write.blocks);
+    }
+    life.map.give_up(write.lba, write.blocks);
+    Ok(true)
+}
+
+/// Gives blocks fast-path MACs.
+fn refresh(life: &mut Life<Ivs>, lba: u64, blocks: u64) -> Result<bool, Violation> {
+    for lba in (lba..lba + blocks).filter(|lba| !life.is_busy(*lba, 1)).collect::<Vec<_>>() {
+        let place = life.map.geometry().in_place_block(lba);
+        let read = life.device.read_block(place);
+        let Some(mut found) = life.accept("refresh", read)? else { return Ok(false) };
+        let vouched = life.map.vouch(lba, &mut found);
+        let vouched = life.accept_of(lba, &format!("refresh of block {lba}"), vouched)?;
+        if vouched == Some(Some(true)) {
+            life.trace.push(format!("block {lba} has a fast-path MAC"));
+            let written = life.device.write_block(place, &found);
+            if life.accept("refresh", written)?.is_none() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,250 @@
+"""A broker, a target whose stores are anchored, a gateway and a tenant: all but the tenant die."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from control_plane import Daemon, Site, daemon, short_directory
+from kills.history import History
+from sealane.client import Volume, connect
+from sealane.errors import Error
+from sealane.protocol.nvme.authentication import HostSecret
+from sealane.transport.nvme.authenticate import Credentials
+from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
+from software_tpm import software_tpm
+
+HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
+BLOCK = 4096
+VOLUME_BYTES = 1 << 20
+BLOCKS = 48
+WRITERS = 4
+# No step of a tenant takes that long: more than any bound of ours, also on a loaded machine.
+STEP_SECONDS = 100.0
+LOST = (Error, NvmeStatusError, OSError, grpc.aio.AioRpcError)
+# What an honest drive must never be accused of.
+ALARMS = ("sector.stale", "store.rolled_back", "store.failed", "device.anchor.mismatch")
+
+
+@dataclass
+class StorageWorld:
+    """Daemons by name: broker, s and g; what they logged, by name and start."""
+
+    site: Site
+    stack: contextlib.ExitStack
+    daemons: dict[str, Daemon] = field(default_factory=dict)
+    starts: Counter[str] = field(default_factory=Counter)
+    logs: dict[str, str] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        """Start a daemon, where it was before if it was there."""
+        config = self.site.root / f"{name}.toml"
+        context = daemon(config)
+        running = context.__enter__()
+        self.daemons[name] = running
+        self.starts[name] += 1
+        text = config.read_text()
+        for address in ("broker", "attestation", "target", "target_control", "gateway"):
+            if address in running.addresses:
+                text = text.replace('"127.0.0.1:0"', f'"{running.addresses[address]}"', 1)
+        config.write_text(text)
+
+        def leave() -> None:
+            if running.process.poll() is None:
+                context.__exit__(None, None, None)
+
+        self.stack.callback(leave)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL, and start it again."""
+        self.daemons[name].kill()
+        self._keep_log(name)
+        await asyncio.to_thread(self.start, name)
+
+    def alarms(self) -> list[str]:
+        """Lines of all logs in which an honest drive is accused."""
+        for name in self.daemons:
+            self._keep_log(name)
+        lines = "".join(self.logs.values()).splitlines()
+        return [line for line in lines if any(alarm in line for alarm in ALARMS)]
+
+    def _keep_log(self, name: str) -> None:
+        running = self.daemons[name]
+        self.logs[f"{name} {self.starts[name]}"] = running.log.read_text()
+
+
+@contextlib.asynccontextmanager
+async def storage_world(*, store: str, anchor: str, scratch: Path) -> AsyncIterator[StorageWorld]:
+    """Start everything; at the end all of it is gone."""
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        made = StorageWorld(site, stack)
+        site.write_policy({"s": ["target"], "g": ["gateway"]})
+        site.broker_config()
+        await asyncio.to_thread(made.start, "broker")
+        broker = made.daemons["broker"]
+        tpm = ""
+        if anchor == "tpm2":
+            tpm = f'[tpm]\ntcti = "{stack.enter_context(software_tpm(scratch / "tpm")).tcti}"\n'
+        site.write_config(
+            "s",
+            tpm
+            + site.enrolment("s", broker)
+            + '[target]\nlisten = "127.0.0.1:0"\ncontrol_listen = "127.0.0.1:0"\n'
+            + f'store = "{store}"\ndirectory = "{root / "stores"}"\nanchor = "{anchor}"\n',
+        )
+        await asyncio.to_thread(made.start, "s")
+        site.write_config(
+            "g",
+            site.enrolment("g", broker)
+            + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
+            + f'target_address = "{made.daemons["s"].addresses["target_control"]}"\n'
+            + "command_timeout_seconds = 5\n",
+        )
+        await asyncio.to_thread(made.start, "g")
+        yield made
+
+
+@dataclass
+class Tenant:
+    """Writes, reads and flushes through whatever dies; holds each answer against its history."""
+
+    world: StorageWorld
+    history: History = field(default_factory=History)
+    ended: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    volume: Volume | None = None
+    # Which start of the gateway has the volume attached.
+    gateway: int = 0
+    progress: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def run(self) -> None:
+        """Live until cancelled; anything that history doesn't allow is raised."""
+        while True:
+            try:
+                async with self._session() as queue, asyncio.TaskGroup() as tasks:
+                    for writer in range(WRITERS):
+                        tasks.create_task(self._work(queue, range(writer, BLOCKS, WRITERS)))
+                    tasks.create_task(self._flush_often(queue))
+            except* LOST as errors:
+                self._note(errors)
+                await asyncio.sleep(0.1)
+
+    async def progressed(self, load: "asyncio.Future[None]") -> None:
+        """Return when a flush that began after now has ended; raise what ended the load."""
+        async with asyncio.timeout(STEP_SECONDS), asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(self._flushed_twice())
+            await asyncio.wait({waiting, load}, return_when=asyncio.FIRST_COMPLETED)
+            if load.done():
+                load.result()
+
+    async def _flushed_twice(self) -> None:
+        flushes = self.ended["flush"]
+        async with self.progress:
+            await self.progress.wait_for(lambda: self.ended["flush"] > flushes + 1)
+
+    async def check_all(self) -> None:
+        """Read every block once nothing dies any more; a gateway may still be looking for it."""
+        async with asyncio.timeout(STEP_SECONDS):
+            while True:
+                try:
+                    async with self._session() as queue:
+                        for lba in range(BLOCKS):
+                            await self._read(queue, lba)
+                        return
+                except LOST:
+                    await asyncio.sleep(0.1)
+
+    def _note(self, errors: BaseExceptionGroup[BaseException]) -> None:
+        for error in errors.exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                self._note(error)
+            else:
+                self.failures[f"{getattr(error, 'reason', '')} {error}"] += 1
+
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[VolumeQueue]:
+        volume = await self._attached()
+        assert volume.attachment is not None
+        host = HostController(
+            traddr=volume.attachment.traddr,
+            trsvcid=volume.attachment.trsvcid,
+            subsystem_nqn=volume.attachment.subsystem_nqn,
+            host_nqn=HOST,
+            credentials=Credentials(secret=HostSecret.parse(volume.attachment.dhchap_secret)),
+        )
+        async with bounded("connecting"):
+            await host.connect()
+        try:
+            async with bounded("opening a queue"):
+                await host.request_queues(1)
+                queue = await host.open_queue(1)
+            try:
+                yield queue
+            finally:
+                async with bounded("closing the queue"):
+                    await queue.close()
+        finally:
+            async with bounded("closing the controller"):
+                await host.close()
+
+    async def _attached(self) -> Volume:
+        gateway = self.world.starts["g"]
+        if self.volume is not None and gateway == self.gateway:
+            return self.volume
+        async with bounded("attaching"), connect(self.world.daemons["g"].socket) as client:
+            if self.volume is None:
+                self.volume = await client.volumes.create(size_bytes=VOLUME_BYTES)
+            # The one that lives doesn't know of it yet: it was killed since.
+            self.volume = await client.volumes.attach(self.volume.name, host_nqn=HOST)
+            self.gateway = gateway
+            self.history.gateway_died()
+            return self.volume
+
+    async def _work(self, queue: VolumeQueue, lbas: range) -> None:
+        while True:
+            for lba in lbas:
+                await self._write(queue, lba)
+                await self._read(queue, lba)
+
+    async def _flush_often(self, queue: VolumeQueue) -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            flush = self.history.flush_begins()
+            async with bounded("flush"):
+                await queue.flush()
+            self.history.flushed(flush)
+            async with self.progress:
+                self.ended["flush"] += 1
+                self.progress.notify_all()
+
+    async def _write(self, queue: VolumeQueue, lba: int) -> None:
+        version = self.history.issued(lba)
+        async with bounded("write"):
+            await queue.write(lba, version.to_bytes(8, "big") * (BLOCK // 8))
+        self.history.acknowledged(lba, version)
+        self.ended["write"] += 1
+
+    async def _read(self, queue: VolumeQueue, lba: int) -> None:
+        found = bytearray(BLOCK)
+        async with bounded("read"):
+            await queue.read(lba, found)
+        version = int.from_bytes(found[:8], "big")
+        assert found == version.to_bytes(8, "big") * (BLOCK // 8), f"block {lba} is mixed"
+        self.history.returned(lba, version)
+        self.ended["read"] += 1
+
+
+@contextlib.asynccontextmanager
+async def bounded(what: str) -> AsyncIterator[None]:
+    """Fail, rather than wait for ever: also where a cancellation is waited out."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    try:
+        yield
+    finally:
+        assert loop.time() - begun < STEP_SECONDS, f"{what} took {loop.time() - begun:.0f} s"
