@@ -1,4 +1,4 @@
-"""The store `nvme` on QEMU's emulated drive with 64 bytes of metadata, through io_uring passthrough."""
+"""The store `nvme` on QEMU's emulated drive with 64 bytes of metadata."""
 
 import json
 import re
@@ -22,8 +22,16 @@ FORMAT = "ms=64,mset=1,logical_block_size=4096,physical_block_size=4096"
 def engine_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine's tests as one program, without what debuggers want."""
     built = subprocess.run(
-        ["cargo", "test", "--locked", "-p", "sealane-engine", "--lib", "--no-run"]
-        + ["--message-format=json"],
+        [
+            "cargo",
+            "test",
+            "--locked",
+            "-p",
+            "sealane-engine",
+            "--lib",
+            "--no-run",
+            "--message-format=json",
+        ],
         cwd=NATIVE,
         capture_output=True,
         text=True,
