@@ -110,6 +110,18 @@ bench-sessions: build ## what a packet of a session costs beside TLS over TCP an
 bench-kernels: build ## sealing and erasure coding beside ISA-L and other libraries, one core
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.kernels $(ARGS)
 
+.PHONY: bench-sessions-simulate
+bench-sessions-simulate: build ## the experiments of SDR-RDMA in virtual time, beside the model (10 minutes, goes on when run again)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions simulate $(ARGS)
+
+.PHONY: sessions-short
+sessions-short: build ## the same with a tenth of the messages: what CI runs (a minute)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions simulate --quick --output sealane-sessions/short $(ARGS)
+
+.PHONY: bench-sessions-lab
+bench-sessions-lab: build ## messages over long links beside TCP and QUIC (root; 10 minutes, goes on when run again)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions lab $(ARGS)
+
 .PHONY: wheel
 wheel: build ## one abi3 wheel in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

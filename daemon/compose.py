@@ -359,6 +359,7 @@ class Daemon:
                 sessions_max=config.sessions_max,
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
+                unit_bytes=config.unit_bytes,
                 assumed_loss=config.assumed_loss,
             ),
             own=lambda: identity.subject,

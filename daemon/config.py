@@ -23,6 +23,7 @@ from sealane.daemon.config_types import (
     Section,
     is_loopback,
 )
+from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.jobs import RATE_MAX
 from sealane.daemon.sections import load_section
 from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
@@ -270,6 +271,7 @@ class FabricConfig(Section):
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    unit_bytes: Annotated[int, Field(ge=256, le=65_000)] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
 

@@ -377,6 +377,7 @@ fn reason_of(reason: CloseReason, by_peer: bool) -> String {
         CloseReason::ForgeryLimit => "forgery_limit",
         CloseReason::Revoked => "revoked",
         CloseReason::PathOverloaded => "path_overloaded",
+        CloseReason::PathMtu => "path_mtu",
         CloseReason::Other(_) => "unknown",
     };
     format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })

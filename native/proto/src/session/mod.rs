@@ -7,6 +7,7 @@
 
 mod bitmap;
 mod breaker;
+mod challenges;
 mod control;
 mod ecn;
 mod epochs;
@@ -16,6 +17,7 @@ pub mod frame;
 mod gaps;
 mod landing;
 mod layout;
+mod narrow;
 mod outgoing;
 mod pacing;
 pub mod packet;
@@ -37,11 +39,13 @@ use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
 use breaker::{Breaker, Report, Verdict};
-use control::{CHALLENGE_INTERVAL, Control, Halves};
+use challenges::{Answer, CHALLENGE_INTERVAL};
+use control::{Control, Halves};
 use ecn::Marking;
 use events::Events;
 use frame::{Frame, Frames, NO_PACKET};
 use gaps::{Gaps, LossCounts, Timing};
+use narrow::Narrow;
 use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
 use probes::Probes;
 use protection::{Protection, Refusal};
@@ -108,6 +112,8 @@ pub struct Session {
     counts: PathCounts,
     /// … and whether what leaves on it is marked.
     marking: Marking,
+    narrow: Narrow,
+    path_mtu_bytes: u64,
     statistics: SessionStatistics,
 }
 
@@ -146,6 +152,8 @@ impl Session {
             events: Events::default(),
             counts: PathCounts::default(),
             marking: Marking::default(),
+            narrow: Narrow::default(),
+            path_mtu_bytes: 0,
             statistics: SessionStatistics::default(),
         }
     }
@@ -405,6 +413,7 @@ impl Session {
             key_updates_received,
             rate_bytes_per_second: self.breaker.rate(),
             breaker_trips: self.breaker.trips(),
+            path_mtu_bytes: self.path_mtu_bytes,
             ce_received: self.counts.ce,
             ce_echoed: self.marking.peer().ce,
             is_ecn_capable: u64::from(self.marking.codepoint() != Ecn::NotEct),
@@ -497,7 +506,7 @@ impl Session {
         self.is_elsewhere = arrival.source == Source::Elsewhere;
         self.packet_received(header, plaintext, memory, now);
         if self.is_elsewhere {
-            self.control.path_changed(now);
+            self.control.challenges_mut().search(now);
         }
     }
 
@@ -644,6 +653,13 @@ impl Session {
 
     fn counts_received(&mut self, counts: PathCounts, now: Nanos) {
         self.marking.counts_received(counts);
+        self.narrow.received(counts.received);
+        if self.narrow.is_suspected(self.rtt.timeout(), now)
+            && !self.is_stalled
+            && !self.control.challenges().is_searching()
+        {
+            self.control.challenges_mut().search(now);
+        }
         let report = Report {
             sent: self.reported_end,
             received: counts.received,
@@ -659,11 +675,19 @@ impl Session {
     }
 
     fn response_received(&mut self, token: u64, now: Nanos) {
-        let Some(rtt) = self.control.response_received(token, now) else { return };
-        if self.state == State::Connecting {
-            self.rtt.sample(rtt);
-            self.state = State::Established;
-            self.events.push(Event::Established { rtt }, 0);
+        match self.control.challenges_mut().answered(token, now) {
+            None | Some(Answer::Small) => {}
+            Some(Answer::TooNarrow) => self.close(CloseReason::PathMtu, now),
+            Some(Answer::Validated(rtt)) => {
+                self.narrow.forget();
+                if self.state == State::Connecting {
+                    let packet_bytes = self.config.datagram_bytes_max() + IP_UDP_BYTES;
+                    self.path_mtu_bytes = packet_bytes as u64;
+                    self.rtt.sample(rtt);
+                    self.state = State::Established;
+                    self.events.push(Event::Established { rtt }, 0);
+                }
+            }
         }
     }
 
@@ -676,7 +700,8 @@ impl Session {
     /// When silence of the peer calls for a challenge or a stall, if it has not yet.
     fn probe_at(&self) -> Option<Nanos> {
         let is_waiting = self.sender.has_outstanding();
-        let is_done = self.control.is_challenging() && (self.is_stalled || !is_waiting);
+        let is_challenging = self.control.challenges().due().is_some();
+        let is_done = is_challenging && (self.is_stalled || !is_waiting);
         if self.state != State::Established || is_done {
             return None;
         }
@@ -693,13 +718,12 @@ impl Session {
         if self.probe_at().is_none_or(|at| at > now) {
             return;
         }
-        if !self.control.is_challenging() {
-            self.control.challenge(now);
-        }
+        self.control.challenges_mut().start(now);
         if self.sender.has_outstanding() && !self.is_stalled {
             self.is_stalled = true;
             self.stalled_since = now;
             self.breaker.interrupt();
+            self.narrow.forget();
             self.statistics.stalls += 1;
         }
     }
@@ -751,6 +775,7 @@ impl Session {
         let wire_bytes = out.len() - start + TAG_BYTES + IP_UDP_BYTES;
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
+        self.narrow.sent(false, now);
         self.account(wire_bytes, now);
         true
     }
@@ -773,6 +798,7 @@ impl Session {
         let number = self.protection.next_packet_number() - 1;
         self.sender.sent(pick, number, now, &mut self.events);
         self.probes.restart(now);
+        self.narrow.sent(payload_bytes == usize::from(self.config.unit_bytes), now);
         self.statistics.data_packets_sent += u64::from(!is_parity);
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
