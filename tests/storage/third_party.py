@@ -121,6 +121,8 @@ class World:
     broker: Broker = field(default_factory=Broker)
     is_anchored: bool = True
     back: ThirdPartyVolume | None = None
+    port: AttachedVolume | None = None
+    """The newest attachment."""
 
     @property
     def open_device(self) -> OpenDevice | None:
@@ -173,6 +175,7 @@ class World:
             host_nqn=HOST,
             open_queue=back.open_queue,
         )
+        self.port = port
         try:
             export = port.export
             async with HostController(
