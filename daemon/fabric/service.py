@@ -10,7 +10,7 @@ import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -117,11 +117,18 @@ class FabricService:
                 await self._planning.close()
 
     async def keep_snapshot(self) -> None:
-        """Renew the snapshot every second, until cancelled."""
+        """Renew the snapshot every second, until cancelled; log circuit breakers that tripped."""
         while True:
+            before = self.snapshot
             self.snapshot = {
                 name: dict(session.statistics()) for name, session in self._sessions.items()
             }
+            for name in rate_cuts(before, self.snapshot):
+                get_logger().warning(
+                    "session_rate_cut",
+                    session=name,
+                    rate_bits_per_second=8 * self.snapshot[name]["rate_bytes_per_second"],
+                )
             await asyncio.sleep(SNAPSHOT_SECONDS)
 
     async def listen(self, *, display_name: str, region_bytes: int) -> Grant:
@@ -439,6 +446,18 @@ class FabricService:
                 f"rate of {rate_bits_per_second} bit/s; allowed: 8 to "
                 f"{self._settings.rate_max_bits_per_second} (fabric.rate_max_bits_per_second)",
             )
+
+
+def rate_cuts(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> list[str]:
+    """Name the sessions whose circuit breaker cut the rate between two snapshots."""
+
+    def trips(snapshot: Mapping[str, Mapping[str, int]], name: str) -> int:
+        # A session has no statistics before its worker starts.
+        return snapshot.get(name, {}).get("breaker_trips", 0)
+
+    return [name for name in after if trips(after, name) > trips(before, name)]
 
 
 def _check_address(address: str, reason: str) -> None:
