@@ -47,17 +47,6 @@ async def test_what_is_written_comes_back_after_detach_and_is_not_in_the_clear(
     assert world.fences == [], "every end was in good order"
 
 
-async def test_host_compares_and_writes_in_one_step(world: World) -> None:
-    await world.create()
-    async with world.attached() as queue:
-        await queue.write(7, b"a" * PAGE)
-        await queue.compare_and_write(7, b"a" * PAGE, b"b" * PAGE)
-        with pytest.raises(NvmeStatusError):
-            await queue.compare_and_write(7, b"a" * PAGE, b"c" * PAGE)
-        await queue.write_zeroes(8, 1)
-        assert await read(queue, 7, 2) == b"b" * PAGE + bytes(PAGE)
-
-
 async def test_lost_third_party_costs_the_host_a_pause_and_no_acknowledged_write(
     world: World,
 ) -> None:
@@ -289,3 +278,31 @@ async def test_stopping_waits_for_nothing_that_hangs(world: World) -> None:
     await world.plain.apply([])
     async with asyncio.timeout(20):
         await back.close()
+
+
+async def test_gateway_scrubs_its_volume_and_goes_on_over_a_reconnection(world: World) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        assert world.back is not None
+        await queue.write(0, bytes(PAGE))
+        await queue.write(SECTORS - 1, bytes(PAGE))
+        await queue.flush()
+        jobs = world.back.jobs
+        # A piece at once, the next one in hours.
+        await jobs.start("scrub", bytes_per_second=1)
+        async with asyncio.timeout(20):
+            while True:
+                await asyncio.sleep(0.005)
+                if jobs.list()[0].checked:
+                    break
+        await world.plain.apply([])
+        await world.plain.apply([world.config()])
+        assert await read(queue, 0, 1) == bytes(PAGE)
+        assert jobs.list()[0].interruptions == 1
+        await jobs.change("scrub", order=None, bytes_per_second=0)
+        async with asyncio.timeout(20):
+            while True:
+                await asyncio.sleep(0.005)
+                if (job := jobs.list()[0]).is_over:
+                    break
+        assert (job.state, job.checked, job.found) == ("finished", 2, 0)

@@ -120,6 +120,9 @@ class World:
     metadata: bool = False
     broker: Broker = field(default_factory=Broker)
     is_anchored: bool = True
+    back: ThirdPartyVolume | None = None
+    port: AttachedVolume | None = None
+    """The newest attachment."""
 
     @property
     def open_device(self) -> OpenDevice | None:
@@ -160,7 +163,7 @@ class World:
     @contextlib.asynccontextmanager
     async def attached(self) -> AsyncIterator[VolumeQueue]:
         """Attach the volume and connect a host."""
-        back = await self.open()
+        back = self.back = await self.open()
         self.attachments += 1
         port = await self.gateway.attach(
             VolumeKey(
@@ -172,6 +175,7 @@ class World:
             host_nqn=HOST,
             open_queue=back.open_queue,
         )
+        self.port = port
         try:
             export = port.export
             async with HostController(
