@@ -71,9 +71,8 @@ fn main() -> std::io::Result<()> {
     }
     // A submission entry written word by word, the producer moved, and the entry taken and completed.
     for opcode in 1..=8_u64 {
-        let write = |place: u16, word: u64| {
-            [&[0][..], &place.to_le_bytes(), &word.to_le_bytes()].concat()
-        };
+        let write =
+            |place: u16, word: u64| [&[0][..], &place.to_le_bytes(), &word.to_le_bytes()].concat();
         let steps = [write(16, opcode), write(21, 0), vec![1, 2, 3, 1, 0], vec![0; 12], vec![2]];
         put("job_ring", format!("opcode-{opcode}"), &steps.concat())?;
     }

@@ -10,6 +10,7 @@ mod script;
 mod store;
 
 use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
 
 pub use store::{store_page, store_recovery};
 
