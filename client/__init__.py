@@ -30,6 +30,7 @@ from sealane.client.operations import (
     wait_all,
 )
 from sealane.client.session import Session
+from sealane.client.volume_store import JobFinding, VolumeJob, VolumeStore
 
 __all__ = [
     "Attachment",
@@ -38,6 +39,7 @@ __all__ = [
     "Disk",
     "ErasureCoded",
     "FrontEnd",
+    "JobFinding",
     "NodeStatus",
     "Operation",
     "ReceiveOperation",
@@ -50,7 +52,9 @@ __all__ = [
     "Unreliable",
     "Volume",
     "VolumeEvent",
+    "VolumeJob",
     "VolumeShare",
+    "VolumeStore",
     "Volumes",
     "connect",
     "listen_session",

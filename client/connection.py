@@ -21,6 +21,7 @@ from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.grants import listen_session, open_session
 from sealane.client.session import Session
+from sealane.client.volume_store import VolumeJob, VolumeStore, job_of, store_of
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import (
@@ -43,6 +44,7 @@ _CONNECT_SECONDS: Final = 5.0
 _CALL_SECONDS: Final = 60.0
 _PAGE_SIZE: Final = 1000
 _FILL_POLL_SECONDS: Final = 0.5
+_JOB_POLL_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,10 @@ class Volume:
     is_read_only: bool = False
     anchor: str = ""
     """Of mode "local": "broker", or "none"; else empty: its target has it."""
+    store: VolumeStore | None = None
+    """What its store says of itself, if that was asked for."""
+    store_unknown: str = ""
+    """Why it could not be asked: a reason id."""
 
 
 def front_end_of(volume: Volume) -> FrontEnd:
@@ -180,9 +186,9 @@ class Volumes:
         with translated():
             return _volume(await self._stub.CreateVolume(request, timeout=_CALL_SECONDS))
 
-    async def get(self, name: str) -> Volume:
-        """Return one volume."""
-        request = volumes_pb2.GetVolumeRequest(name=name)
+    async def get(self, name: str, *, with_store: bool = False) -> Volume:
+        """Return one volume; `with_store`: also what its store says, asked where it is."""
+        request = volumes_pb2.GetVolumeRequest(name=name, with_store=with_store)
         with translated():
             return _volume(await self._stub.GetVolume(request, timeout=_CALL_SECONDS))
 
@@ -245,6 +251,52 @@ class Volumes:
         request = volumes_pb2.UnshareVolumeRequest(name=name, tenant=tenant)
         with translated():
             return _volume(await self._stub.UnshareVolume(request, timeout=_CALL_SECONDS))
+
+    async def start_job(self, name: str, kind: str, *, bytes_per_second: int = 0) -> VolumeJob:
+        """Start to "scrub" or "refresh" the volume where it is stored; a rate of 0 is no limit."""
+        start = storage_pb2.JobStart(kind=kind, bytes_per_second=bytes_per_second)
+        request = volumes_pb2.StartVolumeJobRequest(name=name, start=start)
+        with translated():
+            return job_of(await self._stub.StartVolumeJob(request, timeout=_CALL_SECONDS))
+
+    async def change_job(
+        self, name: str, kind: str, *, order: str = "", bytes_per_second: int | None = None
+    ) -> VolumeJob:
+        """Give a job the order "pause", "resume" or "cancel", or another rate."""
+        change = storage_pb2.JobChange(kind=kind, order=order, bytes_per_second=bytes_per_second)
+        request = volumes_pb2.ChangeVolumeJobRequest(name=name, change=change)
+        with translated():
+            return job_of(await self._stub.ChangeVolumeJob(request, timeout=_CALL_SECONDS))
+
+    async def wait_job(
+        self, name: str, kind: str, *, progress: Callable[[VolumeJob], None] | None = None
+    ) -> VolumeJob:
+        """Wait while a job runs or is paused; `progress` sees it twice a second."""
+        while True:
+            volume = await self.get(name, with_store=True)
+            jobs = () if volume.store is None else volume.store.jobs
+            job = next((job for job in jobs if job.kind == kind), None)
+            if job is not None:
+                if progress is not None:
+                    progress(job)
+                if job.state not in {"running", "paused"}:
+                    return job
+            elif volume.store is not None:
+                raise UsageError("volume.job.over", f"no {kind} of {name} is under way")
+            # Without a word from the store: it may be opening.
+            await asyncio.sleep(_JOB_POLL_SECONDS)
+
+    async def resize(self, name: str, *, size_bytes: int) -> Volume:
+        """UsageError `volume.resize.unsupported`, whatever the size."""
+        request = volumes_pb2.ResizeVolumeRequest(name=name, size_bytes=size_bytes)
+        with translated():
+            return _volume(await self._stub.ResizeVolume(request, timeout=_CALL_SECONDS))
+
+    async def clone(self, name: str, *, display_name: str = "") -> Volume:
+        """UsageError `volume.clone.unsupported`."""
+        request = volumes_pb2.CloneVolumeRequest(name=name, display_name=display_name)
+        with translated():
+            return _volume(await self._stub.CloneVolume(request, timeout=_CALL_SECONDS))
 
     @contextlib.asynccontextmanager
     async def watch(self, name: str) -> AsyncIterator[AsyncIterator[VolumeEvent]]:
@@ -433,4 +485,6 @@ def _volume(message: volumes_pb2.Volume) -> Volume:
             for share in message.shares
         ),
         is_read_only=message.read_only,
+        store=store_of(message.store) if message.HasField("store") else None,
+        store_unknown=message.store_unknown,
     )

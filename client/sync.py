@@ -68,9 +68,9 @@ class Volumes:
             )
         )
 
-    def get(self, name: str) -> Volume:
-        """Return one volume."""
-        return self._loop.run(self._volumes.get(name))
+    def get(self, name: str, *, with_store: bool = False) -> Volume:
+        """Return one volume; `with_store`: also what its store says, asked where it is."""
+        return self._loop.run(self._volumes.get(name, with_store=with_store))
 
     def list(self) -> list[Volume]:
         """Return every volume of this tenant."""

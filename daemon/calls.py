@@ -51,6 +51,8 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Storage/OpenQueue": _GATEWAY,
     "/sealane.v1.Storage/GetNamespace": _GATEWAY,
     "/sealane.v1.Storage/WatchEvents": _GATEWAY,
+    "/sealane.v1.Storage/StartJob": _GATEWAY,
+    "/sealane.v1.Storage/ChangeJob": _GATEWAY,
     "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
     "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
     "/sealane.v1.Trust/AuthorizePeers": frozenset({"target", "fabric"}),

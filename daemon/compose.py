@@ -47,6 +47,7 @@ from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
 from sealane.daemon.runtime import RunDirectory, prepare_directory
+from sealane.daemon.scrub_schedule import keep_jobs
 from sealane.daemon.servers import (
     bind_tcp,
     bind_unix,
@@ -213,6 +214,7 @@ class Daemon:
             target,
             node=self.config.node.name,
             store=config.store,
+            store_anchor="none" if device is None else config.anchor,
             anchor=identity.anchor,
             kem=identity.keys.kem,
             authorizations=authorizations,
@@ -224,6 +226,9 @@ class Daemon:
         if device is not None:
             self.spawn("target-device", abandon_lost(device, client, authorizations, service))
         self.spawn("target-events", service.poll_events())
+        self.spawn(
+            "target-jobs", keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub)
+        )
         self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
         server = new_server(self.metrics, authorizer)
@@ -354,6 +359,8 @@ class Daemon:
                 sessions_max=config.sessions_max,
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
+                unit_bytes=config.unit_bytes,
+                assumed_loss=config.assumed_loss,
             ),
             own=lambda: identity.subject,
             kem=identity.keys.kem,

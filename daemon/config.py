@@ -23,6 +23,8 @@ from sealane.daemon.config_types import (
     Section,
     is_loopback,
 )
+from sealane.daemon.fabric.settings import UNIT_BYTES
+from sealane.daemon.jobs import RATE_MAX
 from sealane.daemon.sections import load_section
 from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
 from sealane.errors import UsageError
@@ -181,6 +183,13 @@ class EnrolmentConfig(Section):
         return (first, *self.other_brokers)
 
 
+class ScrubConfig(Section):
+    """How often a target scrubs its volumes by itself."""
+
+    interval_hours: Annotated[int, Field(ge=1, le=24 * 366)] = 24 * 28
+    bytes_per_second: Annotated[int, Field(ge=0, le=RATE_MAX)] = 100 << 20
+
+
 class TargetConfig(Section):
     """The target role."""
 
@@ -197,6 +206,7 @@ class TargetConfig(Section):
         AUTHORIZATION_SECONDS
     )
     allow_plain_network: bool = False
+    scrub: ScrubConfig | None = None
     subsystems: Subsystems
 
     @model_validator(mode="after")
@@ -261,6 +271,8 @@ class FabricConfig(Section):
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    unit_bytes: Annotated[int, Field(ge=256, le=65_000)] = UNIT_BYTES
+    assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
 
 

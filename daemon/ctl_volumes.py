@@ -15,6 +15,7 @@ from sealane.client import Client, Volume, VolumeEvent, VolumeShare
 from sealane.daemon.ctl_output import SIZE_UNITS, Output, size_text
 from sealane.daemon.ctl_verbs import named, verb
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
+from sealane.daemon.ctl_volume_jobs import add_job_verbs, store_rows
 from sealane.daemon.files import write_secret
 from sealane.errors import UsageError
 
@@ -74,6 +75,10 @@ def add_verbs(verbs: Any) -> None:
     write = named(verbs, "write", volume_write, "copy standard input to a detached volume")
     add_range(write, length_default="what standard input has")
     named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
+    add_job_verbs(verbs)
+    resize = named(verbs, "resize", _volume_resize, "refused: a volume keeps its size")
+    resize.add_argument("--size", type=parse_size, required=True)
+    named(verbs, "clone", _volume_clone, "refused: sectors are bound to their volume")
 
 
 async def _volume_create(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -103,8 +108,16 @@ def _state(volume: Volume) -> str:
 
 
 async def _volume_get(client: Client, options: argparse.Namespace, output: Output) -> None:
-    volume = await client.volumes.get(options.name)
+    volume = await client.volumes.get(options.name, with_store=True)
     _show_volume(volume, output)
+
+
+async def _volume_resize(client: Client, options: argparse.Namespace, output: Output) -> None:
+    await client.volumes.resize(options.name, size_bytes=options.size)
+
+
+async def _volume_clone(client: Client, options: argparse.Namespace, output: Output) -> None:
+    await client.volumes.clone(options.name)
 
 
 async def _volume_list(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -156,7 +169,7 @@ def _full(volume: Volume) -> Mapping[str, Any]:
             "counters": f"{a.counters_used} used of {a.counters_leased} leased",
             "refusals": a.refusals,
         }
-    return rows
+    return rows | store_rows(volume)
 
 
 def _share(share: VolumeShare) -> str:

@@ -16,6 +16,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import NativeEvent
 
 _BACKLOG_MAX: Final = 1024
+FOUND: Final = "found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,9 @@ class EventLog:
 
     def publish(self, event: Event) -> None:
         """Log `event` and hand it to whoever watches its volume."""
-        get_logger().info(
+        # What a job found is wrong on the device, before anybody read it.
+        log = get_logger().error if event.kind == FOUND else get_logger().info
+        log(
             "volume_event",
             volume_id=event.volume_id,
             kind=event.kind,

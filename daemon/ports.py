@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sealane.crypto.lease import CounterRange
+from sealane.daemon.jobs import Job, JobKind, JobOrder
 from sealane.daemon.volume_device import OpenDevice
 from sealane.protocol.nvme.authentication import HostSecret
 
@@ -177,8 +178,34 @@ class FillingPort(Protocol):
         """Leave the target."""
 
 
+class JobsPort(Protocol):
+    """The background jobs of one volume."""
+
+    async def start(self, kind: JobKind, *, bytes_per_second: int) -> Job:
+        """Start a job. UsageError `volume.job.running`, `volume.job.unsupported`."""
+
+    async def change(
+        self, kind: JobKind, *, order: JobOrder | None, bytes_per_second: int | None
+    ) -> Job:
+        """Set a job's rate, then give it an order; UsageError `volume.job.over`."""
+
+    def list(self) -> Sequence[Job]:
+        """Return the last job of each kind."""
+
+
 class ThirdPartyVolumePort(Protocol):
     """An attached volume's back end on a target that isn't ours."""
+
+    @property
+    def jobs(self) -> JobsPort:
+        """Its background jobs."""
+
+    @property
+    def layout(self) -> str:
+        """How its store lays sectors out; empty: it keeps no freshness."""
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of the store; none while it is being opened again."""
 
     async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
         """Admit a queue; the first one of a newer epoch fences all older ones."""
@@ -295,6 +322,15 @@ class TargetPort(Protocol):
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         """Counters of the engine."""
+
+    def layout(self, volume_id: uuid.UUID) -> str:
+        """How its store lays sectors out; empty: it keeps no freshness."""
+
+    def jobs(self, volume_id: uuid.UUID) -> JobsPort:
+        """Its background jobs."""
+
+    async def observe_jobs(self) -> None:
+        """Keep how far all jobs are, and report those that have ended."""
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
         """Events since the last call."""

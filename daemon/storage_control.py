@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -32,15 +32,18 @@ from sealane.crypto.share import new_share, open_share, seal_share
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.calls import Authorizer, Context
 from sealane.daemon.events import Event, EventLog
+from sealane.daemon.job_calls import change_job, start_job
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import PeerIncarnation, TargetPort
+from sealane.daemon.ports import JobsPort, PeerIncarnation, TargetPort
 from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
 from sealane.daemon.storage.device import Device
+from sealane.daemon.store_status import store_status
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 FRESHNESS: Final = "tree"
+OWN_MEMORY: Final = "own memory"
 NO_FRESHNESS: Final = "none"
 MODE_OFF: Final = "off"
 NAMESPACES_MAX: Final = 4096
@@ -68,6 +71,7 @@ class StorageService:
         *,
         node: str,
         store: str,
+        store_anchor: str = "none",
         anchor: x509.Certificate,
         kem: KemKey,
         authorizations: Authorizations,
@@ -76,7 +80,8 @@ class StorageService:
     ) -> None:
         """Serve `target`, whose attested KEM key is `kem`.
 
-        Volumes that outlive the process are of `device`, in its catalogue.
+        `store_anchor` is the kind of anchor that its stores have. Volumes that outlive the process
+        are of `device`, in its catalogue.
         """
         self._kem = kem
         self._target = target
@@ -86,6 +91,7 @@ class StorageService:
         self._loss: Error | None = None
         self._node = node
         self._store = store
+        self._store_anchor = store_anchor
         self._anchor = anchor
         self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
         self._changing = asyncio.Lock()
@@ -379,7 +385,16 @@ class StorageService:
     async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
         """Describe a namespace and count what its queues did."""
         descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
-        statistics = self._target.statistics(uuid.UUID(volume_id))
+        name = uuid.UUID(volume_id)
+        statistics, layout = self._target.statistics(name), self._target.layout(name)
+        status = store_status(
+            kind=self._store,
+            layout=layout,
+            anchor=self._store_anchor,
+            statistics=statistics,
+            jobs=self._target.jobs(name).list(),
+        )
+        freshness = FRESHNESS if layout else OWN_MEMORY
         return storage_pb2.Namespace(
             volume_id=volume_id,
             sector_count=descriptor.sector_count,
@@ -387,12 +402,23 @@ class StorageService:
             reads=statistics.get("host_reads", 0),
             writes=statistics.get("host_writes", 0),
             refusals=statistics.get("refusals", 0),
-            freshness=NO_FRESHNESS if descriptor.mode == MODE_OFF else FRESHNESS,
+            freshness=NO_FRESHNESS if descriptor.mode == MODE_OFF else freshness,
             store=self._store,
             association_epoch=self._target.newest_epoch(
                 uuid.UUID(volume_id), gateway_nqn(caller.node)
             ),
+            # Others see what they share, not how its owner keeps it.
+            status=status if descriptor.tenant == caller.tenant else None,
         )
+
+    def jobs(self, caller: Subject, volume_id: str) -> JobsPort:
+        """Return the background jobs of a volume of the caller's tenant."""
+        self._own(caller, volume_id)
+        return self._target.jobs(uuid.UUID(volume_id))
+
+    def volume_ids(self) -> Sequence[uuid.UUID]:
+        """Return which volumes are served."""
+        return [uuid.UUID(volume_id) for volume_id in self._descriptors]
 
     def statistics(self) -> dict[tuple[str, ...], dict[str, int]]:
         """Return the engine's statistics by volume and mode, for the metrics."""
@@ -500,6 +526,20 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     ) -> storage_pb2.Namespace:
         """Describe a namespace."""
         return await self._service.namespace(self._caller(context), request.volume_id)
+
+    async def StartJob(
+        self, request: storage_pb2.StartJobRequest, context: Context
+    ) -> storage_pb2.VolumeJob:
+        """Start a background job."""
+        jobs = self._service.jobs(self._caller(context), request.volume_id)
+        return await start_job(jobs, request.start)
+
+    async def ChangeJob(
+        self, request: storage_pb2.ChangeJobRequest, context: Context
+    ) -> storage_pb2.VolumeJob:
+        """Pause, resume, cancel a background job, or set its rate."""
+        jobs = self._service.jobs(self._caller(context), request.volume_id)
+        return await change_job(jobs, request.change)
 
     async def WatchEvents(
         self, request: storage_pb2.WatchEventsRequest, context: Context

@@ -29,6 +29,7 @@ from sealane.daemon.volume_back_ends import (
     Via,
     VolumeBackEnds,
 )
+from sealane.daemon.volume_stores import VolumeStores
 from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import NQN_BYTES_MAX
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
@@ -73,6 +74,7 @@ class VolumeService:
             events=self.events,
         )
         self._attached: dict[str, Attached] = {}
+        self.stores = VolumeStores(self._back_ends, attached=self._attached, own=self._own)
         self._changing: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._followers: dict[str, asyncio.Task[None]] = {}

@@ -13,7 +13,7 @@ from sealane.daemon.calls import Context
 from sealane.daemon.storage_control import FRESHNESS, event_message
 from sealane.daemon.volume_back_ends import MODE_LOCAL, Via
 from sealane.daemon.volumes import MODE_REMOTE, VolumeService
-from sealane.errors import UsageError
+from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
 SECTOR_BYTES: Final = 4096
@@ -57,7 +57,15 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         self, request: volumes_pb2.GetVolumeRequest, context: Context
     ) -> volumes_pb2.Volume:
         """Return a volume."""
-        return self._volume(await self._service.get(volume_id_of(request.name)))
+        volume_id = volume_id_of(request.name)
+        volume = self._volume(await self._service.get(volume_id))
+        if request.with_store:
+            try:
+                volume.store.CopyFrom(await self._service.stores.status(volume_id))
+            except Error as error:
+                # What the broker knows is worth an answer of its own.
+                volume.store_unknown = error.reason
+        return volume
 
     async def ListVolumes(
         self, request: volumes_pb2.ListVolumesRequest, context: Context
@@ -122,6 +130,38 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         """Share a volume with a tenant no more."""
         descriptor = await self._service.unshare(volume_id_of(request.name), tenant=request.tenant)
         return self._volume(descriptor)
+
+    async def StartVolumeJob(
+        self, request: volumes_pb2.StartVolumeJobRequest, context: Context
+    ) -> storage_pb2.VolumeJob:
+        """Start a background job."""
+        return await self._service.stores.start_job(volume_id_of(request.name), request.start)
+
+    async def ChangeVolumeJob(
+        self, request: volumes_pb2.ChangeVolumeJobRequest, context: Context
+    ) -> storage_pb2.VolumeJob:
+        """Pause, resume, cancel a background job, or set its rate."""
+        return await self._service.stores.change_job(volume_id_of(request.name), request.change)
+
+    async def ResizeVolume(
+        self, request: volumes_pb2.ResizeVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Refuse: docs/stores.md §5."""
+        raise UsageError(
+            "volume.resize.unsupported",
+            f"{request.name[:80]}: a volume keeps its size, which its tree and its signed "
+            "descriptor are made for; create a volume of the size wanted and copy",
+        )
+
+    async def CloneVolume(
+        self, request: volumes_pb2.CloneVolumeRequest, context: Context
+    ) -> volumes_pb2.Volume:
+        """Refuse: docs/stores.md §5."""
+        raise UsageError(
+            "volume.clone.unsupported",
+            f"{request.name[:80]}: sealed sectors are bound to their volume, so a clone can't "
+            "share them; create a volume and copy",
+        )
 
     async def WatchVolume(
         self, request: volumes_pb2.WatchVolumeRequest, context: Context

@@ -29,6 +29,7 @@ from sealane.daemon.clock import utc_now
 from sealane.daemon.config import EnrolmentConfig, GatewayConfig
 from sealane.daemon.device_client import DeviceClient
 from sealane.daemon.identity import Identity, Issued, Keys
+from sealane.daemon.jobs import Job, JobKind, JobOrder
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import (
     Export,
@@ -47,7 +48,7 @@ from sealane.daemon.servers import (
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volume_device import OpenDevice
 from sealane.daemon.volumes import VolumeService
-from sealane.errors import Error
+from sealane.errors import Error, UsageError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.v1 import (
     broker_pb2_grpc,
@@ -69,6 +70,34 @@ class RecordedEvent:
     detail: str
 
 
+class RecordedJobs:
+    """Jobs that do what they are told and nothing else."""
+
+    def __init__(self) -> None:
+        self.known: dict[JobKind, Job] = {}
+
+    async def start(self, kind: JobKind, *, bytes_per_second: int) -> Job:
+        if kind in self.known:
+            raise UsageError("volume.job.running", f"a {kind} of this volume is under way")
+        job = Job(kind=kind, state="running", bytes_per_second=bytes_per_second, started=utc_now())
+        self.known[kind] = job
+        return job
+
+    async def change(
+        self, kind: JobKind, *, order: JobOrder | None, bytes_per_second: int | None
+    ) -> Job:
+        job = self.known[kind]
+        if order == "pause":
+            job = job.model_copy(update={"state": "paused"})
+        if bytes_per_second is not None:
+            job = job.model_copy(update={"bytes_per_second": bytes_per_second})
+        self.known[kind] = job
+        return job
+
+    def list(self) -> Sequence[Job]:
+        return [*self.known.values()]
+
+
 @dataclass
 class RecordingTarget:
     volumes: dict[uuid.UUID, int] = field(default_factory=dict)
@@ -80,6 +109,7 @@ class RecordingTarget:
     fenced: dict[PeerIncarnation, str] = field(default_factory=dict)
     fencing: asyncio.Event = field(default_factory=asyncio.Event)
     address: tuple[str, int] = ("127.0.0.1", 4420)
+    recorded_jobs: RecordedJobs = field(default_factory=RecordedJobs)
 
     async def create_volume(
         self,
@@ -133,7 +163,16 @@ class RecordingTarget:
         self.fencing.set()
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
-        return {"reads": 1}
+        return {"reads": 1, "pending_entries": 7, "epoch": 3}
+
+    def layout(self, volume_id: uuid.UUID) -> str:
+        return "out of place"
+
+    def jobs(self, volume_id: uuid.UUID) -> RecordedJobs:
+        return self.recorded_jobs
+
+    async def observe_jobs(self) -> None:
+        raise AssertionError("nothing looks after jobs here")
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
         taken, self.events = self.events, []
@@ -271,6 +310,11 @@ class RecordingGateway:
 @dataclass
 class RecordingThirdPartyVolume:
     is_closed: bool = False
+    jobs: RecordedJobs = field(default_factory=RecordedJobs)
+    layout: str = "in place"
+
+    def statistics(self) -> Mapping[str, int]:
+        return {"sectors_written": 5}
 
     async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
         raise AssertionError("nobody opens a queue of it here")

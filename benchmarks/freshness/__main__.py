@@ -1,8 +1,8 @@
 """`python -m benchmarks.freshness [WHAT ...]`: what the pieces of freshness cost.
 
 A Rust program (src/) measures, this one builds and runs it, prints tables, keeps every sample as
-JSON and draws a plot. Rates are per second of *processor* time, so that busy neighbours hardly
-change them; latencies are wall time, and a machine with other work to do shows in them.
+JSON and draws a plot of each. Rates are per second of *processor* time, so that busy neighbours
+hardly change them; latencies are wall time, and a machine with other work to do shows in them.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.freshness import report
+from benchmarks.freshness import plots, report
 from rich.console import Console
 from rich.table import Table
 
@@ -34,6 +34,11 @@ WHAT: Final[Mapping[str, Callable[[Samples], Table]]] = {
     "memory": report.memory,
     "pending": report.pending,
     "writes": report.writes,
+    "reads": report.reads,
+    "drive": report.drive,
+    "latency": report.latency,
+    "processor": report.processor,
+    "petabyte": report.petabyte,
 }
 
 
@@ -50,7 +55,14 @@ def parser() -> argparse.ArgumentParser:
     add("--pool", type=int, default=19, help="log2 of the leaves updated; 0: all, 12 GB (19)")
     add("--terabytes", type=int, default=10, help="largest tree that is filled; 1000: 12 GB (10)")
     add("--gibibytes", type=int, default=256, help="largest working set of writes (256)")
-    add("--output", type=Path, default=Path("sealane-freshness"), help="directory")
+    add("--milliseconds", type=int, default=500, help="of each run on a store (500)")
+    add("--quick", action="store_true", help="one round, small trees and working sets: a minute")
+    add(
+        "--output",
+        type=Path,
+        default=Path("sealane-freshness"),
+        help="directory; file stores lie in it",
+    )
     return found
 
 
@@ -74,7 +86,12 @@ def samples(what: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "updates": [arguments.rounds, arguments.pool],
         "writers": [arguments.rounds],
         "memory": [arguments.terabytes],
-        "writes": [arguments.gibibytes],
+        "writes": [arguments.gibibytes, arguments.writes],
+        "reads": [arguments.steps],
+        "drive": [arguments.rounds, arguments.milliseconds],
+        "latency": [arguments.rounds, arguments.milliseconds // 2],
+        "processor": [arguments.rounds, arguments.milliseconds, arguments.output],
+        "petabyte": [arguments.rounds],
     }
     command = [PROGRAM, what, *map(str, options.get(what, []))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -84,22 +101,26 @@ def samples(what: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> int:
     """Measure; show tables, keep JSON and plot."""
     arguments = parser().parse_args()
+    arguments.writes, arguments.steps = 1 << 20, 5
+    if arguments.quick:
+        arguments.rounds, arguments.pool, arguments.terabytes = 1, 16, 2
+        arguments.gibibytes, arguments.steps = 16, 2
+        arguments.milliseconds = 200
     console = Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
     build()
     arguments.output.mkdir(parents=True, exist_ok=True)
     machine = {
         "machine": platform.machine(),
         "processors": os.cpu_count(),
-        "load_average": os.getloadavg(),
     }
-    found = {}
     for what in arguments.what or WHAT:
-        found[what] = samples(what, arguments)
-        console.print(WHAT[what](found[what]))
-        kept = {"settings": machine | {"rounds": arguments.rounds}, "samples": found[what]}
+        found = samples(what, arguments)
+        console.print(WHAT[what](found))
+        settings = machine | {"rounds": arguments.rounds, "load_average": os.getloadavg()}
+        kept = {"settings": settings, "samples": found}
         (arguments.output / f"{what}.json").write_text(json.dumps(kept, indent=1))
-    report.plot(arguments.output / "freshness.png", found)
-    console.print(f"JSON and freshness.png in {arguments.output}")
+        plots.plot(arguments.output, what, found)
+    console.print(f"JSON and plots in {arguments.output}")
     return 0
 
 

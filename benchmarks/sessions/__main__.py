@@ -1,69 +1,34 @@
-"""`python -m benchmarks.sessions packets`: what a packet costs, beside TLS over TCP and QUIC.
-
-Two network namespaces and a veth pair with all its offloads, one process at each end on a core of
-its own, bulk one way; every way once a round. Processor time is of both processes, kernel included;
-with other load on the machine compare within a round only. Prints a table, keeps every sample as
-JSON and draws a plot. Needs root (namespaces) and Cargo (the peers).
-"""
+"""`python -m benchmarks.sessions packets | simulate | lab`: what sessions cost and reach."""
 
 import argparse
-import asyncio
-import json
-import os
+import importlib
 import sys
-from pathlib import Path
+from typing import Final
 
-from benchmarks.sessions import packets, report
-from rich.console import Console
-
-
-def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
-    found = argparse.ArgumentParser(
-        prog="python -m benchmarks.sessions",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    found.add_argument("what", choices=["packets"])
-    add = found.add_argument
-    add("--mtu", type=int, nargs="+", default=[1500, 9000], help="of the cable (1500 9000)")
-    add("--rounds", type=int, default=5, help="rounds; medians are shown (5)")
-    add("--bytes", type=int, default=1 << 30, help="of one transfer (1 GiB)")
-    add("--rate", type=int, default=40_000_000_000, help="of the session, in bit/s (40 G)")
-    add("--output", type=Path, default=Path("sealane-sessions"), help="directory")
-    return found
-
-
-async def measure(arguments: argparse.Namespace) -> list[packets.Sample]:
-    """Take turns; each round begins with another way."""
-    samples = []
-    for number in range(arguments.rounds):
-        for mtu in arguments.mtu:
-            start = number % len(packets.WAYS)
-            for way in packets.WAYS[start:] + packets.WAYS[:start]:
-                sample = await packets.transfer(
-                    way, mtu=mtu, size=arguments.bytes, rate=arguments.rate
-                )
-                samples.append(sample)
-    return samples
+COMMANDS: Final = {
+    "packets": "benchmarks.sessions.packets_command",
+    "simulate": "benchmarks.sessions.simulate.command",
+    "lab": "benchmarks.sessions.lab.command",
+}
 
 
 def main() -> int:
-    """Measure, print, keep."""
-    arguments = parser().parse_args()
-    packets.build()
-    samples = asyncio.run(measure(arguments))
-    Console(width=150).print(report.table(samples))
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    document = {
-        "load_average": os.getloadavg(),
-        "rounds": arguments.rounds,
-        "rate_bits_per_second": arguments.rate,
-        "samples": [sample.to_dict() for sample in samples],
-    }
-    (arguments.output / "packets.json").write_text(json.dumps(document, indent=1) + "\n")
-    report.plot(arguments.output / "packets.png", samples)
-    return 0
+    """Hand over to the sub-command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions", description=__doc__)
+    added = parser.add_subparsers(required=True, metavar="WHAT")
+    for name, module in COMMANDS.items():
+        command = importlib.import_module(module)
+        one = added.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(one)
+        one.set_defaults(run=command.run)
+    arguments = parser.parse_args()
+    found: int = arguments.run(arguments)
+    return found
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ def build() -> None:
 
 
 class Peer:
-    """A process in one namespace, on one core; lines in, lines out."""
+    """A process in one namespace, on one core or any (None); lines in, lines out."""
 
-    def __init__(self, namespace: Namespace, core: int, *command: str) -> None:
+    def __init__(self, namespace: Namespace, core: int | None, *command: str) -> None:
         self._name = " ".join(command)
         self._process = subprocess.Popen(
             command,
@@ -94,10 +94,11 @@ class Peer:
         self._process.communicate()
 
 
-def _placed(namespace: Namespace, core: int) -> Callable[[], None]:
+def _placed(namespace: Namespace, core: int | None) -> Callable[[], None]:
     def place() -> None:
         namespace.enter()
-        os.sched_setaffinity(0, {core})
+        if core is not None:
+            os.sched_setaffinity(0, {core})
 
     return place
 

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from benchmarks.storage.cells import Cell, Sample
 
@@ -90,12 +90,22 @@ class World:
     """A plain and a sealed namespace on stores of one kind, and the ways to them."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, *, span_bytes: int, drive: str | None = None
+        self,
+        stack: contextlib.ExitStack,
+        *,
+        span_bytes: int,
+        drive: str | None = None,
+        directory: Path | None = None,
     ) -> None:
         self._stack = stack
         self._local = stack.enter_context(contextlib.ExitStack())
         self._span_bytes = span_bytes
         blocks = span_bytes // _BLOCK_BYTES
+        store = "memory" if drive is None else "emulated"
+        if directory is not None:
+            store = "file"
+        self._store: Literal["memory", "emulated", "file"] = store
+        self._directory = directory
         self._plain = self._controller(drive, blocks, sealed=False)
         self._sealed = self._controller(drive, blocks, sealed=True)
         self._volume = _native.GatewayVolume(
@@ -171,8 +181,13 @@ class World:
         }
 
     def _controller(self, drive: str | None, blocks: int, *, sealed: bool) -> "_native.Controller":
-        store = "memory" if drive is None else "emulated"
-        namespace = _native.Namespace(store=store, block_count=blocks, sealed=sealed, drive=drive)
+        path = self._directory and self._directory / f"storage-path-{secrets.token_hex(4)}"
+        namespace = _native.Namespace(
+            store=self._store, block_count=blocks, sealed=sealed, drive=drive, path=path
+        )
+        if path is not None:
+            # It goes with the namespace.
+            path.unlink()
         controller = _native.Controller(
             association=1, host_nqn=_HOST_NQN, host_id=bytes(16), controller_id=1
         )
@@ -258,7 +273,9 @@ def thread_seconds() -> dict[tuple[str, str], float]:
     found = {}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it may end while we look
-            role = (task / "comm").read_text().partition("-")[0].strip()
+            name = (task / "comm").read_text().partition("-")[0].strip()
+            # The thread that makes a store's changes durable is the target's.
+            role = "target" if name == "store" else name
             if role in _ROLES:
                 nanoseconds = int((task / "schedstat").read_text().split()[0])
                 found[role, task.name] = nanoseconds / 1e9

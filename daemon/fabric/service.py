@@ -6,10 +6,11 @@ endpoint moves the data.
 
 import asyncio
 import contextlib
+import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -24,6 +25,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.establish import VERSION
+from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
 """Closed sessions that can still be looked at."""
@@ -37,6 +39,8 @@ QUIET_REASONS = frozenset(
     }
 )
 """Ends of a session that are no fault; others are logged as warnings."""
+PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
+"""Ends of a session whose path answers, but not at full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 REGION_BYTES_MIN = 4096
 SNAPSHOT_SECONDS = 1.0
@@ -94,6 +98,7 @@ class FabricService:
         self._sessions: dict[str, Session] = {}
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
+        self._planning = TaskOwner()
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
 
@@ -109,13 +114,21 @@ class FabricService:
                 for _, timer in self._grants.values():
                     timer.cancel()
                 self._grants.clear()
+                await self._planning.close()
 
     async def keep_snapshot(self) -> None:
-        """Renew the snapshot every second, until cancelled."""
+        """Renew the snapshot every second, until cancelled; log circuit breakers that tripped."""
         while True:
+            before = self.snapshot
             self.snapshot = {
                 name: dict(session.statistics()) for name, session in self._sessions.items()
             }
+            for name in rate_cuts(before, self.snapshot):
+                get_logger().warning(
+                    "session_rate_cut",
+                    session=name,
+                    rate_bits_per_second=8 * self.snapshot[name]["rate_bytes_per_second"],
+                )
             await asyncio.sleep(SNAPSHOT_SECONDS)
 
     async def listen(self, *, display_name: str, region_bytes: int) -> Grant:
@@ -176,6 +189,12 @@ class FabricService:
             )
             undo.pop_all()
         await self._settle(session)
+        if session.close_reason in PATH_MTU:
+            raise UnavailableError(
+                "session.path_mtu",
+                f"the path to {peer_node} carries small packets, and none with units of "
+                f"{self._settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+            )
         if session.state is not State.ESTABLISHED:
             raise UnavailableError(
                 "session.establish.timeout",
@@ -367,12 +386,23 @@ class FabricService:
             side=session.identity.side,
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
+        self._planning.start(self._keep_planned(session), name=f"plan of {session.identity.name}")
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(
             self._settings.grant_timeout_seconds, self._expire, token
         )
         self._grants[token] = (session, timer)
         return Grant(session=session, ring_socket=str(self._settings.ring_socket), ring_token=token)
+
+    async def _keep_planned(self, session: Session) -> None:
+        # Numpy and the model: a fabric without sessions does without.
+        plans = await asyncio.to_thread(importlib.import_module, "sealane.daemon.fabric.plans")
+        await plans.keep_planned(
+            session,
+            rate_bits_per_second=session.identity.rate_bits_per_second,
+            unit_bytes=session.identity.unit_bytes,
+            assumed_loss=self._settings.assumed_loss,
+        )
 
     def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:
         granted = self._grants.pop(token, None)
@@ -416,6 +446,18 @@ class FabricService:
                 f"rate of {rate_bits_per_second} bit/s; allowed: 8 to "
                 f"{self._settings.rate_max_bits_per_second} (fabric.rate_max_bits_per_second)",
             )
+
+
+def rate_cuts(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> list[str]:
+    """Name the sessions whose circuit breaker cut the rate between two snapshots."""
+
+    def trips(snapshot: Mapping[str, Mapping[str, int]], name: str) -> int:
+        # A session has no statistics before its worker starts.
+        return snapshot.get(name, {}).get("breaker_trips", 0)
+
+    return [name for name in after if trips(after, name) > trips(before, name)]
 
 
 def _check_address(address: str, reason: str) -> None:

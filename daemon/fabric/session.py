@@ -4,11 +4,15 @@ import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sealane._native import SessionEndpoint
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
+
+if TYPE_CHECKING:
+    from sealane.daemon.fabric.plans import Outlook
 
 
 class State(enum.Enum):
@@ -69,6 +73,8 @@ class Session:
         self.close_reason = ""
         self.data_address: str = endpoint.local_address
         """host:port where its data packets arrive."""
+        self.outlook: Outlook | None = None
+        """What is thought of its path; None until it is established."""
         self._endpoint: SessionEndpoint | None = endpoint
         self._on_closed = on_closed
         self._last_statistics: dict[str, int] = {}
@@ -103,6 +109,11 @@ class Session:
         if self._endpoint is not None:
             self._last_statistics = self._endpoint.statistics()
         return self._last_statistics
+
+    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
+        """Put rows of (length_max, k, m, depth) in force; nothing if the session is closed."""
+        if self._endpoint is not None:
+            self._endpoint.install_plan(rows)
 
     def take_job_descriptors(self) -> tuple[int, int, int, int] | None:
         """Give the four descriptors away, once; the caller closes them. None if closed."""

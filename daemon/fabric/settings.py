@@ -27,6 +27,8 @@ class FabricSettings:
     """From Open until the path is validated."""
     grant_timeout_seconds: float = 30.0
     """From a grant until the job has fetched its rings."""
+    assumed_loss: float = 1e-5
+    """Share of packets that a path is taken to lose before it has shown what it does."""
     unit_bytes: int = UNIT_BYTES
     chunk_units: int = 16
     slots: int = 64

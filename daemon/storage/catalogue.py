@@ -1,6 +1,7 @@
 """Which volumes a target keeps in its directory: each one's signed descriptor beside its store.
 
-`<volume id>.volume` holds the descriptor, `<volume id>.sectors` the store. While a volume is being
+`<volume id>.volume` holds the descriptor, `<volume id>.sectors` the store, `<volume id>.jobs` what
+its background jobs did. While a volume is being
 made or removed its descriptor is called `.volume.unfinished`: what a crash leaves under that name
 was never announced, or is being forgotten, and goes at the next start, unless the anchor has it on
 its list (sealane.daemon.storage.anchored_catalogue). Nothing else is deleted.
@@ -19,8 +20,10 @@ from sealane.daemon.storage.device import DEVICE_FILES
 from sealane.errors import UnavailableError, UsageError
 
 STORE_SUFFIX: Final = ".sectors"
+JOBS_SUFFIX: Final = ".jobs"
 _FINISHED: Final = ".volume"
 _UNFINISHED: Final = ".volume.unfinished"
+_JOBS: Final = frozenset({JOBS_SUFFIX, f"{JOBS_SUFFIX}.new"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ class Catalogue:
         for name in names:
             stem, dot, rest = name.partition(".")
             volume_id, suffix = _volume_id(stem), dot + rest
-            if name in DEVICE_FILES:
+            if name in DEVICE_FILES or (volume_id is not None and suffix in _JOBS):
                 continue
             if volume_id is None or suffix not in {STORE_SUFFIX, _FINISHED, _UNFINISHED}:
                 strays.append((name, "not a file of a volume"))

@@ -19,7 +19,7 @@ from sealane.crypto.exchange import wipe
 from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
-from sealane.daemon.storage.catalogue import STORE_SUFFIX, make_directory
+from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
 from sealane.daemon.storage.device import Device
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
@@ -31,6 +31,7 @@ from sealane.daemon.storage.exported import (
 )
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.store_anchor import StoreAnchor
+from sealane.daemon.storage.volume_jobs import VolumeJobs
 from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.connect import TICKET_BYTES, TICKET_OFFSET, Connect
 from sealane.protocol.nvme.constants import (
@@ -140,6 +141,7 @@ class TargetSubsystem(Exported):
     subsystem: Subsystem
     feed: EventFeed
     path: Path | None
+    jobs: VolumeJobs
     anchor: StoreAnchor | None = None
     tickets: dict[bytes, _Ticket] = field(default_factory=dict)
     fences: dict[str, _Fence] = field(default_factory=dict)
@@ -279,6 +281,7 @@ class TargetSubsystem(Exported):
         """Stop and drain every queue and let the store go; `keep`: with all that was written."""
         for association_id in [*self.served]:
             await self.association_closed(association_id)
+        await self.jobs.close(keep=keep)
         self.feed.close()
         try:
             if keep:
@@ -300,7 +303,19 @@ class TargetSubsystem(Exported):
         controllers = [served.controller for served in self.served.values()]
         counters["refusals"] += self.past_refusals + sum(each.refusals() for each in controllers)
         counters["queues_running"] = sum(each.queues_running() for each in controllers)
-        return counters
+        return counters | self.jobs.statistics()
+
+    async def observe_jobs(self) -> None:
+        """Keep how far the jobs are, and report those that have ended."""
+        for job in await self.jobs.observe():
+            detail = f"{job.kind}: {job.checked} sectors checked, {job.found} found wrong"
+            self.feed.publish(
+                StorageEvent(
+                    kind=f"job_{job.state}",
+                    reason="",
+                    detail=f"{detail}; {job.detail}" if job.detail else detail,
+                )
+            )
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""
@@ -439,7 +454,9 @@ class Target(Provider):
             if anchor is not None:
                 await anchor.close()
             raise
-        self.serve_volume(volume_id, native, path=self._path(volume_id), anchor=anchor)
+        jobs = VolumeJobs(self._path(volume_id, JOBS_SUFFIX))
+        await jobs.load()
+        self.serve_volume(volume_id, native, jobs=jobs, path=self._path(volume_id), anchor=anchor)
 
     async def _open_store(
         self,
@@ -482,12 +499,17 @@ class Target(Provider):
         volume_id: uuid.UUID,
         native: _native.Namespace,
         *,
+        jobs: VolumeJobs,
         path: Path | None = None,
         anchor: StoreAnchor | None = None,
     ) -> None:
-        """Serve a sealed namespace that somebody made; `close_volume` closes it."""
+        """Serve a sealed namespace that somebody made, and go on with its jobs.
+
+        `close_volume` closes it.
+        """
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
+        jobs.open(native)
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
             volume_id=volume_id,
             native=native,
@@ -501,6 +523,7 @@ class Target(Provider):
             ),
             feed=EventFeed(native, self._listener.queue_closed),
             path=path,
+            jobs=jobs,
             anchor=anchor,
         )
 
@@ -509,12 +532,13 @@ class Target(Provider):
         path = self._path(volume_id)
         if path is None or volume_nqn(volume_id) in self._volumes:
             return
-        await asyncio.to_thread(path.unlink, missing_ok=True)
+        for gone in (path, path.with_suffix(JOBS_SUFFIX)):
+            await asyncio.to_thread(gone.unlink, missing_ok=True)
         if self._device is not None:
             await self._device.anchors.forget(volume_record(volume_id))
 
-    def _path(self, volume_id: uuid.UUID) -> Path | None:
-        return self._directory / f"{volume_id}{STORE_SUFFIX}" if self._directory else None
+    def _path(self, volume_id: uuid.UUID, suffix: str = STORE_SUFFIX) -> Path | None:
+        return self._directory / f"{volume_id}{suffix}" if self._directory else None
 
     async def close_volume(self, volume_id: uuid.UUID) -> None:
         """Close the volume's queues and let its store go; what wasn't flushed may be lost."""
@@ -596,6 +620,19 @@ class Target(Provider):
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         """Counters of the engine."""
         return self._volume(volume_id).statistics()
+
+    def layout(self, volume_id: uuid.UUID) -> str:
+        """How its store lays sectors out; empty: it keeps no freshness."""
+        return self._volume(volume_id).native.layout
+
+    def jobs(self, volume_id: uuid.UUID) -> VolumeJobs:
+        """Its background jobs."""
+        return self._volume(volume_id).jobs
+
+    async def observe_jobs(self) -> None:
+        """Keep how far all jobs are, and report those that have ended."""
+        for volume in [*self._volumes.values()]:
+            await volume.observe_jobs()
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
         """Events since the last call."""

@@ -24,6 +24,7 @@ from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.store_anchor import StoreAnchor
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage.third_party_link import Association, Claim, ThirdParty
+from sealane.daemon.storage.volume_jobs import JOBS_SECONDS, VolumeJobs
 from sealane.daemon.volume_device import OpenDevice, VolumeDevice
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.transport.tasks import TaskOwner
@@ -61,6 +62,8 @@ class ThirdPartyVolume:
         self._association: Association | None = None
         self._device: VolumeDevice | None = None
         self._native: _native.Namespace | None = None
+        self.jobs = VolumeJobs()
+        """They go on when the store is opened again, and end with this."""
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._epoch = 0
@@ -136,6 +139,11 @@ class ThirdPartyVolume:
                 host_nqn=self._stores.host_nqn,
             )
 
+    @property
+    def layout(self) -> str:
+        """How its store lays sectors out; empty: it keeps no freshness, or isn't open."""
+        return "" if self._native is None else self._native.layout
+
     def statistics(self) -> Mapping[str, int]:
         """Counters of the store; none while it is being opened again."""
         return {} if self._native is None else self._native.statistics()
@@ -193,7 +201,7 @@ class ThirdPartyVolume:
         self._association = association
         self._native = native
         self._incarnation = secrets.randbits(63) + 1
-        self._stores.target.serve_volume(self._volume_id, native, anchor=anchor)
+        self._stores.target.serve_volume(self._volume_id, native, jobs=self.jobs, anchor=anchor)
 
     async def _close_store(self) -> None:
         native, self._native = self._native, None
@@ -227,10 +235,18 @@ class ThirdPartyStores:
     async def running(self) -> AsyncIterator[None]:
         """Listen on a loopback port, which admits queues with a ticket of this process only."""
         await self.target.start()
+        tasks = TaskOwner()
+        tasks.start(self._observe_jobs(), name="third-party-jobs")
         try:
             yield
         finally:
+            await tasks.close()
             await self.target.stop()
+
+    async def _observe_jobs(self) -> None:
+        while True:
+            await asyncio.sleep(JOBS_SECONDS)
+            await self.target.observe_jobs()
 
     async def create(
         self,

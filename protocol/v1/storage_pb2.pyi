@@ -3,9 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
+from google.protobuf.internal import containers as containers
 from sealane.protocol.v1 import broker_pb2 as broker_pb2
 import builtins as builtins
 import sys
@@ -84,6 +86,48 @@ class WatchEventsRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class StartJobRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    @builtins.property
+    def start(self) -> JobStart: ...
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+        start: JobStart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["start", b"start", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChangeJobRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    CHANGE_FIELD_NUMBER: builtins.int
+    volume_id: builtins.str
+    @builtins.property
+    def change(self) -> JobChange: ...
+    def __init__(
+        self,
+        *,
+        volume_id: builtins.str = ...,
+        change: JobChange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change", b"change", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,6 +227,7 @@ class Namespace(message.Message):
     FRESHNESS_FIELD_NUMBER: builtins.int
     STORE_FIELD_NUMBER: builtins.int
     ASSOCIATION_EPOCH_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     sector_count: builtins.int
     sectors_written: builtins.int
@@ -191,11 +236,15 @@ class Namespace(message.Message):
     writes: builtins.int
     refusals: builtins.int
     freshness: builtins.str
-    """"flat-table": current IVs in memory, lost with the process"""
+    """"tree", "own memory" (nothing to put back) or "none" """
     store: builtins.str
-    """"file" or "memory" """
+    """"file", "inline", "memory" or "emulated" """
     association_epoch: builtins.int
     """the caller's newest since the target started; 0: none"""
+    @builtins.property
+    def status(self) -> StoreStatus:
+        """of a volume of the caller's tenant"""
+
     def __init__(
         self,
         *,
@@ -208,12 +257,265 @@ class Namespace(message.Message):
         freshness: builtins.str = ...,
         store: builtins.str = ...,
         association_epoch: builtins.int = ...,
+        status: StoreStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "freshness", b"freshness", "reads", b"reads", "refusals", b"refusals", "sector_count", b"sector_count", "sectors_written", b"sectors_written", "status", b"status", "store", b"store", "volume_id", b"volume_id", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class StoreStatus(message.Message):
+    """What a volume's store says of itself. All but the first two: only if it keeps freshness."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SECTORS_WRITTEN_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
+    ANCHOR_NUMBER_FIELD_NUMBER: builtins.int
+    ANCHOR_AGE_MS_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
+    PENDING_MAX_FIELD_NUMBER: builtins.int
+    LOG_PAGES_USED_FIELD_NUMBER: builtins.int
+    LOG_PAGES_MAX_FIELD_NUMBER: builtins.int
+    ROOT_COMMITS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEAF_CACHE_PAGES_FIELD_NUMBER: builtins.int
+    LEAF_CACHE_HITS_FIELD_NUMBER: builtins.int
+    LEAF_CACHE_MISSES_FIELD_NUMBER: builtins.int
+    RECOVERY_MS_FIELD_NUMBER: builtins.int
+    RECOVERED_CHANGES_FIELD_NUMBER: builtins.int
+    RECOVERED_LOG_PAGES_FIELD_NUMBER: builtins.int
+    JOBS_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """"file", "inline", "memory", "emulated", or "third party" """
+    sectors_written: builtins.int
+    layout: builtins.str
+    """"out of place" or "in place"; empty: it keeps no freshness"""
+    anchor: builtins.str
+    """"broker", "tpm2", "file" or "none" """
+    anchor_number: builtins.int
+    """advances so far; 0: never"""
+    anchor_age_ms: builtins.int
+    """since the last one of this opening"""
+    pending: builtins.int
+    """changes that wait to be merged"""
+    pending_max: builtins.int
+    log_pages_used: builtins.int
+    log_pages_max: builtins.int
+    root_commits: builtins.int
+    epoch: builtins.int
+    """openings so far"""
+    leaf_cache_pages: builtins.int
+    leaf_cache_hits: builtins.int
+    leaf_cache_misses: builtins.int
+    recovery_ms: builtins.int
+    """how long the last opening took"""
+    recovered_changes: builtins.int
+    """taken from the log"""
+    recovered_log_pages: builtins.int
+    """found"""
+    @builtins.property
+    def jobs(self) -> containers.RepeatedCompositeFieldContainer[VolumeJob]:
+        """the last one of each kind"""
+
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        sectors_written: builtins.int = ...,
+        layout: builtins.str = ...,
+        anchor: builtins.str = ...,
+        anchor_number: builtins.int = ...,
+        anchor_age_ms: builtins.int | None = ...,
+        pending: builtins.int = ...,
+        pending_max: builtins.int = ...,
+        log_pages_used: builtins.int = ...,
+        log_pages_max: builtins.int = ...,
+        root_commits: builtins.int = ...,
+        epoch: builtins.int = ...,
+        leaf_cache_pages: builtins.int = ...,
+        leaf_cache_hits: builtins.int = ...,
+        leaf_cache_misses: builtins.int = ...,
+        recovery_ms: builtins.int = ...,
+        recovered_changes: builtins.int = ...,
+        recovered_log_pages: builtins.int = ...,
+        jobs: abc.Iterable[VolumeJob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms", "anchor_age_ms", b"anchor_age_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms", "anchor", b"anchor", "anchor_age_ms", b"anchor_age_ms", "anchor_number", b"anchor_number", "epoch", b"epoch", "jobs", b"jobs", "kind", b"kind", "layout", b"layout", "leaf_cache_hits", b"leaf_cache_hits", "leaf_cache_misses", b"leaf_cache_misses", "leaf_cache_pages", b"leaf_cache_pages", "log_pages_max", b"log_pages_max", "log_pages_used", b"log_pages_used", "pending", b"pending", "pending_max", b"pending_max", "recovered_changes", b"recovered_changes", "recovered_log_pages", b"recovered_log_pages", "recovery_ms", b"recovery_ms", "root_commits", b"root_commits", "sectors_written", b"sectors_written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__anchor_age_ms: _TypeAlias = typing.Literal["anchor_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__anchor_age_ms: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__anchor_age_ms) -> _WhichOneofReturnType__anchor_age_ms | None: ...
+
+@typing.final
+class JobStart(message.Message):
+    """A background job."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """"scrub": read and check everything; "refresh": issue fast-path MACs"""
+    bytes_per_second: builtins.int
+    """0: no limit"""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        bytes_per_second: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "freshness", b"freshness", "reads", b"reads", "refusals", b"refusals", "sector_count", b"sector_count", "sectors_written", b"sectors_written", "store", b"store", "volume_id", b"volume_id", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["bytes_per_second", b"bytes_per_second", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class JobChange(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    order: builtins.str
+    """"pause", "resume", "cancel"; empty: none"""
+    bytes_per_second: builtins.int
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        order: builtins.str = ...,
+        bytes_per_second: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_bytes_per_second", b"_bytes_per_second", "bytes_per_second", b"bytes_per_second"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_bytes_per_second", b"_bytes_per_second", "bytes_per_second", b"bytes_per_second", "kind", b"kind", "order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_second: _TypeAlias = typing.Literal["bytes_per_second"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_second: _TypeAlias = typing.Literal["_bytes_per_second", b"_bytes_per_second"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_second) -> _WhichOneofReturnType__bytes_per_second | None: ...
+
+@typing.final
+class VolumeJob(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    SECTOR_COUNT_FIELD_NUMBER: builtins.int
+    CHECKED_FIELD_NUMBER: builtins.int
+    UNCHECKED_FIELD_NUMBER: builtins.int
+    REFRESHED_FIELD_NUMBER: builtins.int
+    FOUND_FIELD_NUMBER: builtins.int
+    FINDINGS_FIELD_NUMBER: builtins.int
+    BYTES_MOVED_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    ACTIVE_MS_FIELD_NUMBER: builtins.int
+    YIELDS_FIELD_NUMBER: builtins.int
+    INTERRUPTIONS_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    END_TIME_FIELD_NUMBER: builtins.int
+    RUN_POSITION_FIELD_NUMBER: builtins.int
+    RUN_ACTIVE_MS_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    state: builtins.str
+    """"running", "paused", "finished", "cancelled", "interrupted", "failed" """
+    detail: builtins.str
+    """why it failed"""
+    position: builtins.int
+    """sector that it is at"""
+    sector_count: builtins.int
+    checked: builtins.int
+    """written sectors looked at"""
+    unchecked: builtins.int
+    """sectors that can't be told of, because their leaf page is wrong"""
+    refreshed: builtins.int
+    """sectors that have a current fast-path MAC now"""
+    found: builtins.int
+    """all that is wrong"""
+    bytes_moved: builtins.int
+    bytes_per_second: builtins.int
+    """at most; 0: no limit"""
+    active_ms: builtins.int
+    """without pauses"""
+    yields: builtins.int
+    """times it held back for hosts"""
+    interruptions: builtins.int
+    """times its store was closed and opened again"""
+    run_position: builtins.int
+    """where it was when its store was opened, and since then active:"""
+    run_active_ms: builtins.int
+    @builtins.property
+    def findings(self) -> containers.RepeatedCompositeFieldContainer[JobFinding]:
+        """the first 64 of it"""
+
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp: ...
+    @builtins.property
+    def end_time(self) -> timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        state: builtins.str = ...,
+        detail: builtins.str = ...,
+        position: builtins.int = ...,
+        sector_count: builtins.int = ...,
+        checked: builtins.int = ...,
+        unchecked: builtins.int = ...,
+        refreshed: builtins.int = ...,
+        found: builtins.int = ...,
+        findings: abc.Iterable[JobFinding] | None = ...,
+        bytes_moved: builtins.int = ...,
+        bytes_per_second: builtins.int = ...,
+        active_ms: builtins.int = ...,
+        yields: builtins.int = ...,
+        interruptions: builtins.int = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+        end_time: timestamp_pb2.Timestamp | None = ...,
+        run_position: builtins.int = ...,
+        run_active_ms: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["active_ms", b"active_ms", "bytes_moved", b"bytes_moved", "bytes_per_second", b"bytes_per_second", "checked", b"checked", "detail", b"detail", "end_time", b"end_time", "findings", b"findings", "found", b"found", "interruptions", b"interruptions", "kind", b"kind", "position", b"position", "refreshed", b"refreshed", "run_active_ms", b"run_active_ms", "run_position", b"run_position", "sector_count", b"sector_count", "start_time", b"start_time", "state", b"state", "unchecked", b"unchecked", "yields", b"yields"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class JobFinding(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    LBA_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    lba: builtins.int
+    """none: a page that tells of no certain sector"""
+    reason: builtins.str
+    detail: builtins.str
+    def __init__(
+        self,
+        *,
+        lba: builtins.int | None = ...,
+        reason: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_lba", b"_lba", "lba", b"lba"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_lba", b"_lba", "detail", b"detail", "lba", b"lba", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lba: _TypeAlias = typing.Literal["lba"]  # noqa: Y015
+    _WhichOneofArgType__lba: _TypeAlias = typing.Literal["_lba", b"_lba"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lba) -> _WhichOneofReturnType__lba | None: ...
 
 @typing.final
 class VolumeEvent(message.Message):
@@ -230,7 +532,7 @@ class VolumeEvent(message.Message):
     ORIGIN_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     kind: builtins.str
-    """"refused", "queue_opened", "queue_closed", …"""
+    """"refused", "found" (by a job), "queue_opened", …"""
     reason: builtins.str
     """stable id, docs/secure-queue.md lists them"""
     lba: builtins.int

@@ -61,6 +61,16 @@ class StorageStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeEvent.FromString,
                 _registered_method=True)
+        self.StartJob = channel.unary_unary(
+                '/sealane.v1.Storage/StartJob',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.StartJobRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+                _registered_method=True)
+        self.ChangeJob = channel.unary_unary(
+                '/sealane.v1.Storage/ChangeJob',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ChangeJobRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+                _registered_method=True)
 
 
 class StorageServicer:
@@ -98,6 +108,19 @@ class StorageServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartJob(self, request, context):
+        """Background jobs of a volume of the caller's tenant, one of each kind at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +148,16 @@ def add_StorageServicer_to_server(servicer, server):
                     servicer.WatchEvents,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.WatchEventsRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeEvent.SerializeToString,
+            ),
+            'StartJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartJob,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.StartJobRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.SerializeToString,
+            ),
+            'ChangeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeJob,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ChangeJobRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +296,60 @@ class Storage:
             '/sealane.v1.Storage/WatchEvents',
             sealane_dot_protocol_dot_v1_dot_storage__pb2.WatchEventsRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Storage/StartJob',
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.StartJobRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Storage/ChangeJob',
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.ChangeJobRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,9 @@ class StorageStub:
     """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
     WatchEvents: _grpc.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]
+    StartJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]
+    """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+    ChangeJob: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ChangeJobRequest, _storage_pb2.VolumeJob]
 
 @_typing.type_check_only
 class StorageAsyncStub(StorageStub):
@@ -52,6 +55,9 @@ class StorageAsyncStub(StorageStub):
     """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
     WatchEvents: _aio.UnaryStreamMultiCallable[_storage_pb2.WatchEventsRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
+    StartJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.StartJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
+    """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+    ChangeJob: _aio.UnaryUnaryMultiCallable[_storage_pb2.ChangeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
 
 class StorageServicer(metaclass=_abc_1.ABCMeta):
     """Control side of a target, for attested gateways over mutual TLS."""
@@ -91,5 +97,20 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.WatchEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]: ...
+
+    @_abc_1.abstractmethod
+    def StartJob(
+        self,
+        request: _storage_pb2.StartJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
+        """Background jobs of a volume of the caller's tenant, one of each kind at a time."""
+
+    @_abc_1.abstractmethod
+    def ChangeJob(
+        self,
+        request: _storage_pb2.ChangeJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]: ...
 
 def add_StorageServicer_to_server(servicer: StorageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

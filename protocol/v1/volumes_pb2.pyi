@@ -9,6 +9,7 @@ from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from sealane.protocol.v1 import broker_pb2 as broker_pb2
+from sealane.protocol.v1 import storage_pb2 as storage_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -59,6 +60,8 @@ class Volume(message.Message):
     SHARES_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
     ANCHOR_FIELD_NUMBER: builtins.int
+    STORE_FIELD_NUMBER: builtins.int
+    STORE_UNKNOWN_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"volumes/{uuid}" """
     display_name: builtins.str
@@ -79,6 +82,8 @@ class Volume(message.Message):
     """this gateway may only read it"""
     anchor: builtins.str
     """mode local: "broker" or "none"; else empty: its target's"""
+    store_unknown: builtins.str
+    """asked for, and not to be had: the reason id"""
     @builtins.property
     def attachment(self) -> Attachment: ...
     @builtins.property
@@ -88,6 +93,10 @@ class Volume(message.Message):
     @builtins.property
     def shares(self) -> containers.RepeatedCompositeFieldContainer[broker_pb2.VolumeShare]:
         """another tenant's volume: only what this one may do"""
+
+    @builtins.property
+    def store(self) -> storage_pb2.StoreStatus:
+        """if asked for"""
 
     def __init__(
         self,
@@ -108,10 +117,12 @@ class Volume(message.Message):
         shares: abc.Iterable[broker_pb2.VolumeShare] | None = ...,
         read_only: builtins.bool = ...,
         anchor: builtins.str = ...,
+        store: storage_pb2.StoreStatus | None = ...,
+        store_unknown: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["attachment", b"attachment", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "read_only", b"read_only", "shares", b"shares", "size_bytes", b"size_bytes", "state", b"state", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["anchor", b"anchor", "attachment", b"attachment", "claims", b"claims", "display_name", b"display_name", "filled_bytes", b"filled_bytes", "freshness", b"freshness", "key_epoch", b"key_epoch", "mode", b"mode", "name", b"name", "read_only", b"read_only", "shares", b"shares", "size_bytes", b"size_bytes", "state", b"state", "store", b"store", "store_unknown", b"store_unknown", "target_node", b"target_node", "tenant", b"tenant", "third_party", b"third_party"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,15 +222,19 @@ class GetVolumeRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
+    WITH_STORE_FIELD_NUMBER: builtins.int
     name: builtins.str
+    with_store: builtins.bool
+    """asks where it is stored, too"""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
+        with_store: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "with_store", b"with_store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,5 +395,87 @@ class WatchVolumeRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class StartVolumeJobRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    @builtins.property
+    def start(self) -> storage_pb2.JobStart: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        start: storage_pb2.JobStart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChangeVolumeJobRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    CHANGE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    @builtins.property
+    def change(self) -> storage_pb2.JobChange: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        change: storage_pb2.JobChange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["change", b"change", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResizeVolumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    size_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CloneVolumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DISPLAY_NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    display_name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        display_name: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

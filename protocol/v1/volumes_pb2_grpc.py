@@ -82,6 +82,26 @@ class VolumesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.WatchVolumeRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeEvent.FromString,
                 _registered_method=True)
+        self.StartVolumeJob = channel.unary_unary(
+                '/sealane.v1.Volumes/StartVolumeJob',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.StartVolumeJobRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+                _registered_method=True)
+        self.ChangeVolumeJob = channel.unary_unary(
+                '/sealane.v1.Volumes/ChangeVolumeJob',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.ChangeVolumeJobRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+                _registered_method=True)
+        self.ResizeVolume = channel.unary_unary(
+                '/sealane.v1.Volumes/ResizeVolume',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.ResizeVolumeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+                _registered_method=True)
+        self.CloneVolume = channel.unary_unary(
+                '/sealane.v1.Volumes/CloneVolume',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.CloneVolumeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+                _registered_method=True)
 
 
 class VolumesServicer:
@@ -145,6 +165,33 @@ class VolumesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartVolumeJob(self, request, context):
+        """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeVolumeJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResizeVolume(self, request, context):
+        """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
+        sector is bound to its volume.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloneVolume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VolumesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -192,6 +239,26 @@ def add_VolumesServicer_to_server(servicer, server):
                     servicer.WatchVolume,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.WatchVolumeRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeEvent.SerializeToString,
+            ),
+            'StartVolumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartVolumeJob,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.StartVolumeJobRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.SerializeToString,
+            ),
+            'ChangeVolumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeVolumeJob,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.ChangeVolumeJobRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.SerializeToString,
+            ),
+            'ResizeVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeVolume,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.ResizeVolumeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
+            ),
+            'CloneVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloneVolume,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.CloneVolumeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -438,6 +505,114 @@ class Volumes:
             '/sealane.v1.Volumes/WatchVolume',
             sealane_dot_protocol_dot_v1_dot_volumes__pb2.WatchVolumeRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartVolumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/StartVolumeJob',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.StartVolumeJobRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeVolumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/ChangeVolumeJob',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.ChangeVolumeJobRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.VolumeJob.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/ResizeVolume',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.ResizeVolumeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloneVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Volumes/CloneVolume',
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.CloneVolumeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_volumes__pb2.Volume.FromString,
             options,
             channel_credentials,
             insecure,

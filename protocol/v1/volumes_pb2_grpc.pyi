@@ -47,6 +47,14 @@ class VolumesStub:
     """Ends that. The volume goes over to a new key epoch."""
     WatchVolume: _grpc.UnaryStreamMultiCallable[_volumes_pb2.WatchVolumeRequest, _storage_pb2.VolumeEvent]
     """Events of the volume, the gateway's own and the target's."""
+    StartVolumeJob: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.StartVolumeJobRequest, _storage_pb2.VolumeJob]
+    """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
+    ChangeVolumeJob: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ChangeVolumeJobRequest, _storage_pb2.VolumeJob]
+    ResizeVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ResizeVolumeRequest, _volumes_pb2.Volume]
+    """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
+    sector is bound to its volume.
+    """
+    CloneVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.CloneVolumeRequest, _volumes_pb2.Volume]
 
 @_typing.type_check_only
 class VolumesAsyncStub(VolumesStub):
@@ -65,6 +73,14 @@ class VolumesAsyncStub(VolumesStub):
     """Ends that. The volume goes over to a new key epoch."""
     WatchVolume: _aio.UnaryStreamMultiCallable[_volumes_pb2.WatchVolumeRequest, _storage_pb2.VolumeEvent]  # type: ignore[assignment]
     """Events of the volume, the gateway's own and the target's."""
+    StartVolumeJob: _aio.UnaryUnaryMultiCallable[_volumes_pb2.StartVolumeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
+    """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
+    ChangeVolumeJob: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ChangeVolumeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
+    ResizeVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ResizeVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
+    sector is bound to its volume.
+    """
+    CloneVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.CloneVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
 
 class VolumesServicer(metaclass=_abc_1.ABCMeta):
     """Volumes as a job sees them; served by the gateway on its Unix socket."""
@@ -134,5 +150,37 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_storage_pb2.VolumeEvent], _abc.AsyncIterator[_storage_pb2.VolumeEvent]]:
         """Events of the volume, the gateway's own and the target's."""
+
+    @_abc_1.abstractmethod
+    def StartVolumeJob(
+        self,
+        request: _volumes_pb2.StartVolumeJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]:
+        """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
+
+    @_abc_1.abstractmethod
+    def ChangeVolumeJob(
+        self,
+        request: _volumes_pb2.ChangeVolumeJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.VolumeJob, _abc.Awaitable[_storage_pb2.VolumeJob]]: ...
+
+    @_abc_1.abstractmethod
+    def ResizeVolume(
+        self,
+        request: _volumes_pb2.ResizeVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
+        sector is bound to its volume.
+        """
+
+    @_abc_1.abstractmethod
+    def CloneVolume(
+        self,
+        request: _volumes_pb2.CloneVolumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
 
 def add_VolumesServicer_to_server(servicer: VolumesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

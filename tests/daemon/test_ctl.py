@@ -8,14 +8,23 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from sealane.client import Attachment, Client, NodeStatus, Volume, connect
+from sealane.client import (
+    Attachment,
+    Client,
+    JobFinding,
+    NodeStatus,
+    Volume,
+    VolumeJob,
+    connect,
+)
 from sealane.daemon.ctl import _status_rows, main
 from sealane.daemon.ctl_output import Output
 from sealane.daemon.ctl_subsystems import _subsystem_rows
+from sealane.daemon.ctl_volume_jobs import job_rows, parse_rate
 from sealane.daemon.ctl_volumes import _full, _volume_attach, parse_via
 from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import subsystems_pb2
@@ -87,6 +96,39 @@ def test_volume_says_its_units() -> None:
     assert shown["size"] == "1.5 GiB (1610612736 bytes)"
     assert shown["counters"] == "512 used of 1024 leased"
     assert shown["export"] == "127.0.0.1:4421, namespace 1"
+
+
+def _job(**values: Any) -> VolumeJob:
+    job = {
+        "kind": "scrub", "state": "running", "detail": "", "position": 25, "sector_count": 100,
+        "checked": 20, "unchecked": 0, "refreshed": 0, "found": 2,
+        "findings": (JobFinding(lba=7, reason="sector.stale", detail="sector: older"),),
+        "bytes_moved": 4 << 20, "bytes_per_second": 200 << 20, "active_seconds": 2.0, "yields": 3,
+        "interruptions": 1, "started": NOW, "ended": None, "seconds_left": 61.4,
+    }  # fmt: skip
+    return VolumeJob(**(job | values))
+
+
+def test_job_is_shown_with_progress_rate_and_findings() -> None:
+    shown = job_rows(_job())
+    assert shown["state"] == "running, 25 %, 2 found wrong, 0:01:01 left"
+    assert shown["rate"] == "4 MiB at 2 MiB/s, 200 MiB/s at most"
+    assert shown["finding 1"] == "sector 7: sector.stale, sector: older"
+    assert shown["further findings"] == 1
+    assert job_rows(_job(state="failed", detail="gone"))["state"] == "failed: gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("0", 0), ("4096", 4096), ("200MiB", 200 << 20), ("1GiB/s", 1 << 30)]
+)
+def test_rates_are_numbers_with_binary_units(text: str, rate: int) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "-1", "MiB", "1.5MiB", "9MB/s", "1/s/s"])
+def test_other_rates_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="allowed"):
+        parse_rate(text)
 
 
 class AttachingClient:

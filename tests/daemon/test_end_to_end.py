@@ -154,6 +154,32 @@ async def test_flipped_bit_on_the_disk_is_refused_and_watched(cluster: Cluster) 
         await client.volumes.detach(volume.name)
 
 
+def test_command_line_scrubs_a_volume_and_shows_its_store(cluster: Cluster) -> None:
+    def run(*arguments: str, form: str = "json") -> str:
+        ended = sealanectl("--socket", cluster.gateway.socket, "--output", form, *arguments)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    name = json.loads(run("volume", "create", "--size", "4MiB"))["name"]
+    job = json.loads(run("volume", "scrub", name, "--rate", "200MiB/s", "--wait"))
+    assert (job["state"], job["found"], job["bytes_per_second"]) == ("finished", 0, 200 * MIB)
+    assert json.loads(run("volume", "jobs", name))[0]["kind"] == "scrub"
+    shown = run("volume", "get", name, form="table")
+    for words in ("in place", "created", "broker, number", "finished, 0 sectors, 0 found wrong"):
+        assert words in shown
+    store = json.loads(run("volume", "get", name))["store"]
+    assert (store["epoch"], store["recovered_changes"]) == (1, 0)
+    for arguments, reason in (
+        (("scrub", name, "--pause"), "volume.job.over"),
+        (("resize", name, "--size", "8MiB"), "volume.resize.unsupported"),
+        (("clone", name), "volume.clone.unsupported"),
+    ):
+        refused = sealanectl("--socket", cluster.gateway.socket, "volume", *arguments)
+        assert refused.returncode == 2
+        assert refused.stderr.endswith(f"[{reason}]\n")
+    run("volume", "delete", name)
+
+
 async def test_unknown_volume_and_bad_name_are_named(cluster: Cluster) -> None:
     async with connect(cluster.gateway.socket) as client:
         with pytest.raises(UsageError) as caught:

@@ -21,6 +21,7 @@ from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.establishment import Answer
+from sealane.daemon.fabric.service import rate_cuts
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, REGION, connected, wait_listening
@@ -468,3 +469,21 @@ async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) ->
             await answer.session.wait_closed()
 
     assert answer.session.close_reason == "session.peer_closed.requested"
+
+
+async def test_both_ends_have_a_plan_soon(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics):
+        async with asyncio.timeout(5):
+            for fabric in fabrics:
+                (session,) = fabric.service.sessions()
+                while session.outlook is None:  # noqa: ASYNC110 - the plan has no event
+                    await asyncio.sleep(0.01)
+                assert session.outlook.plan.path.rate_bits_per_second == RATE
+
+
+def test_rates_that_were_cut_are_told_once() -> None:
+    before = {"s/1": {"breaker_trips": 1}, "s/2": {}, "s/3": {"breaker_trips": 2}}
+    after = {"s/1": {"breaker_trips": 1}, "s/2": {"breaker_trips": 1}, "s/4": {"breaker_trips": 1}}
+
+    assert rate_cuts(before, after) == ["s/2", "s/4"]
+    assert rate_cuts(after, after) == []

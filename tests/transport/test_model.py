@@ -159,6 +159,21 @@ def test_a_time_out_below_the_injection_time_gives_a_lower_bound() -> None:
     assert completion(path, size, SelectiveRepeat()).mean > ideal(path, size)
 
 
+@pytest.mark.parametrize("scheme", [SelectiveRepeat(), ErasureCoded(32, 8)])
+def test_a_message_of_a_million_round_trips_is_not_walked_round_by_round(scheme: Scheme) -> None:
+    path = Path(
+        rate_bits_per_second=20e6,
+        round_trip_seconds=0.025,
+        loss=Loss(rate=1e-2),
+        unit_bytes=1408,
+    )
+
+    found = completion(path, 64 << 30, scheme)
+
+    assert len(found.times) < 100_000
+    assert 0 < found.mean - wire_units(path, 64 << 30, scheme) * path.unit_seconds < 0.5
+
+
 @pytest.mark.parametrize(("burst", "depth"), [(1.0, 1), (4.0, 1), (16.0, 4), (8.0, 16)])
 def test_losses_of_a_block_agree_with_monte_carlo(burst: float, depth: int) -> None:
     loss = Loss(rate=0.05, burst_packets=burst)

@@ -88,7 +88,8 @@ class Items:
 
     def log_done(self, at: Values, step: float) -> Values:
         """Logarithm of the probability that all are done at times when all have been sent."""
-        transmissions = np.arange(1.0, self.rounds() + 1 + (self.last - self.first) // step)
+        # What was sent more often than that is done.
+        transmissions = np.arange(1.0, self.rounds() + 1)
         logs = np.log1p(-np.minimum(self.pending(transmissions), 1 - 1e-15))
         if self.count == 1 or self.spacing == 0:
             index = ((at - self.first) // step).astype(np.int64)
@@ -121,7 +122,9 @@ def repeated(
     instants = [np.array([end])]
     for group in items:
         points = np.linspace(group.first, group.last, min(group.count, resolution))
-        rounds = np.arange(1.0, group.rounds() + 1 + (end - group.first) // step)
+        # Rounds that end before all has been sent once decide nothing.
+        points += step * np.maximum(np.ceil((end - points) / step), 1.0)
+        rounds = np.arange(0.0, group.rounds())
         instants.append((points[None, :] + step * rounds[:, None]).ravel())
     times = np.unique(np.concatenate(instants))
     times = times[times >= end]

@@ -144,12 +144,21 @@ def plan(
     rows: list[PlanRow] = []
     for length_max in _sizes():
         # In the middle of the row, on a logarithmic scale.
-        scheme = rank(path, round(length_max / math.sqrt(2)), objective, parity_budget)[0].scheme
+        scheme = _choose(path, round(length_max / math.sqrt(2)), objective, parity_budget)
         k, m, depth = code_of(scheme)
         if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
             rows.pop()
         rows.append(PlanRow(length_max=length_max, k=k, m=m, depth=depth))
     return Plan(path=path, objective=objective, parity_budget=parity_budget, rows=tuple(rows))
+
+
+def _choose(path: Path, message_bytes: int, objective: Objective, parity_budget: float) -> Scheme:
+    """Take the first of `rank`, without the rest where that is certain."""
+    repeat = evaluate(path, message_bytes, SelectiveRepeat())
+    if repeat.score(objective) <= TIE * ideal(path, message_bytes):
+        # Nothing can be faster than that by more than a tie.
+        return repeat.scheme
+    return rank(path, message_bytes, objective, parity_budget)[0].scheme
 
 
 def code_of(scheme: Scheme) -> tuple[int, int, int]:

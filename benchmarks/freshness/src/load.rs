@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use sealane_engine::clock;
-use sealane_engine::storage::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreDone, StoreRequest};
+use sealane_engine::storage::store::{
+    BLOCK_BYTES, BlockStore, StoreChannel, StoreDone, StoreRequest,
+};
 use sealane_proto::sector::{FORMAT_VERSION, field};
 
 use crate::sample::Random;
@@ -20,6 +22,15 @@ pub struct Pattern {
     pub depth: usize,
     /// Writes between two flushes; 0: none.
     pub flush_every: u64,
+}
+
+/// How long a load runs.
+#[derive(Clone, Copy)]
+pub enum Until {
+    /// So long.
+    Elapsed(Duration),
+    /// So many operations, and those on their way then.
+    Operations(u64),
 }
 
 /// What came of it.
@@ -59,7 +70,10 @@ impl Load {
     }
 
     fn buffer(&mut self, is_write: bool) -> Vec<u8> {
-        let mut buffer = self.buffers.pop().unwrap_or_else(|| vec![0; self.block_bytes]);
+        let mut buffer = self
+            .buffers
+            .pop()
+            .unwrap_or_else(|| vec![0; self.block_bytes]);
         if is_write && self.block_bytes == BLOCK_BYTES {
             self.number += 1;
             let metadata = &mut buffer[BLOCK_BYTES - 64..];
@@ -70,14 +84,58 @@ impl Load {
         buffer
     }
 
+    /// Writes these blocks, so many at a time, none of them twice.
+    pub fn write(&mut self, lbas: &[u64], depth: usize) {
+        for lbas in lbas.chunks(depth) {
+            for lba in lbas {
+                let buffer = self.buffer(true);
+                self.channel.submit(
+                    *lba,
+                    StoreRequest::Write {
+                        lba: *lba,
+                        buffer,
+                        durable: false,
+                    },
+                );
+            }
+            self.wait_for(lbas.len());
+            let buffers = self.done.drain(..).map(|done| {
+                done.result.expect("write");
+                done.buffer
+            });
+            self.buffers.extend(buffers);
+        }
+    }
+
+    /// Reads these blocks, one after another.
+    pub fn read(&mut self, lbas: impl IntoIterator<Item = u64>) {
+        for lba in lbas {
+            let buffer = self.buffer(false);
+            self.channel.submit(lba, StoreRequest::Read { lba, buffer });
+            self.wait_for(1);
+            let done = self.done.pop().expect("an end");
+            done.result.expect("read");
+            self.buffers.push(done.buffer);
+        }
+    }
+
     /// Writes blocks once, in order, 32 at a time.
     pub fn fill(&mut self, span: u64) {
         for first in (0..span).step_by(32) {
             let count = 32.min(span - first);
             let buffer = (0..count).flat_map(|_| self.buffer(true)).collect();
-            self.channel.submit(0, StoreRequest::Write { lba: first, buffer, durable: false });
+            self.channel.submit(
+                0,
+                StoreRequest::Write {
+                    lba: first,
+                    buffer,
+                    durable: false,
+                },
+            );
             self.wait_for(1);
-            self.done.drain(..).for_each(|done| done.result.expect("fill"));
+            self.done
+                .drain(..)
+                .for_each(|done| done.result.expect("fill"));
         }
         self.channel.submit(0, StoreRequest::Flush);
         self.wait_for(1);
@@ -89,24 +147,39 @@ impl Load {
         while self.done.len() < count {
             let due = self.channel.due();
             let left = due.map(|due| clock::timespec(due.saturating_sub(clock::now())));
-            let mut fds: Vec<_> = self.channel.as_fd().into_iter().collect::<Vec<_>>();
-            let mut fds: Vec<_> =
-                fds.drain(..).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            let fd = self.channel.as_fd();
+            let mut fds: Vec<_> = fd
+                .iter()
+                .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+                .collect();
             poll(&mut fds, left.as_ref()).expect("poll");
             drop(fds);
             self.channel.poll(&mut self.done);
         }
     }
 
-    /// Loads the store for so long.
-    pub fn run(&mut self, pattern: Pattern, duration: Duration) -> Outcome {
+    /// Loads the store.
+    pub fn run(&mut self, pattern: Pattern, until: Until) -> Outcome {
+        self.run_each(pattern, until, &[pattern.is_write])
+    }
+
+    /// The same with each slot doing these in turn: reads and writes (true).
+    pub fn run_each(&mut self, pattern: Pattern, until: Until, turns: &[bool]) -> Outcome {
         let mut outcome = Outcome::default();
         let mut busy: Vec<(u64, Instant)> = vec![(u64::MAX, Instant::now()); pattern.depth];
         let mut idle: Vec<usize> = (0..pattern.depth).collect();
+        let mut turn = vec![0; pattern.depth];
         let (mut since_flush, mut is_flushing) = (0, false);
-        let (own, all, begun) = (thread_time(), crate::sample::processor_time(), Instant::now());
+        let (own, all, begun) = (
+            thread_time(),
+            crate::sample::processor_time(),
+            Instant::now(),
+        );
         loop {
-            let is_over = begun.elapsed() >= duration;
+            let is_over = match until {
+                Until::Elapsed(duration) => begun.elapsed() >= duration,
+                Until::Operations(count) => outcome.operations >= count,
+            };
             if is_over && idle.len() == pattern.depth && !is_flushing {
                 break;
             }
@@ -118,11 +191,17 @@ impl Load {
                     }
                 };
                 busy[slot] = (lba, Instant::now());
-                let buffer = self.buffer(pattern.is_write);
+                let is_write = turns[turn[slot] % turns.len()];
+                turn[slot] += 1;
+                let buffer = self.buffer(is_write);
                 self.channel.submit(
                     slot as u64,
-                    if pattern.is_write {
-                        StoreRequest::Write { lba, buffer, durable: false }
+                    if is_write {
+                        StoreRequest::Write {
+                            lba,
+                            buffer,
+                            durable: false,
+                        }
                     } else {
                         StoreRequest::Read { lba, buffer }
                     },
@@ -141,7 +220,9 @@ impl Load {
                     continue;
                 }
                 let slot = done.ticket as usize;
-                outcome.latencies.push(busy[slot].1.elapsed().as_nanos() as u64);
+                outcome
+                    .latencies
+                    .push(busy[slot].1.elapsed().as_nanos() as u64);
                 busy[slot].0 = u64::MAX;
                 idle.push(slot);
                 outcome.operations += 1;

@@ -1,14 +1,20 @@
 //! Measures the pieces of freshness: one JSON object a line on standard output, for
 //! `python -m benchmarks.freshness`, which shows them.
 
+mod device;
+mod drive;
 mod load;
+mod memory;
 mod pending;
+mod petabyte;
+mod reads;
 mod sample;
 mod stores;
 mod trees;
 mod writers;
 mod writes;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -22,19 +28,24 @@ fn main() -> ExitCode {
     match arguments.first().map(String::as_str) {
         Some("functions") => trees::functions(number(1, 31)),
         Some("updates") => trees::updates(number(1, 5), number(2, 19)),
-        Some("memory") => trees::memory(number(1, 100)),
+        Some("memory") => memory::run(number(1, 100)),
         Some("pending") => pending::run(),
         Some("writes") => writes::run(number(1, 256), number(2, 1 << 20)),
-        Some("stores") => {
-            let ways: Vec<&str> = arguments[5..].iter().map(String::as_str).collect();
-            let directory = std::path::Path::new(&arguments[1]);
-            let seconds = arguments[4].parse().expect("seconds");
-            stores::run(&ways, directory, number(2, 256), number(3, 3), seconds);
+        Some("reads") => reads::run(number(1, 5), number(2, 100_000)),
+        Some("drive") => drive::run(number(1, 3), number(2, 400)),
+        Some("latency") => drive::latencies(number(1, 3), number(2, 400)),
+        Some("processor") => {
+            let directory = arguments.get(3).map_or("/tmp", String::as_str);
+            stores::run(number(1, 3), number(2, 400), Path::new(directory));
         }
+        Some("petabyte") => petabyte::run(number(1, 3)),
         Some("writers") => writers::run(number(1, 3)),
         _ => {
             eprintln!(
-                "functions [ROUNDS] | updates [ROUNDS] [LOG2_POOL, 0: whole tree] | memory [TB_MAX] | pending | writers [ROUNDS] | writes [GIB_MAX] [WRITES]"
+                "functions [ROUNDS] | updates [ROUNDS] [LOG2_POOL, 0: whole tree] | memory [TB_MAX] | pending \
+                 | writers [ROUNDS] | writes [GIB_MAX] [WRITES] | reads [STEPS] [READS] \
+                 | drive [ROUNDS] [MILLISECONDS] | latency [ROUNDS] [MILLISECONDS] \
+                 | processor [ROUNDS] [MILLISECONDS] [DIRECTORY] | petabyte [ROUNDS]"
             );
             return ExitCode::from(2);
         }

@@ -20,7 +20,7 @@ pub fn key() -> Arc<NodeKey> {
 }
 
 /// Some node.
-fn node(random: &mut Random) -> Option<Node> {
+pub fn node(random: &mut Random) -> Option<Node> {
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&random.below(u64::MAX).to_le_bytes());
     Node::from_bytes(bytes)
@@ -152,38 +152,5 @@ fn fill(tree: &mut Tree, leaf_count: u64, random: &mut Random) {
         let batch: Vec<_> = (next..end).map(|leaf| (leaf, node(random))).collect();
         tree.update(&batch);
         next = end;
-    }
-}
-
-/// Memory of full trees from 1 GiB up, beside the formula: 16 bytes a node, and a fifteenth.
-pub fn memory(terabytes_max: u64) {
-    let sizes = [
-        1 << 30,
-        1 << 40,
-        3_840_000_000_000_u64,
-        100_000_000_000_000,
-        1_000_000_000_000_000,
-    ];
-    for bytes in sizes
-        .into_iter()
-        .filter(|bytes| *bytes <= terabytes_max * 1_000_000_000_000)
-    {
-        let leaf_count = bytes.div_ceil(4096 * 340);
-        let before = resident_bytes();
-        let mut tree = Tree::new(key(), leaf_count);
-        fill(&mut tree, leaf_count, &mut Random(3));
-        let resident = resident_bytes().saturating_sub(before);
-        let (mut nodes, mut level) = (leaf_count, leaf_count);
-        while level > 1 {
-            level = level.div_ceil(16);
-            nodes += level;
-        }
-        let figures = [
-            ("data_bytes", bytes as f64),
-            ("formula_bytes", (nodes * 16) as f64),
-            ("tree_bytes", tree.memory_bytes() as f64),
-            ("resident_bytes", resident as f64),
-        ];
-        print("memory", &figures);
     }
 }

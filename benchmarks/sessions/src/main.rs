@@ -1,9 +1,11 @@
 //! Bulk transfer over TLS 1.3 on TCP and over QUIC, one way, one stream: what sealed sessions are
-//! measured beside. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU]`.
+//! measured beside. `sealane-benchmark-sessions (tls|quic) (receive|send) ADDRESS BYTES [MTU]`;
+//! with `messages` for the protocol, messages one after the other (BYTES is 0 then).
 //!
 //! The receiver listens and prints its address; each end prints a line of JSON at the end: bytes,
 //! seconds, processor seconds of this process from the first payload byte on.
 
+mod messages;
 mod quic;
 mod tls;
 
@@ -102,7 +104,7 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [protocol, role, address, bytes, rest @ ..] = arguments.as_slice() else {
-        bail!("(tls|quic) (receive|send) ADDRESS BYTES [MTU]");
+        bail!("(tls|quic|messages) (receive|send) ADDRESS BYTES [MTU]");
     };
     let address = address.parse().context("ADDRESS")?;
     let bytes = bytes.parse().context("BYTES")?;
@@ -112,6 +114,9 @@ fn main() -> Result<()> {
         ("tls", "send") => tls::send(address, bytes),
         ("quic", "receive") => quic::receive(address, bytes, mtu),
         ("quic", "send") => quic::send(address, bytes, mtu),
+        // How long messages are is said job by job.
+        ("messages", "receive") => messages::receive(address, mtu),
+        ("messages", "send") => messages::send(address, mtu),
         _ => bail!("unknown: {protocol} {role}"),
     }
 }

@@ -27,12 +27,13 @@ fn transport(mtu: u16) -> Arc<TransportConfig> {
     Arc::new(config)
 }
 
-fn run(future: impl Future<Output = Result<()>>) -> Result<()> {
+/// Runs on this thread.
+pub fn run(future: impl Future<Output = Result<()>>) -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
-/// Takes one connection and reads `bytes` from its stream.
-pub fn receive(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
+/// Listens at an address.
+pub fn server(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
     let (chain, key) = certificate()?;
     let tls = rustls::ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -40,8 +41,27 @@ pub fn receive(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
         .with_single_cert(vec![chain], key.into())?;
     let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
     config.transport_config(transport(mtu));
+    Ok(Endpoint::server(config, address)?)
+}
+
+/// Connects to addresses of the same family as this one.
+pub fn client(address: SocketAddr, mtu: u16) -> Result<Endpoint> {
+    let tls = rustls::ClientConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate))
+        .with_no_client_auth();
+    let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
+    config.transport_config(transport(mtu));
+    let mut endpoint = Endpoint::client((address.ip_any(), 0).into())?;
+    endpoint.set_default_client_config(config);
+    Ok(endpoint)
+}
+
+/// Takes one connection and reads `bytes` from its stream.
+pub fn receive(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
     run(async move {
-        let endpoint = Endpoint::server(config, address)?;
+        let endpoint = server(address, mtu)?;
         println!("{}", endpoint.local_addr()?);
         let connection = endpoint.accept().await.context("no connection")?.await?;
         let mut stream = connection.accept_uni().await?;
@@ -65,16 +85,8 @@ pub fn receive(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
 
 /// Connects, writes `bytes` and waits until the peer has closed.
 pub fn send(address: SocketAddr, bytes: u64, mtu: u16) -> Result<()> {
-    let tls = rustls::ClientConfig::builder_with_provider(Arc::new(provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate))
-        .with_no_client_auth();
-    let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
-    config.transport_config(transport(mtu));
     run(async move {
-        let mut endpoint = Endpoint::client((address.ip_any(), 0).into())?;
-        endpoint.set_default_client_config(config);
+        let endpoint = client(address, mtu)?;
         let connection = endpoint.connect(address, "peer")?.await?;
         let mut stream = connection.open_uni().await?;
         let block = vec![0x5a; BLOCK_BYTES];

@@ -68,6 +68,14 @@ fn main() -> std::io::Result<()> {
         header.encode(&mut bytes);
         put("session_packet", name.into(), &bytes)?;
     }
+    let unit = |index| [4, 1, 0, index, 0, 0, 0, 0, 0, 0, 0, 0];
+    let landed = [&[9][..], &unit(0), &unit(1), &unit(1)].concat();
+    put("session_peer", "landed".into(), &landed)?;
+    for frame in 0..11 {
+        let sent =
+            [&[8, 0, 5, 2, 2, 0, 0, 2, 4, 4, 4][..], &[2, frame, 0, 0, 2, 1, 1, 1, 1]].concat();
+        put("session_peer", format!("frame-{frame}"), &sent)?;
+    }
     for (name, opcode) in [("send", 1), ("receive", 2)] {
         let mut bytes = [0; 72];
         bytes[..8].copy_from_slice(&(1u64 << 20).to_le_bytes());

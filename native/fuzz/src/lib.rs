@@ -4,6 +4,8 @@
 
 mod controller;
 mod host;
+#[path = "../../proto/tests/session/hostile.rs"]
+mod hostile;
 mod recovery;
 mod script;
 mod store;
@@ -139,6 +141,11 @@ pub fn session_packet(data: &[u8]) {
         assert_eq!(again, Some(Ok(frame)));
     }
     assert!(is_valid && count <= data.len());
+}
+
+/// A fabric's session with a peer that has the keys and says anything.
+pub fn session_peer(data: &[u8]) {
+    hostile::run(data);
 }
 
 /// An entry of a job's ring that parses names bytes inside the region and parses again.

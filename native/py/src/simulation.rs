@@ -73,6 +73,7 @@ pub fn simulate<'py>(
             Some((k, m)) => Reliability::ErasureCoded { k, m, depth: interleaving },
             None => Reliability::SelectiveRepeat,
         },
+        streams: false,
         unit_bytes,
         chunk_units,
         slots,

@@ -26,6 +26,9 @@ pub struct Scenario {
     pub depth: u16,
     /// How all of them survive loss.
     pub reliability: Reliability,
+    /// Whether every third message goes out as a stream, in parts from its end to its start.
+    /// Streams have no code: they are sent with selective repeat.
+    pub streams: bool,
     /// Payload bytes of a unit.
     pub unit_bytes: u16,
     /// Units of a chunk.
@@ -93,6 +96,7 @@ impl Scenario {
             message_bytes_max: 40_000,
             depth: 4,
             reliability: Reliability::SelectiveRepeat,
+            streams: false,
             unit_bytes: 1408,
             chunk_units: 4,
             slots: 8,

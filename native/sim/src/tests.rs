@@ -9,6 +9,7 @@ use crate::memory::Sabotage;
 use crate::world::{WorldSabotage, run_sabotaged};
 use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
+mod acceptance;
 mod recovery;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
@@ -58,6 +59,7 @@ fn hostile(seed: u64) -> Scenario {
     Scenario {
         reliability,
         detection,
+        streams: below(2) == 0,
         reordering: [0, path.reorder_nanos_max][below(2) as usize],
         unit_bytes: [256, 1408, 4096][below(3) as usize],
         chunk_units: 1 + below(9) as u16,

@@ -6,8 +6,9 @@ use sealane_proto::aead::Secret;
 use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
 use sealane_proto::session::packet::{Header, IP_UDP_BYTES, Kind};
 use sealane_proto::session::{
-    Arrival as SessionArrival, CloseReason, Event, Memory, PACKETS_PER_KEY, ReceiveRequest,
-    SendRequest, Session, SessionConfig, SessionKeys, SessionStatistics, Source,
+    Arrival as SessionArrival, CloseReason, Event, Memory, PACKETS_PER_KEY, PostError,
+    ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
+    SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 use crate::check::{CompletionChecker, CreditChecker, Findings, RateChecker, Rule, Violation};
@@ -317,7 +318,8 @@ impl<'a> World<'a> {
 
     /// Keeps as much posted as the scenario allows, at both ends.
     fn post(&mut self) {
-        let Scenario { count, depth, slots, reliability, message_bytes_max, .. } = *self.scenario;
+        let Scenario { count, depth, slots, reliability, streams, message_bytes_max, .. } =
+            *self.scenario;
         let [sender, receiver] = &mut self.ends;
         while receiver.posted < count && receiver.in_flight < slots && !receiver.is_closed {
             let message = u64::from(receiver.posted);
@@ -337,14 +339,19 @@ impl<'a> World<'a> {
         while sender.posted < count && sender.in_flight < depth && !sender.is_closed {
             let message = u64::from(sender.posted);
             let length = self.lengths[message as usize];
-            let request = SendRequest {
-                offset: sender.memory.offset(message),
-                length,
-                reliability,
-                immediate: immediate_of(message),
-                user_data: message,
+            let posted = if streams && message % 3 == 1 && length > 0 {
+                sender.post_stream(message, length, self.now)
+            } else {
+                let request = SendRequest {
+                    offset: sender.memory.offset(message),
+                    length,
+                    reliability,
+                    immediate: immediate_of(message),
+                    user_data: message,
+                };
+                sender.session.post_send(request, self.now)
             };
-            if sender.session.post_send(request, self.now) != Ok(message) {
+            if posted != Ok(message) {
                 break;
             }
             sender.memory.fill(message, length);
@@ -355,6 +362,33 @@ impl<'a> World<'a> {
 }
 
 impl End {
+    /// Sends a message as a stream: three parts at most, the last first, and half of it again.
+    fn post_stream(&mut self, message: u64, length: u64, now: Nanos) -> Result<u64, PostError> {
+        let unit_bytes = u64::from(self.session.config().unit_bytes);
+        let request = StreamRequest {
+            length,
+            reliability: Reliability::SelectiveRepeat,
+            immediate: immediate_of(message),
+            user_data: message,
+        };
+        let number = self.session.post_stream(request, now)?;
+        let base = self.memory.offset(message);
+        let grain = length.div_ceil(3).next_multiple_of(unit_bytes);
+        let mut parts: Vec<u64> = (0..length).step_by(grain.max(1) as usize).collect();
+        parts.reverse();
+        parts.extend(parts.first().copied());
+        for start in parts {
+            let part = StreamPart {
+                offset: base + start,
+                remote_offset: start,
+                length: grain.min(length - start),
+            };
+            self.session.continue_stream(number, part, now)?;
+        }
+        self.session.end_stream(number, now)?;
+        Ok(number)
+    }
+
     fn new(scenario: &Scenario, end: u64, what: &'static str) -> Result<Self, ScenarioError> {
         let config = SessionConfig {
             connection_id_local: 0xa000 + end,

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use crate::link::Nanos;
 
+use super::challenges::Challenges;
 use super::ecn::PathCounts;
 use super::frame::{
     CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, LOSS_COUNTS_BYTES,
@@ -25,10 +26,8 @@ const ACK_DELAY_MIN: Nanos = 100_000;
 const ACK_DELAY_MAX: Nanos = 25_000_000;
 /// Times that the acknowledgement of an ended message is repeated unasked.
 const ACK_REPEATS: u8 = 2;
-/// Interval of challenges until one is answered, and the least interval of probes.
-pub const CHALLENGE_INTERVAL: Nanos = 100_000_000;
-/// Challenges that may be answered, and answers that may wait.
-const CHALLENGES_MAX: usize = 8;
+/// Answers to the peer's challenges that may wait.
+const RESPONSES_MAX: usize = 8;
 /// Longest pause between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
 const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
 /// Times that CLOSE is sent.
@@ -78,9 +77,7 @@ pub struct Control {
     /// A packet is to leave for its number alone; true: and to be answered.
     probe: Option<bool>,
     lost_runs: Vec<(u64, u32)>,
-    /// Tokens sent, and when; the oldest first.
-    challenges: VecDeque<(u64, Nanos)>,
-    challenge_due: Option<Nanos>,
+    challenges: Challenges,
     responses: VecDeque<u64>,
     close: Option<(u8, Repeat)>,
     closes_left: u8,
@@ -88,10 +85,12 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts with a challenge that is due at once.
+    /// Starts with a search for a path that carries full-size packets.
     #[must_use]
     pub fn new(now: Nanos) -> Self {
-        Self { challenge_due: Some(now), ..Self::default() }
+        let mut control = Self::default();
+        control.challenges.search(now);
+        control
     }
 
     /// An authentic packet arrived.
@@ -164,36 +163,21 @@ impl Control {
 
     /// The peer wants an answer.
     pub fn challenge_received(&mut self, token: u64) {
-        if self.responses.len() == CHALLENGES_MAX {
+        if self.responses.len() == RESPONSES_MAX {
             self.responses.pop_front();
         }
         self.responses.push_back(token);
     }
 
-    /// The peer answered; the round trip, if the challenge was this end's.
-    pub fn response_received(&mut self, token: u64, now: Nanos) -> Option<Nanos> {
-        let (_, sent_at) = self.challenges.iter().find(|(sent, _)| *sent == token)?;
-        let rtt = now.saturating_sub(*sent_at);
-        self.challenges.clear();
-        self.challenge_due = None;
-        Some(rtt)
-    }
-
-    /// Packets go elsewhere from now on: challenges sent so far went another way.
-    pub fn path_changed(&mut self, now: Nanos) {
-        self.challenges.clear();
-        self.challenge(now);
-    }
-
-    /// Begins to send challenges.
-    pub fn challenge(&mut self, now: Nanos) {
-        self.challenge_due = Some(now);
-    }
-
-    /// Whether challenges are being sent, until one is answered.
+    /// Challenges to the peer.
     #[must_use]
-    pub fn is_challenging(&self) -> bool {
-        self.challenge_due.is_some()
+    pub fn challenges(&self) -> &Challenges {
+        &self.challenges
+    }
+
+    /// See [`Self::challenges`].
+    pub fn challenges_mut(&mut self) -> &mut Challenges {
+        &mut self.challenges
     }
 
     /// Only CLOSE is said from now on.
@@ -220,7 +204,7 @@ impl Control {
         let is_at_once = self.round.is_some() || !self.responses.is_empty() || self.probe.is_some();
         let at_once = is_at_once.then_some(now);
         let credit = self.credit.due.filter(|_| is_established);
-        let dues = [at_once, self.ack_due, self.challenge_due, credit, self.notices.due];
+        let dues = [at_once, self.ack_due, self.challenges.due(), credit, self.notices.due];
         dues.into_iter().flatten().min()
     }
 
@@ -259,17 +243,10 @@ impl Control {
             }
         }
         self.write_slices(out, end - reserved, halves.receiver);
-        if self.challenge_due.is_some_and(|due| due <= now) && self.close.is_none() {
+        if self.challenges.due().is_some_and(|due| due <= now) && self.close.is_none() {
             let token = halves.packet_number;
             Frame::PathChallenge { token }.encode(out);
-            if self.challenges.len() == CHALLENGES_MAX {
-                self.challenges.pop_front();
-            }
-            self.challenges.push_back((token, now));
-            let pause = halves.timeout.max(CHALLENGE_INTERVAL);
-            self.challenge_due = Some(now.saturating_add(pause));
-            if !halves.is_established {
-                // The path must carry full-size packets, or no unit would ever arrive.
+            if self.challenges.sent(token, halves.timeout, now) {
                 out.resize(end, 0);
             }
         }

@@ -276,6 +276,8 @@ pub enum CloseReason {
     Revoked,
     /// The path loses too much at the least rate that the circuit breaker leaves.
     PathOverloaded,
+    /// The path carries small packets and not those of full size.
+    PathMtu,
     /// A code that this version does not know.
     Other(u8),
 }
@@ -289,6 +291,7 @@ impl CloseReason {
             Self::ForgeryLimit => 3,
             Self::Revoked => 4,
             Self::PathOverloaded => 5,
+            Self::PathMtu => 6,
             Self::Other(code) => code,
         }
     }
@@ -301,6 +304,7 @@ impl CloseReason {
             3 => Self::ForgeryLimit,
             4 => Self::Revoked,
             5 => Self::PathOverloaded,
+            6 => Self::PathMtu,
             other => Self::Other(other),
         }
     }
@@ -515,5 +519,7 @@ counters! {
         pub rate_bytes_per_second: u64,
         /// Times that the circuit breaker cut the rate.
         pub breaker_trips: u64,
+        /// Largest IP packet that the path is known to carry (0 before it is validated).
+        pub path_mtu_bytes: u64,
     }
 }

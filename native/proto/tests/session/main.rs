@@ -1,6 +1,8 @@
 //! The session machine through its doors: two ends, and a network that does what a test wants.
 
+mod acceptance;
 mod commands;
+mod hostile;
 mod packets;
 mod pair;
 mod property;
@@ -8,6 +10,7 @@ mod property;
 use pair::{
     DELAY, ELSEWHERE, MILLISECOND, ON_PATH, Pair, UNIT, config, end, end_with, receive, send,
 };
+use proptest::prelude::*;
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
     CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError,
@@ -73,9 +76,9 @@ fn no_unit_leaves_before_the_path_is_validated_at_full_size() {
     let mut pair = Pair::new(4);
     pair.ends[1].post_receive(receive(0, 1000), 0).unwrap();
     pair.ends[0].post_send(send(0, 1000), 0).unwrap();
-    // A path that loses what is larger than a small packet never gets established. The way back
-    // is whole, so credit does arrive.
-    pair.run_filtered(2000 * MILLISECOND, |index, datagram| {
+    // A path that loses what is larger than a small packet is not established. The way back is whole,
+    // so credit does arrive.
+    pair.run_filtered(300 * MILLISECOND, |index, datagram| {
         assert!(!is_unit(datagram));
         assert!(datagram.len() <= DATA_OVERHEAD_BYTES_MAX + UNIT as usize);
         index == 0 || datagram.len() < 256
@@ -480,4 +483,25 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     assert!(!right.receive(&mut challenge.clone(), ELSEWHERE, &mut memory[1], *now));
     expected.foreign_packets += 1;
     assert_eq!(right.statistics(), expected);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_peer_that_says_anything_harms_its_own_messages_only(
+        script in proptest::collection::vec(any::<u8>(), 0..600),
+    ) {
+        hostile::run(&script);
+    }
+}
+
+#[test]
+fn a_script_of_the_hostile_peer_gets_as_far_as_memory() {
+    let post = [9];
+    let unit = |index| [4, 1, 0, index, 0, 0, 0, 0, 0, 0, 0, 0];
+    let sent = [&post[..], &unit(0), &unit(1), &unit(1)].concat();
+    let statistics = hostile::run(&sent);
+    assert_eq!((statistics.units_received, statistics.receives_completed), (2, 1));
+    assert_eq!(statistics.late, 1);
 }

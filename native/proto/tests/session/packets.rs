@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use sealane_proto::session::packet::Header;
-use sealane_proto::session::{Arrival, Ecn, Session, SessionConfig, Source};
+use sealane_proto::session::packet::{Header, Kind};
+use sealane_proto::session::{Arrival, CloseReason, Ecn, Event, Session, SessionConfig, Source};
 
 use crate::pair::{MILLISECOND, Pair, config, end_with, receive, send};
 
@@ -108,4 +108,56 @@ fn a_path_that_carries_half_is_given_less_and_all_arrives() {
     assert!(statistics.rate_bytes_per_second < rate_before * 3 / 4, "{statistics:?}");
     pair.run(60_000 * MILLISECOND);
     assert_eq!(pair.ends[1].statistics().receives_completed, posted);
+}
+
+/// Whether a datagram passes a path that is narrower than a unit.
+fn is_small(datagram: &[u8]) -> bool {
+    datagram.len() < 256
+}
+
+fn closed(pair: &Pair, end: usize) -> Option<(CloseReason, bool)> {
+    pair.events[end].iter().find_map(|event| match event {
+        Event::Closed { reason, by_peer } => Some((*reason, *by_peer)),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_path_that_is_too_narrow_ends_the_session_before_it_begins() {
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+    pair.run_filtered(2000 * MILLISECOND, |index, datagram| index == 0 || is_small(datagram));
+    assert_eq!(closed(&pair, 0), Some((CloseReason::PathMtu, false)));
+    assert_eq!(closed(&pair, 1), Some((CloseReason::PathMtu, true)));
+}
+
+#[test]
+fn a_path_that_becomes_too_narrow_ends_the_session_and_says_why() {
+    let mut pair = pair_with(1 << 20);
+    transfer(&mut pair, |_, _| true);
+    let start = pair.now;
+    pair.ends[1].post_receive(receive(0, 40_000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 40_000), pair.now).unwrap();
+    pair.run_filtered(100 * MILLISECOND, |_, _| true);
+    pair.run_filtered(8000 * MILLISECOND, |index, datagram| index == 0 || is_small(datagram));
+    assert_eq!(closed(&pair, 0), Some((CloseReason::PathMtu, false)), "since {start}");
+    assert_eq!(closed(&pair, 1), Some((CloseReason::PathMtu, true)));
+}
+
+#[test]
+fn loss_of_many_units_is_no_narrow_path() {
+    let mut pair = pair_with(1 << 20);
+    pair.ends[1].post_receive(receive(0, 60_000), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 60_000), pair.now).unwrap();
+    // For a second no unit at all arrives, whatever its size; control packets do.
+    let until = pair.now + 1000 * MILLISECOND;
+    while pair.now < until {
+        pair.run_filtered(10 * MILLISECOND, |index, datagram| {
+            let is_unit =
+                matches!(Header::decode(datagram), Ok((Header { kind: Kind::Unit { .. }, .. }, _)));
+            index == 0 || !is_unit
+        });
+    }
+    pair.run(20_000 * MILLISECOND);
+    assert!(pair.ends.iter().all(Session::is_established));
+    assert_eq!(pair.ends[1].statistics().receives_completed, 1);
 }

@@ -2,9 +2,11 @@
 //! network behaves, everything that can complete does, once.
 
 use proptest::prelude::*;
-use sealane_proto::session::{CompletionStatus, Event, Reliability, SendRequest};
+use sealane_proto::session::{
+    CompletionStatus, Event, Reliability, SendRequest, StreamPart, StreamRequest,
+};
 
-use crate::pair::{MILLISECOND, Pair, receive, send};
+use crate::pair::{MILLISECOND, Pair, UNIT, receive, send};
 
 const SLOTS: u16 = 4;
 /// Room for one message of each slot.
@@ -19,6 +21,13 @@ enum Operation {
     Receive {
         length_max: u64,
     },
+    /// A stream of two thirds of a buffer, in two parts that overlap.
+    Stream {
+        length: u64,
+    },
+    /// Give up the newest send, or the newest receive.
+    Cancel,
+    Complete,
     /// Let time pass, in microseconds, and let both ends send.
     Wait(u64),
     /// Deliver, lose, repeat or spoil one of the datagrams under way to an end.
@@ -33,6 +42,9 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let one = prop_oneof![
         2 => (0_u64..5000, 0_u8..6).prop_map(|(length, k)| Operation::Send { length, k }),
         2 => (2000_u64..6000).prop_map(|length_max| Operation::Receive { length_max }),
+        1 => (1_u64..5000).prop_map(|length| Operation::Stream { length }),
+        1 => any::<bool>()
+            .prop_map(|sends| if sends { Operation::Cancel } else { Operation::Complete }),
         4 => (0_u64..30_000).prop_map(Operation::Wait),
         12 => (0_usize..2, at()).prop_map(|(end, at)| Operation::Deliver(end, at)),
         2 => (0_usize..2, at()).prop_map(|(end, at)| Operation::Lose(end, at)),
@@ -43,11 +55,11 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     proptest::collection::vec(one, 0..120)
 }
 
-/// What was asked for, by message number.
+/// What was asked for, by message number: length, and whether it was given up.
 #[derive(Default)]
 struct Asked {
-    sends: Vec<u64>,
-    receives: Vec<u64>,
+    sends: Vec<(u64, bool)>,
+    receives: Vec<(u64, bool)>,
 }
 
 fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
@@ -64,13 +76,26 @@ fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
             };
             let request = SendRequest { reliability, ..send(offset, length) };
             if pair.ends[0].post_send(request, pair.now).is_ok() {
-                asked.sends.push(length);
+                asked.sends.push((length, false));
+            }
+        }
+        Operation::Stream { length } => stream(pair, asked, length),
+        Operation::Cancel => {
+            let newest = asked.sends.len() as u64;
+            if let Some((_, is_given_up)) = asked.sends.last_mut() {
+                *is_given_up |= pair.ends[0].cancel_send(newest - 1, pair.now).is_ok();
+            }
+        }
+        Operation::Complete => {
+            let newest = asked.receives.len() as u64;
+            if let Some((_, is_given_up)) = asked.receives.last_mut() {
+                *is_given_up |= pair.ends[1].complete_receive(newest - 1, pair.now).is_ok();
             }
         }
         Operation::Receive { length_max } => {
             let offset = asked.receives.len() as u64 % u64::from(SLOTS) * STRIDE;
             if pair.ends[1].post_receive(receive(offset, length_max), pair.now).is_ok() {
-                asked.receives.push(length_max);
+                asked.receives.push((length_max, false));
             }
         }
         Operation::Wait(micros) => {
@@ -109,6 +134,26 @@ fn apply(pair: &mut Pair, asked: &mut Asked, operation: Operation) {
     }
 }
 
+/// Names all of a message: its second half, then all of it.
+fn stream(pair: &mut Pair, asked: &mut Asked, length: u64) {
+    let offset = asked.sends.len() as u64 % u64::from(SLOTS) * STRIDE;
+    let reliability = Reliability::SelectiveRepeat;
+    let request = StreamRequest { length, reliability, immediate: None, user_data: 0 };
+    let Ok(message) = pair.ends[0].post_stream(request, pair.now) else { return };
+    asked.sends.push((length, false));
+    let half = (length / 2).next_multiple_of(UNIT).min(length - 1) / UNIT * UNIT;
+    for start in [half, 0] {
+        let part =
+            StreamPart { offset: offset + start, remote_offset: start, length: length - start };
+        if pair.ends[0].continue_stream(message, part, pair.now).is_err() {
+            // Its receive is known to be shorter: it is over.
+            assert_eq!(start, half);
+            return;
+        }
+    }
+    pair.ends[0].end_stream(message, pair.now).unwrap();
+}
+
 /// Checks the payload of receives that just completed, and returns their statuses.
 fn completed(pair: &mut Pair, end: usize, seen: &mut [Option<CompletionStatus>]) {
     for event in std::mem::take(&mut pair.events[end]) {
@@ -122,6 +167,8 @@ fn completed(pair: &mut Pair, end: usize, seen: &mut [Option<CompletionStatus>])
                 let slot = &mut seen[message as usize];
                 assert_eq!(*slot, None, "receive {message} completed twice");
                 *slot = Some(status);
+                // What landed of a message that was given up is in its chunks, not in its length.
+                let length = if status == CompletionStatus::Ok { length } else { 0 };
                 let start = (message % u64::from(SLOTS) * STRIDE) as usize;
                 let range = start..start + length as usize;
                 assert_eq!(pair.memory[1].bytes[range.clone()], pair.memory[0].bytes[range]);
@@ -148,13 +195,28 @@ proptest! {
         pair.run(5000 * MILLISECOND);
         completed(&mut pair, 0, &mut seen[0]);
         completed(&mut pair, 1, &mut seen[1]);
-        for (message, (length, length_max)) in asked.sends.iter().zip(&asked.receives).enumerate() {
-            let fits = length <= length_max;
+        for (message, (send, receive)) in asked.sends.iter().zip(&asked.receives).enumerate() {
+            let fits = send.0 <= receive.0;
             let expected = if fits { CompletionStatus::Ok } else { CompletionStatus::TooLong };
-            prop_assert_eq!(seen[0][message], Some(expected));
-            prop_assert_eq!(seen[1][message], Some(expected));
+            let statuses = [seen[0][message], seen[1][message]];
+            if !send.1 && !receive.1 {
+                prop_assert_eq!(statuses, [Some(expected); 2]);
+                continue;
+            }
+            // Who gives up first, or is done first, decides; both ends complete.
+            let [sent, received] = statuses.map(|status| status.expect("it completes"));
+            prop_assert_eq!(sent == CompletionStatus::Cancelled, send.1);
+            prop_assert_eq!(received == CompletionStatus::Partial, receive.1);
+            prop_assert!(sent != CompletionStatus::Partial || receive.1);
+            prop_assert!(received != CompletionStatus::Cancelled || send.1);
         }
+        // Beyond, only what was given up has completed.
         let matched = asked.sends.len().min(asked.receives.len());
-        prop_assert!(seen.iter().all(|seen| seen[matched..].iter().all(Option::is_none)));
+        for (seen, asked) in seen.iter().zip([&asked.sends, &asked.receives]) {
+            for (status, (_, is_given_up)) in seen.iter().zip(asked).skip(matched) {
+                prop_assert_eq!(status.is_some(), *is_given_up);
+            }
+            prop_assert!(seen[asked.len()..].iter().all(Option::is_none));
+        }
     }
 }

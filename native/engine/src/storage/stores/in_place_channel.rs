@@ -49,7 +49,10 @@ struct Operation {
     request: StoreRequest,
     lba: u64,
     stage: Stage,
+    /// Of blocks being read.
     known: Vec<Known<Iv>>,
+    /// Of blocks being written.
+    ivs: Vec<Iv>,
     result: io::Result<()>,
 }
 
@@ -112,8 +115,8 @@ impl InPlaceChannel {
         let mut known = self.shared.map.current(lba, blocks);
         // What is needed and not in memory is fetched when the blocks have come.
         self.shared.map.look_up(&mut known, lba);
-        let stage = Stage::Reading;
-        let mut operation = Operation { ticket, request, lba, stage, known, result: Ok(()) };
+        let (stage, ivs) = (Stage::Reading, Vec::new());
+        let mut operation = Operation { ticket, request, lba, stage, known, ivs, result: Ok(()) };
         if operation.known.iter().all(|known| *known == Known::Void) {
             if let StoreRequest::Read { buffer, .. } = &mut operation.request {
                 buffer.fill(0);
@@ -243,12 +246,9 @@ impl InPlaceChannel {
         let StoreRequest::Write { durable, .. } = operation.request else { return };
         let (map, lba) = (&self.shared.map, operation.lba);
         if operation.result.is_ok() {
-            let iv =
-                |known: &Known<Iv>| if let Known::Entry(iv) = known { Some(*iv) } else { None };
-            let ivs: Vec<Iv> = operation.known.iter().filter_map(iv).collect();
-            operation.result = map.arrived(lba, &ivs);
+            operation.result = map.arrived(lba, &operation.ivs);
         } else {
-            map.give_up(lba, operation.known.len() as u64);
+            map.give_up(lba, operation.ivs.len() as u64);
         }
         if durable && operation.result.is_ok() {
             self.await_flush(operation);
@@ -317,11 +317,9 @@ impl ChangeChannel for InPlaceChannel {
         let changed = match &request {
             StoreRequest::Write { lba, buffer, .. } => match map.intend(*lba, buffer) {
                 Ok(Some(ivs)) => {
-                    let lba = *lba;
-                    let known = ivs.into_iter().map(Known::Entry).collect();
-                    let stage = Stage::Announcing;
-                    let operation =
-                        Operation { ticket, request, lba, stage, known, result: Ok(()) };
+                    let (lba, known) = (*lba, Vec::new());
+                    let (stage, result) = (Stage::Announcing, Ok(()));
+                    let operation = Operation { ticket, request, lba, stage, known, ivs, result };
                     let id = self.name();
                     self.operations.insert(id, operation);
                     self.unannounced.push(id);
@@ -363,6 +361,7 @@ impl StoreChannel for InPlaceChannel {
                 lba: 0,
                 stage: Stage::Flushing,
                 known: Vec::new(),
+                ivs: Vec::new(),
                 result: Ok(()),
             }),
             StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
@@ -414,7 +413,7 @@ impl Drop for InPlaceChannel {
         // What was announced may be on the device one day, or not.
         for operation in self.operations.values() {
             if let Stage::Announcing | Stage::Writing = operation.stage {
-                self.shared.map.give_up(operation.lba, operation.known.len() as u64);
+                self.shared.map.give_up(operation.lba, operation.ivs.len() as u64);
             }
         }
     }

@@ -84,12 +84,11 @@ pub(super) fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
     runs
 }
 
-fn placed(entries: &[Known<PlacedEntry>]) -> Vec<PlacedEntry> {
-    let entry = |known: &Known<PlacedEntry>| match known {
-        Known::Entry(entry) => Some(*entry),
+fn placed(entries: &[Known<PlacedEntry>]) -> impl Iterator<Item = &PlacedEntry> {
+    entries.iter().filter_map(|known| match known {
+        Known::Entry(entry) => Some(entry),
         Known::Void | Known::Absent => None,
-    };
-    entries.iter().filter_map(entry).collect()
+    })
 }
 
 impl SealedChannel {
@@ -275,9 +274,9 @@ impl SealedChannel {
             let map = &self.shared.map;
             let entries = placed(&operation.entries);
             if operation.result.is_ok() {
-                operation.result = map.commit(*lba, &entries);
+                operation.result = map.commit(*lba, entries);
             } else {
-                map.abandon(&entries);
+                map.abandon(entries);
             }
             if *durable && operation.result.is_ok() {
                 self.await_flush(operation);
@@ -427,7 +426,7 @@ impl Drop for SealedChannel {
                 if let (StoreRequest::Write { .. }, Stage::Moving) =
                     (&operation.request, operation.stage)
                 {
-                    self.shared.map.abandon(&placed(&operation.entries));
+                    self.shared.map.abandon(placed(&operation.entries));
                 }
             }
         }

@@ -340,23 +340,32 @@ impl Map<Placed> {
     }
 
     /// Notes blocks from `lba` whose data is written to the slots of their entries.
-    pub fn commit(&self, lba: u64, entries: &[PlacedEntry]) -> io::Result<()> {
+    pub fn commit<'a>(
+        &self,
+        lba: u64,
+        entries: impl IntoIterator<Item = &'a PlacedEntry>,
+    ) -> io::Result<()> {
         let mut state = self.state();
-        state.placed -= entries.len() as u64;
-        state.check()?;
+        let checked = state.check();
         for (lba, entry) in (lba..).zip(entries) {
+            state.placed -= 1;
+            if checked.is_err() {
+                continue;
+            }
             let replaced = state.active.insert(lba, *entry);
             state.retired.extend(replaced.map(|replaced| replaced.slot));
             state.waiting.push(Record::Entry { lba, entry: *entry });
         }
-        Ok(())
+        checked
     }
 
     /// Gives back the slots of blocks that could not be written.
-    pub fn abandon(&self, entries: &[PlacedEntry]) {
+    pub fn abandon<'a>(&self, entries: impl IntoIterator<Item = &'a PlacedEntry>) {
         let mut state = self.state();
-        state.placed -= entries.len() as u64;
-        state.slots.release(entries.iter().map(|entry| entry.slot));
+        for entry in entries {
+            state.placed -= 1;
+            state.slots.release([entry.slot]);
+        }
     }
 
     /// Whether a block is what was written with its entry.

@@ -1,0 +1,18 @@
+"""What a kept result was made by: results of another build are measured again."""
+
+import hashlib
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from sealane import _native
+
+
+def digest(modules: Iterable[ModuleType] = (), files: Iterable[Path] = ()) -> str:
+    """Digest of the native engine, of modules' sources and of files."""
+    found = hashlib.sha256()
+    sources = [Path(str(inspect.getsourcefile(module))) for module in modules]
+    for path in [Path(str(_native.__file__)), *sources, *files]:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Completion times of messages over long links: sessions beside TCP and QUIC in the lab."""

@@ -1,0 +1,139 @@
+"""What is measured in the lab: losses, lengths, warm and cold, and by whom.
+
+Lengths are scaled with the rate: 1, 8 and 128 MiB at 12.8 Gbit/s where the link has 100 Mbit/s.
+The round trip is that of the paper, and so is the time on the wire over the round trip.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+from benchmarks.sessions.packets import OVERHEAD_BYTES
+
+from sealane.transport.lab.topology import Topology
+from sealane.transport.model import Loss, Path, ideal
+
+MIB: Final = 1 << 20
+MTU: Final = 1500
+UNIT_BYTES: Final = MTU - OVERHEAD_BYTES
+ROUND_TRIP: Final = 0.025
+FULL_RATE: Final = 12_800_000_000
+SIZES: Final = (MIB, 8 * MIB, 128 * MIB)
+RATES: Final = (100_000_000, 50_000_000, 20_000_000)
+"""Of a link, in bit/s: the first that this machine carries on all links."""
+LANES: Final = 3
+"""Links of each way of sending, side by side: their messages are taken together."""
+WAYS: Final = {
+    "session": "sealed session, scheme by plan",
+    "cubic": "TCP CUBIC",
+    "bbr": "TCP BBR",
+    "quic": "QUIC (quinn, CUBIC)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Losses of the link, both ways, each packet of each lane by itself."""
+
+    name: str
+    loss: Loss
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As a topology has them."""
+        if self.loss.burst_packets > 1:
+            return {"burst": {"p": self.loss.begin, "r": self.loss.end}}
+        return {"loss": self.loss.rate}
+
+
+CONDITIONS: Final = (
+    Condition(name="0", loss=Loss(rate=0.0)),
+    Condition(name="1e-4", loss=Loss(rate=1e-4)),
+    Condition(name="1e-3", loss=Loss(rate=1e-3)),
+    Condition(name="1e-2", loss=Loss(rate=1e-2)),
+    Condition(name="1e-2, bursts of 8", loss=Loss(rate=1e-2, burst_packets=8.0)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured."""
+
+    count: int
+    """Messages of a cell and way, all lanes together."""
+    seconds_warm: float
+    """Longest time for them; slow ways get fewer messages."""
+    seconds_cold: float
+
+
+FULL: Final = Effort(count=1002, seconds_warm=40.0, seconds_cold=9.0)
+QUICK: Final = Effort(count=60, seconds_warm=3.0, seconds_cold=2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One length over one link, warm or cold; all ways at once, each on links of its own."""
+
+    condition: Condition
+    full_bytes: int
+    """Before scaling."""
+    is_cold: bool
+    rate: int
+
+    @property
+    def bytes(self) -> int:
+        """On this link."""
+        return self.full_bytes * self.rate // FULL_RATE
+
+    @property
+    def path(self) -> Path:
+        """The same for the model."""
+        return path_of(self.condition, self.rate)
+
+    @property
+    def ideal(self) -> float:
+        """Seconds without loss, parity and opening."""
+        return ideal(self.path, self.bytes)
+
+    @property
+    def key(self) -> tuple[str, int, bool, int]:
+        """Name of the measurement."""
+        return self.condition.name, self.full_bytes, self.is_cold, self.rate
+
+
+def path_of(condition: Condition, rate: int) -> Path:
+    """Return the link as the model and the planner know it."""
+    return Path(
+        rate_bits_per_second=rate,
+        round_trip_seconds=ROUND_TRIP,
+        loss=condition.loss,
+        unit_bytes=UNIT_BYTES,
+        overhead_bytes=OVERHEAD_BYTES,
+    )
+
+
+def cells(condition: Condition, rate: int) -> Iterator[Cell]:
+    """All of one condition; warm ones first."""
+    for is_cold, size in product((False, True), SIZES):
+        yield Cell(condition=condition, full_bytes=size, is_cold=is_cold, rate=rate)
+
+
+def topology(condition: Condition, rate: int) -> Topology:
+    """Return a link for each way and lane, with a buffer of one round trip."""
+    link = {
+        "rate_bits_per_second": rate,
+        "delay_micros": round(ROUND_TRIP / 2 * 1e6),
+        "buffer_bytes": round(rate / 8 * ROUND_TRIP),
+        **condition.settings,
+    }
+    return Topology.model_validate(
+        {
+            "mtu": MTU,
+            "wan": [
+                {"name": f"{way}-{lane}", "left": [f"{way}-{lane}-l"], "right": [f"{way}-{lane}-r"]}
+                | link
+                for way, lane in product(WAYS, range(LANES))
+            ],
+        }
+    )

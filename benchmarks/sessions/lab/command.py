@@ -1,0 +1,121 @@
+"""`python -m benchmarks.sessions lab`: completion times of messages beside TCP and QUIC.
+
+One lab for each loss, links of its own for each way of sending, all alike: 25 ms of round trip, one
+MTU, one rate, to which sessions and TCP also pace. All ways send at the same time. Cells that the
+machine disturbed are repeated; what is measured is kept, and the same command again goes on. Prints
+a table, keeps every time as JSON, draws a plot. Needs root (namespaces) and Cargo (the QUIC peer).
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.sessions import packets
+from benchmarks.sessions.digests import digest
+from benchmarks.sessions.lab import lanes, report, session_peer, tcp_peer
+from benchmarks.sessions.lab.cells import (
+    CONDITIONS,
+    FULL,
+    MTU,
+    QUICK,
+    RATES,
+    Cell,
+    Effort,
+    cells,
+    topology,
+)
+from rich.console import Console
+from rich.progress import Progress
+
+from sealane.errors import UnavailableError
+from sealane.transport.lab.measure import SHARE_MAX, measure
+
+SUMMARY: Final = "completion times of messages over long links, beside TCP and QUIC"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help="60 messages of each kind")
+    add("--minutes", type=float, default=9.0, help="start no cell after this time (9)")
+    add("--loss", nargs="+", choices=[c.name for c in CONDITIONS], help="only these (all)")
+    add("--rate", type=int, choices=RATES, help="of the links (what this machine carries)")
+    add("--output", type=Path, default=Path("sealane-sessions/lab"), help="directory")
+
+
+def rate() -> int:
+    """Return the highest rate that this machine carries on all links."""
+    capacity = asyncio.run(measure(mtu=MTU, relays=False))
+    allowed = SHARE_MAX * capacity.packets_per_second
+    for found in RATES:
+        if topology(CONDITIONS[0], found).packets_per_second <= allowed:
+            return found
+    raise UnavailableError("lab.capacity", f"{allowed:.0f} packets a second are not enough")
+
+
+class Store:
+    """What is known, of this build and effort only; void cells are known but not done."""
+
+    def __init__(self, path: Path, effort: Effort) -> None:
+        self._path = path
+        self._made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
+        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            found = json.loads(line)
+            if found.pop("made_by") == self._made_by:
+                self._keep(found)
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        self._known[tuple(found[name] for name in report.KEY)] = found
+
+    def get(self, cell: Cell) -> dict[str, Any] | None:
+        """Return what was measured, if it was."""
+        return self._known.get(cell.key)
+
+    def put(self, found: dict[str, Any]) -> None:
+        """Keep it."""
+        self._keep(found)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"made_by": self._made_by} | found) + "\n")
+
+
+async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: float) -> None:
+    missing = [cell for cell in wanted if (found := store.get(cell)) is None or found["void"]]
+    with Progress() as progress:
+        task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
+        for condition in CONDITIONS:
+            mine = [cell for cell in missing if cell.condition is condition]
+            if not mine or time.monotonic() > until:
+                continue
+            async for measured in lanes.measure(mine, effort, until=until):
+                store.put(lanes.to_dict(measured))
+                progress.advance(task)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, keep, draw."""
+    until = time.monotonic() + 60 * arguments.minutes
+    packets.build()
+    effort = QUICK if arguments.quick else FULL
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+    store = Store(output / "cells.jsonl", effort)
+    conditions = [c for c in CONDITIONS if not arguments.loss or c.name in arguments.loss]
+    found_rate = arguments.rate or rate()
+    wanted = [cell for condition in conditions for cell in cells(condition, found_rate)]
+    asyncio.run(_measure(wanted, store, effort, until))
+    results = [report.Result.of(cell, found) for cell in wanted if (found := store.get(cell))]
+    console = Console(width=170)
+    if results:
+        console.print(report.table(results))
+        document = [result.to_dict() for result in results]
+        (output / "lab.json").write_text(json.dumps(document, indent=1) + "\n")
+        report.plot(output / "lab.png", results)
+    if left := len(wanted) - sum(not result.void for result in results):
+        console.print(f"{left} of {len(wanted)} cells void or not measured: run again to go on")
+    console.print(f"kept: {output}")
+    return 0

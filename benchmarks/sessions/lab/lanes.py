@@ -1,0 +1,188 @@
+"""Builds a lab for one condition and lets all ways send their messages, side by side."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.sessions.lab.cells import LANES, MTU, UNIT_BYTES, WAYS, Cell, Effort, topology
+from benchmarks.sessions.lab.jobs import Answer, Job
+from benchmarks.sessions.packets import PROGRAM, Peer
+
+from sealane.transport.lab.lab import Lab, laboratory
+from sealane.transport.lab.plan import plan as addresses
+from sealane.transport.lab.report import run_report
+from sealane.transport.planner import Objective, Plan, plan
+
+ATTEMPTS: Final = 3
+"""Runs of a cell, most: those that the machine disturbed are void."""
+PATIENCE_SECONDS: Final = 150.0
+"""Beyond a job's time, for its first messages and its last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A cell and what it showed: completion times in seconds, by way."""
+
+    cell: Cell
+    times: dict[str, list[float]]
+    unfinished: dict[str, int]
+    """Messages that were given up, by way."""
+    scheme: tuple[int, int, int]
+    """Of the session's messages: k, m, depth; k = 0 is selective repeat."""
+    void: list[str]
+    """Why the machine, not the link, decided; empty: it did not."""
+    load_average: float
+    added_delay_p99: float
+    """Of the link that was worst, in seconds."""
+
+
+def plan_for(cell: Cell) -> Plan:
+    """Return the plan that the planner makes of the true loss."""
+    return plan(cell.path, Objective.P999)
+
+
+def _row(found: Plan, length: int) -> tuple[int, int, int]:
+    rows = [row for row in found.rows if row.length_max >= length] or [found.rows[-1]]
+    return rows[0].k, rows[0].m, rows[0].depth
+
+
+def _peers(way: str, lane: str, lab: Lab, found: Plan, rate: int) -> list[Peer]:
+    """Start the receiving and the sending end of a lane."""
+    left, right = lab.hosts[f"{lane}-l"], lab.hosts[f"{lane}-r"]
+    near, far = [attached.addresses[0] for attached in addresses(lab.topology)[lane]]
+    command: tuple[str, ...]
+    if way == "session":
+        part = {
+            "unit_bytes": UNIT_BYTES,
+            "rate_bits_per_second": rate,
+            "plan": [(row.length_max, row.k, row.m, row.depth) for row in found.rows],
+        }
+        command = (sys.executable, "-m", "benchmarks.sessions.lab.session_peer")
+        mine = json.dumps(part | {"address": far, "is_sender": False})
+        receiver = Peer(right, None, *command, "receive", mine)
+        mine = json.dumps(part | {"address": near, "is_sender": True})
+        return [Peer(left, None, *command, "send", mine, receiver.ask()), receiver]
+    if way == "quic":
+        command = (str(PROGRAM), "messages")
+        receiver = Peer(right, None, *command, "receive", f"{far}:0", "0", str(MTU))
+        sender = Peer(left, None, *command, "send", receiver.ask(), "0", str(MTU))
+        return [sender, receiver]
+    command = (sys.executable, "-m", "benchmarks.sessions.lab.tcp_peer")
+    receiver = Peer(right, None, *command, "receive", f"{far}:0")
+    return [Peer(left, None, *command, "send", receiver.ask(), way, str(rate)), receiver]
+
+
+class Lanes:
+    """The processes of one lab."""
+
+    def __init__(self, lab: Lab, found: Plan, rate: int) -> None:
+        self._lab = lab
+        self._plan = found
+        self._rate = rate
+        self._senders: list[tuple[str, Peer]] = []
+        self._peers: list[Peer] = []
+        self._pool = ThreadPoolExecutor(LANES * len(WAYS))
+
+    def start(self) -> None:
+        """Start them all."""
+        for way in WAYS:
+            for lane in range(LANES):
+                peers = _peers(way, f"{way}-{lane}", self._lab, self._plan, self._rate)
+                self._senders.append((way, peers[0]))
+                self._peers += peers
+
+    def close(self) -> None:
+        """End them all."""
+        for peer in self._peers:
+            peer.kill()
+        self._pool.shutdown()
+
+    async def send(self, job: Job) -> dict[str, list[Answer]]:
+        """Let all lanes do a job; returns their answers by way."""
+        loop = asyncio.get_running_loop()
+
+        def ask(peer: Peer) -> Answer:
+            peer.tell(job.line())
+            return Answer(**json.loads(peer.ask()))
+
+        waiting = [loop.run_in_executor(self._pool, ask, peer) for _, peer in self._senders]
+        _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
+        pairs = zip(self._senders, waiting, strict=True)
+        if late:
+            silent = [way for (way, _), answer in pairs if answer in late]
+            raise TimeoutError(f"{job}: no answer from {', '.join(silent)}")
+        answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
+        for (way, _), answer in pairs:
+            answers[way].append(answer.result())
+        return answers
+
+
+@contextlib.asynccontextmanager
+async def _lanes(lab: Lab, found: Plan, rate: int) -> AsyncIterator[Lanes]:
+    lanes = Lanes(lab, found, rate)
+    try:
+        await asyncio.to_thread(lanes.start)
+        yield lanes
+    finally:
+        lanes.close()
+
+
+async def measure(
+    wanted: Sequence[Cell], effort: Effort, *, until: float
+) -> AsyncIterator[Measured]:
+    """Measure cells of one condition and rate, as far as the time goes (`until`: monotonic)."""
+    condition, rate = wanted[0].condition, wanted[0].rate
+    found = plan_for(wanted[0])
+    network = topology(condition, rate)
+    async with laboratory(network, relays=False) as lab, _lanes(lab, found, rate) as lanes:
+        for cell in wanted:
+            job = Job(
+                bytes=cell.bytes,
+                count=-(-effort.count // LANES),
+                seconds=effort.seconds_cold if cell.is_cold else effort.seconds_warm,
+                is_cold=cell.is_cold,
+            )
+            for _ in range(ATTEMPTS):
+                if time.monotonic() > until:
+                    return
+                before = await lab.report()
+                answers = await lanes.send(job)
+                report = run_report(network, before, await lab.report())
+                if not report.void:
+                    break
+            yield Measured(
+                cell=cell,
+                times={way: [t for a in found for t in a.times] for way, found in answers.items()},
+                unfinished={
+                    way: sum(a.unfinished for a in found) for way, found in answers.items()
+                },
+                scheme=_row(found, cell.bytes),
+                void=report.void,
+                load_average=os.getloadavg()[0],
+                added_delay_p99=max(way.slip_p99_micros for way in report.ways) / 1e6,
+            )
+
+
+def to_dict(measured: Measured) -> dict[str, Any]:
+    """As JSON has it."""
+    condition, full_bytes, is_cold, rate = measured.cell.key
+    return {
+        "condition": condition,
+        "full_bytes": full_bytes,
+        "is_cold": is_cold,
+        "rate": rate,
+        "bytes": measured.cell.bytes,
+        "scheme": measured.scheme,
+        "void": measured.void,
+        "load_average": measured.load_average,
+        "added_delay_p99": measured.added_delay_p99,
+        "unfinished": measured.unfinished,
+        "times": measured.times,
+    }

@@ -1,0 +1,167 @@
+"""Table and plot of completion times in the lab."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from benchmarks.sessions.intervals import Summary, summarize
+from benchmarks.sessions.lab.cells import FULL_RATE, MIB, WAYS, Cell
+from rich import box
+from rich.table import Table
+
+from sealane.transport.model import ErasureCoded, SelectiveRepeat, completion
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+KEY: Final = ("condition", "full_bytes", "is_cold", "rate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A cell, its summaries by way, and what the model says of the session. Seconds."""
+
+    cell: Cell
+    summaries: dict[str, Summary]
+    """Of the ways that got any message through."""
+    unfinished: dict[str, int]
+    """Messages that were given up after 20 s or more, and are in no summary."""
+    scheme: str
+    model_p50: float
+    model_p99: float
+    void: list[str]
+    load_average: float
+    added_delay_p99: float
+    times: dict[str, list[float]]
+
+    @staticmethod
+    def of(cell: Cell, found: dict[str, Any]) -> "Result":
+        """Summarize what was kept."""
+        k, m, depth = found["scheme"]
+        scheme = ErasureCoded(k, m, depth) if k else SelectiveRepeat()
+        model = completion(cell.path, cell.bytes, scheme)
+        return Result(
+            cell=cell,
+            summaries={
+                way: summarize(np.array(times), seed=1)
+                for way, times in found["times"].items()
+                if times
+            },
+            unfinished=found["unfinished"],
+            scheme=f"({k}, {m}) × {depth}" if k else "SR",
+            model_p50=model.quantile(0.5),
+            model_p99=model.quantile(0.99),
+            void=found["void"],
+            load_average=found["load_average"],
+            added_delay_p99=found["added_delay_p99"],
+            times=found["times"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found = asdict(self)
+        found["cell"] |= {"bytes": self.cell.bytes, "ideal": self.cell.ideal}
+        return found
+
+    @property
+    def title(self) -> str:
+        """Name of the length: scaled, and here."""
+        return f"{self.cell.full_bytes // MIB} MiB: {self.cell.bytes / 1024:.0f} KiB"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Show p50, p99 and number of each way; p99 only of 1000 messages or more."""
+    rate = results[0].cell.rate
+    found = Table(
+        title=f"Completion, ms: p50, p99 (messages). {rate / 1e6:g} Mbit/s for "
+        f"{FULL_RATE / 1e9:g} Gbit/s, round trip 25 ms, MTU 1500",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    headings = ("loss", "message", "", "ideal", "scheme", "model", *WAYS.values())
+    for heading in (*headings, "CUBIC / session: p50, mean", "added delay p99", "load"):
+        found.add_column(heading, justify="right")
+    for result in results:
+        cell, summaries = result.cell, result.summaries
+        shown = [_shown(summaries.get(way), result.unfinished[way]) for way in WAYS]
+        ours, cubic = summaries.get("session"), summaries.get("cubic")
+        ratio = "–"
+        if ours and cubic:
+            ratio = f"{cubic.p50 / ours.p50:.2f}, {cubic.mean / ours.mean:.2f}"
+        found.add_row(
+            cell.condition.name,
+            result.title,
+            "cold" if cell.is_cold else "warm",
+            _milliseconds(cell.ideal),
+            result.scheme,
+            f"{_milliseconds(result.model_p50)}, {_milliseconds(result.model_p99)}",
+            *shown,
+            ratio,
+            _milliseconds(result.added_delay_p99) + (" VOID" if result.void else ""),
+            f"{result.load_average:.0f}",
+        )
+    return found
+
+
+def _shown(summary: Summary | None, unfinished: int) -> str:
+    given_up = f", {unfinished} given up" if unfinished else ""
+    if summary is None:
+        return f"–{given_up}"
+    times = f"{_milliseconds(summary.p50)}, {_milliseconds(summary.p99)}"
+    return f"{times} ({summary.count}{given_up})"
+
+
+def plot(path: Path, results: Sequence[Result]) -> None:
+    """Draw completion times by loss, a panel for each length and temperature."""
+    sizes = sorted({result.cell.full_bytes for result in results})
+    figure, panels = plt.subplots(2, len(sizes), figsize=(4.4 * len(sizes), 7.2), squeeze=False)
+    for row, is_cold in zip(panels, (False, True), strict=True):
+        for axes, size in zip(row, sizes, strict=True):
+            _panel(
+                axes,
+                [r for r in results if (r.cell.full_bytes, r.cell.is_cold) == (size, is_cold)],
+            )
+    rate = results[0].cell.rate
+    figure.suptitle(
+        f"Messages over a long link: {rate / 1e6:g} Mbit/s for {FULL_RATE / 1e9:g} Gbit/s, 25 ms, "
+        "MTU 1500, same rate and buffer for all"
+    )
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=8)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _panel(axes: Axes, results: Sequence[Result]) -> None:
+    axes.set_yscale("log")
+    if not results:
+        return
+    place = np.arange(len(results))
+    for index, (way, name) in enumerate(WAYS.items()):
+        at = place + (index - (len(WAYS) - 1) / 2) * 0.2
+        found = [
+            (x, result.summaries[way])
+            for x, result in zip(at, results, strict=True)
+            if way in result.summaries
+        ]
+        middle = [s.p50 * 1e3 for _, s in found]
+        axes.plot([x for x, _ in found], middle, f"C{index}o", markersize=4, label=f"{name}: p50")
+        for x, s in found:
+            if s.p99 is not None:
+                axes.plot([x, x], [s.p50 * 1e3, s.p99 * 1e3], f"C{index}", linewidth=1)
+                axes.plot([x], [s.p99 * 1e3], f"C{index}^", markersize=4)
+    ideal = results[0].cell.ideal * 1e3
+    axes.axhline(ideal, color="grey", linewidth=0.8, label="ideal (▲: p99)")
+    axes.set_xticks(place, [r.cell.condition.name for r in results], fontsize=7, rotation=15)
+    temperature = "cold" if results[0].cell.is_cold else "warm"
+    axes.set_title(f"{results[0].title}, {temperature}", fontsize=9)
+    axes.set_ylabel("completion, ms")

@@ -1,0 +1,105 @@
+"""`python -m benchmarks.sessions simulate [E1 …]`: the paper's experiments in virtual time.
+
+Runs what is not measured yet, cell by cell on all cores, until the budget is used up; the same
+command again goes on. Prints how the stack and the model agree, keeps everything as JSON and draws
+one plot for each experiment. Fails if a mean lies beyond 5 % of the model where that is exact.
+"""
+
+import argparse
+import json
+import os
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Final
+
+from benchmarks.sessions.simulate import report
+from benchmarks.sessions.simulate.cells import Cell, Measured, measure
+from benchmarks.sessions.simulate.experiments import (
+    EXPERIMENTS,
+    FULL,
+    QUICK,
+    Effort,
+    Experiment,
+)
+from benchmarks.sessions.simulate.plots import draw
+from benchmarks.sessions.simulate.store import Store
+from rich.console import Console
+from rich.progress import Progress
+
+SUMMARY: Final = "the paper's experiments in virtual time, the model beside the stack"
+NAMES: Final = [experiment.name for experiment in EXPERIMENTS]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command."""
+    add = parser.add_argument
+    add("experiments", nargs="*", choices=[*NAMES, []], metavar="EXPERIMENT", help="(all)")
+    add("--quick", action="store_true", help="a thirtieth of the messages, no long ones")
+    add("--minutes", type=float, default=10.0, help="start no cell after this time (10)")
+    add("--jobs", type=int, default=os.cpu_count(), help="cells at once (as many as cores)")
+    add("--output", type=Path, default=Path("sealane-sessions/simulate"), help="directory")
+
+
+def _wanted(experiments: list[Experiment], effort: Effort) -> dict[str, tuple[Cell, bool]]:
+    """Return each cell once, by its key, and whether its samples are wanted."""
+    found: dict[str, tuple[Cell, bool]] = {}
+    for experiment in experiments:
+        for cell in experiment.cells(effort):
+            _, keeps = found.get(cell.key, (cell, False))
+            found[cell.key] = (cell, keeps or experiment.keeps_samples)
+    return found
+
+
+def _run_cells(
+    wanted: dict[str, tuple[Cell, bool]], store: Store, *, minutes: float, jobs: int
+) -> None:
+    """Measure what is missing, the long cells first, within the budget."""
+    missing = [(c, k) for c, k in wanted.values() if store.get(c, with_samples=k) is None]
+    missing.sort(key=lambda item: item[0].message_bytes * item[0].runs)
+    end = time.monotonic() + 60 * minutes
+    running: set[Future[Measured]] = set()
+    with ThreadPoolExecutor(jobs) as pool, Progress() as progress:
+        task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
+        while running or (missing and time.monotonic() < end):
+            while missing and len(running) < jobs and time.monotonic() < end:
+                cell, keeps = missing.pop()
+                running.add(pool.submit(measure, cell, keep_samples=keeps))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                store.put(future.result())
+                progress.advance(task)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, keep, draw."""
+    names = arguments.experiments or NAMES
+    experiments = [experiment for experiment in EXPERIMENTS if experiment.name in names]
+    effort = QUICK if arguments.quick else FULL
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+    store = Store(output / "cells.jsonl")
+    wanted = _wanted(experiments, effort)
+    _run_cells(wanted, store, minutes=arguments.minutes, jobs=arguments.jobs)
+    console = Console(width=150)
+    results: list[report.Result] = []
+    for experiment in experiments:
+        cells = list(experiment.cells(effort))
+        found = [store.get(cell, with_samples=experiment.keeps_samples) for cell in cells]
+        measured = [one for one in found if one is not None]
+        if len(measured) < len(cells):
+            left = len(cells) - len(measured)
+            console.print(f"{experiment.name}: {left} cells left: run again to go on")
+            continue
+        result = report.Result(experiment=experiment, effort=effort, measured=measured)
+        results.append(result)
+        name = experiment.name.lower()
+        document = json.dumps(report.document(result), indent=1)
+        (output / f"{name}.json").write_text(document + "\n")
+        draw(output / f"{name}.png", result)
+        for table in report.tables(result):
+            console.print(table)
+    console.print(report.budget(results))
+    console.print(report.agreement(results))
+    console.print(f"kept: {output}")
+    return 1 if report.disagreements(results) else 0

@@ -1,0 +1,255 @@
+"""One plot for each experiment: points are the stack, lines the model, in the same colour."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from benchmarks.sessions.simulate.cells import Cell, Measured
+from benchmarks.sessions.simulate.curves import go_back_n
+from benchmarks.sessions.simulate.experiments import (
+    CODES,
+    FAULT_SCHEMES,
+    FAULTS,
+    LATE_SLOTS,
+    RING_LOSSES,
+    fault_cell,
+)
+from benchmarks.sessions.simulate.report import Result, size_text
+from benchmarks.sessions.simulate.ring import rings
+
+from sealane.transport.model.paper import fallback_probability
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+GO_BACK_N_RUNS: Final = 200
+MARKERS: Final = "osD^v"
+MAPS: Final = ("E4", "E12", "E13")
+"""Experiments whose plots show the stack alone; the model is in their tables and JSON."""
+
+
+def draw(path: Path, result: Result) -> None:
+    """Draw an experiment."""
+    figure = DRAWINGS[result.experiment.name](result)
+    figure.suptitle(f"{result.experiment.name}: {result.experiment.title}")
+    is_map = result.experiment.name in MAPS
+    legend = (
+        "The stack" if is_map else "Points: the stack, bars: 95 % intervals of means; lines: model"
+    )
+    figure.text(
+        0.5,
+        0.005,
+        f"{result.experiment.parameters}. {legend}.",
+        ha="center",
+        fontsize=8,
+    )
+    figure.tight_layout(rect=(0, 0.025, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _schemes(measured: Iterable[Measured]) -> list[str]:
+    return list(dict.fromkeys(one.cell.scheme.name for one in measured))
+
+
+def _curves(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], float]) -> None:
+    """Slowdown over x, for each scheme."""
+    for index, name in enumerate(_schemes(measured)):
+        mine = [one for one in measured if one.cell.scheme.name == name]
+        at = [x(one.cell) for one in mine]
+        means = np.array([one.slowdown for one in mine])
+        ends = np.array([[end / m.cell.ideal for end in m.summary.mean_interval] for m in mine]).T
+        errors = np.abs(ends - means)
+        axes.errorbar(
+            at, means, errors, color=f"C{index}", fmt=MARKERS[index], markersize=4, label=name
+        )
+        known = [(a, m.curve.mean / m.cell.ideal) for a, m in zip(at, mine, strict=True) if m.curve]
+        axes.plot(*zip(*known, strict=True), color=f"C{index}", linewidth=1)
+    axes.axhline(1, color="grey", linewidth=0.6)
+    axes.set_xscale("log")
+    axes.set_ylabel("mean completion over ideal")
+
+
+def _go_back_n(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], float]) -> None:
+    name = _schemes(measured)[0]
+    cells = [one.cell for one in measured if one.cell.scheme.name == name]
+    limit = axes.get_ylim()[1]
+    means = [
+        float(go_back_n(c.path, c.message_bytes, GO_BACK_N_RUNS, seed=1).mean()) / c.ideal
+        for c in cells
+    ]
+    label = "Go-Back-N, Monte-Carlo"
+    axes.plot([x(c) for c in cells], means, color="grey", linestyle=":", label=label)
+    axes.set_ylim(0.8, min(limit, 16))
+
+
+def _size_axis(axes: Axes, sizes: Iterable[int]) -> None:
+    ticks = sorted(set(sizes))
+    axes.set_xticks(ticks, [size_text(size) for size in ticks], rotation=40, fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel("message")
+
+
+def _sizes(result: Result) -> Figure:
+    losses = sorted({one.cell.loss for one in result.measured})
+    figure, panels = plt.subplots(1, len(losses), figsize=(11, 4.6), squeeze=False)
+    for axes, loss in zip(panels[0], losses, strict=True):
+        mine = [one for one in result.measured if one.cell.loss == loss]
+        _curves(axes, mine, lambda cell: cell.message_bytes)
+        _go_back_n(axes, mine, lambda cell: cell.message_bytes)
+        _size_axis(axes, (one.cell.message_bytes for one in mine))
+        axes.set_title(f"P = {loss:.0e}", fontsize=10)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _round_trips(result: Result) -> Figure:
+    figure, axes = plt.subplots(figsize=(7, 4.6))
+    _curves(axes, result.measured, lambda cell: cell.round_trip * 1e3)
+    axes.set_xlabel("round trip, ms")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _losses(result: Result) -> Figure:
+    figure, axes = plt.subplots(figsize=(7, 4.6))
+    _curves(axes, result.measured, lambda cell: cell.loss)
+    _go_back_n(axes, result.measured, lambda cell: cell.loss)
+    axes.set_xlabel("probability that a packet is lost, P")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _map(result: Result) -> Figure:
+    names = _schemes(result.measured)
+    by = {(m.cell.scheme.name, m.cell.loss, m.cell.message_bytes): m for m in result.measured}
+    losses = sorted({loss for _, loss, _ in by})
+    sizes = sorted({size for _, _, size in by})
+    kinds: tuple[tuple[str, str, Callable[[Measured], float | None]], ...] = (
+        (names[0], "mean", lambda m: m.summary.mean),
+        (names[1], "mean", lambda m: m.summary.mean),
+        (names[0], "p99", lambda m: m.summary.p99),
+        (names[1], "p99", lambda m: m.summary.p99),
+    )
+    figure, panels = plt.subplots(2, 2, figsize=(12, 7))
+    for axes, (name, kind, value) in zip(panels.ravel(), kinds, strict=True):
+        grid = np.full((len(losses), len(sizes)), np.nan)
+        for row, loss in enumerate(losses):
+            for column, size in enumerate(sizes):
+                ours, other = value(by[name, loss, size]), value(by[names[2], loss, size])
+                if ours is not None and other is not None:
+                    grid[row, column] = ours / other
+        _heat(axes, grid, [f"{loss:.0e}" for loss in losses], [size_text(size) for size in sizes])
+        axes.set_title(f"{kind}: {name} over {names[2]}; above 1 the code wins", fontsize=9)
+        axes.set_ylabel("P")
+    return figure
+
+
+def _heat(axes: Axes, grid: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+    axes.imshow(np.log2(grid), cmap="RdBu_r", vmin=-3.2, vmax=3.2, aspect="auto")
+    for (row, column), value in np.ndenumerate(grid):
+        is_known = not np.isnan(value)
+        text = f"{value:.2f}" if is_known else "too few"
+        colour = "white" if is_known and abs(np.log2(value)) > 2.2 else "black"
+        size = 8 if is_known else 6
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+    axes.set_xticks(range(len(columns)), columns, fontsize=8, rotation=30)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+
+
+def _codes(result: Result) -> Figure:
+    figure, axes = plt.subplots(figsize=(7, 4.6))
+    for index, (k, m) in enumerate(CODES):
+        mine = [one for one in result.measured if (one.cell.scheme.k, one.cell.scheme.m) == (k, m)]
+        losses = [one.cell.loss for one in mine]
+        axes.plot(losses, [one.fallbacks for one in mine], f"C{index}o", markersize=4)
+        fine = np.geomspace(losses[0], losses[-1], 80)
+        units = mine[0].cell.path.units(mine[0].cell.message_bytes)
+        expected = [fallback_probability(loss, -(-units // k), k, m) for loss in fine]
+        label = f"({k}, {m}), {m / k:.0%} parity"
+        axes.plot(fine, expected, color=f"C{index}", linewidth=1, label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("probability that a packet is lost, P")
+    axes.set_ylabel("share of messages that fall back")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _products(result: Result) -> Figure:
+    figure, axes = plt.subplots(figsize=(7, 4.6))
+    ordered = sorted(result.measured, key=lambda m: (m.cell.rate * m.cell.round_trip, m.cell.rate))
+    _curves(axes, ordered, lambda cell: cell.rate * cell.round_trip / 8e6)
+    axes.set_xlabel("bandwidth × round trip, MB")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _rings(result: Result) -> Figure:
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    found = {(ring.sites, ring.loss, ring.scheme): ring for ring in rings(result.measured)}
+    schemes = _schemes(result.measured)
+    sites = sorted({number for number, _, _ in found})
+    for axes, scheme in zip(panels, schemes[:2], strict=True):
+        for index, loss in enumerate(RING_LOSSES):
+            pairs = [(found[n, loss, scheme], found[n, loss, schemes[2]]) for n in sites]
+            measured = [slow.p999 / fast.p999 for slow, fast in pairs]
+            expected = [slow.model_p999 / fast.model_p999 for slow, fast in pairs]
+            axes.plot(sites, measured, f"C{index}{MARKERS[index]}", label=f"P = {loss:.0e}")
+            axes.plot(sites, expected, color=f"C{index}", linewidth=1)
+        axes.set_title(f"{scheme} over {schemes[2]}", fontsize=10)
+        axes.set_xlabel("sites")
+        axes.set_xticks(sites)
+        axes.axhline(1, color="grey", linewidth=0.6)
+        axes.legend(fontsize=8)
+    panels[0].set_ylabel("ratio of p99.9")
+    return figure
+
+
+def _faults(result: Result) -> Figure:
+    by = {one.cell.key: one for one in result.measured}
+    names = [name for name, _ in FAULTS]
+    figure, panels = plt.subplots(1, 2, figsize=(13, 5.4), sharey=True)
+    grids = np.full((2, len(FAULTS), len(FAULT_SCHEMES)), np.nan)
+    for row, (_, faults) in enumerate(FAULTS):
+        for column, scheme in enumerate(FAULT_SCHEMES):
+            one = by[fault_cell(result.effort, faults, scheme).key]
+            grids[0, row, column] = one.slowdown
+            if one.summary.p99 is not None:
+                grids[1, row, column] = one.summary.p99 / one.cell.ideal
+    for axes, grid, kind in zip(panels, grids, ("mean", "p99"), strict=True):
+        _heat(axes, grid, names, [scheme.name for scheme in FAULT_SCHEMES])
+        axes.set_title(f"{kind} over ideal", fontsize=10)
+    return figure
+
+
+def _late(result: Result) -> Figure:
+    figure, axes = plt.subplots(figsize=(7, 4.6))
+    names = _schemes(result.measured)
+    for index, name in enumerate(names):
+        mine = {one.cell.slots: one for one in result.measured if one.cell.scheme.name == name}
+        counts = [mine[slots].counters["late"] for slots in LATE_SLOTS]
+        at = np.arange(len(LATE_SLOTS)) + (index - 0.5) * 0.35
+        bars = axes.bar(at, counts, 0.3, label=f"{name}: late, by bitmap alone in the next message")
+        axes.bar_label(bars, fontsize=8)
+        axes.plot(at, [0] * len(at), "kx", label="changed by Sealane: 0" if index == 0 else None)
+    axes.set_xticks(range(len(LATE_SLOTS)), [f"{slots} slots" for slots in LATE_SLOTS])
+    axes.set_ylabel("units that came after their message")
+    axes.legend(fontsize=8)
+    return figure
+
+
+DRAWINGS: Final[dict[str, Callable[[Result], Figure]]] = {
+    "E1": _sizes,
+    "E2": _round_trips,
+    "E3": _losses,
+    "E4": _map,
+    "E5": _codes,
+    "E7": _products,
+    "E8": _rings,
+    "E12": _faults,
+    "E13": _late,
+}

@@ -1,0 +1,105 @@
+//! Messages over QUIC, one after the other: `messages receive ADDRESS`, `messages send ADDRESS`.
+//!
+//! Jobs and answers are those of `lab/jobs.py`. A message is a stream; the receiver answers with a
+//! byte when it has all of it. Cold messages have a connection of their own.
+
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use quinn::{Connection, Endpoint};
+
+use crate::quic::{client, run, server};
+
+/// Messages that open a connection and are not counted.
+const WARM_UP: u32 = 5;
+/// For a message: after that it is given up, and the job ends.
+const TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Answers until the process is ended.
+pub fn receive(address: SocketAddr, mtu: u16) -> Result<()> {
+    run(async move {
+        let endpoint = server(address, mtu)?;
+        println!("{}", endpoint.local_addr()?);
+        while let Some(incoming) = endpoint.accept().await {
+            tokio::spawn(async move {
+                let connection = incoming.await?;
+                while let Ok((mut answer, mut message)) = connection.accept_bi().await {
+                    while message.read_chunk(usize::MAX, false).await?.is_some() {}
+                    answer.write_all(&[1]).await?;
+                    answer.finish()?;
+                }
+                anyhow::Ok(())
+            });
+        }
+        Ok(())
+    })
+}
+
+async fn exchange(connection: &Connection, message: &[u8]) -> Result<()> {
+    let (mut stream, mut answer) = connection.open_bi().await?;
+    stream.write_all(message).await?;
+    stream.finish()?;
+    answer.read_to_end(1).await?;
+    Ok(())
+}
+
+/// Completion time of a message with a connection of its own, or on one that stands.
+async fn timed(
+    endpoint: &Endpoint,
+    address: SocketAddr,
+    standing: Option<&Connection>,
+    message: &[u8],
+) -> Result<f64> {
+    let started = Instant::now();
+    if let Some(connection) = standing {
+        exchange(connection, message).await?;
+        return Ok(started.elapsed().as_secs_f64());
+    }
+    let connection = endpoint.connect(address, "peer")?.await?;
+    exchange(&connection, message).await?;
+    let elapsed = started.elapsed().as_secs_f64();
+    connection.close(0_u32.into(), b"done");
+    Ok(elapsed)
+}
+
+/// Completion times, and how many messages were given up.
+async fn job(endpoint: &Endpoint, address: SocketAddr, line: &str) -> Result<(Vec<f64>, u32)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [bytes, count, seconds, temperature] = words[..] else { anyhow::bail!("a job: {line}") };
+    let message = vec![0; bytes.parse()?];
+    let count: usize = count.parse()?;
+    let mut times = Vec::with_capacity(count);
+    let is_cold = temperature == "cold";
+    let standing = endpoint.connect(address, "peer")?.await?;
+    let one = async || {
+        let connection = (!is_cold).then_some(&standing);
+        tokio::time::timeout(TIME_MAX, timed(endpoint, address, connection, &message)).await
+    };
+    if !is_cold {
+        for _ in 0..WARM_UP {
+            let Ok(done) = one().await else { return Ok((times, 1)) };
+            done?;
+        }
+    }
+    let end = Instant::now() + Duration::try_from_secs_f64(seconds.parse()?)?;
+    while times.len() < count && Instant::now() < end {
+        let Ok(done) = one().await else { return Ok((times, 1)) };
+        times.push(done?);
+    }
+    standing.close(0_u32.into(), b"done");
+    Ok((times, 0))
+}
+
+/// Does what the input says.
+pub fn send(address: SocketAddr, mtu: u16) -> Result<()> {
+    run(async move {
+        let endpoint = client(address, mtu)?;
+        for line in std::io::stdin().lock().lines() {
+            let (times, unfinished) = job(&endpoint, address, &line.context("a job")?).await?;
+            println!(r#"{{"times": {times:?}, "unfinished": {unfinished}}}"#);
+        }
+        Ok(())
+    })
+}

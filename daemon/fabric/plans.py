@@ -1,0 +1,106 @@
+"""Keeps the plan of a session up to date: from its counters to an estimate, from that to a plan.
+
+Needs numpy: the fabric imports it with its first session.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from sealane.transport.model import PACKET_OVERHEAD_BYTES, Loss, Path
+from sealane.transport.planner import LossEstimate, PathCounters, Plan, Planner
+
+INTERVAL_SECONDS = 1.0
+"""Between two looks at the counters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is thought of a session's path, and what follows for its messages."""
+
+    plan: Plan
+    estimate: LossEstimate
+
+
+class Planned(Protocol):
+    """A session as far as its plan goes."""
+
+    outlook: Outlook | None
+
+    def statistics(self) -> dict[str, int]:
+        """Return its counters."""
+
+    def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
+        """Put rows of (length_max, k, m, depth) in force."""
+
+    async def wait_closed(self) -> None:
+        """Wait until it is closed."""
+
+
+class _Counters:
+    """Reads a session's counters as its path's."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+        self._least_srtt = 0
+
+    def read(self, statistics: dict[str, int]) -> tuple[PathCounters, float]:
+        """Return the path's counters, and how long packets queue on it in round trips."""
+        # A packet that was late and not lost is taken back: what is known never shrinks.
+        self._lost = max(self._lost, statistics["lost_packets"])
+        srtt = statistics["srtt_nanos"]
+        self._least_srtt = min(self._least_srtt or srtt, srtt)
+        counters = PathCounters(
+            sent=statistics["packets_sent"],
+            lost=self._lost,
+            loss_runs=statistics["lost_runs"],
+            congestion_marks=statistics["ce_echoed"],
+            local_drops=statistics["send_drops"],
+        )
+        return counters, (srtt - self._least_srtt) / max(self._least_srtt, 1)
+
+
+async def keep_planned(
+    session: Planned,
+    *,
+    rate_bits_per_second: int,
+    unit_bytes: int,
+    assumed_loss: float,
+    interval_seconds: float = INTERVAL_SECONDS,
+) -> None:
+    """Install a plan for the assumed loss, and another whenever the path shows to be different.
+
+    Returns when the session is closed. Losses that come with congestion change nothing.
+    """
+    statistics = session.statistics()
+    path = Path(
+        rate_bits_per_second=rate_bits_per_second,
+        round_trip_seconds=max(statistics["srtt_nanos"], 1) / 1e9,
+        loss=Loss(rate=assumed_loss),
+        unit_bytes=unit_bytes,
+        overhead_bytes=PACKET_OVERHEAD_BYTES,
+    )
+    planner = await asyncio.to_thread(Planner, path)
+    _install(session, planner)
+    counters = _Counters()
+    while not await _is_closed_within(session, interval_seconds):
+        found, queueing = counters.read(session.statistics())
+        planner.estimator.observe(found, queue_delay_round_trips=queueing)
+        if await asyncio.to_thread(planner.update) is not None:
+            _install(session, planner)
+        else:
+            session.outlook = Outlook(plan=planner.plan, estimate=planner.estimator.estimate)
+
+
+def _install(session: Planned, planner: Planner) -> None:
+    session.install_plan([(row.length_max, row.k, row.m, row.depth) for row in planner.plan.rows])
+    session.outlook = Outlook(plan=planner.plan, estimate=planner.estimator.estimate)
+
+
+async def _is_closed_within(session: Planned, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await session.wait_closed()
+    except TimeoutError:
+        return False
+    return True

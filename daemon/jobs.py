@@ -1,0 +1,108 @@
+"""Background jobs of a volume as people know them, over restarts of the store that they work on."""
+
+import datetime as dt
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from sealane.errors import UsageError
+from sealane.protocol.v1 import storage_pb2
+
+JobKind = Literal["scrub", "refresh"]
+JobOrder = Literal["pause", "resume", "cancel"]
+JobState = Literal["running", "paused", "finished", "cancelled", "interrupted", "failed"]
+
+KINDS: Final[tuple[JobKind, ...]] = ("scrub", "refresh")
+ORDERS: Final[tuple[JobOrder, ...]] = ("pause", "resume", "cancel")
+RATE_MAX: Final = 1 << 40
+FINDINGS_MAX: Final = 64
+_TEXT_MAX: Final = 500
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+_Text = Annotated[str, Field(max_length=_TEXT_MAX)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Finding(_Record):
+    """Something that a job found wrong; `lba` None: a page that tells of no certain sector."""
+
+    lba: _Count | None
+    reason: _Text
+    detail: _Text
+
+
+class Job(_Record):
+    """How far a job is; `position` and counts are of sectors, rates of bytes per second."""
+
+    kind: JobKind
+    state: JobState
+    detail: _Text = ""
+    position: _Count = 0
+    sector_count: _Count = 0
+    checked: _Count = 0
+    unchecked: _Count = 0
+    refreshed: _Count = 0
+    found: _Count = 0
+    findings: Annotated[tuple[Finding, ...], Field(max_length=FINDINGS_MAX)] = ()
+    bytes_moved: _Count = 0
+    bytes_per_second: Annotated[int, Field(ge=0, le=RATE_MAX)] = 0
+    active_ms: _Count = 0
+    yields: _Count = 0
+    interruptions: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    started: AwareDatetime
+    ended: AwareDatetime | None = None
+    run_position: _Count = 0
+    """Where it was when its store was opened."""
+    run_active_ms: _Count = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it does nothing more."""
+        return self.state not in {"running", "paused"}
+
+
+def clipped(text: str) -> str:
+    """Return as much of a text as is kept."""
+    return text[:_TEXT_MAX]
+
+
+def job_kind(text: str) -> JobKind:
+    """Return the kind of that name; UsageError `volume.job.kind`."""
+    for kind in KINDS:
+        if text == kind:
+            return kind
+    raise UsageError("volume.job.kind", f"job {text[:80]!r}; allowed: scrub, refresh")
+
+
+def job_order(text: str) -> JobOrder | None:
+    """Return the order of that name, None for none; UsageError `volume.job.order`."""
+    for order in ORDERS:
+        if text == order:
+            return order
+    if text:
+        raise UsageError("volume.job.order", f"order {text[:80]!r}; allowed: pause, resume, cancel")
+    return None
+
+
+def job_rate(bytes_per_second: int) -> int:
+    """Check a rate; UsageError `volume.job.rate`."""
+    if not 0 <= bytes_per_second <= RATE_MAX:
+        raise UsageError(
+            "volume.job.rate",
+            f"rate {bytes_per_second}; allowed: 0 (no limit) to {RATE_MAX} bytes/s",
+        )
+    return bytes_per_second
+
+
+def job_message(job: Job) -> storage_pb2.VolumeJob:
+    """Convert for the wire."""
+    message = storage_pb2.VolumeJob(
+        **job.model_dump(exclude={"findings", "started", "ended"}),
+        findings=[storage_pb2.JobFinding(**f.model_dump(exclude_none=True)) for f in job.findings],
+    )
+    message.start_time.FromDatetime(job.started)
+    if job.ended is not None:
+        message.end_time.FromDatetime(job.ended.astimezone(dt.UTC))
+    return message

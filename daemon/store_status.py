@@ -1,0 +1,45 @@
+"""What a volume's store says of itself, for operators."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sealane.daemon.jobs import Job, job_message
+from sealane.protocol.v1 import storage_pb2
+
+_FIGURES: Final = {
+    "anchor_number": "anchor_number",
+    "anchor_age_ms": "anchor_age_ms",
+    "pending": "pending_entries",
+    "pending_max": "pending_max",
+    "log_pages_used": "log_pages_used",
+    "log_pages_max": "log_pages_max",
+    "root_commits": "root_commits",
+    "epoch": "epoch",
+    "leaf_cache_pages": "leaf_cache_pages",
+    "leaf_cache_hits": "leaf_cache_hits",
+    "leaf_cache_misses": "leaf_cache_misses",
+    "recovery_ms": "recovery_ms",
+    "recovered_changes": "recovered_changes",
+    "recovered_log_pages": "recovered_log_pages",
+    "sectors_written": "sectors_written",
+}
+"""Field of the message: statistic of the engine."""
+
+
+def store_status(
+    *,
+    kind: str,
+    layout: str,
+    anchor: str,
+    statistics: Mapping[str, int],
+    jobs: Sequence[Job],
+) -> storage_pb2.StoreStatus:
+    """Put it together; a store that keeps no freshness has no `layout` and no `anchor`."""
+    figures = {f: statistics[name] for f, name in _FIGURES.items() if name in statistics}
+    return storage_pb2.StoreStatus(
+        kind=kind,
+        layout=layout,
+        anchor=anchor if layout else "",
+        jobs=[job_message(job) for job in jobs],
+        **figures,
+    )

@@ -1,0 +1,87 @@
+//! Suspicion that a path has become too narrow: full-size packets vanish while others arrive (the black
+//! hole of RFC 8899 §4.3). Challenges then find out (`challenges.rs`).
+
+use crate::link::Nanos;
+
+/// Full-size packets in a row that must have vanished …
+const VANISHED_MIN: u64 = 16;
+/// … over at least so many time-outs.
+const TIMEOUTS: u64 = 6;
+
+/// What is known of full-size packets on the path.
+#[derive(Debug, Default)]
+pub struct Narrow {
+    /// Packets sent that are smaller.
+    small_sent: u64,
+    /// Full-size packets that must have arrived, by the peer's count of all.
+    arrived: u64,
+    /// Full-size packets sent since one arrived, and when the first of them left.
+    vanished: u64,
+    since: Nanos,
+}
+
+impl Narrow {
+    /// A packet leaves.
+    pub fn sent(&mut self, is_full: bool, now: Nanos) {
+        if !is_full {
+            self.small_sent += 1;
+            return;
+        }
+        if self.vanished == 0 {
+            self.since = now;
+        }
+        self.vanished += 1;
+    }
+
+    /// The peer has received so many packets: more than all small ones are proof of a full-size one.
+    pub fn received(&mut self, count: u64) {
+        let arrived = count.saturating_sub(self.small_sent);
+        if arrived > self.arrived {
+            self.arrived = arrived;
+            self.vanished = 0;
+        }
+    }
+
+    /// Nothing is known any more: the path answers at full size, or not at all.
+    pub fn forget(&mut self) {
+        self.vanished = 0;
+    }
+
+    /// Whether there is reason to ask.
+    #[must_use]
+    pub fn is_suspected(&self, timeout: Nanos, now: Nanos) -> bool {
+        self.vanished >= VANISHED_MIN
+            && now.saturating_sub(self.since) >= timeout.saturating_mul(TIMEOUTS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_full_size_packets_that_vanish_for_long_are_suspect() {
+        let mut narrow = Narrow::default();
+        for number in 0..VANISHED_MIN {
+            narrow.sent(true, 100 + number);
+            narrow.sent(false, 100 + number);
+        }
+        assert!(!narrow.is_suspected(10, 100 + 10 * TIMEOUTS - 1));
+        assert!(narrow.is_suspected(10, 100 + 10 * TIMEOUTS));
+        narrow.received(VANISHED_MIN);
+        assert!(narrow.is_suspected(10, 1000), "those were the small ones");
+        narrow.received(VANISHED_MIN + 1);
+        assert!(!narrow.is_suspected(10, 1000));
+    }
+
+    #[test]
+    fn few_are_no_reason_and_an_outage_is_none() {
+        let mut narrow = Narrow::default();
+        (1..VANISHED_MIN).for_each(|_| narrow.sent(true, 0));
+        assert!(!narrow.is_suspected(1, 1000));
+        narrow.sent(true, 0);
+        assert!(narrow.is_suspected(1, 1000));
+        narrow.forget();
+        assert!(!narrow.is_suspected(1, 1000));
+    }
+}

@@ -1,0 +1,357 @@
+//! A peer that has the keys and says anything, in any order: what must hold whatever it does. Also
+//! the fuzz target `session_peer`.
+
+use std::collections::BTreeMap;
+
+use sealane_proto::aead::{AeadKey, Secret};
+use sealane_proto::link::Nanos;
+use sealane_proto::session::frame::{AbortReason, ENDED, Frame, push_credit_length};
+use sealane_proto::session::packet::{Header, Kind};
+use sealane_proto::session::{
+    Arrival, CloseReason, Detection, Ecn, Event, Memory, PathCounts, PayloadMode, ReceiveRequest,
+    Reliability, SendRequest, Session, SessionConfig, SessionKeys, SessionStatistics, Source,
+    StreamPart, StreamRequest,
+};
+
+const UNIT: u64 = 256;
+const MEMORY_BYTES: usize = 1 << 16;
+const STRIDE: u64 = 4096;
+const CONNECTION: u64 = 7;
+/// The machine's burst, a challenge, an acknowledgement round and CLOSE: far below what would hurt.
+const DATAGRAMS_PER_INSTANT_MAX: usize = 200;
+/// Nanoseconds of virtual time in a step of the script.
+const STEP: Nanos = 200_000;
+
+/// The script's bytes as numbers; zero when they are used up.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.take(1).first().copied().unwrap_or(0)
+    }
+
+    /// Mostly small numbers, which are the ones that mean something, and some at the limits.
+    fn number(&mut self, end: u64) -> u64 {
+        match self.byte() {
+            0xff => end - 1,
+            0xfe => end / 2,
+            small => u64::from(small % 8) % end,
+        }
+    }
+}
+
+/// Memory in which only what is posted and not complete may be written.
+struct Guarded {
+    bytes: Vec<u8>,
+    /// Receives under way: end of the range by its start.
+    open: BTreeMap<u64, u64>,
+}
+
+impl Memory for Guarded {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.bytes[start..start + into.len()]);
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        let end = offset + from.len() as u64;
+        let within = self.open.range(..=offset).next_back().is_some_and(|(_, last)| end <= *last);
+        assert!(within, "{offset}..{end} is written, posted: {:?}", self.open);
+        self.bytes[offset as usize..end as usize].copy_from_slice(from);
+    }
+
+    fn chunk_landed(&mut self, slot: u16, _chunk: u32) {
+        assert!(slot < 4);
+    }
+
+    fn chunks_cleared(&mut self, slot: u16, _chunk_count: u32) {
+        assert!(slot < 4);
+    }
+}
+
+struct World {
+    session: Session,
+    memory: Guarded,
+    now: Nanos,
+    keys: [AeadKey; 2],
+    next_packet_number: u64,
+    /// Requests without a completion, by user data; true: receives.
+    waiting: BTreeMap<u64, bool>,
+    next_user_data: u64,
+    is_closed: bool,
+}
+
+/// Plays a script; the counters at its end.
+pub fn run(script: &[u8]) -> SessionStatistics {
+    let mut script = Script(script);
+    let mut world = World::new();
+    // The token of a challenge is the number of its packet.
+    world.control(&[Frame::PathResponse { token: 0 }]);
+    assert!(world.session.is_established());
+    while !script.0.is_empty() && !world.is_closed {
+        world.step(&mut script);
+        world.pump();
+    }
+    world.session.close(CloseReason::Requested, world.now);
+    world.pump();
+    assert!(world.is_closed && world.waiting.is_empty(), "{:?}", world.waiting);
+    world.session.statistics()
+}
+
+impl World {
+    fn new() -> Self {
+        let config = SessionConfig {
+            connection_id_local: CONNECTION,
+            connection_id_peer: 8,
+            unit_bytes: UNIT as u16,
+            chunk_units: 2,
+            slots: 4,
+            rate_bytes_per_second: 12_500_000,
+            idle_timeout: 10_000_000_000,
+            reordering: 0,
+            detection: Detection::Reports,
+            packets_per_key: 16,
+            payload: PayloadMode::Real,
+        };
+        let secret = |byte| Secret::take(&mut [byte; 32]);
+        let first = secret(2);
+        let key = |secret: &Secret, epoch: u64| {
+            AeadKey::new(&secret.derive("sealane session packet", &epoch.to_be_bytes()))
+        };
+        let second = first.derive("sealane session next epoch", &1_u64.to_be_bytes());
+        let mut world = Self {
+            session: Session::new(config, &SessionKeys { send: secret(1), receive: secret(2) }, 0),
+            memory: Guarded { bytes: vec![0x5a; MEMORY_BYTES], open: BTreeMap::new() },
+            now: 0,
+            keys: [key(&first, 0), key(&second, 1)],
+            next_packet_number: 0,
+            waiting: BTreeMap::new(),
+            next_user_data: 0,
+            is_closed: false,
+        };
+        world.pump();
+        world
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.byte() % 12 {
+            0 => {
+                let count = usize::from(script.byte());
+                let mut datagram = script.take(count).to_vec();
+                self.deliver(&mut datagram);
+            }
+            1 => {
+                let count = usize::from(script.byte());
+                let plaintext = script.take(count);
+                self.packet(Kind::Control, plaintext, 0);
+            }
+            2 | 3 => self.frame(script),
+            4 | 5 => self.unit(script),
+            6 => self.now += u64::from(script.byte()) * STEP,
+            7 => self.now += u64::from(script.byte()) * STEP * 500,
+            8 => self.post_send(script),
+            9 => self.post_receive(),
+            10 => self.stream(script),
+            _ => {
+                let message = script.number(8);
+                let _ = self.session.cancel_send(message, self.now);
+                let _ = self.session.complete_receive(script.number(8), self.now);
+            }
+        }
+    }
+
+    fn packet(&mut self, kind: Kind, plaintext: &[u8], epoch: u8) {
+        let packet_number = self.next_packet_number;
+        self.next_packet_number += 1;
+        let header = Header { connection_id: CONNECTION, epoch, channel: 0, packet_number, kind };
+        let mut datagram = Vec::new();
+        header.encode(&mut datagram);
+        let start = datagram.len();
+        datagram.extend_from_slice(plaintext);
+        let (aad, payload) = datagram.split_at_mut(start);
+        let tag = self.keys[usize::from(epoch)].seal(header.nonce(), aad, payload);
+        datagram.extend_from_slice(&tag);
+        self.deliver(&mut datagram);
+    }
+
+    fn deliver(&mut self, datagram: &mut [u8]) {
+        let arrival = Arrival { source: Source::Path, ecn: Ecn::Ect0 };
+        self.session.receive(datagram, arrival, &mut self.memory, self.now);
+    }
+
+    fn control(&mut self, frames: &[Frame<'_>]) {
+        let mut plaintext = Vec::new();
+        for frame in frames {
+            frame.encode(&mut plaintext);
+        }
+        self.packet(Kind::Control, &plaintext, 0);
+    }
+
+    /// A well-formed frame that says anything.
+    fn frame(&mut self, script: &mut Script<'_>) {
+        let kind = script.byte();
+        let message = script.number(1 << 48);
+        let reason = match script.byte() % 3 {
+            0 => AbortReason::TooLong,
+            1 => AbortReason::Cancelled,
+            _ => AbortReason::Completed,
+        };
+        let mut lengths = Vec::new();
+        let count = usize::from(script.byte() % 8);
+        let bitmap = script.take(count);
+        let frame = match kind % 11 {
+            0 => Frame::Ack {
+                completed_end: message,
+                credit_end: script.number(1 << 48),
+                packet_number: script.number(u64::MAX),
+                delay_nanos: script.number(1 << 32) as u32,
+            },
+            1 => Frame::Slice {
+                message,
+                cumulative: script.number(u64::from(ENDED) + 1) as u32,
+                start: script.number(1 << 29) as u32 * 8,
+                bitmap,
+            },
+            2 => {
+                for _ in 0..count {
+                    push_credit_length(&mut lengths, script.number(1 << 40));
+                }
+                Frame::Credit { start: message, lengths: &lengths }
+            }
+            3 => Frame::AbortSend { message, reason },
+            4 => Frame::AbortReceive { message, reason },
+            5 => Frame::StreamEnd {
+                message,
+                units: script.number(1 << 32) as u32,
+                length: script.number(1 << 40),
+                immediate: script.byte().is_multiple_of(2).then_some(1),
+            },
+            6 => Frame::Ping,
+            7 => Frame::PathChallenge { token: message },
+            8 => Frame::PathResponse { token: message },
+            9 => {
+                let ce = script.number(1 << 40);
+                let received = ce + script.number(1 << 40);
+                let counts = PathCounts { received, ect0: received - ce, ect1: 0, ce };
+                Frame::PathCounts { counts }
+            }
+            _ => {
+                let first = script.number(u64::MAX);
+                lengths.extend_from_slice(&first.to_be_bytes());
+                lengths.extend_from_slice(&(script.number(1 << 32) as u32).to_be_bytes());
+                Frame::Losses { runs: &lengths }
+            }
+        };
+        self.control(&[frame]);
+    }
+
+    fn unit(&mut self, script: &mut Script<'_>) {
+        let units = 1 + u64::from(script.byte() % 4);
+        let length = units * UNIT - u64::from(script.byte() % 2) * 10;
+        let unit = script.number(1 << 32) as u32;
+        let kind = Kind::Unit {
+            message: script.number(1 << 48),
+            unit,
+            length: if script.byte() == 9 { script.number(1 << 40) } else { length },
+            k: script.byte().saturating_sub(250),
+            m: script.byte().saturating_sub(250),
+            is_stream: script.byte() > 200,
+            immediate: script.byte().is_multiple_of(2).then_some(1),
+        };
+        let count = match script.byte() {
+            0..200 => length.saturating_sub(u64::from(unit) * UNIT).min(UNIT),
+            count => u64::from(count),
+        };
+        let payload = vec![0xc3; count as usize];
+        let epoch = u8::from(script.byte() == 1);
+        self.packet(kind, &payload, epoch);
+    }
+
+    fn asked(&mut self, is_receive: bool) -> u64 {
+        self.waiting.insert(self.next_user_data, is_receive);
+        self.next_user_data += 1;
+        self.next_user_data - 1
+    }
+
+    fn post_send(&mut self, script: &mut Script<'_>) {
+        let reliability = match script.byte() % 3 {
+            0 => Reliability::SelectiveRepeat,
+            1 => Reliability::ErasureCoded { k: 4, m: 2, depth: 2 },
+            _ => Reliability::Unreliable,
+        };
+        let user_data = self.asked(false);
+        let length = script.number(5000);
+        let request = SendRequest { offset: 0, length, reliability, immediate: None, user_data };
+        if self.session.post_send(request, self.now).is_err() {
+            self.waiting.remove(&user_data);
+        }
+    }
+
+    fn post_receive(&mut self) {
+        let user_data = self.asked(true);
+        let offset = user_data % 8 * STRIDE + MEMORY_BYTES as u64 / 2;
+        let is_free = !self.memory.open.contains_key(&offset);
+        let request = ReceiveRequest { offset, length_max: STRIDE, user_data };
+        if is_free && self.session.post_receive(request, self.now).is_ok() {
+            self.memory.open.insert(offset, offset + STRIDE);
+        } else {
+            self.waiting.remove(&user_data);
+        }
+    }
+
+    fn stream(&mut self, script: &mut Script<'_>) {
+        let user_data = self.asked(false);
+        let request = StreamRequest {
+            length: 4 * UNIT,
+            reliability: Reliability::SelectiveRepeat,
+            immediate: None,
+            user_data,
+        };
+        match self.session.post_stream(request, self.now) {
+            Ok(message) => {
+                let remote_offset = u64::from(script.byte() % 4) * UNIT;
+                let part = StreamPart { offset: 0, remote_offset, length: UNIT };
+                let _ = self.session.continue_stream(message, part, self.now);
+                if script.byte().is_multiple_of(2) {
+                    let _ = self.session.end_stream(message, self.now);
+                }
+            }
+            Err(_) => drop(self.waiting.remove(&user_data)),
+        }
+    }
+
+    /// Pulls all outputs: a bounded number at any one time.
+    fn pump(&mut self) {
+        self.session.handle_timeout(self.now);
+        let mut out = Vec::new();
+        let mut count = 0;
+        while self.session.next_transmit(&self.memory, self.now, &mut out) {
+            out.clear();
+            count += 1;
+            assert!(count <= DATAGRAMS_PER_INSTANT_MAX, "no end of packets");
+        }
+        while let Some(event) = self.session.next_event() {
+            let done = match event {
+                Event::SendCompleted { user_data, .. } => (user_data, false),
+                Event::ReceiveCompleted { user_data, .. } => {
+                    let offset = user_data % 8 * STRIDE + MEMORY_BYTES as u64 / 2;
+                    self.memory.open.remove(&offset);
+                    (user_data, true)
+                }
+                Event::Closed { .. } => {
+                    self.is_closed = true;
+                    continue;
+                }
+                Event::Established { .. } => continue,
+            };
+            assert_eq!(self.waiting.remove(&done.0), Some(done.1), "completed once");
+        }
+        assert!(self.memory.bytes[..MEMORY_BYTES / 2].iter().all(|byte| *byte == 0x5a));
+    }
+}

@@ -1,0 +1,124 @@
+"""Calls about background jobs and stores: from the gateway to the target, and who may make them."""
+
+import pytest
+
+from sealane.daemon.volumes_servicer import VolumesServicer
+from sealane.errors import Error, UsageError
+from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc, volumes_pb2
+from volume_control import World, create
+
+Request = storage_pb2.StartJobRequest | storage_pb2.ChangeJobRequest
+
+
+async def start(world: World, volume_id: str, **values: object) -> storage_pb2.VolumeJob:
+    message = storage_pb2.JobStart(**values)  # type: ignore[arg-type]
+    return await world.volumes.stores.start_job(volume_id, message)
+
+
+async def test_jobs_are_started_and_told_at_the_target(world: World) -> None:
+    volume_id = await create(world)
+    job = await start(world, volume_id, kind="scrub", bytes_per_second=5)
+    assert (job.kind, job.state, job.bytes_per_second) == ("scrub", "running", 5)
+    assert job.HasField("start_time")
+    assert not job.HasField("end_time")
+    change = storage_pb2.JobChange(kind="scrub", order="pause", bytes_per_second=0)
+    job = await world.volumes.stores.change_job(volume_id, change)
+    assert (job.state, job.bytes_per_second) == ("paused", 0)
+    # Without a rate it stays.
+    change = storage_pb2.JobChange(kind="scrub", bytes_per_second=9)
+    await world.volumes.stores.change_job(volume_id, change)
+    job = await world.volumes.stores.change_job(volume_id, storage_pb2.JobChange(kind="scrub"))
+    assert job.bytes_per_second == 9
+    status = await world.volumes.stores.status(volume_id)
+    assert (status.kind, status.layout, status.pending) == ("memory", "out of place", 7)
+    assert [job.kind for job in status.jobs] == ["scrub"]
+    assert not status.HasField("anchor_age_ms")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"kind": "dance"}, "volume.job.kind"),
+        ({"kind": ""}, "volume.job.kind"),
+        ({"kind": "scrub", "bytes_per_second": (1 << 40) + 1}, "volume.job.rate"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(
+    world: World, values: dict[str, object], reason: str
+) -> None:
+    volume_id = await create(world)
+    with pytest.raises(UsageError) as caught:
+        await start(world, volume_id, **values)
+    assert caught.value.reason == reason
+    await start(world, volume_id, kind="scrub")
+    change = storage_pb2.JobChange(kind="scrub", order="explode")
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.stores.change_job(volume_id, change)
+    assert caught.value.reason == "volume.job.order"
+    with pytest.raises(UsageError) as caught:
+        await start(world, volume_id, kind="scrub")
+    assert caught.value.reason == "volume.job.running"
+
+
+async def refusal(world: World, caller: str, request: Request) -> str:
+    """Return why the target refuses what a node asks of it."""
+
+    async def ask() -> None:
+        async with world.identities[caller].channel(
+            world.addresses["target"], "s", "target"
+        ) as channel:
+            stub = storage_pb2_grpc.StorageStub(channel)
+            if isinstance(request, storage_pb2.StartJobRequest):
+                await stub.StartJob(request, timeout=5)
+            else:
+                await stub.ChangeJob(request, timeout=5)
+
+    with pytest.raises(Error) as caught:
+        await ask()
+    return caught.value.reason
+
+
+def requests(volume_id: str) -> list[Request]:
+    start = storage_pb2.JobStart(kind="scrub")
+    change = storage_pb2.JobChange(kind="scrub", order="cancel")
+    return [
+        storage_pb2.StartJobRequest(volume_id=volume_id, start=start),
+        storage_pb2.ChangeJobRequest(volume_id=volume_id, change=change),
+    ]
+
+
+@pytest.mark.parametrize("role", ["target", "fabric", "broker"])
+async def test_only_gateways_may_have_jobs_done(world: World, role: str) -> None:
+    for request in requests(""):
+        assert await refusal(world, role, request) == "call.role.refused"
+
+
+async def test_only_a_volumes_own_tenant_may(world: World) -> None:
+    for request in requests(await create(world)):
+        assert await refusal(world, "stranger", request) == "namespace.not_found"
+    assert world.target.recorded_jobs.known == {}
+
+
+async def test_volume_is_shown_without_its_store_if_that_gives_no_answer(world: World) -> None:
+    volume_id = await create(world)
+    servicer, name = VolumesServicer(world.volumes), f"volumes/{volume_id}"
+
+    async def get(**values: bool) -> volumes_pb2.Volume:
+        request = volumes_pb2.GetVolumeRequest(name=name, **values)
+        return await servicer.GetVolume(request, None)  # type: ignore[arg-type]
+
+    assert not (await get()).HasField("store")
+    assert (await get(with_store=True)).store.epoch == 3
+    await world.storage.delete(world.identities["gateway"].subject, volume_id)
+    volume = await get(with_store=True)
+    assert (volume.HasField("store"), volume.store_unknown) == (False, "namespace.not_found")
+
+
+async def test_another_size_and_clones_are_refused_with_their_reasons(world: World) -> None:
+    servicer = VolumesServicer(world.volumes)
+    with pytest.raises(UsageError, match="keeps its size") as caught:
+        await servicer.ResizeVolume(volumes_pb2.ResizeVolumeRequest(), None)  # type: ignore[arg-type]
+    assert caught.value.reason == "volume.resize.unsupported"
+    with pytest.raises(UsageError, match="bound to their volume") as caught:
+        await servicer.CloneVolume(volumes_pb2.CloneVolumeRequest(), None)  # type: ignore[arg-type]
+    assert caught.value.reason == "volume.clone.unsupported"

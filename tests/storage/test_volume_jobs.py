@@ -1,0 +1,225 @@
+"""Scrub and refresh of a target's volumes: what they find, and that they go on after a restart."""
+
+import asyncio
+import datetime as dt
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from attacks.disk import read_slot
+from sealane.daemon.demo.adversary import block_start
+from sealane.daemon.jobs import Job, JobKind
+from sealane.daemon.scrub_schedule import due_volume
+from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.volume_jobs import VolumeJobs
+from sealane.errors import UnavailableError, UsageError
+from storage.pair import World, make_world
+
+NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
+SECTORS = 4096
+
+
+@pytest.fixture
+async def inline_world(tmp_path: Path) -> AsyncIterator[World]:
+    async with make_world(tmp_path / "store", store_kind="inline") as made:
+        yield made
+
+
+def running(directory: Path) -> Target:
+    return Target(traddr="127.0.0.1", trsvcid=0, store_kind="inline", directory=directory)
+
+
+async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
+    async with asyncio.timeout(20):
+        while True:
+            await jobs.observe()
+            job = next(job for job in jobs.list() if job.kind == kind)
+            if job.is_over:
+                return job
+            await asyncio.sleep(0.002)
+
+
+async def moved(jobs: VolumeJobs, is_far: Callable[[Job], bool]) -> Job:
+    """Wait until a job has come so far."""
+    async with asyncio.timeout(20):
+        while True:
+            if is_far(job := jobs.list()[0]):
+                return job
+            await asyncio.sleep(0.002)
+
+
+async def test_scrub_finds_older_sectors_nobody_read_and_tells_of_them(inline_world: World) -> None:
+    world = inline_world
+    assert world.path is not None
+    async with world.queue() as queue:
+        for lba in (5, 700):
+            await queue.write(lba, bytes(4096))
+        older = {lba: read_slot(world.path, lba).block for lba in (5, 700)}
+        for lba in (5, 700, 701):
+            await queue.write(lba, bytes(4096))
+        await queue.flush()
+    with world.path.open("r+b") as file:
+        for lba, block in older.items():
+            file.seek(block_start(world.path, lba))
+            file.write(block)
+    jobs = world.target.jobs(world.volume_id)
+    await jobs.start("scrub", bytes_per_second=0)
+    job = await ended(jobs)
+    assert (job.state, job.found, job.checked) == ("finished", 2, 3)
+    assert [(f.lba, f.reason) for f in job.findings] == [
+        (5, "sector.stale"),
+        (700, "sector.stale"),
+    ]
+    await world.event(lambda e: e.kind == "found" and e.lba == 700, at_target=True)
+    figures = world.target.statistics(world.volume_id)
+    assert (figures["scrub_found"], figures["scrub_running"]) == (2, 0)
+    assert figures["scrub_ended_seconds"] > 1_700_000_000
+
+
+async def test_end_of_a_job_is_told(inline_world: World) -> None:
+    jobs = inline_world.target.jobs(inline_world.volume_id)
+    await jobs.start("refresh", bytes_per_second=0)
+    await moved(jobs, lambda job: job.is_over)
+    await inline_world.target.observe_jobs()
+    await inline_world.event(
+        lambda e: (
+            (e.kind, e.detail) == ("job_finished", "refresh: 0 sectors checked, 0 found wrong")
+        ),
+        at_target=True,
+    )
+    await inline_world.target.observe_jobs()
+    assert inline_world.target.take_events(inline_world.volume_id) == []
+
+
+async def test_job_goes_on_at_its_place_when_the_target_starts_again(tmp_path: Path) -> None:
+    async with make_world(tmp_path, store_kind="inline") as world:
+        volume_id, count = world.volume_id, 0
+        async with world.queue() as queue:
+            for lba in range(0, SECTORS, 256):
+                await queue.write(lba, bytes(4096))
+                count += 1
+        jobs = world.target.jobs(volume_id)
+        # A piece at once, and the next one in hours.
+        await jobs.start("scrub", bytes_per_second=1)
+        first = await moved(jobs, lambda job: job.position > 0)
+        assert first.checked == 1
+    kept = json.loads((tmp_path / f"{volume_id}.jobs").read_text())
+    assert (kept[0]["state"], kept[0]["position"]) == ("running", first.position)
+    target = running(tmp_path)
+    await target.start()
+    try:
+        await target.open_volume(volume_id, sector_count=8192)
+        jobs = target.jobs(volume_id)
+        resumed = jobs.list()[0]
+        assert (resumed.state, resumed.interruptions) == ("running", 1)
+        assert resumed.started == first.started
+        await jobs.change("scrub", order="pause", bytes_per_second=None)
+    finally:
+        await target.stop()
+    target = running(tmp_path)
+    await target.start()
+    try:
+        await target.open_volume(volume_id, sector_count=8192)
+        jobs = target.jobs(volume_id)
+        assert (jobs.list()[0].state, jobs.list()[0].interruptions) == ("paused", 2)
+        await jobs.change("scrub", order="resume", bytes_per_second=0)
+        job = await ended(jobs)
+        assert (job.state, job.checked, job.found) == ("finished", count, 0)
+        assert job.position == job.sector_count == 8192
+    finally:
+        await target.stop()
+    # What has ended stays known.
+    target = running(tmp_path)
+    await target.start()
+    try:
+        await target.open_volume(volume_id, sector_count=8192)
+        assert target.jobs(volume_id).list() == [job]
+    finally:
+        await target.stop()
+
+
+async def test_cancelled_job_ends_and_another_may_begin(inline_world: World) -> None:
+    async with inline_world.queue() as queue:
+        await queue.write(0, bytes(4096))
+        await queue.write(SECTORS, bytes(4096))
+    jobs = inline_world.target.jobs(inline_world.volume_id)
+    await jobs.start("scrub", bytes_per_second=1)
+    with pytest.raises(UsageError, match="under way") as caught:
+        await jobs.start("scrub", bytes_per_second=0)
+    assert caught.value.reason == "volume.job.running"
+    await jobs.change("scrub", order="cancel", bytes_per_second=None)
+    assert (await ended(jobs)).state == "cancelled"
+    with pytest.raises(UsageError) as caught:
+        await jobs.change("scrub", order="resume", bytes_per_second=None)
+    assert caught.value.reason == "volume.job.over"
+    await jobs.start("scrub", bytes_per_second=0)
+    assert (await ended(jobs)).state == "finished"
+
+
+async def test_kinds_that_a_store_has_no_use_for_are_refused(world: World) -> None:
+    jobs = world.target.jobs(world.volume_id)
+    with pytest.raises(UsageError) as caught:
+        await jobs.start("refresh", bytes_per_second=0)
+    assert caught.value.reason == "volume.job.unsupported"
+    with pytest.raises(UsageError) as caught:
+        await jobs.change("refresh", order="pause", bytes_per_second=None)
+    assert caught.value.reason == "volume.job.over"
+    async with make_world(None, store_kind="memory") as memory:
+        jobs = memory.target.jobs(memory.volume_id)
+        with pytest.raises(UsageError) as caught:
+            await jobs.start("scrub", bytes_per_second=0)
+        assert caught.value.reason == "volume.job.unsupported"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[" + b"1," * 1000,
+        b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00Z","position":-1}]',
+        b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00Z","more":1}]',
+        b'[{"kind":"dance","state":"running","started":"2026-11-22T00:00:00Z"}]',
+        b" " * ((1 << 20) + 1),
+    ],
+)
+async def test_file_of_jobs_that_is_not_in_form_is_left_aside(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "x.jobs"
+    path.write_bytes(content)
+    jobs = VolumeJobs(path)
+    await jobs.load()
+    assert jobs.list() == []
+    with pytest.raises(UnavailableError) as caught:
+        await jobs.start("scrub", bytes_per_second=0)
+    assert caught.value.reason == "volume.job.closed"
+
+
+def scrub(*, state: str, days: int) -> Job:
+    end = None if state in {"running", "paused"} else NOW - dt.timedelta(days=days)
+    return Job.model_validate(
+        {"kind": "scrub", "state": state, "started": NOW - dt.timedelta(days=days), "ended": end}
+    )
+
+
+def test_scrubs_are_due_after_their_interval_the_oldest_first_and_one_at_a_time() -> None:
+    a, b, c = (uuid.UUID(int=n) for n in (1, 2, 3))
+    week = dt.timedelta(days=7)
+
+    def due(**scrubs: Job | None) -> uuid.UUID | None:
+        volumes = {"a": a, "b": b, "c": c}
+        by_volume = {volumes[name]: job for name, job in scrubs.items()}
+        return due_volume(by_volume, interval=week, now=NOW)
+
+    finished = scrub(state="finished", days=8)
+    assert due() is None
+    assert due(a=scrub(state="finished", days=6)) is None
+    assert due(a=finished, b=scrub(state="finished", days=9)) == b
+    assert due(a=finished, b=None) == b, "never scrubbed"
+    assert due(a=finished, b=scrub(state="running", days=0)) is None
+    assert due(a=finished, b=scrub(state="paused", days=30)) == a
+    assert due(a=scrub(state="cancelled", days=1)) is None
