@@ -51,8 +51,8 @@ impl Store {
         self.world.device.read_block(self.place(lba)).expect("block")
     }
 
-    fn put(&self, lba: u64, block: Block) {
-        self.world.device.lie(self.place(lba), Some(Arc::new(block)), true);
+    fn put(&self, lba: u64, block: &Block) {
+        self.world.device.lie(self.place(lba), Some(Arc::new(*block)), true);
     }
 
     fn read(&self, lba: u64) -> Result<Option<Version>, Refusal> {
@@ -62,7 +62,8 @@ impl Store {
 }
 
 /// The block with a MAC that somebody makes who has all that is public: the superblock's seed.
-fn forged(mut block: Block, lba: u64) -> Block {
+fn forged(block: &Block, lba: u64) -> Block {
+    let mut block = *block;
     let keys = StoreKeys::new(&SUPERBLOCK_UUID, &SUPERBLOCK_SEED, &Authority::Device);
     let mut leaf = Leaf::void(0);
     leaf.change::<Ivs>(&NodeKey::new(keys.tree()), [(lba as usize, Some(block_iv(&block)))]);
@@ -79,7 +80,7 @@ fn test_17_a_fast_path_mac_made_of_public_data_or_moved_vouches_for_nothing() {
     store.merged(LBA, 2);
     store.merged(SIBLING, 3);
     assert!(refresh(&mut store.life, LBA, 2).expect("refresh"));
-    store.put(LBA, forged(old, LBA));
+    store.put(LBA, &forged(&old, LBA));
     assert_eq!(store.read(LBA), Err(Refusal::Stale(LBA)));
     for from in [LBA, SIBLING] {
         store.world.device.repent();
@@ -87,7 +88,7 @@ fn test_17_a_fast_path_mac_made_of_public_data_or_moved_vouches_for_nothing() {
         let mut moved = old;
         let mac = &sealane_proto::sector::metadata(&current, field::MAC);
         metadata_mut(&mut moved, field::MAC).copy_from_slice(mac);
-        store.put(LBA, moved);
+        store.put(LBA, &moved);
         assert_eq!(store.read(LBA), Err(Refusal::Stale(LBA)), "with the MAC of block {from}");
     }
 }
@@ -102,7 +103,7 @@ fn test_19_an_older_mac_is_worth_nothing_when_a_sibling_changed_and_an_honest_bl
     assert_eq!(store.read(LBA), Ok(Some(1)), "a full check");
     assert_eq!(store.life.vouched.get(), 0);
     store.merged(LBA, 3);
-    store.put(LBA, old);
+    store.put(LBA, &old);
     assert_eq!(store.read(LBA), Err(Refusal::Stale(LBA)));
 }
 
@@ -114,7 +115,7 @@ fn test_21_a_refresh_launders_nothing_and_afterwards_every_block_takes_the_fast_
     }
     let old = store.held(LBA);
     store.merged(LBA, 50);
-    store.put(LBA, old);
+    store.put(LBA, &old);
     assert!(refresh(&mut store.life, 0, 20).expect("refresh"), "the others have theirs");
     assert_eq!(store.held(LBA), old, "nothing was issued for it");
     assert_eq!(store.read(LBA), Err(Refusal::Stale(LBA)));
@@ -139,14 +140,14 @@ fn test_28_an_announced_write_may_be_there_or_not_and_the_flushed_one_may_not_be
         store.life.map.announce().expect("announced");
         store.world.device.crash(Crash::Kill, &mut store.world.random);
         if is_made {
-            store.put(LBA, block(LBA, 3));
+            store.put(LBA, &block(LBA, 3));
         }
         let map = store.world.map().expect("an honest crash");
         let life = store.world.life(map, History::default());
         let expected = if is_made { 3 } else { 2 };
         assert_eq!(life.look(LBA).expect("block"), Some(expected));
         assert_eq!(life.look(LBA + 1).expect("block"), Some(UNWRITTEN));
-        store.put(LBA, oldest);
+        store.put(LBA, &oldest);
         assert!(matches!(
             Refusal::of(&life.look(LBA).expect_err("put back")),
             Some(Refusal::Stale(LBA))
