@@ -80,6 +80,8 @@ kill-test: build ## kill -9 of brokers, targets, gateways and etcd members under
 freshness-model: ## search the protocol of freshness; print how each rule left out goes wrong
 	cd native && cargo test --locked --release --package sealane-sim --test freshness -- --nocapture $(ARGS)
 
+DEBIAN_TORCH := /usr/lib/python3/dist-packages
+
 WORLDS ?= 100000
 
 .PHONY: freshness-worlds
@@ -89,6 +91,12 @@ freshness-worlds: ## WORLDS (100,000) seeded worlds of crashes and attacks on st
 .PHONY: freshness-world
 freshness-world: ## one of them, step by step: SEED=n
 	cd native && SEED=$(SEED) cargo test --locked --package sealane-engine --lib one_world -- --ignored --nocapture
+
+.PHONY: torch-test
+torch-test: build ## torch.distributed over sessions, with Debian's python3-torch (installed if root)
+	[ -d $(DEBIAN_TORCH)/torch ] || { apt-get update -q && apt-get install -q -y --no-install-recommends python3-torch; }
+	mkdir -p $(STAMP)/torch && ln -sfn $(addprefix $(DEBIAN_TORCH)/,torch torchgen functorch) $(STAMP)/torch/
+	PYTHONPATH="$(CURDIR)/$(STAMP)/torch" $(BIN)/pytest tests/collectives/test_torch.py $(ARGS)
 
 .PHONY: bench-storage
 bench-storage: build ## plain and secure volumes side by side; ARGS="--target HOST:PORT --subsystem NQN" for others

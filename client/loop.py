@@ -28,6 +28,10 @@ class Loop:
             future.cancel()
             raise
 
+    def start(self, call: Coroutine[Any, Any, None]) -> None:
+        """Run a call without waiting; it must not raise."""
+        asyncio.run_coroutine_threadsafe(call, self._loop)
+
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a plain function on the loop's thread, where what belongs to the loop is touched."""
 

@@ -1,6 +1,14 @@
 """What a job says of a message it sends, and hears of one that has ended."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    Bytes: TypeAlias = Buffer | npt.NDArray[Any]
+    """Memory of a session's region: what `Session.empty` returns, and any contiguous view of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

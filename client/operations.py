@@ -10,8 +10,7 @@ from sealane.client.messages import Received, Sent
 from sealane.errors import Error, SessionError, UsageError
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
+    from sealane.client.messages import Bytes
     from sealane.client.session import Session
 
 R = TypeVar("R")
@@ -123,7 +122,7 @@ class StreamOperation(SendOperation):
     async def write(
         self,
         remote_offset: int,
-        data: "Buffer | None" = None,
+        data: "Bytes | None" = None,
         *,
         offset: int = 0,
         length: int | None = None,

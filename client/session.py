@@ -32,7 +32,7 @@ from sealane.errors import Error, SessionError, UnavailableError, UsageError
 from sealane.protocol.v1 import sessions_pb2
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from sealane.client.messages import Bytes
 
 COMPLETIONS_PER_TURN: Final = 64
 _NO_CODE: Final = ErasureCoded(k=0, m=0)
@@ -85,7 +85,7 @@ class Session:
 
     async def post_send(
         self,
-        data: "Buffer | None" = None,
+        data: "Bytes | None" = None,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -136,7 +136,7 @@ class Session:
         return operation
 
     async def post_receive(
-        self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
+        self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> ReceiveOperation:
         """Offer `into`, which lies in the region, or a range of it, to the next message.
 
@@ -152,7 +152,7 @@ class Session:
 
     async def send(
         self,
-        data: "Buffer | None" = None,
+        data: "Bytes | None" = None,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -169,7 +169,7 @@ class Session:
         return await operation.wait()
 
     async def receive(
-        self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
+        self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> Received:
         """Take the next message and return when it is whole: `post_receive`, then `wait`.
 
@@ -209,7 +209,7 @@ class Session:
             if self._ended is None and not self._chunk_watchers:
                 self.ring.wake_for_chunks(False)
 
-    def place(self, data: "Buffer | None", offset: int, length: int | None) -> tuple[int, int]:
+    def place(self, data: "Bytes | None", offset: int, length: int | None) -> tuple[int, int]:
         """Return (offset, length) in the region; UsageError for bytes elsewhere."""
         if (data is None) == (length is None):
             raise UsageError("session.post.range", "either data or the length of a range is needed")

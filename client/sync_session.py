@@ -13,7 +13,7 @@ from sealane.client.messages import Received, Reliability, SelectiveRepeat, Sent
 from sealane.protocol.v1 import sessions_pb2
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from sealane.client.messages import Bytes
 
 R = TypeVar("R")
 
@@ -61,7 +61,7 @@ class StreamOperation(SendOperation):
     def write(
         self,
         remote_offset: int,
-        data: "Buffer | None" = None,
+        data: "Bytes | None" = None,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -123,7 +123,7 @@ class Session:
 
     def post_send(
         self,
-        data: "Buffer | None" = None,
+        data: "Bytes | None" = None,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -148,7 +148,7 @@ class Session:
         return StreamOperation(self._loop, self._loop.run(posting))
 
     def post_receive(
-        self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
+        self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> ReceiveOperation:
         """Offer room in the region to the next message."""
         posting = self._session.post_receive(into, offset=offset, length=length)
@@ -156,7 +156,7 @@ class Session:
 
     def send(
         self,
-        data: "Buffer | None" = None,
+        data: "Bytes | None" = None,
         *,
         offset: int = 0,
         length: int | None = None,
@@ -169,7 +169,7 @@ class Session:
         ).wait()
 
     def receive(
-        self, into: "Buffer | None" = None, *, offset: int = 0, length: int | None = None
+        self, into: "Bytes | None" = None, *, offset: int = 0, length: int | None = None
     ) -> Received:
         """Take the next message; returns when it is whole."""
         return self.post_receive(into, offset=offset, length=length).wait()

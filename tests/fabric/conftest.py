@@ -1,142 +1,14 @@
-"""Two fabrics in one process, over real gRPC on loopback; the peer names itself in metadata."""
+"""Two fabrics."""
 
 import contextlib
-import functools
-import hashlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from sealane.crypto.certificates import Subject
-from sealane.crypto.kem import X25519KemKey
-from sealane.daemon.calls import CallInterceptor
-from sealane.daemon.fabric.establishment import Answer, Offer
-from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
-from sealane.daemon.fabric.servicer import (
-    PeerChannel,
-    SessionPeerServicer,
-    SessionsServicer,
-    reach_over,
-)
-from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.metrics import Metrics
-from sealane.protocol.v1.sessions_pb2_grpc import (
-    SessionsStub,
-    add_SessionPeerServicer_to_server,
-    add_SessionsServicer_to_server,
-)
-
-RATE_MAX = 400_000_000
-REGION_MAX = 8 << 20
-
-
-@dataclass
-class Fabric:
-    name: str
-    service: FabricService
-    sessions: Any
-    address: str
-
-
-def settings(directory: Path, name: str) -> FabricSettings:
-    return FabricSettings(
-        ring_socket=directory / f"{name}.sock",
-        rate_max_bits_per_second=RATE_MAX,
-        region_bytes_max=REGION_MAX,
-        sessions_max=4,
-        establish_timeout_seconds=5,
-    )
-
-
-def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManager[Any]]:
-    """What part of the control plane does by certificate, done by metadata in these tests."""
-
-    class Name(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-            metadata = grpc.aio.Metadata(("node", name))
-            return await continuation(details._replace(metadata=metadata), request)
-
-    @contextlib.asynccontextmanager
-    async def connect(address: str, node: str) -> AsyncIterator[PeerChannel]:
-        async with grpc.aio.insecure_channel(address, interceptors=[Name()]) as channel:
-            yield PeerChannel(
-                channel=channel, certificate_digest=certificate_digest(name), subject=subject(node)
-            )
-
-    return connect
-
-
-def certificate_digest(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
-
-
-@functools.cache
-def kem(node: str) -> X25519KemKey:
-    return X25519KemKey.create()
-
-
-def subject(node: str) -> Subject:
-    return Subject(
-        node=node,
-        role="fabric",
-        tenant="",
-        incarnation=bytes(16),
-        kem_public_key=kem(node).public_key,
-    )
-
-
-def identify(context: Any) -> Peer:
-    node = str(dict(context.invocation_metadata())["node"])
-    return Peer(subject=subject(node), certificate_digest=certificate_digest(node))
-
-
-Change = Callable[[Offer], Offer]
-ChangeAnswer = Callable[[Answer], Answer]
-
-
-@contextlib.asynccontextmanager
-async def fabric(
-    config: FabricSettings,
-    name: str,
-    *,
-    change_offer: Change = lambda offer: offer,
-    change_answer: ChangeAnswer = lambda answer: answer,
-    change_digest: Callable[[bytes], bytes] = lambda digest: digest,
-    change_subject: Callable[[Subject], Subject] = lambda subject: subject,
-) -> AsyncIterator[Fabric]:
-    """Run one fabric; its exchange may be tampered with on the way out or back."""
-    honest: ReachPeer = reach_over(named_peer(name))
-
-    @contextlib.asynccontextmanager
-    async def reach(address: str, node: str) -> AsyncIterator[PeerLink]:
-        async with honest(address, node) as link:
-
-            async def establish(offer: Offer) -> Answer:
-                return change_answer(await link.establish(change_offer(offer)))
-
-            yield replace(
-                link,
-                certificate_digest=change_digest(link.certificate_digest),
-                subject=change_subject(link.subject),
-                establish=establish,
-            )
-
-    service = FabricService(config, own=lambda: subject(name), kem=kem(name), reach_peer=reach)
-    server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
-    add_SessionsServicer_to_server(SessionsServicer(service), server)
-    add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    async with service.running():
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
-                yield Fabric(name, service, SessionsStub(channel), address)
-        finally:
-            await server.stop(0)
+from fabrics import Fabric, fabric, settings
 
 
 @pytest.fixture

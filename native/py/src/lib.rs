@@ -12,6 +12,7 @@ mod jobs;
 mod link;
 mod load;
 mod pdu;
+mod reduce;
 mod region;
 mod session;
 mod simulation;
@@ -26,6 +27,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::link::{Emulator, LinkSettings};
+    #[pymodule_export]
+    use crate::reduce::{reduce_bfloat16, scale_bfloat16};
     #[pymodule_export]
     use crate::region::{Region, RegionArray};
     #[pymodule_export]

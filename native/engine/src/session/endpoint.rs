@@ -13,6 +13,7 @@ use sealane_proto::session::{
 };
 
 use super::layout::Layout;
+use super::limits::Limits;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 pub use super::worker::State;
@@ -203,6 +204,7 @@ impl Endpoint {
             stop,
             report: Arc::clone(&self.report),
             next_plan: Arc::clone(&self.next_plan),
+            limits: Limits::new(now()),
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());

@@ -5,6 +5,7 @@ pub mod endpoint;
 pub mod entry;
 pub mod job;
 pub mod layout;
+mod limits;
 mod operations;
 mod outbound;
 pub mod region;

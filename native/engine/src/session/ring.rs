@@ -32,6 +32,8 @@ pub struct DaemonRing {
     in_flight: u64,
     /// Chunks have landed since the job was last told.
     has_landed: bool,
+    /// A submission waits for room among the completions.
+    is_full: bool,
 }
 
 impl DaemonRing {
@@ -47,6 +49,7 @@ impl DaemonRing {
             completions_consumed: 0,
             in_flight: 0,
             has_landed: false,
+            is_full: false,
         }
     }
 
@@ -59,11 +62,15 @@ impl DaemonRing {
         let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
         match produced.checked_sub(self.submissions_taken) {
             None => return Err(RingFault::IndexJump),
-            Some(0) => return Ok(None),
+            Some(0) => {
+                self.is_full = false;
+                return Ok(None);
+            }
             Some(waiting) if waiting > entries => return Err(RingFault::IndexJump),
             Some(_) => {}
         }
-        if self.in_flight + self.unconsumed()? >= entries {
+        self.is_full = self.in_flight + self.unconsumed()? >= entries;
+        if self.is_full {
             return Ok(None);
         }
         let mut entry = [0; ENTRY_BYTES];
@@ -75,6 +82,11 @@ impl DaemonRing {
         let submission = Submission::parse(&entry, self.layout.region_bytes)?;
         self.in_flight += 1;
         Ok(Some((handle, submission)))
+    }
+
+    /// Whether a submission was left where it is because its completion would have no place.
+    pub fn is_full(&self) -> bool {
+        self.is_full
     }
 
     /// Publishes the end of an operation that was taken.
@@ -343,9 +355,12 @@ mod tests {
             daemon.complete(&done(number));
         }
         job.post(&send(4)).unwrap();
+        assert!(!daemon.is_full(), "nothing has been held up so far");
         assert_eq!(daemon.take().unwrap(), None);
+        assert!(daemon.is_full());
         assert_eq!(job.completions(1).unwrap(), vec![done(0)]);
         assert_eq!(daemon.take().unwrap(), Some((4, send(4))));
+        assert!(!daemon.is_full());
         job.post(&send(5)).unwrap();
         assert_eq!(daemon.take().unwrap(), None);
         daemon.complete(&done(4));

@@ -16,6 +16,20 @@ counters! {
         pub receive_calls: u64,
         /// Datagrams that the kernel dropped because the socket's buffer was full.
         pub receive_drops: u64,
+        /// Nanoseconds in which the job had posted nothing to send ...
+        pub limited_application_nanos: u64,
+        /// ... the peer had posted no receive ...
+        pub limited_credit_nanos: u64,
+        /// ... the rate held units back ...
+        pub limited_pacing_nanos: u64,
+        /// ... losses were repeated or waited for ...
+        pub limited_loss_nanos: u64,
+        /// ... all was sent and not yet acknowledged ...
+        pub limited_round_trip_nanos: u64,
+        /// ... the peer was silent ...
+        pub limited_stall_nanos: u64,
+        /// ... and the job did not read its completions.
+        pub limited_completions_nanos: u64,
     }
 }
 
@@ -39,7 +53,8 @@ mod tests {
     #[test]
     fn every_counter_has_its_name_and_a_place() {
         let machine = SessionStatistics { packets_sent: 1, breaker_trips: 2, ..Default::default() };
-        let worker = WorkerStatistics { send_errors: 3, receive_drops: 4, ..Default::default() };
+        let worker =
+            WorkerStatistics { send_errors: 3, limited_completions_nanos: 4, ..Default::default() };
         let values = values(&machine, &worker);
         let names: Vec<_> = names().collect();
         assert_eq!(values.len(), names.len());

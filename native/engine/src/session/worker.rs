@@ -13,6 +13,7 @@ use sealane_proto::session::{
 };
 
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
+use super::limits::{Limit, Limits};
 use super::operations::Operations;
 use super::outbound::Outbound;
 use super::region::SharedMemory;
@@ -113,6 +114,7 @@ pub(super) struct Worker {
     pub(super) report: Arc<Report>,
     /// A plan that is to be put in force before the next submission.
     pub(super) next_plan: Arc<Mutex<Option<Plan>>>,
+    pub(super) limits: Limits,
     pub(super) progress: Progress,
 }
 
@@ -266,6 +268,7 @@ impl Worker {
 
     fn publish(&mut self) {
         let time = now();
+        self.limits.enter(Limit::of(self.session.limit(), self.memory.ring.is_full()), time);
         let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
         self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
         if !self.progress.is_stale {
@@ -284,12 +287,28 @@ impl Worker {
 
     fn counters(&self) -> WorkerStatistics {
         let sent = self.progress.outbound.counters();
+        let [
+            limited_application_nanos,
+            limited_credit_nanos,
+            limited_pacing_nanos,
+            limited_loss_nanos,
+            limited_round_trip_nanos,
+            limited_stall_nanos,
+            limited_completions_nanos,
+        ] = self.limits.spent();
         WorkerStatistics {
             send_errors: sent.errors,
             send_calls: sent.calls,
             send_drops: sent.dropped,
             receive_calls: self.udp.calls(),
             receive_drops: self.udp.drops(),
+            limited_application_nanos,
+            limited_credit_nanos,
+            limited_pacing_nanos,
+            limited_loss_nanos,
+            limited_round_trip_nanos,
+            limited_stall_nanos,
+            limited_completions_nanos,
         }
     }
 

@@ -3,7 +3,7 @@
 //! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
 //! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/session-wire.md`. Not built yet: NACK, congestion control, several paths.
+//! `docs/session-wire.md`. Not built yet: congestion control, several paths.
 
 mod bitmap;
 mod breaker;
@@ -15,9 +15,11 @@ mod events;
 mod flight;
 pub mod frame;
 mod gaps;
+mod inbound;
 mod landing;
 mod layout;
 mod narrow;
+mod outbound;
 mod outgoing;
 mod pacing;
 pub mod packet;
@@ -35,21 +37,18 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
-use breaker::{Breaker, Report, Verdict};
-use challenges::{Answer, CHALLENGE_INTERVAL};
-use control::{Control, Halves};
+use breaker::Breaker;
+use control::Control;
 use ecn::Marking;
 use events::Events;
-use frame::{Frame, Frames, NO_PACKET};
-use gaps::{Gaps, LossCounts, Timing};
+use gaps::{Gaps, LossCounts};
 use narrow::Narrow;
-use packet::{DATA_OVERHEAD_BYTES_MAX, Header, IP_UDP_BYTES, Kind};
+use packet::IP_UDP_BYTES;
 use probes::Probes;
 use protection::{Protection, Refusal};
-use receiver::{Outcome, Receiver, StreamEnd, Unit};
+use receiver::Receiver;
 use rtt::RoundTrip;
 use sender::Sender;
 
@@ -486,332 +485,9 @@ impl Session {
         self.events.push(Event::Closed { reason, by_peer }, 0);
     }
 
-    fn authentic(
-        &mut self,
-        header: &Header,
-        plaintext: &[u8],
-        arrival: Arrival,
-        memory: &mut impl Memory,
-        now: Nanos,
-    ) {
-        self.last_received = now;
-        self.silent_since = now;
-        if std::mem::take(&mut self.is_stalled) {
-            self.statistics.stalled_nanos += now.saturating_sub(self.stalled_since);
-        }
-        self.statistics.packets_received += 1;
-        self.counts.add(arrival.ecn);
-        self.control.packet_received(header.packet_number, now);
-        self.gaps.packet_received(header.packet_number, self.timing(), now);
-        self.is_elsewhere = arrival.source == Source::Elsewhere;
-        self.packet_received(header, plaintext, memory, now);
-        if self.is_elsewhere {
-            self.control.challenges_mut().search(now);
-        }
-    }
-
-    fn packet_received(
-        &mut self,
-        header: &Header,
-        plaintext: &[u8],
-        memory: &mut impl Memory,
-        now: Nanos,
-    ) {
-        let payload_bytes = match header.kind {
-            Kind::Control => {
-                self.control_received(plaintext, memory, now);
-                plaintext.len() + packet::HEADER_BYTES
-            }
-            Kind::Unit { message, unit, length, k, m, is_stream, immediate } => {
-                let unit = Unit { message, coded: unit, length, k, m, is_stream, immediate };
-                self.unit_received(unit, plaintext, memory, now)
-            }
-        };
-        self.statistics.wire_bytes_received += (payload_bytes + TAG_BYTES + IP_UDP_BYTES) as u64;
-    }
-
-    fn unit_received(
-        &mut self,
-        unit: Unit,
-        payload: &[u8],
-        memory: &mut impl Memory,
-        now: Nanos,
-    ) -> usize {
-        let outcome = self.receiver.unit_received(unit, payload, memory, &mut self.events);
-        let counter = match outcome {
-            Outcome::Landed | Outcome::Completed => &mut self.statistics.units_received,
-            Outcome::Duplicate => &mut self.statistics.duplicates,
-            Outcome::Surplus => &mut self.statistics.surplus,
-            Outcome::Late | Outcome::TooLong => &mut self.statistics.late,
-            Outcome::Unposted => &mut self.statistics.unposted,
-            Outcome::Malformed => &mut self.statistics.malformed,
-            Outcome::ScratchFull => &mut self.statistics.scratch_full,
-        };
-        *counter += 1;
-        match outcome {
-            Outcome::Completed => self.control.message_ended(now),
-            Outcome::TooLong => self.refresh_notices(now),
-            Outcome::Late => {
-                // An uncoded message has ended with all of its units, unless one end gave it up.
-                if unit.k == 0 {
-                    self.gaps.duplicate();
-                }
-                self.control.acknowledge_later(&self.rtt, now);
-                self.control.notices_missed(now);
-            }
-            Outcome::Duplicate => {
-                self.gaps.duplicate();
-                self.control.acknowledge_later(&self.rtt, now);
-            }
-            _ => self.control.acknowledge_later(&self.rtt, now),
-        }
-        let immediate_bytes = unit.immediate.map_or(0, |_| packet::IMMEDIATE_BYTES);
-        let layout = layout::Layout::new(unit.length, self.config.unit_bytes, unit.k, unit.m);
-        let layout = layout.filter(|layout| unit.coded < layout.coded_units());
-        let payload_bytes =
-            layout.map_or(payload.len(), |layout| layout.payload_length(unit.coded));
-        packet::HEADER_BYTES + packet::DESCRIPTOR_BYTES + immediate_bytes + payload_bytes
-    }
-
-    fn control_received(&mut self, plaintext: &[u8], memory: &mut impl Memory, now: Nanos) {
-        let frames = Frames::new(plaintext);
-        if frames.validate().is_err() {
-            self.statistics.malformed += 1;
-            return;
-        }
-        for frame in frames.flatten() {
-            self.frame_received(frame, memory, now);
-            if matches!(self.state, State::Closing | State::Closed) {
-                return;
-            }
-        }
-        self.sender.prune();
-        self.sender.advance(now, &mut self.events);
-        self.refresh_notices(now);
-    }
-
-    fn frame_received(&mut self, frame: Frame<'_>, memory: &mut impl Memory, now: Nanos) {
-        match frame {
-            Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
-                if packet_number != NO_PACKET {
-                    self.protection.acknowledged(packet_number);
-                    let end = packet_number.saturating_add(1);
-                    let end = end.min(self.protection.next_packet_number());
-                    self.reported_end = self.reported_end.max(end);
-                    self.rtt.echo_received(packet_number, delay_nanos.into(), now);
-                }
-                let posted_end = self.receiver.posted_end();
-                self.control.credit_confirmed(credit_end, posted_end, now);
-                self.sender.completed_end_received(completed_end, now, &mut self.events);
-            }
-            Frame::Slice { message, cumulative, start, bitmap } => {
-                let slice = (cumulative, start, bitmap);
-                self.sender.slice_received(message, slice, now, &mut self.events);
-            }
-            Frame::Credit { start, lengths } => {
-                self.sender.credit_received(start, frame::credit_lengths(lengths));
-                self.control.acknowledge_now(now);
-            }
-            Frame::AbortSend { message, reason } => {
-                self.receiver.abort_received(message, reason, &mut self.events);
-                self.control.message_ended(now);
-            }
-            Frame::AbortReceive { message, reason } => {
-                self.sender.abort_received(message, reason, now, &mut self.events);
-                self.control.notices_missed(now);
-            }
-            Frame::StreamEnd { message, units, length, immediate } => {
-                let end = StreamEnd { message, units, length, immediate };
-                let outcome = self.receiver.stream_end_received(end, memory, &mut self.events);
-                self.statistics.malformed += u64::from(outcome == Outcome::Malformed);
-                if outcome == Outcome::Completed {
-                    self.control.message_ended(now);
-                } else {
-                    self.control.acknowledge_now(now);
-                }
-            }
-            Frame::Ping => self.control.acknowledge_now(now),
-            Frame::Losses { runs } => {
-                if self.config.detection == Detection::Reports {
-                    self.sender.losses_received(frame::lost_runs(runs));
-                }
-            }
-            Frame::LossCounts { counts } => self.peer_losses.merge(counts),
-            Frame::PathChallenge { token } => {
-                self.control.challenge_received(token);
-                self.control.acknowledge_now(now);
-            }
-            Frame::PathCounts { counts } => self.counts_received(counts, now),
-            Frame::PathResponse { .. } if self.is_elsewhere => {}
-            Frame::PathResponse { token } => self.response_received(token, now),
-            Frame::Close { code } => {
-                self.end(CloseReason::from_code(code), true, now);
-                self.state = State::Closed;
-            }
-        }
-    }
-
-    fn counts_received(&mut self, counts: PathCounts, now: Nanos) {
-        self.marking.counts_received(counts);
-        self.narrow.received(counts.received);
-        if self.narrow.is_suspected(self.rtt.timeout(), now)
-            && !self.is_stalled
-            && !self.control.challenges().is_searching()
-        {
-            self.control.challenges_mut().search(now);
-        }
-        let report = Report {
-            sent: self.reported_end,
-            received: counts.received,
-            ce: counts.ce,
-            wire_bytes: self.statistics.wire_bytes_sent,
-            srtt: self.rtt.smoothed().unwrap_or(0),
-        };
-        match self.breaker.report(report, now) {
-            Verdict::Unchanged => {}
-            Verdict::Rate(rate) => self.pacer.set_rate(rate, now),
-            Verdict::Fatal => self.close(CloseReason::PathOverloaded, now),
-        }
-    }
-
-    fn response_received(&mut self, token: u64, now: Nanos) {
-        match self.control.challenges_mut().answered(token, now) {
-            None | Some(Answer::Small) => {}
-            Some(Answer::TooNarrow) => self.close(CloseReason::PathMtu, now),
-            Some(Answer::Validated(rtt)) => {
-                self.narrow.forget();
-                if self.state == State::Connecting {
-                    let packet_bytes = self.config.datagram_bytes_max() + IP_UDP_BYTES;
-                    self.path_mtu_bytes = packet_bytes as u64;
-                    self.rtt.sample(rtt);
-                    self.state = State::Established;
-                    self.events.push(Event::Established { rtt }, 0);
-                }
-            }
-        }
-    }
-
     fn refresh_notices(&mut self, now: Nanos) {
         let (sent, is_any_sent) = self.sender.notice_state();
         let (received, is_any_received) = self.receiver.notice_state();
         self.control.notices_changed(sent + received, is_any_sent || is_any_received, now);
-    }
-
-    /// When silence of the peer calls for a challenge or a stall, if it has not yet.
-    fn probe_at(&self) -> Option<Nanos> {
-        let is_waiting = self.sender.has_outstanding();
-        let is_challenging = self.control.challenges().due().is_some();
-        let is_done = is_challenging && (self.is_stalled || !is_waiting);
-        if self.state != State::Established || is_done {
-            return None;
-        }
-        let patience = self.config.idle_timeout / PROBES_PER_IDLE_TIMEOUT;
-        let silence = if is_waiting {
-            patience.min(self.rtt.timeout().saturating_mul(STALL_TIMEOUTS))
-        } else {
-            patience
-        };
-        Some(self.silent_since.saturating_add(silence))
-    }
-
-    fn probe(&mut self, now: Nanos) {
-        if self.probe_at().is_none_or(|at| at > now) {
-            return;
-        }
-        self.control.challenges_mut().start(now);
-        if self.sender.has_outstanding() && !self.is_stalled {
-            self.is_stalled = true;
-            self.stalled_since = now;
-            self.breaker.interrupt();
-            self.narrow.forget();
-            self.statistics.stalls += 1;
-        }
-    }
-
-    fn timing(&self) -> Timing {
-        Timing { srtt: self.rtt.smoothed(), timeout: self.rtt.timeout() }
-    }
-
-    /// When a probe is due behind the last unit, while units are unacknowledged and nothing else is
-    /// to be sent, or may be.
-    fn tail_probe_at(&self) -> Option<Nanos> {
-        let is_quiet = self.is_stalled || !(self.sender.has_new() || self.sender.has_lost());
-        let is_waiting = self.state == State::Established
-            && self.config.detection == Detection::Reports
-            && self.sender.has_outstanding();
-        (is_quiet && is_waiting)
-            .then(|| self.probes.next_at(self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL)))
-    }
-
-    fn probe_tail(&mut self, now: Nanos) {
-        if self.tail_probe_at().is_some_and(|at| at <= now) {
-            let is_answered = self.probes.sent(now);
-            self.control.probe(is_answered);
-            self.statistics.probes_sent += 1;
-        }
-    }
-
-    fn transmit_control(&mut self, now: Nanos, out: &mut Vec<u8>) -> bool {
-        let start = out.len();
-        let halves = Halves {
-            sender: &self.sender,
-            receiver: &self.receiver,
-            packet_number: self.protection.next_packet_number(),
-            is_established: self.state == State::Established,
-            counts: self.counts,
-            srtt: self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL),
-            timeout: self.rtt.timeout(),
-        };
-        let Some(packet) = self.protection.begin(Kind::Control, out) else { return false };
-        let room = usize::from(self.config.unit_bytes) + DATA_OVERHEAD_BYTES_MAX
-            - packet::HEADER_BYTES
-            - TAG_BYTES;
-        self.control.write(out, room, &halves, &mut self.gaps, now);
-        if self.gaps.is_unreported() {
-            self.control.acknowledge_now(now);
-        } else if self.gaps.is_repeating() {
-            self.control.acknowledge_later(&self.rtt, now);
-        }
-        let wire_bytes = out.len() - start + TAG_BYTES + IP_UDP_BYTES;
-        self.protection.finish(packet, out);
-        self.statistics.control_packets_sent += 1;
-        self.narrow.sent(false, now);
-        self.account(wire_bytes, now);
-        true
-    }
-
-    fn transmit_unit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
-        let Some(pick) = self.sender.pick(now, self.rtt.timeout()) else { return false };
-        let Some((kind, is_parity, payload_bytes)) = self.sender.describe(pick) else {
-            return false;
-        };
-        let start = out.len();
-        let Some(packet) = self.protection.begin(kind, out) else { return false };
-        let wire_bytes = out.len() - start + payload_bytes + TAG_BYTES + IP_UDP_BYTES;
-        if self.config.payload == PayloadMode::Real {
-            self.sender.write_payload(pick, memory, out);
-        }
-        self.protection.finish(packet, out);
-        if !self.sender.has_outstanding() && !pick.is_retransmission {
-            self.silent_since = now;
-        }
-        let number = self.protection.next_packet_number() - 1;
-        self.sender.sent(pick, number, now, &mut self.events);
-        self.probes.restart(now);
-        self.narrow.sent(payload_bytes == usize::from(self.config.unit_bytes), now);
-        self.statistics.data_packets_sent += u64::from(!is_parity);
-        self.statistics.parity_packets_sent += u64::from(is_parity);
-        self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
-        self.statistics.fallbacks += u64::from(pick.is_fallback);
-        self.account(wire_bytes, now);
-        true
-    }
-
-    fn account(&mut self, wire_bytes: usize, now: Nanos) {
-        self.marking.packet_sent(self.state != State::Connecting);
-        self.statistics.packets_sent += 1;
-        self.statistics.wire_bytes_sent += wire_bytes as u64;
-        self.pacer.sent(wire_bytes as u64, now);
-        self.rtt.packet_sent(self.protection.next_packet_number() - 1, now);
     }
 }

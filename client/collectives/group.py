@@ -1,0 +1,394 @@
+"""A group of jobs, each at its site, that compute together: the ring and its operations."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sealane.client.collectives import schedule
+from sealane.client.collectives.link import Counter, Inbox, Outbox
+from sealane.client.collectives.reduction import Elements, Merge, Operator, flat
+from sealane.client.collectives.schedule import Arrival, Schedule
+from sealane.client.grants import listen_session, open_session
+from sealane.client.messages import Auto, Reliability
+from sealane.client.session import Session
+from sealane.errors import Error, SessionError, UsageError
+
+if TYPE_CHECKING:
+    from sealane.client.connection import Client
+
+SIZE_MAX: Final = 64
+SLOT_BYTES: Final = 256 << 10
+SLOTS: Final = 16
+_TAG_MASK: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Where a rank's fabric is."""
+
+    node: str
+    address: str
+    """Its control address, host:port."""
+
+
+Route = Callable[[str, Member], Awaitable[str]]
+"""(display name of a session, who listens) → where its data packets go, instead of straight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all sessions of a group have in common."""
+
+    rate_bits_per_second: int
+    reliability: Reliability
+    slot_bytes: int
+    slots: int
+    timeout_seconds: float
+    route: Route | None
+
+    @property
+    def region_bytes(self) -> int:
+        """Slots of both directions."""
+        return 2 * self.slots * self.slot_bytes
+
+
+class Pair:
+    """Both directions of a session between two ranks."""
+
+    def __init__(self, outbox: Outbox, inbox: Inbox) -> None:
+        self.outbox = outbox
+        self.inbox = inbox
+        self.sending = asyncio.Lock()
+        self.receiving = asyncio.Lock()
+
+    @classmethod
+    async def over(cls, session: Session, terms: Terms) -> "Pair":
+        """Offer all slots of a new session."""
+        pair = cls(_outbox(session, terms), _inbox(session, terms))
+        await pair.inbox.open()
+        return pair
+
+
+def _outbox(session: Session, terms: Terms) -> Outbox:
+    return Outbox(
+        session, slots=terms.slots, slot_bytes=terms.slot_bytes, reliability=terms.reliability
+    )
+
+
+def _inbox(session: Session, terms: Terms) -> Inbox:
+    return Inbox(session, slots=terms.slots, slot_bytes=terms.slot_bytes)
+
+
+class Group:
+    """A ring of jobs; `join` makes it. All ranks call the same operations in the same order.
+
+    Operations of one rank run one after the other. When one fails or takes too long, the group is
+    over at this rank: its sessions close, so the neighbours' operations fail, and theirs, until
+    all ranks know. Errors are SessionError: `group.timeout`, `group.aborted`, `group.order`.
+    """
+
+    def __init__(
+        self, client: "Client", name: str, rank: int, members: Sequence[Member], terms: Terms
+    ) -> None:
+        self.rank = rank
+        self.size = len(members)
+        self._client = client
+        self._name = name
+        self._members = members
+        self._terms = terms
+        self._stack = contextlib.AsyncExitStack()
+        self._turn = asyncio.Lock()
+        self._sequence = itertools.count()
+        self._failure: SessionError | None = None
+        self._sessions: list[Session] = []
+        self._neighbours: tuple[Outbox, Inbox] | None = None
+        self._pairs: dict[int, asyncio.Future[Pair]] = {}
+
+    async def open(self) -> None:
+        """Connect to both neighbours."""
+        terms = self._terms
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(self._listen(f"{self._name}/{before}-{self.rank}"))
+            opening = tasks.create_task(self._open(f"{self._name}/{self.rank}-{after}", after))
+        outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
+        await inbox.open()
+        self._neighbours = outbox, inbox
+
+    async def all_reduce(
+        self,
+        array: Any,
+        operator: Operator = Operator.SUM,
+        *,
+        dtype: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Combine the arrays of all ranks, element by element; each gets the result in place.
+
+        All results are equal bit by bit. `array` is contiguous and has the buffer protocol;
+        `dtype` "bfloat16" says that 16-bit integers are bits of that.
+        """
+        elements, name = flat(array, dtype)
+        merge = Merge(operator, elements, name, self.size)
+        plan = schedule.all_reduce(self.rank, self.size, elements.size, self._piece(elements))
+        await self._run(plan, elements, timeout_seconds, merge)
+
+    async def broadcast(
+        self, array: Any, root: int = 0, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Give all ranks the root's array."""
+        self._check_rank(root)
+        elements, _ = flat(array)
+        piece = self._piece(elements)
+        plan = schedule.broadcast(self.rank, self.size, elements.size, piece, root)
+        await self._run(plan, elements, timeout_seconds)
+
+    async def all_gather(
+        self, array: Any, into: Any, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Put the arrays of all ranks, equal in length and type, into `into`, rank after rank."""
+        own, _ = flat(array)
+        elements, _ = flat(into)
+        if elements.size != own.size * self.size or elements.dtype != own.dtype:
+            raise UsageError(
+                "group.array", f"{elements.size} elements; {own.size} of each rank are needed"
+            )
+        elements[self.rank * own.size : (self.rank + 1) * own.size] = own
+        plan = schedule.all_gather(self.rank, self.size, own.size, self._piece(own))
+        await self._run(plan, elements, timeout_seconds)
+
+    async def barrier(self, *, timeout_seconds: float | None = None) -> None:
+        """Return when all ranks have called it."""
+        await self.all_gather(
+            np.zeros(1, np.uint8), np.zeros(self.size, np.uint8), timeout_seconds=timeout_seconds
+        )
+
+    async def send(
+        self, array: Any, to: int, *, tag: int = 0, timeout_seconds: float | None = None
+    ) -> None:
+        """Send an array to one rank, which takes it by `receive`; returns when it has it.
+
+        What one rank sends another arrives in the order of the calls; tags are only compared. It
+        is independent of the operations of all.
+        """
+        elements, _ = flat(array)
+        pair = await self._pair(to, timeout_seconds)
+        async with pair.sending, self._guarded(self._seconds(timeout_seconds)):
+            for number, piece in enumerate(self._pieces(elements)):
+                await pair.outbox.send(piece, _pair_tag(tag, number))
+            await pair.outbox.flush()
+
+    async def receive(
+        self, array: Any, source: int, *, tag: int = 0, timeout_seconds: float | None = None
+    ) -> None:
+        """Take the next array of one rank, of the same length and tag."""
+        elements, _ = flat(array)
+        pair = await self._pair(source, timeout_seconds)
+        async with pair.receiving, self._guarded(self._seconds(timeout_seconds)):
+            for number, piece in enumerate(self._pieces(elements)):
+                async with await pair.inbox.take(piece, _pair_tag(tag, number)) as theirs:
+                    piece[:] = theirs
+
+    def abort(self) -> None:
+        """End the group at once, here and with that everywhere."""
+        self._fail(SessionError("group.aborted", f"{self._name}: aborted here"))
+
+    async def close(self) -> None:
+        """Wait until the others have everything, then leave."""
+        try:
+            if self._failure is None:
+                async with self._guarded(self._terms.timeout_seconds):
+                    if self._neighbours is not None:
+                        await self._neighbours[0].flush()
+        finally:
+            for pair in self._pairs.values():
+                pair.cancel()
+            await asyncio.gather(*self._pairs.values(), return_exceptions=True)
+            await self._stack.aclose()
+
+    async def _run(
+        self,
+        plan: Schedule,
+        elements: Elements,
+        timeout_seconds: float | None,
+        merge: Merge | None = None,
+    ) -> None:
+        """Do what the schedule says, sending and receiving at the same time."""
+        if self._neighbours is None:
+            return  # alone
+        outbox, inbox = self._neighbours
+        async with self._turn, self._guarded(self._seconds(timeout_seconds)):
+            first = next(self._sequence) << 16
+            arrived = Counter()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_send(outbox, plan, elements, arrived, first))
+                tasks.create_task(_receive(inbox, plan, elements, arrived, first, merge=merge))
+
+    @contextlib.asynccontextmanager
+    async def _guarded(self, seconds: float) -> AsyncIterator[None]:
+        """End the group if the block fails or takes too long."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except BaseException as error:
+            reason = _reason(error, f"{self._name}: not within {seconds:g} s")
+            self._fail(reason)
+            if isinstance(error, TimeoutError | Error | ExceptionGroup):
+                raise reason from error
+            raise
+
+    def _fail(self, error: SessionError) -> None:
+        if self._failure is None:
+            self._failure = error
+            for session in self._sessions:
+                session.close()
+
+    async def _listen(self, display_name: str) -> Session:
+        terms = self._terms
+        session = await self._stack.enter_async_context(
+            listen_session(self._client.sessions, display_name, region_bytes=terms.region_bytes)
+        )
+        self._sessions.append(session)
+        return session
+
+    async def _open(self, display_name: str, peer: int) -> Session:
+        terms, member = self._terms, self._members[peer]
+        via = "" if terms.route is None else await terms.route(display_name, member)
+        session = await self._stack.enter_async_context(
+            open_session(
+                self._client.sessions,
+                display_name,
+                region_bytes=terms.region_bytes,
+                peer_node=member.node,
+                peer_address=member.address,
+                rate_bits_per_second=terms.rate_bits_per_second,
+                via_address=via,
+                wait_seconds=terms.timeout_seconds,
+            )
+        )
+        self._sessions.append(session)
+        return session
+
+    async def _pair(self, peer: int, timeout_seconds: float | None) -> Pair:
+        """Return the session with one rank; the first use opens it: the lower rank does."""
+        self._check_rank(peer)
+        if peer == self.rank:
+            raise UsageError("group.rank", "a rank can't send to itself")
+        if peer not in self._pairs:
+            task = asyncio.ensure_future(self._connect_pair(peer))
+            self._pairs[peer] = task
+        async with self._guarded(self._seconds(timeout_seconds)):
+            return await asyncio.shield(self._pairs[peer])
+
+    async def _connect_pair(self, peer: int) -> Pair:
+        low, high = sorted((self.rank, peer))
+        name = f"{self._name}/pair/{low}-{high}"
+        session = await (self._open(name, peer) if self.rank == low else self._listen(name))
+        return await Pair.over(session, self._terms)
+
+    def _pieces(self, elements: Elements) -> list[Elements]:
+        """Cut into what fits a slot; an empty array is a message, too."""
+        step = self._piece(elements)
+        return [elements[at : at + step] for at in range(0, max(elements.size, 1), step)]
+
+    def _seconds(self, wanted: float | None) -> float:
+        return self._terms.timeout_seconds if wanted is None else wanted
+
+    def _piece(self, elements: Elements) -> int:
+        return max(1, self._terms.slot_bytes // elements.itemsize)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise UsageError("group.rank", f"rank {rank}; there are {self.size}")
+
+
+@contextlib.asynccontextmanager
+async def join(
+    client: "Client",
+    name: str,
+    *,
+    rank: int,
+    members: Sequence[Member],
+    rate_bits_per_second: int,
+    reliability: Reliability | None = None,
+    slot_bytes: int = SLOT_BYTES,
+    slots: int = SLOTS,
+    timeout_seconds: float = 60.0,
+    route: Route | None = None,
+) -> AsyncIterator[Group]:
+    """Form a group of that name with all members; leave it at the end of the block.
+
+    All ranks call it with the same arguments but for `rank` and `client`. `slots` messages of
+    `slot_bytes` are under way to the next rank, most: at least the rate times the round trip keeps
+    the path full. `timeout_seconds`: for joining, and for each operation that names no other.
+    """
+    if not 0 <= rank < len(members) <= SIZE_MAX:
+        raise UsageError("group.rank", f"rank {rank} of {len(members)}; up to {SIZE_MAX} can be")
+    terms = Terms(
+        rate_bits_per_second=rate_bits_per_second,
+        reliability=reliability or Auto(),
+        slot_bytes=slot_bytes,
+        slots=slots,
+        timeout_seconds=timeout_seconds,
+        route=route,
+    )
+    group = Group(client, name, rank, members, terms)
+    try:
+        if group.size > 1:
+            async with asyncio.timeout(timeout_seconds):
+                await group.open()
+        yield group
+    except BaseException:
+        group.abort()
+        raise
+    finally:
+        await group.close()
+
+
+def _pair_tag(tag: int, number: int) -> int:
+    return (tag & 0xFFFF) << 16 | number & 0xFFFF
+
+
+async def _send(
+    outbox: Outbox, plan: Schedule, elements: Elements, arrived: Counter, first: int
+) -> None:
+    for number, send in enumerate(plan.sends):
+        await arrived.reach(send.after)
+        await outbox.send(elements[send.start : send.end], (first + number) & _TAG_MASK)
+
+
+async def _receive(
+    inbox: Inbox,
+    plan: Schedule,
+    elements: Elements,
+    arrived: Counter,
+    first: int,
+    *,
+    merge: Merge | None,
+) -> None:
+    for number, receive in enumerate(plan.receives):
+        ours = elements[receive.start : receive.end]
+        async with await inbox.take(ours, (first + number) & _TAG_MASK) as theirs:
+            if merge is None or receive.arrival is Arrival.STORE:
+                ours[:] = theirs
+            else:
+                merge(ours, theirs, is_last=receive.arrival is Arrival.FINISH)
+        arrived.add()
+
+
+def _reason(error: BaseException, late: str) -> SessionError:
+    """Return what an operation's failure is to its group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return SessionError("group.timeout", late)
+    if isinstance(error, SessionError) and error.reason.startswith("group."):
+        return error
+    return SessionError("group.aborted", f"a rank has left: {error!r}")

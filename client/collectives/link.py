@@ -1,0 +1,122 @@
+"""One direction of a neighbour: arrays out of and into a session's region, through few slots."""
+
+import asyncio
+from collections import deque
+
+import numpy as np
+
+from sealane.client.collectives.reduction import Elements
+from sealane.client.messages import Reliability
+from sealane.client.operations import ReceiveOperation, SendOperation
+from sealane.client.session import Session
+from sealane.errors import SessionError
+
+
+class Outbox:
+    """Sends arrays; a caller's memory is its own again when `send` returns."""
+
+    def __init__(
+        self, session: Session, *, slots: int, slot_bytes: int, reliability: Reliability
+    ) -> None:
+        self._session = session
+        self._reliability = reliability
+        self._free = deque(np.asarray(session.empty(slot_bytes, "uint8")) for _ in range(slots))
+        self._under_way: deque[tuple[SendOperation, Elements]] = deque()
+
+    async def send(self, elements: Elements, tag: int) -> None:
+        """Copy elements into the region and post them; waits while all slots are under way."""
+        while self._under_way and (not self._free or self._under_way[0][0].done()):
+            operation, slot = self._under_way.popleft()
+            await operation
+            self._free.append(slot)
+        slot = self._free.popleft()
+        message = slot[: elements.nbytes]
+        message[:] = elements.view(np.uint8)
+        operation = await self._session.post_send(
+            message, reliability=self._reliability, immediate=tag
+        )
+        self._under_way.append((operation, slot))
+
+    async def flush(self) -> None:
+        """Wait until the peer has everything."""
+        while self._under_way:
+            operation, slot = self._under_way.popleft()
+            await operation
+            self._free.append(slot)
+
+
+class Inbox:
+    """Receives arrays into slots that are always offered to the peer: it never waits for credit."""
+
+    def __init__(self, session: Session, *, slots: int, slot_bytes: int) -> None:
+        self._session = session
+        self._slots = [np.asarray(session.empty(slot_bytes, "uint8")) for _ in range(slots)]
+        self._offered: deque[tuple[ReceiveOperation, Elements]] = deque()
+        self._ended: SessionError | None = None
+
+    async def open(self) -> None:
+        """Offer all slots."""
+        for slot in self._slots:
+            await self._offer(slot)
+
+    async def _offer(self, slot: Elements) -> None:
+        try:
+            self._offered.append((await self._session.post_receive(slot), slot))
+        except SessionError as error:
+            # A peer that has done its part may leave. Who needs more of it hears so in `take`.
+            self._ended = error
+
+    async def take(self, like: Elements, tag: int) -> "Taken":
+        """Wait for the next array, which must be as long as `like` and carry the tag.
+
+        Raises SessionError `group.order` if the peer does something else.
+        """
+        if not self._offered and self._ended is not None:
+            raise self._ended
+        operation, slot = self._offered.popleft()
+        received = await operation
+        if (received.length, received.immediate) != (like.nbytes, tag):
+            raise SessionError(
+                "group.order",
+                f"{received.length} bytes with tag {received.immediate} have come, but "
+                f"{like.nbytes} with tag {tag} are next: the ranks do different things",
+            )
+        return Taken(self, slot, slot[: like.nbytes].view(like.dtype))
+
+    async def give_back(self, slot: Elements) -> None:
+        """Offer a slot again."""
+        await self._offer(slot)
+
+
+class Taken:
+    """Elements that have arrived, to be used inside the block."""
+
+    def __init__(self, inbox: Inbox, slot: Elements, elements: Elements) -> None:
+        self._inbox = inbox
+        self._slot = slot
+        self._elements = elements
+
+    async def __aenter__(self) -> Elements:
+        return self._elements
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._inbox.give_back(self._slot)
+
+
+class Counter:
+    """Counts messages that have arrived; others wait for a number."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._changed = asyncio.Event()
+
+    def add(self) -> None:
+        """One more."""
+        self.value += 1
+        self._changed.set()
+
+    async def reach(self, value: int) -> None:
+        """Wait until there are so many; one task waits at a time."""
+        while self.value < value:
+            self._changed.clear()
+            await self._changed.wait()

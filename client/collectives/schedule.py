@@ -1,0 +1,113 @@
+"""What each rank of a ring sends and receives, in order (Patarasuk and Yuan, 2009)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Arrival(Enum):
+    """What becomes of elements that have arrived."""
+
+    COMBINE = "combine"
+    FINISH = "finish"
+    """Combined for the last time: now all ranks' are in."""
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Elements `start` to `end` go to the next rank once so many messages have arrived."""
+
+    start: int
+    end: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive:
+    """Elements `start` to `end` arrive from the rank before."""
+
+    start: int
+    end: int
+    arrival: Arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One collective operation of one rank; messages in the order of the ring."""
+
+    sends: tuple[Send, ...]
+    receives: tuple[Receive, ...]
+
+
+def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
+    """Reduce-scatter, then all-gather: 2 (size - 1) / size of the elements go out per rank."""
+    cut = Cut(size, length, piece)
+    for step in range(size - 1):
+        is_last = step == size - 2
+        arrival = Arrival.FINISH if is_last else Arrival.COMBINE
+        cut.step((rank - step) % size, (rank - step - 1) % size, arrival)
+    for step in range(size - 1):
+        cut.step((rank + 1 - step) % size, (rank - step) % size, Arrival.STORE)
+    return cut.schedule()
+
+
+def all_gather(rank: int, size: int, length: int, piece: int) -> Schedule:
+    """Give all ranks everybody's `length` elements, rank after rank."""
+    cut = Cut(size, length * size, piece)
+    for step in range(size - 1):
+        cut.step((rank - step) % size, (rank - step - 1) % size, Arrival.STORE)
+    return cut.schedule()
+
+
+def broadcast(rank: int, size: int, length: int, piece: int, root: int) -> Schedule:
+    """Hand the root's elements on from rank to rank."""
+    cut = Cut(1, length, piece)
+    distance = (rank - root) % size
+    if distance > 0:
+        cut.receive(0, Arrival.STORE)
+    if distance < size - 1:
+        cut.send(0, waits=distance > 0)
+    return cut.schedule()
+
+
+class Cut:
+    """Elements in `segments` parts as equal as can be, each in pieces of at most `piece`.
+
+    What a rank sends in a step it has received in the step before, piece by piece: so a piece goes
+    on while the next one is under way.
+    """
+
+    def __init__(self, segments: int, length: int, piece: int) -> None:
+        self._bounds = [length * index // segments for index in range(segments + 1)]
+        self._piece = piece
+        self._sends: list[Send] = []
+        self._receives: list[Receive] = []
+        self._previous = 0
+        """Messages that had been received before the newest step."""
+
+    def step(self, sent: int, received: int, arrival: Arrival) -> None:
+        """Send one segment and receive another."""
+        self.send(sent, waits=bool(self._receives))
+        self.receive(received, arrival)
+
+    def send(self, segment: int, *, waits: bool) -> None:
+        """Send a segment; if it `waits`, it is the one that was received last."""
+        for index, (start, end) in enumerate(self._pieces(segment)):
+            after = self._previous + index + 1 if waits else 0
+            self._sends.append(Send(start=start, end=end, after=after))
+
+    def receive(self, segment: int, arrival: Arrival) -> None:
+        """Receive a segment."""
+        self._previous = len(self._receives)
+        for start, end in self._pieces(segment):
+            self._receives.append(Receive(start=start, end=end, arrival=arrival))
+
+    def schedule(self) -> Schedule:
+        """Return what was cut."""
+        return Schedule(sends=tuple(self._sends), receives=tuple(self._receives))
+
+    def _pieces(self, segment: int) -> Iterator[tuple[int, int]]:
+        start, end = self._bounds[segment], self._bounds[segment + 1]
+        for at in range(start, end, self._piece):
+            yield at, min(at + self._piece, end)

@@ -1,0 +1,215 @@
+"""The back end `sealane` of torch.distributed: CPU tensors between sites (docs/collectives.md).
+
+    import sealane.client.torch
+    torch.distributed.init_process_group("sealane", init_method=..., rank=..., world_size=...)
+
+Importing it registers the back end. Each process talks to the fabric of its own machine; where the
+others' fabrics are they tell each other through torch's store. Settings come from the environment:
+`SEALANE_SOCKET` (the daemon's socket) and `SEALANE_RATE` (bits per second of a session, headers
+included).
+"""
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import datetime as dt
+import json
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from sealane.client.collectives import Group, Member, Operator, join
+from sealane.client.collectives.reduction import BFLOAT16, Elements
+from sealane.client.connection import DEFAULT_SOCKET, connect
+from sealane.client.loop import Loop
+from sealane.errors import UsageError
+
+SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
+RATE_VARIABLE: Final = "SEALANE_RATE"
+RATE_BITS_PER_SECOND: Final = 1_000_000_000
+_NAME_KEY: Final = "sealane/name"
+
+_OPERATORS: Final = (
+    (dist.ReduceOp.SUM, Operator.SUM),
+    (dist.ReduceOp.AVG, Operator.AVERAGE),
+    (dist.ReduceOp.MAX, Operator.MAXIMUM),
+    (dist.ReduceOp.MIN, Operator.MINIMUM),
+    (dist.ReduceOp.PRODUCT, Operator.PRODUCT),
+)
+
+
+class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has no types here
+    """A group of torch.distributed over a ring of sessions.
+
+    Operations run in the order of their calls, on a thread of their own. One that fails or takes
+    longer than the group's time-out ends the group at all ranks; `Work.wait` raises the reason.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: dt.timedelta) -> None:
+        super().__init__(rank, size)
+        self._loop = Loop()
+        self._stack = contextlib.AsyncExitStack()
+        self._finalizer = weakref.finalize(self, _leave, self._loop, self._stack)
+        atexit.register(self._finalizer)
+        self._group: Group = self._loop.run(
+            _join(self._stack, store, rank, size, timeout.total_seconds())
+        )
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name by which torch knows it."""
+        return "sealane"
+
+    def allreduce(self, tensors: list[Any], opts: Any = None) -> Any:
+        """Combine a tensor of all ranks; each gets the result in place."""
+        (tensor,) = tensors
+        operator = Operator.SUM if opts is None else _operator(opts.reduceOp)
+
+        def start(elements: Elements, dtype: str) -> Coroutine[Any, Any, None]:
+            return self._group.all_reduce(elements, operator, dtype=dtype)
+
+        return self._work(tensors, _in_place(tensor, start))
+
+    def broadcast(self, tensors: list[Any], opts: Any) -> Any:
+        """Give all ranks the root's tensor."""
+        (tensor,) = tensors
+        root = opts.rootRank
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.broadcast(elements, root)
+
+        return self._work(tensors, _in_place(tensor, start))
+
+    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:  # noqa: ARG002
+        """Give all ranks everybody's tensor."""
+        (tensor,), (gathered,) = inputs, outputs
+
+        async def run() -> None:
+            own = tensor.detach().contiguous()
+            room = torch.empty((self.size(), *own.shape), dtype=own.dtype)
+            await self._group.all_gather(_elements(own)[0], _elements(room)[0])
+            for output, part in zip(gathered, room, strict=True):
+                output.copy_(part)
+
+        return self._work(outputs, run())
+
+    def send(self, tensors: list[Any], destination: int, tag: int) -> Any:
+        """Send a tensor to one rank; it takes them in this order, tags are compared only."""
+        (tensor,) = tensors
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.send(elements, destination, tag=tag)
+
+        return self._work(tensors, _in_place(tensor, start, writes=False))
+
+    def recv(self, tensors: list[Any], source: int, tag: int) -> Any:
+        """Take the next tensor of one rank."""
+        (tensor,) = tensors
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.receive(elements, source, tag=tag)
+
+        return self._work(tensors, _in_place(tensor, start))
+
+    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002 - there are no devices to choose
+        """Complete when all ranks have called it."""
+        return self._work([], self._group.barrier())
+
+    def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> Any:
+        future = torch.futures.Future()
+
+        async def run() -> None:
+            try:
+                await operation
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the work gets it
+                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            else:
+                future.set_result(result)
+
+        self._loop.start(run())
+        return torch._C._distributed_c10d._create_work_from_future(future)  # noqa: SLF001
+
+
+def _in_place(
+    tensor: Any, start: Callable[[Elements, str], Coroutine[Any, Any, None]], *, writes: bool = True
+) -> Coroutine[Any, Any, None]:
+    """Do something to a tensor's elements, over a copy if they don't lie one behind the other."""
+
+    async def run() -> None:
+        plain = tensor.detach().contiguous()
+        await start(*_elements(plain))
+        if writes and plain.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(plain)
+
+    return run()
+
+
+def _elements(tensor: Any) -> tuple[Elements, str]:
+    """Return a contiguous CPU tensor's elements, and the name of their type.
+
+    By address: the way of torch to NumPy depends on the version that torch was built with.
+    """
+    if tensor.device.type != "cpu":
+        raise UsageError(
+            "group.array", f"tensors on {tensor.device} can't be sent, only on the CPU"
+        )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    nbytes = tensor.numel() * tensor.element_size()
+    memory = (ctypes.c_char * nbytes).from_address(tensor.data_ptr()) if nbytes else bytearray()
+    return np.frombuffer(memory, np.uint16 if dtype == BFLOAT16 else np.dtype(dtype)), dtype
+
+
+def _operator(wanted: Any) -> Operator:
+    for known, operator in _OPERATORS:
+        if wanted == known:
+            return operator
+    raise UsageError("group.operator", f"{wanted} is not offered")
+
+
+async def _join(
+    stack: contextlib.AsyncExitStack, store: Any, rank: int, size: int, seconds: float
+) -> Group:
+    """Tell the others where our fabric is, and form the group."""
+    client = await stack.enter_async_context(
+        connect(os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET))
+    )
+    status = await client.status()
+    ours = {"node": status.node, "address": status.addresses["fabric_control"]}
+    store.set(f"sealane/{rank}", json.dumps(ours))
+    if rank == 0:
+        store.set(_NAME_KEY, secrets.token_hex(8))
+    # The store's `get` waits, without the loop.
+    found = await asyncio.to_thread(
+        lambda: [store.get(key) for key in (_NAME_KEY, *(f"sealane/{n}" for n in range(size)))]
+    )
+    name, *members = (text.decode() for text in found)
+    return await stack.enter_async_context(
+        join(
+            client,
+            f"torch {name}",
+            rank=rank,
+            members=[Member(**json.loads(member)) for member in members],
+            rate_bits_per_second=int(os.environ.get(RATE_VARIABLE, RATE_BITS_PER_SECOND)),
+            timeout_seconds=seconds,
+        )
+    )
+
+
+def _leave(loop: Loop, stack: contextlib.AsyncExitStack) -> None:
+    """Leave the group in order; it may be over already."""
+    with contextlib.suppress(Exception):
+        loop.run(stack.aclose())
+    loop.close()
+
+
+def _create(store: Any, rank: int, size: int, timeout: dt.timedelta) -> SealaneProcessGroup:
+    return SealaneProcessGroup(store, rank, size, timeout)
+
+
+dist.Backend.register_backend("sealane", _create)
