@@ -20,6 +20,7 @@ def add_verbs(verbs: Any) -> None:
     verb(verbs, "list", _session_list, "show every session")
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "close", _session_close, "close a session")
+    verbs.add_parser("stat", help="what a session does and what limits it", fill=_fill_stat)
     verbs.add_parser(
         "plan",
         help="which scheme suits messages on a path, by the completion-time model",
@@ -29,6 +30,12 @@ def add_verbs(verbs: Any) -> None:
 
 def _fill_plan(parser: argparse.ArgumentParser) -> None:
     importlib.import_module("sealane.daemon.ctl_plan").add_arguments(parser)
+
+
+def _fill_stat(parser: argparse.ArgumentParser) -> None:
+    stat = importlib.import_module("sealane.daemon.ctl_session_stat")
+    stat.add_arguments(parser)
+    parser.set_defaults(run=stat.session_stat)
 
 
 async def _session_list(client: Client, options: argparse.Namespace, output: Output) -> None:

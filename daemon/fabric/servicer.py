@@ -216,4 +216,24 @@ def _session(session: Session) -> sessions_pb2.Session:
         statistics=session.statistics(),
         close_reason=session.close_reason,
         data_address=session.data_address,
+        outlook=_outlook(session),
+    )
+
+
+def _outlook(session: Session) -> sessions_pb2.Outlook | None:
+    if session.outlook is None:
+        return None
+    estimate = session.outlook.estimate
+    return sessions_pb2.Outlook(
+        loss_rate=estimate.loss.rate,
+        loss_rate_low=estimate.rate_low,
+        loss_rate_high=estimate.rate_high,
+        burst_packets=estimate.loss.burst_packets,
+        burst_packets_low=estimate.burst_low,
+        burst_packets_high=estimate.burst_high,
+        packets=estimate.packets,
+        plan=[
+            sessions_pb2.PlanRow(length_max=row.length_max, k=row.k, m=row.m, depth=row.depth)
+            for row in session.outlook.plan.rows
+        ],
     )

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/sessions.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xa0\x03\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sealane.v1.Session.State\x12\x11\n\tpeer_node\x18\x04 \x01(\t\x12\x0c\n\x04side\x18\x05 \x01(\t\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x37\n\nstatistics\x18\x08 \x03(\x0b\x32#.sealane.v1.Session.StatisticsEntry\x12\x14\n\x0c\x63lose_reason\x18\t \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\\\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tLISTENING\x10\x01\x12\x0f\n\x0b\x45STABLISHED\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\x12\x10\n\x0c\x45STABLISHING\x10\x04\"]\n\x0cSessionGrant\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x13.sealane.v1.Session\x12\x13\n\x0bring_socket\x18\x02 \x01(\t\x12\x12\n\nring_token\x18\x03 \x01(\x0c\"B\n\x14ListenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\"\x9c\x01\n\x12OpenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tpeer_node\x18\x03 \x01(\t\x12\x14\n\x0cpeer_address\x18\x04 \x01(\t\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\x12\x13\n\x0bvia_address\x18\x06 \x01(\t\"!\n\x11GetSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListSessionsResponse\x12%\n\x08sessions\x18\x01 \x03(\x0b\x32\x13.sealane.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x43loseSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xd1\x01\n\x10\x45stablishRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x15\n\rconnection_id\x18\x03 \x01(\x0c\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x08 \x01(\t\x12\x14\n\x0csealed_share\x18\t \x01(\x0c\"\x8f\x01\n\x11\x45stablishResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x14\n\x0csealed_share\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63onfirmation\x18\x05 \x01(\x0c\x32\xfe\x02\n\x08Sessions\x12K\n\rListenSession\x12 .sealane.v1.ListenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12G\n\x0bOpenSession\x12\x1e.sealane.v1.OpenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12@\n\nGetSession\x12\x1d.sealane.v1.GetSessionRequest\x1a\x13.sealane.v1.Session\x12Q\n\x0cListSessions\x12\x1f.sealane.v1.ListSessionsRequest\x1a .sealane.v1.ListSessionsResponse\x12G\n\x0c\x43loseSession\x12\x1f.sealane.v1.CloseSessionRequest\x1a\x16.google.protobuf.Empty2W\n\x0bSessionPeer\x12H\n\tEstablish\x12\x1c.sealane.v1.EstablishRequest\x1a\x1d.sealane.v1.EstablishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/sessions.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xc6\x03\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sealane.v1.Session.State\x12\x11\n\tpeer_node\x18\x04 \x01(\t\x12\x0c\n\x04side\x18\x05 \x01(\t\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x37\n\nstatistics\x18\x08 \x03(\x0b\x32#.sealane.v1.Session.StatisticsEntry\x12\x14\n\x0c\x63lose_reason\x18\t \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\x12$\n\x07outlook\x18\x0b \x01(\x0b\x32\x13.sealane.v1.Outlook\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\\\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tLISTENING\x10\x01\x12\x0f\n\x0b\x45STABLISHED\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\x12\x10\n\x0c\x45STABLISHING\x10\x04\"\xcd\x01\n\x07Outlook\x12\x11\n\tloss_rate\x18\x01 \x01(\x01\x12\x15\n\rloss_rate_low\x18\x02 \x01(\x01\x12\x16\n\x0eloss_rate_high\x18\x03 \x01(\x01\x12\x15\n\rburst_packets\x18\x04 \x01(\x01\x12\x19\n\x11\x62urst_packets_low\x18\x05 \x01(\x01\x12\x1a\n\x12\x62urst_packets_high\x18\x06 \x01(\x01\x12\x0f\n\x07packets\x18\x07 \x01(\x01\x12!\n\x04plan\x18\x08 \x03(\x0b\x32\x13.sealane.v1.PlanRow\"B\n\x07PlanRow\x12\x12\n\nlength_max\x18\x01 \x01(\x04\x12\t\n\x01k\x18\x02 \x01(\r\x12\t\n\x01m\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\"]\n\x0cSessionGrant\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x13.sealane.v1.Session\x12\x13\n\x0bring_socket\x18\x02 \x01(\t\x12\x12\n\nring_token\x18\x03 \x01(\x0c\"B\n\x14ListenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\"\x9c\x01\n\x12OpenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tpeer_node\x18\x03 \x01(\t\x12\x14\n\x0cpeer_address\x18\x04 \x01(\t\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\x12\x13\n\x0bvia_address\x18\x06 \x01(\t\"!\n\x11GetSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListSessionsResponse\x12%\n\x08sessions\x18\x01 \x03(\x0b\x32\x13.sealane.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x43loseSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xd1\x01\n\x10\x45stablishRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x15\n\rconnection_id\x18\x03 \x01(\x0c\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x08 \x01(\t\x12\x14\n\x0csealed_share\x18\t \x01(\x0c\"\x8f\x01\n\x11\x45stablishResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x14\n\x0csealed_share\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63onfirmation\x18\x05 \x01(\x0c\x32\xfe\x02\n\x08Sessions\x12K\n\rListenSession\x12 .sealane.v1.ListenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12G\n\x0bOpenSession\x12\x1e.sealane.v1.OpenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12@\n\nGetSession\x12\x1d.sealane.v1.GetSessionRequest\x1a\x13.sealane.v1.Session\x12Q\n\x0cListSessions\x12\x1f.sealane.v1.ListSessionsRequest\x1a .sealane.v1.ListSessionsResponse\x12G\n\x0c\x43loseSession\x12\x1f.sealane.v1.CloseSessionRequest\x1a\x16.google.protobuf.Empty2W\n\x0bSessionPeer\x12H\n\tEstablish\x12\x1c.sealane.v1.EstablishRequest\x1a\x1d.sealane.v1.EstablishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSION_STATISTICSENTRY']._loaded_options = None
   _globals['_SESSION_STATISTICSENTRY']._serialized_options = b'8\001'
   _globals['_SESSION']._serialized_start=80
-  _globals['_SESSION']._serialized_end=496
-  _globals['_SESSION_STATISTICSENTRY']._serialized_start=353
-  _globals['_SESSION_STATISTICSENTRY']._serialized_end=402
-  _globals['_SESSION_STATE']._serialized_start=404
-  _globals['_SESSION_STATE']._serialized_end=496
-  _globals['_SESSIONGRANT']._serialized_start=498
-  _globals['_SESSIONGRANT']._serialized_end=591
-  _globals['_LISTENSESSIONREQUEST']._serialized_start=593
-  _globals['_LISTENSESSIONREQUEST']._serialized_end=659
-  _globals['_OPENSESSIONREQUEST']._serialized_start=662
-  _globals['_OPENSESSIONREQUEST']._serialized_end=818
-  _globals['_GETSESSIONREQUEST']._serialized_start=820
-  _globals['_GETSESSIONREQUEST']._serialized_end=853
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=855
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=915
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=917
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1003
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1005
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1040
-  _globals['_ESTABLISHREQUEST']._serialized_start=1043
-  _globals['_ESTABLISHREQUEST']._serialized_end=1252
-  _globals['_ESTABLISHRESPONSE']._serialized_start=1255
-  _globals['_ESTABLISHRESPONSE']._serialized_end=1398
-  _globals['_SESSIONS']._serialized_start=1401
-  _globals['_SESSIONS']._serialized_end=1783
-  _globals['_SESSIONPEER']._serialized_start=1785
-  _globals['_SESSIONPEER']._serialized_end=1872
+  _globals['_SESSION']._serialized_end=534
+  _globals['_SESSION_STATISTICSENTRY']._serialized_start=391
+  _globals['_SESSION_STATISTICSENTRY']._serialized_end=440
+  _globals['_SESSION_STATE']._serialized_start=442
+  _globals['_SESSION_STATE']._serialized_end=534
+  _globals['_OUTLOOK']._serialized_start=537
+  _globals['_OUTLOOK']._serialized_end=742
+  _globals['_PLANROW']._serialized_start=744
+  _globals['_PLANROW']._serialized_end=810
+  _globals['_SESSIONGRANT']._serialized_start=812
+  _globals['_SESSIONGRANT']._serialized_end=905
+  _globals['_LISTENSESSIONREQUEST']._serialized_start=907
+  _globals['_LISTENSESSIONREQUEST']._serialized_end=973
+  _globals['_OPENSESSIONREQUEST']._serialized_start=976
+  _globals['_OPENSESSIONREQUEST']._serialized_end=1132
+  _globals['_GETSESSIONREQUEST']._serialized_start=1134
+  _globals['_GETSESSIONREQUEST']._serialized_end=1167
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1169
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1229
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1231
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1317
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1319
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1354
+  _globals['_ESTABLISHREQUEST']._serialized_start=1357
+  _globals['_ESTABLISHREQUEST']._serialized_end=1566
+  _globals['_ESTABLISHRESPONSE']._serialized_start=1569
+  _globals['_ESTABLISHRESPONSE']._serialized_end=1712
+  _globals['_SESSIONS']._serialized_start=1715
+  _globals['_SESSIONS']._serialized_end=2097
+  _globals['_SESSIONPEER']._serialized_start=2099
+  _globals['_SESSIONPEER']._serialized_end=2186
 # @@protoc_insertion_point(module_scope)

@@ -74,6 +74,7 @@ class Session(message.Message):
     STATISTICS_FIELD_NUMBER: builtins.int
     CLOSE_REASON_FIELD_NUMBER: builtins.int
     DATA_ADDRESS_FIELD_NUMBER: builtins.int
+    OUTLOOK_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"sessions/{id}" """
     display_name: builtins.str
@@ -88,6 +89,10 @@ class Session(message.Message):
     """host:port where this end's data packets arrive: what a relay on the path forwards to."""
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
+    @builtins.property
+    def outlook(self) -> Outlook:
+        """once the fabric has planned"""
+
     def __init__(
         self,
         *,
@@ -101,10 +106,84 @@ class Session(message.Message):
         statistics: abc.Mapping[builtins.str, builtins.int] | None = ...,
         close_reason: builtins.str = ...,
         data_address: builtins.str = ...,
+        outlook: Outlook | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["outlook", b"outlook"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_address", b"data_address", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Outlook(message.Message):
+    """What the fabric thinks of the path, and what follows for messages that leave the scheme open
+    (docs/sessions.md). Intervals of 95 %.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LOSS_RATE_FIELD_NUMBER: builtins.int
+    LOSS_RATE_LOW_FIELD_NUMBER: builtins.int
+    LOSS_RATE_HIGH_FIELD_NUMBER: builtins.int
+    BURST_PACKETS_FIELD_NUMBER: builtins.int
+    BURST_PACKETS_LOW_FIELD_NUMBER: builtins.int
+    BURST_PACKETS_HIGH_FIELD_NUMBER: builtins.int
+    PACKETS_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
+    loss_rate: builtins.float
+    loss_rate_low: builtins.float
+    loss_rate_high: builtins.float
+    burst_packets: builtins.float
+    burst_packets_low: builtins.float
+    burst_packets_high: builtins.float
+    packets: builtins.float
+    """that it rests on"""
+    @builtins.property
+    def plan(self) -> containers.RepeatedCompositeFieldContainer[PlanRow]:
+        """by rising length"""
+
+    def __init__(
+        self,
+        *,
+        loss_rate: builtins.float = ...,
+        loss_rate_low: builtins.float = ...,
+        loss_rate_high: builtins.float = ...,
+        burst_packets: builtins.float = ...,
+        burst_packets_low: builtins.float = ...,
+        burst_packets_high: builtins.float = ...,
+        packets: builtins.float = ...,
+        plan: abc.Iterable[PlanRow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_address", b"data_address", "display_name", b"display_name", "name", b"name", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["burst_packets", b"burst_packets", "burst_packets_high", b"burst_packets_high", "burst_packets_low", b"burst_packets_low", "loss_rate", b"loss_rate", "loss_rate_high", b"loss_rate_high", "loss_rate_low", b"loss_rate_low", "packets", b"packets", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PlanRow(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    LENGTH_MAX_FIELD_NUMBER: builtins.int
+    K_FIELD_NUMBER: builtins.int
+    M_FIELD_NUMBER: builtins.int
+    DEPTH_FIELD_NUMBER: builtins.int
+    length_max: builtins.int
+    k: builtins.int
+    """k = m = 0: selective repeat"""
+    m: builtins.int
+    depth: builtins.int
+    def __init__(
+        self,
+        *,
+        length_max: builtins.int = ...,
+        k: builtins.int = ...,
+        m: builtins.int = ...,
+        depth: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["depth", b"depth", "k", b"k", "length_max", b"length_max", "m", b"m"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

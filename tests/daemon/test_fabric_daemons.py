@@ -4,6 +4,7 @@ import ast
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import re
 import secrets
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from control_plane import Daemon, Site, daemon, short_directory
+from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import connect, sync
 from sealane.client.grants import listen_session, open_session
 from sealane.client.messages import SelectiveRepeat
@@ -171,4 +172,11 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
                 session.send(array, immediate=number)
             assert answer.wait(timeout_seconds=30).length == 8000
             assert session.statistics()["sends_completed"] == 4
+            name = session.session.name
+            shown = sealanectl("--socket", near.socket, "session", "stat", name)
+            assert shown.returncode == 0, shown.stderr
+            assert "threads with b, " in shown.stdout
+            assert "nothing to send" in shown.stdout
+            told = sealanectl("--socket", near.socket, "--output", "json", "session", "stat", name)
+            assert json.loads(told.stdout)["statistics"]["sends_completed"] == 4
         assert listening.result(30) == [0, 1, 2, 3]

@@ -35,7 +35,11 @@ class Run:
 
 
 class GuestFailedError(AssertionError):
-    """The job ended with another status than 0; what the guest said is in the test's output."""
+    """The job ended with another status than 0, or not at all; `output` is the guest's console."""
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
 
 
 @dataclass(frozen=True)
@@ -80,5 +84,7 @@ class Lab:
         status = emulation.run(settings, console=console, on_ready=on_ready)
         text = output.decode(errors="replace")
         if status != 0:
-            raise GuestFailedError(f"the guest's job ended with status {status}: see its output")
+            raise GuestFailedError(
+                f"the guest's job ended with status {status}: see its output", text
+            )
         return Run(text, self.directory)

@@ -15,9 +15,11 @@ from kernel_lab.lab import Lab
 from sealane.daemon.storage.gateway import Gateway
 from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.storage.third_party_link import ThirdParty
+from sealane.errors import VerificationError
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
+from storage.third_party import Broker
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
@@ -57,6 +59,7 @@ class Volume:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     store_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     attachments: int = 0
+    broker: Broker = field(default_factory=Broker)
 
     def stores(self, guest: Guest) -> ThirdPartyStores:
         party = ThirdParty(
@@ -73,7 +76,13 @@ class Volume:
         stores = self.stores(guest)
         async with stores.running():
             store_key = bytearray(self.store_key)
-            await stores.create("kernel", self.volume_id, sector_count=SECTORS, store_key=store_key)
+            await stores.create(
+                "kernel",
+                self.volume_id,
+                sector_count=SECTORS,
+                store_key=store_key,
+                open_device=self.broker.open,
+            )
 
     @contextlib.asynccontextmanager
     async def attached(self, guest: Guest) -> AsyncIterator[VolumeQueue]:
@@ -83,9 +92,17 @@ class Volume:
         async with stores.running():
             await gateway.start()
             store_key = bytearray(self.store_key)
-            back = await stores.attach(
-                "kernel", self.volume_id, sector_count=SECTORS, store_key=store_key
-            )
+            try:
+                back = await stores.attach(
+                    "kernel",
+                    self.volume_id,
+                    sector_count=SECTORS,
+                    store_key=store_key,
+                    open_device=self.broker.open,
+                )
+            except BaseException:
+                await gateway.stop()
+                raise
             try:
                 port = await gateway.attach(
                     VolumeKey(volume_id=self.volume_id, keys={1: bytearray(self.key)}),
@@ -135,5 +152,50 @@ def test_volume_on_linux_comes_back_after_detach_and_deallocate(lab: Lab, tmp_pa
         f"nvmet_listen {NQN}",
         "call work",
         calls={"work": lambda guest: asyncio.run(work(guest))},
+        options={"forward": (f"0:{PORT}",)},
+    )
+
+
+def test_disk_put_back_while_detached_is_refused(lab: Lab, tmp_path: Path) -> None:
+    volume = Volume(tmp_path / "third-party")
+
+    async def write(guest: Guest, content: bytes) -> None:
+        async with volume.attached(guest) as queue:
+            await queue.write(7, content * PAGE)
+            await queue.flush()
+
+    async def older(guest: Guest) -> None:
+        await volume.create(guest)
+        await write(guest, b"1")
+
+    async def put_back(guest: Guest) -> None:
+        with pytest.raises(VerificationError) as caught:
+            await write(guest, b"3")
+        assert caught.value.reason == "store.rolled_back"
+
+    async def newest(guest: Guest) -> None:
+        async with volume.attached(guest) as queue:
+            back = bytearray(PAGE)
+            await queue.read(7, back)
+        assert back == b"2" * PAGE
+
+    lab.run(
+        f"nvmet_disk {SIZE_MIB} {PAGE}",
+        f"nvmet_subsystem {NQN}",
+        f"nvmet_listen {NQN}",
+        "call older",
+        "dd if=/dev/nullb0 of=/tmp/older bs=1M iflag=direct status=none",
+        "call newer",
+        "dd if=/dev/nullb0 of=/tmp/newest bs=1M iflag=direct status=none",
+        "dd if=/tmp/older of=/dev/nullb0 bs=1M oflag=direct status=none",
+        "call put_back",
+        "dd if=/tmp/newest of=/dev/nullb0 bs=1M oflag=direct status=none",
+        "call newest",
+        calls={
+            "older": lambda guest: asyncio.run(older(guest)),
+            "newer": lambda guest: asyncio.run(write(guest, b"2")),
+            "put_back": lambda guest: asyncio.run(put_back(guest)),
+            "newest": lambda guest: asyncio.run(newest(guest)),
+        },
         options={"forward": (f"0:{PORT}",)},
     )

@@ -14,7 +14,6 @@ from sealane.daemon.storage.target import FILE_STORES
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from storage.pair import (
-    COMPARE_FAILURE,
     MEBIBYTE,
     SECTORS,
     World,
@@ -67,14 +66,6 @@ async def test_one_sector_writes_travel_in_the_capsule(world: World) -> None:
         assert back == content
 
 
-async def test_unwritten_sectors_read_as_zeros(world: World) -> None:
-    async with world.queue() as queue:
-        await queue.write(10, b"\xaa" * 4096)
-        back = bytearray(b"\xff" * (3 * 4096))
-        await queue.read(9, back)
-        assert back == bytes(4096) + b"\xaa" * 4096 + bytes(4096)
-
-
 async def test_two_queues_work_at_once(world: World) -> None:
     async with world.host() as host:
         assert await host.request_queues(2) == 2
@@ -116,35 +107,6 @@ async def test_counters_that_a_failed_write_burned_are_counted() -> None:
         statistics = world.attached.statistics()
         assert statistics["counters_used"] == statistics["counters_leased"] == 3 * 256
         assert world.attached.counters_remaining() == 0
-
-
-async def test_optional_commands_do_what_they_say(world: World) -> None:
-    async with world.queue() as queue:
-        content, back = data(16 * 4096), bytearray(16 * 4096)
-        await queue.write(0, content)
-        await queue.verify(0, 16)
-        await queue.compare(0, content)
-        with pytest.raises(NvmeStatusError) as caught:
-            await queue.compare(1, content[:4096])
-        assert caught.value.status & 0x7FF == COMPARE_FAILURE
-        await queue.write_zeroes(0, 2)
-        await queue.write_zeroes(2, 2, deallocate=True)
-        await queue.deallocate([(4, 1), (6, 2)])
-        expected = bytearray(content)
-        for lba in (0, 1, 2, 3, 4, 6, 7):
-            expected[lba * 4096 : (lba + 1) * 4096] = bytes(4096)
-        await queue.read(0, back)
-        assert back == expected
-        await queue.verify(0, 16)
-        await queue.compare(0, expected)
-        await queue.compare_and_write(6, bytes(4096), content[:4096])
-        with pytest.raises(NvmeStatusError) as caught:
-            await queue.compare_and_write(6, bytes(4096), content[4096:8192])
-        assert caught.value.status & 0x7FF == COMPARE_FAILURE
-        expected[6 * 4096 : 7 * 4096] = content[:4096]
-        await queue.read(0, back)
-        assert back == expected
-    assert world.attached.statistics()["refusals"] == 0
 
 
 async def test_detach_ends_the_host_and_deletes_the_export(world: World) -> None:

@@ -47,17 +47,6 @@ async def test_what_is_written_comes_back_after_detach_and_is_not_in_the_clear(
     assert world.fences == [], "every end was in good order"
 
 
-async def test_host_compares_and_writes_in_one_step(world: World) -> None:
-    await world.create()
-    async with world.attached() as queue:
-        await queue.write(7, b"a" * PAGE)
-        await queue.compare_and_write(7, b"a" * PAGE, b"b" * PAGE)
-        with pytest.raises(NvmeStatusError):
-            await queue.compare_and_write(7, b"a" * PAGE, b"c" * PAGE)
-        await queue.write_zeroes(8, 1)
-        assert await read(queue, 7, 2) == b"b" * PAGE + bytes(PAGE)
-
-
 async def test_lost_third_party_costs_the_host_a_pause_and_no_acknowledged_write(
     world: World,
 ) -> None:

@@ -134,6 +134,18 @@ async def read_until_refused(queue: VolumeQueue) -> None:
             await read(queue, 10, 1)
 
 
+async def delayed_by(world: World) -> set[str]:
+    """Why the gateway hasn't got its store back, once it has tried."""
+    assert world.port is not None
+    async with asyncio.timeout(30):
+        while True:
+            events = world.port.take_events()
+            reasons = {each.reason for each in events if each.kind == "association_delayed"}
+            if reasons:
+                return reasons
+            await asyncio.sleep(0)
+
+
 async def test_of_two_gateways_the_one_that_opened_first_can_neither_flush_nor_go_on(
     world: World,
 ) -> None:
@@ -151,6 +163,8 @@ async def test_of_two_gateways_the_one_that_opened_first_can_neither_flush_nor_g
         with pytest.raises(NvmeStatusError):
             await read_until_refused(queue)
         assert world.broker.records == kept
+        # It doesn't even try to open it: an opening writes there before it is anchored.
+        assert await delayed_by(world) == {"device.fenced"}
         await taken_over.close()
 
 

@@ -120,6 +120,8 @@ class World:
     metadata: bool = False
     broker: Broker = field(default_factory=Broker)
     is_anchored: bool = True
+    port: AttachedVolume | None = None
+    """The newest attachment."""
 
     @property
     def open_device(self) -> OpenDevice | None:
@@ -172,6 +174,7 @@ class World:
             host_nqn=HOST,
             open_queue=back.open_queue,
         )
+        self.port = port
         try:
             export = port.export
             async with HostController(

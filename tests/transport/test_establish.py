@@ -77,6 +77,18 @@ def test_both_sides_get_mirrored_keys_and_the_same_confirmation() -> None:
     assert responder.confirmation not in (bytes(keys.send), bytes(keys.receive))
 
 
+def test_no_two_exchanges_give_the_same_keys() -> None:
+    """Packet numbers start at 0 with each session: a fabric that restarts has other keys."""
+    seen = set()
+    for _ in range(50):
+        left, right = Exchange(), Exchange()
+        # All the rest is as it was before the restart.
+        established = derived(left, make(left, right), is_initiator=True)
+        seen |= {bytes(established.keys.send), bytes(established.keys.receive)}
+
+    assert len(seen) == 100
+
+
 def test_shares_are_wiped_and_count() -> None:
     left, right = Exchange(), Exchange()
     transcript = make(left, right)

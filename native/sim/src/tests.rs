@@ -10,6 +10,7 @@ use crate::world::{WorldSabotage, run_sabotaged};
 use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
 mod acceptance;
+mod marks;
 mod recovery;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };

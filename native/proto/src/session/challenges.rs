@@ -12,23 +12,21 @@ use crate::link::Nanos;
 pub const CHALLENGE_INTERVAL: Nanos = 100_000_000;
 /// Challenges that may be answered.
 const OUTSTANDING_MAX: usize = 16;
-/// Padded challenges that must have gone unanswered before a small answer means anything.
-const FULL_TRIES: u32 = 5;
+/// Pairs of which the small one alone was answered, before that means anything: either may be lost.
+const SMALL_ANSWERS_MAX: u32 = 5;
 
 #[derive(Debug, Clone, Copy)]
 struct Challenge {
     token: u64,
     sent_at: Nanos,
     is_full: bool,
-    /// Padded ones of this search sent before it.
-    full_before: u32,
 }
 
 /// A challenge is answered in pairs of sizes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Search {
-    full_sent: u32,
     is_small_next: bool,
+    small_answers: u32,
 }
 
 /// What an answer shows.
@@ -38,7 +36,7 @@ pub enum Answer {
     Validated(Nanos),
     /// The path answers small packets only, so far.
     Small,
-    /// The path answers small packets, and did not answer enough padded ones.
+    /// The path answers small packets, and none of the padded ones that left right before them.
     TooNarrow,
 }
 
@@ -78,12 +76,10 @@ impl Challenges {
     /// One leaves with this token; whether it is to be padded.
     pub fn sent(&mut self, token: u64, timeout: Nanos, now: Nanos) -> bool {
         let again = now.saturating_add(timeout.max(CHALLENGE_INTERVAL));
-        let (mut is_full, mut full_before) = (false, 0);
+        let mut is_full = false;
         self.due = Some(again);
         if let Some(search) = &mut self.search {
             is_full = !search.is_small_next;
-            full_before = search.full_sent;
-            search.full_sent += u32::from(is_full);
             search.is_small_next = is_full;
             if is_full {
                 self.due = Some(now);
@@ -92,7 +88,7 @@ impl Challenges {
         if self.outstanding.len() == OUTSTANDING_MAX {
             self.outstanding.pop_front();
         }
-        self.outstanding.push_back(Challenge { token, sent_at: now, is_full, full_before });
+        self.outstanding.push_back(Challenge { token, sent_at: now, is_full });
         is_full
     }
 
@@ -100,12 +96,13 @@ impl Challenges {
     pub fn answered(&mut self, token: u64, now: Nanos) -> Option<Answer> {
         let index = self.outstanding.iter().position(|sent| sent.token == token)?;
         let found = self.outstanding[index];
-        if self.search.is_none() || found.is_full {
+        let Some(search) = self.search.as_mut().filter(|_| !found.is_full) else {
             *self = Self::default();
             return Some(Answer::Validated(now.saturating_sub(found.sent_at)));
-        }
-        // A padded one left right before it: its answer would be here.
-        let is_too_narrow = found.full_before >= FULL_TRIES;
+        };
+        // Of pairs that were lost as a whole, in an outage, nothing is known.
+        search.small_answers += 1;
+        let is_too_narrow = search.small_answers >= SMALL_ANSWERS_MAX;
         self.outstanding.remove(index);
         Some(if is_too_narrow { Answer::TooNarrow } else { Answer::Small })
     }
@@ -120,9 +117,8 @@ mod tests {
     /// Sends what is due, from one due time to the next; (token, is padded) of each.
     fn send(challenges: &mut Challenges, count: u64) -> Vec<(u64, bool)> {
         (0..count)
-            .map(|_| {
+            .map(|token| {
                 let due = challenges.due().unwrap();
-                let token = due + u64::from(challenges.outstanding.len() as u32);
                 (token, challenges.sent(token, TIMEOUT, due))
             })
             .collect()
@@ -154,13 +150,24 @@ mod tests {
     fn small_answers_alone_mean_a_narrow_path_after_enough_tries() {
         let mut challenges = Challenges::default();
         challenges.search(0);
-        let sent = send(&mut challenges, 2 * u64::from(FULL_TRIES));
+        let sent = send(&mut challenges, 2 * u64::from(SMALL_ANSWERS_MAX));
         let small: Vec<_> = sent.iter().filter(|(_, is_full)| !is_full).collect();
         let last = small.len() - 1;
         for (token, _) in &small[..last] {
             assert_eq!(challenges.answered(*token, 5), Some(Answer::Small));
         }
         assert_eq!(challenges.answered(small[last].0, 5), Some(Answer::TooNarrow));
+    }
+
+    #[test]
+    fn an_outage_says_nothing_of_the_size() {
+        let mut challenges = Challenges::default();
+        challenges.search(0);
+        // Many pairs are lost, and when the path is back, a padded one by chance.
+        let sent = send(&mut challenges, 40);
+        let (small, full) = (sent[37].0, sent[38].0);
+        assert_eq!(challenges.answered(small, 5), Some(Answer::Small));
+        assert!(matches!(challenges.answered(full, u64::MAX), Some(Answer::Validated(_))));
     }
 
     #[test]

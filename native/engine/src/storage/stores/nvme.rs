@@ -325,7 +325,6 @@ impl StoreChannel for NvmeChannel {
 
 #[cfg(test)]
 mod tests {
-    use super::super::conformance;
     use super::*;
 
     #[test]
@@ -352,22 +351,8 @@ mod tests {
         let error = NvmeStore::open(Path::new("/dev/null"), 1).expect_err("no drive");
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTTY.raw_os_error()));
     }
-
-    /// On a real or emulated drive whose contents may be lost, named by `SEALANE_NVME_DEVICE`.
-    /// QEMU 7.2 moves the metadata of a command's first blocks only (`nvme io-passthru` shows it
-    /// too): `SEALANE_NVME_TRANSFER_BLOCKS=1` keeps to what it can do.
-    #[test]
-    #[ignore = "takes a drive formatted with 64 bytes of metadata"]
-    fn behaves_as_a_store() {
-        let path = std::env::var_os("SEALANE_NVME_DEVICE").expect("SEALANE_NVME_DEVICE");
-        let path = Path::new(&path);
-        let mut store = NvmeStore::create(path, 1000).expect("drive");
-        if let Ok(blocks) = std::env::var("SEALANE_NVME_TRANSFER_BLOCKS") {
-            let shared = Arc::get_mut(&mut store.shared).expect("no channel is open");
-            shared.transfer_blocks = blocks.parse().expect("a number of blocks");
-        }
-        conformance::check(&store);
-        let found = NvmeStore::open(path, 1000).expect("drive");
-        assert_eq!((found.block_count(), found.shared.nsid), (1000, store.shared.nsid));
-    }
 }
+
+#[cfg(test)]
+#[path = "nvme_drive_tests.rs"]
+mod drive_tests;

@@ -1,0 +1,111 @@
+"""What limits a session is measured, and `session stat` says it."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from sealane.daemon.ctl_session_stat import LIMITS, limits, record, since, table
+from sealane.protocol.v1 import sessions_pb2
+from session_pairs import connected
+
+WAIT_SECONDS = 0.05
+
+
+def spent(session: Any) -> dict[str, float]:
+    statistics = session.statistics()
+    return {name: statistics[f"limited_{name}_nanos"] / 1e9 for name in LIMITS}
+
+
+async def test_waiting_is_told_apart(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        start = time.monotonic()
+        await asyncio.gather(
+            left.send(offset=0, length=1 << 20), right.receive(offset=0, length=1 << 20)
+        )
+        paced = spent(left)
+        sending = await left.post_send(offset=0, length=8)
+        await asyncio.sleep(WAIT_SECONDS)
+        await right.receive(offset=0, length=8)
+        await sending
+        held = spent(left)
+        age = time.monotonic() - start
+
+    assert paced["pacing"] > 0.02, "a megabyte at 200 Mbit/s takes 42 ms"
+    assert paced["credit"] < 0.02
+    assert held["credit"] - paced["credit"] > WAIT_SECONDS * 0.9
+    assert held["stall"] == held["completions"] == 0
+    assert sum(held.values()) - sum(paced.values()) <= age
+
+
+async def test_job_that_reads_no_completions_is_told(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (left, right):
+        asyncio.get_running_loop().remove_reader(left.ring.fileno())
+        entries = left.ring.entries
+        for number in range(entries):
+            left.ring.post_receive(offset=0, length=8, user_data=number)
+        await asyncio.gather(*(right.send(offset=0, length=0) for _ in range(entries)))
+        left.ring.post_receive(offset=0, length=8, user_data=entries)
+        await asyncio.sleep(WAIT_SECONDS)
+        assert len(left.ring.completions(2 * entries)) == entries
+        await right.send(offset=0, length=0)
+        found = spent(left)
+
+    assert found["completions"] > WAIT_SECONDS * 0.9
+
+
+SESSION = sessions_pb2.Session(
+    name="sessions/1",
+    display_name="gradients",
+    state=sessions_pb2.Session.ESTABLISHED,
+    peer_node="far",
+    rate_bits_per_second=10**9,
+    outlook=sessions_pb2.Outlook(
+        loss_rate=1e-3,
+        loss_rate_low=9e-4,
+        loss_rate_high=2e-3,
+        burst_packets=1.5,
+        burst_packets_low=1,
+        burst_packets_high=2,
+        packets=1e6,
+        plan=[
+            sessions_pb2.PlanRow(length_max=1 << 20),
+            sessions_pb2.PlanRow(length_max=(1 << 64) - 1, k=32, m=4, depth=8),
+        ],
+    ),
+)
+FIGURES = {
+    "limited_pacing_nanos": 1_500_000_000,
+    "limited_credit_nanos": 500_000_000,
+    "wire_bytes_sent": 250_000_000,
+    "payload_bytes_sent": 125_000_000,
+    "srtt_nanos": 25_000_000,
+    "rto_nanos": 26_000_000,
+    "rate_bytes_per_second": 125_000_000,
+    "forged": 3,
+}
+
+
+def test_table_says_it_to_people_and_record_to_programs() -> None:
+    shown = table(SESSION, FIGURES)
+    assert shown["limited by"] == "the rate 75%, the peer posts no receives 25%"
+    assert shown["sent"] == "1,000.0 Mbit/s on the wire, 500.0 Mbit/s of messages"
+    assert shown["round trip"] == "25.000 ms, time-out 26.000 ms"
+    assert "decrypt failures 3" in shown["dropped here"]
+    assert shown["loss estimate"] == "0.001 (0.0009 to 0.002), bursts of 1.5 (1 to 2)"
+    assert shown["plan"] == "to 1 MiB selective repeat; longer MDS (32, 4) depth 8"
+    found = record(SESSION, FIGURES)
+    assert found["limits"] == {"pacing": 0.75, "credit": 0.25}
+    assert found["seconds"] == 2
+    assert found["bits_per_second"]["payload_sent"] == pytest.approx(5e8)
+    assert found["plan"][1] == {"length_max": (1 << 64) - 1, "k": 32, "m": 4, "depth": 8}
+
+
+def test_between_two_looks_only_what_was_added_counts() -> None:
+    later = {**FIGURES, "limited_credit_nanos": 700_000_000, "srtt_nanos": 30_000_000}
+    added = since(later, FIGURES)
+    assert limits(added) == {"credit": 1.0}
+    assert (added["srtt_nanos"], added["wire_bytes_sent"]) == (30_000_000, 0)
+    assert limits(since(FIGURES, FIGURES)) == {}
+    assert table(SESSION, since(FIGURES, FIGURES))["limited by"] == "-"
