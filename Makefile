@@ -107,7 +107,7 @@ bench-storage-path: build ## what the secure path costs beside the plain one: ra
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.storage_path $(ARGS)
 
 .PHONY: bench-freshness
-bench-freshness: build ## node functions, tree, pending changes: rates, latencies, memory
+bench-freshness: build ## freshness: tree, tables and stores; ARGS=--quick: in a minute
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.freshness $(ARGS)
 
 .PHONY: bench-sessions
