@@ -222,6 +222,7 @@ class Daemon:
             catalogue=catalogue,
         )
         self._event_logs.append(service.events)
+        self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
         await service.restore()
         if device is not None:
             self.spawn("target-device", abandon_lost(device, client, authorizations, service))

@@ -19,6 +19,11 @@ FINDINGS_MAX: Final = 64
 _TEXT_MAX: Final = 500
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Text = Annotated[str, Field(max_length=_TEXT_MAX)]
+# What a file says may be anything: times stay where they can be reckoned with.
+_Moment = Annotated[
+    AwareDatetime,
+    Field(ge=dt.datetime(2000, 1, 1, tzinfo=dt.UTC), lt=dt.datetime(2500, 1, 1, tzinfo=dt.UTC)),
+]
 
 
 class _Record(BaseModel):
@@ -51,8 +56,8 @@ class Job(_Record):
     active_ms: _Count = 0
     yields: _Count = 0
     interruptions: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
-    started: AwareDatetime
-    ended: AwareDatetime | None = None
+    started: _Moment
+    ended: _Moment | None = None
     run_position: _Count = 0
     """Where it was when its store was opened."""
     run_active_ms: _Count = 0

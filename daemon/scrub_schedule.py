@@ -30,7 +30,8 @@ def due_volume(
         for volume_id, job in scrubs.items()
         if job is None or job.is_over
     }
-    due = [volume_id for volume_id, end in ended.items() if end == oldest or end + interval <= now]
+    # An end that is still to come was not written by us, or by another clock.
+    due = [volume_id for volume_id, end in ended.items() if not now - interval < end <= now]
     return min(due, key=lambda volume_id: (ended[volume_id], volume_id), default=None)
 
 

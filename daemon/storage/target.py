@@ -30,6 +30,7 @@ from sealane.daemon.storage.exported import (
     Provider,
 )
 from sealane.daemon.storage.listener import Listener
+from sealane.daemon.storage.openings import Openings
 from sealane.daemon.storage.store_anchor import StoreAnchor
 from sealane.daemon.storage.volume_jobs import VolumeJobs
 from sealane.errors import ProtocolError, UnavailableError, UsageError, VerificationError
@@ -358,6 +359,7 @@ class Target(Provider):
         self._directory = directory
         self._device = device
         self._volumes: dict[str, TargetSubsystem] = {}
+        self.openings = Openings()
         self._listener = Listener(self, traddr=traddr, trsvcid=trsvcid, offers_digests=True)
 
     @property
@@ -470,18 +472,20 @@ class Target(Provider):
     ) -> _native.Namespace:
         path = self._path(volume_id)
         try:
-            return await asyncio.to_thread(
-                _native.Namespace,
-                store=self._store_kind,
-                block_count=sector_count,
-                sealed=True,
-                path=path,
-                exist=exist,
-                drive=self._drive,
-                freshness=freshness,
-                secret=secret,
-                anchor=None if anchor is None else anchor.native,
-            )
+            with self.openings.shown(volume_id) as opening:
+                return await asyncio.to_thread(
+                    _native.Namespace,
+                    store=self._store_kind,
+                    block_count=sector_count,
+                    sealed=True,
+                    path=path,
+                    exist=exist,
+                    drive=self._drive,
+                    freshness=freshness,
+                    secret=secret,
+                    anchor=None if anchor is None else anchor.native,
+                    opening=opening,
+                )
         except FileExistsError as error:
             raise UsageError(
                 "volume.exists", f"{path} exists already; remove it or use another volume id"

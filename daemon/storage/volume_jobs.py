@@ -101,12 +101,13 @@ class VolumeJobs:
                 native.set_job_rate(kind, bytes_per_second)
             if order is not None:
                 native.order_job(kind, order)
-        await self.observe()
+        await self._save()
         return self._job(kind)
 
     def list(self) -> Sequence[Job]:
         """Return the last job of each kind."""
-        return [self._job(kind) for kind in self._kept]
+        # Also called from the metrics' thread: a copy.
+        return [self._job(kind) for kind in [*self._kept]]
 
     async def observe(self) -> Sequence[Job]:
         """Keep how far they are; returns those that have ended since the last look."""
@@ -172,9 +173,10 @@ class VolumeJobs:
         job = self._kept.get(kind)
         if job is None:
             raise UsageError("volume.job.over", f"no {kind} of this volume is under way")
-        if self._native is None or kind not in self._running:
+        native = self._native
+        if native is None or kind not in self._running:
             return job
-        done = next(done for done in self._native.jobs() if done["kind"] == kind)
+        done = next(done for done in native.jobs() if done["kind"] == kind)
         return _added(job, done)
 
     def _settle(self, kind: JobKind, job: Job) -> Job:

@@ -434,6 +434,7 @@ class Namespace:
         metadata: bool = False,
         secret: bytearray | None = None,
         anchor: StoreAnchor | None = None,
+        opening: StoreOpening | None = None,
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
@@ -527,6 +528,14 @@ class RemoteDevice:
     # Takes the volume's store off the namespace, and ends the device. OSError if it isn't there.
     def erase(self, volume_id: bytes) -> None: ...
     def close(self) -> None: ...
+
+@final
+class StoreOpening:
+    """How far the opening of a store is, while another thread opens it."""
+
+    def __new__(cls) -> StoreOpening: ...
+    # Pages and records gone through, and how many there are as far as is known.
+    def progress(self) -> tuple[int, int]: ...
 
 JobKind: TypeAlias = Literal["scrub", "refresh"]
 JobOrder: TypeAlias = Literal["pause", "resume", "cancel"]

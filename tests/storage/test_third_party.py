@@ -278,3 +278,31 @@ async def test_stopping_waits_for_nothing_that_hangs(world: World) -> None:
     await world.plain.apply([])
     async with asyncio.timeout(20):
         await back.close()
+
+
+async def test_gateway_scrubs_its_volume_and_goes_on_over_a_reconnection(world: World) -> None:
+    await world.create()
+    async with world.attached() as queue:
+        assert world.back is not None
+        await queue.write(0, bytes(PAGE))
+        await queue.write(SECTORS - 1, bytes(PAGE))
+        await queue.flush()
+        jobs = world.back.jobs
+        # A piece at once, the next one in hours.
+        await jobs.start("scrub", bytes_per_second=1)
+        async with asyncio.timeout(20):
+            while True:
+                await asyncio.sleep(0.005)
+                if jobs.list()[0].checked:
+                    break
+        await world.plain.apply([])
+        await world.plain.apply([world.config()])
+        assert await read(queue, 0, 1) == bytes(PAGE)
+        assert jobs.list()[0].interruptions == 1
+        await jobs.change("scrub", order=None, bytes_per_second=0)
+        async with asyncio.timeout(20):
+            while True:
+                await asyncio.sleep(0.005)
+                if (job := jobs.list()[0]).is_over:
+                    break
+        assert (job.state, job.checked, job.found) == ("finished", 2, 0)

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from attacks.disk import read_slot
+from sealane.daemon.config import ScrubConfig
 from sealane.daemon.demo.adversary import block_start
 from sealane.daemon.jobs import Job, JobKind
-from sealane.daemon.scrub_schedule import due_volume
+from sealane.daemon.scrub_schedule import due_volume, keep_jobs
+from sealane.daemon.storage.catalogue import Catalogue
+from sealane.daemon.storage.openings import Openings
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage.volume_jobs import VolumeJobs
 from sealane.errors import UnavailableError, UsageError
+from sealane.transport.tasks import TaskOwner
 from storage.pair import World, make_world
 
 NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
@@ -30,6 +34,10 @@ async def inline_world(tmp_path: Path) -> AsyncIterator[World]:
 
 def running(directory: Path) -> Target:
     return Target(traddr="127.0.0.1", trsvcid=0, store_kind="inline", directory=directory)
+
+
+def files(directory: Path) -> list[Path]:
+    return [*directory.iterdir()]
 
 
 async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
@@ -151,7 +159,9 @@ async def test_cancelled_job_ends_and_another_may_begin(inline_world: World) -> 
         await jobs.start("scrub", bytes_per_second=0)
     assert caught.value.reason == "volume.job.running"
     await jobs.change("scrub", order="cancel", bytes_per_second=None)
-    assert (await ended(jobs)).state == "cancelled"
+    assert (await moved(jobs, lambda job: job.is_over)).state == "cancelled"
+    await inline_world.target.observe_jobs()
+    await inline_world.event(lambda e: e.kind == "job_cancelled", at_target=True)
     with pytest.raises(UsageError) as caught:
         await jobs.change("scrub", order="resume", bytes_per_second=None)
     assert caught.value.reason == "volume.job.over"
@@ -182,6 +192,9 @@ async def test_kinds_that_a_store_has_no_use_for_are_refused(world: World) -> No
         b"[" + b"1," * 1000,
         b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00Z","position":-1}]',
         b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00Z","more":1}]',
+        b'[{"kind":"scrub","state":"running","started":"9999-12-31T23:59:59Z"}]',
+        b'[{"kind":"scrub","state":"running","started":"0001-01-01T00:00:00+14:00"}]',
+        b'[{"kind":"scrub","state":"running","started":"2026-11-22T00:00:00"}]',
         b'[{"kind":"dance","state":"running","started":"2026-11-22T00:00:00Z"}]',
         b" " * ((1 << 20) + 1),
     ],
@@ -223,3 +236,55 @@ def test_scrubs_are_due_after_their_interval_the_oldest_first_and_one_at_a_time(
     assert due(a=finished, b=scrub(state="running", days=0)) is None
     assert due(a=finished, b=scrub(state="paused", days=30)) == a
     assert due(a=scrub(state="cancelled", days=1)) is None
+    assert due(a=scrub(state="finished", days=-400)) == a, "that is not true"
+
+
+async def test_target_scrubs_by_itself_what_is_due(inline_world: World) -> None:
+    world = inline_world
+    jobs = world.target.jobs(world.volume_id)
+
+    async def scrubs_for(config: ScrubConfig | None, *, until: Callable[[], bool]) -> None:
+        tasks = TaskOwner()
+        keeping = keep_jobs(world.target, volume_ids=lambda: [world.volume_id], config=config)
+        tasks.start(keeping, name="jobs")
+        async with asyncio.timeout(20):
+            while True:
+                await asyncio.sleep(0.002)
+                if until():
+                    break
+        await tasks.close()
+
+    await scrubs_for(ScrubConfig(bytes_per_second=7), until=lambda: bool(jobs.list()))
+    job = await ended(jobs)
+    assert (job.kind, job.state, job.bytes_per_second) == ("scrub", "finished", 7)
+    looks = 0
+
+    def have_looked() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 5
+
+    # It isn't due again, and without a schedule none ever is.
+    await scrubs_for(ScrubConfig(), until=have_looked)
+    assert jobs.list()[0].started == job.started
+
+
+async def test_opening_is_shown_while_it_lasts() -> None:
+    openings, volume_id = Openings(), uuid.uuid4()
+    with openings.shown(volume_id):
+        assert openings.statistics() == {(str(volume_id),): {"done": 0, "expected": 0}}
+    assert openings.statistics() == {}
+
+
+async def test_file_of_jobs_goes_with_its_volume_and_is_no_stray(tmp_path: Path) -> None:
+    async with make_world(tmp_path, store_kind="inline") as world:
+        await world.target.jobs(world.volume_id).start("scrub", bytes_per_second=0)
+        path = tmp_path / f"{world.volume_id}.jobs"
+        assert path.exists()
+        assert Catalogue(tmp_path).scan().strays == [
+            (f"{world.volume_id}.sectors", "a store without a descriptor")
+        ]
+        await world.attached.detach()
+        await world.target.close_volume(world.volume_id)
+        await world.target.discard_store(world.volume_id)
+        assert files(tmp_path) == []

@@ -120,6 +120,7 @@ class World:
     metadata: bool = False
     broker: Broker = field(default_factory=Broker)
     is_anchored: bool = True
+    back: ThirdPartyVolume | None = None
     port: AttachedVolume | None = None
     """The newest attachment."""
 
@@ -162,7 +163,7 @@ class World:
     @contextlib.asynccontextmanager
     async def attached(self) -> AsyncIterator[VolumeQueue]:
         """Attach the volume and connect a host."""
-        back = await self.open()
+        back = self.back = await self.open()
         self.attachments += 1
         port = await self.gateway.attach(
             VolumeKey(

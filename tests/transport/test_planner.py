@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from sealane.errors import UsageError
-from sealane.transport.model import ErasureCoded, Loss, Path, SelectiveRepeat, sample_losses
+from sealane.transport.model import (
+    ErasureCoded,
+    Loss,
+    Path,
+    SelectiveRepeat,
+    ideal,
+    sample_losses,
+)
 from sealane.transport.planner import (
     LossEstimator,
     Objective,
@@ -51,6 +58,28 @@ def test_the_tail_asks_for_parity_earlier_than_the_mean() -> None:
 
     assert isinstance(rank(path, 16 * MIB, Objective.MEAN)[0].scheme, SelectiveRepeat)
     assert isinstance(rank(path, 16 * MIB, Objective.P999)[0].scheme, ErasureCoded)
+
+
+def test_each_quantile_is_asked_for_by_itself() -> None:
+    # Two of six units are lost in one message of 700: that is beyond p99, within p99.9.
+    path = Path(
+        rate_bits_per_second=1e8, round_trip_seconds=0.025, loss=Loss(rate=1e-2), unit_bytes=1413
+    )
+
+    chosen = rank(path, 8192, Objective.P99)[0]
+
+    assert isinstance(chosen.scheme, ErasureCoded)
+    assert chosen.p99 < 0.03 < chosen.p999
+
+
+def test_a_quantile_holds_to_the_end_of_its_row() -> None:
+    path = Path(
+        rate_bits_per_second=1e8, round_trip_seconds=0.025, loss=Loss(rate=1e-2), unit_bytes=1413
+    )
+
+    row = next(row for row in plan(path, Objective.P99).rows if row.length_max >= 65536)
+
+    assert evaluate(path, 65536, row.scheme).p99 < 1.1 * ideal(path, 65536)
 
 
 def test_bursts_are_met_with_interleaving() -> None:

@@ -44,6 +44,7 @@ class Objective(enum.Enum):
     """What of the completion time is to be small."""
 
     MEAN = "mean"
+    P99 = "p99"
     P999 = "p999"
 
 
@@ -61,7 +62,8 @@ class Candidate:
 
     def score(self, objective: Objective) -> float:
         """Return what is compared."""
-        return self.mean if objective is Objective.MEAN else self.p999
+        scores = {Objective.MEAN: self.mean, Objective.P99: self.p99, Objective.P999: self.p999}
+        return scores[objective]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,10 @@ def plan(
     """Choose for every size: a row for each power of two, equal neighbours taken together."""
     rows: list[PlanRow] = []
     for length_max in _sizes():
-        # In the middle of the row, on a logarithmic scale.
-        scheme = _choose(path, round(length_max / math.sqrt(2)), objective, parity_budget)
+        # In the middle of the row, on a logarithmic scale. Quantiles jump, and lengths are mostly
+        # powers of two: what holds at the end of the row holds within it.
+        length = length_max / math.sqrt(2) if objective is Objective.MEAN else length_max
+        scheme = _choose(path, round(length), objective, parity_budget)
         k, m, depth = code_of(scheme)
         if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
             rows.pop()

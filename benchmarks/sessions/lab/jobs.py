@@ -9,8 +9,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+C = TypeVar("C")
 
 WARM_UP: Final = 5
 """Messages that open a connection and are not counted."""
@@ -54,18 +57,33 @@ def jobs() -> Iterator[Job]:
         )
 
 
-def repeat(job: Job, send: Callable[[], None], *, warm_up: int = 0) -> None:
-    """Call `send` as often as the job says, and print how long the calls took."""
+def do(
+    job: Job, connect: Callable[[], AbstractContextManager[C]], exchange: Callable[[C], None]
+) -> None:
+    """Send the messages of a job, and print how long they took."""
     times: list[float] = []
     unfinished = 0
-    try:
-        for _ in range(warm_up):
-            send()
+
+    def alone() -> None:
+        with connect() as connection:
+            exchange(connection)
+
+    def repeat(send: Callable[[], None]) -> None:
         end = time.monotonic() + job.seconds
         while len(times) < job.count and time.monotonic() < end:
             started = time.perf_counter()
             send()
             times.append(round(time.perf_counter() - started, 6))
-    except TimeoutError:
+
+    try:
+        if job.is_cold:
+            repeat(alone)
+        else:
+            with connect() as connection:
+                for _ in range(WARM_UP):
+                    exchange(connection)
+                repeat(lambda: exchange(connection))
+    except (TimeoutError, ConnectionError) as error:
+        print(f"given up: {error!r}", file=sys.stderr)
         unfinished = 1
     print(json.dumps({"times": times, "unfinished": unfinished}), flush=True)

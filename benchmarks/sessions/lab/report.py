@@ -122,7 +122,9 @@ def _shown(summary: Summary | None, unfinished: int) -> str:
 def plot(path: Path, results: Sequence[Result]) -> None:
     """Draw completion times by loss, a panel for each length and temperature."""
     sizes = sorted({result.cell.full_bytes for result in results})
-    figure, panels = plt.subplots(2, len(sizes), figsize=(4.4 * len(sizes), 7.2), squeeze=False)
+    figure, panels = plt.subplots(
+        2, len(sizes), figsize=(4.4 * len(sizes), 7.2), squeeze=False, sharey=True
+    )
     for row, is_cold in zip(panels, (False, True), strict=True):
         for axes, size in zip(row, sizes, strict=True):
             _panel(
@@ -142,6 +144,7 @@ def plot(path: Path, results: Sequence[Result]) -> None:
 
 
 def _panel(axes: Axes, results: Sequence[Result]) -> None:
+    """Completion over the ideal of a session, which spends more bytes on headers than TCP."""
     axes.set_yscale("log")
     if not results:
         return
@@ -149,19 +152,21 @@ def _panel(axes: Axes, results: Sequence[Result]) -> None:
     for index, (way, name) in enumerate(WAYS.items()):
         at = place + (index - (len(WAYS) - 1) / 2) * 0.2
         found = [
-            (x, result.summaries[way])
+            (x, result.cell.ideal, result.summaries[way])
             for x, result in zip(at, results, strict=True)
             if way in result.summaries
         ]
-        middle = [s.p50 * 1e3 for _, s in found]
-        axes.plot([x for x, _ in found], middle, f"C{index}o", markersize=4, label=f"{name}: p50")
-        for x, s in found:
+        middle = [s.p50 / ideal for _, ideal, s in found]
+        axes.plot([x for x, *_ in found], middle, f"C{index}o", markersize=4, label=f"{name}: p50")
+        for x, ideal, s in found:
             if s.p99 is not None:
-                axes.plot([x, x], [s.p50 * 1e3, s.p99 * 1e3], f"C{index}", linewidth=1)
-                axes.plot([x], [s.p99 * 1e3], f"C{index}^", markersize=4)
-    ideal = results[0].cell.ideal * 1e3
-    axes.axhline(ideal, color="grey", linewidth=0.8, label="ideal (▲: p99)")
+                axes.plot([x, x], [s.p50 / ideal, s.p99 / ideal], f"C{index}", linewidth=1)
+                axes.plot([x], [s.p99 / ideal], f"C{index}^", markersize=5)
+    axes.axhline(1, color="grey", linewidth=0.8, label="ideal (▲: p99)")
     axes.set_xticks(place, [r.cell.condition.name for r in results], fontsize=7, rotation=15)
+    ticks = [1, 1.5, 2, 3, 5, 10, 20, 50, 100]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     temperature = "cold" if results[0].cell.is_cold else "warm"
     axes.set_title(f"{results[0].title}, {temperature}", fontsize=9)
-    axes.set_ylabel("completion, ms")
+    axes.set_ylabel("completion over ideal")

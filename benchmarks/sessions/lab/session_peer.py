@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from benchmarks.sessions.lab.jobs import SECONDS_MAX, WARM_UP, Job, jobs, repeat
+from benchmarks.sessions.lab.jobs import SECONDS_MAX, Job, do, jobs
 
 from sealane._native import JobRing, SessionEndpoint
 
@@ -130,15 +130,10 @@ def send(part: dict[str, Any], address: str) -> None:
         control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for job in jobs():
 
-            def alone(job: Job = job) -> None:
-                with _session(part, control, job) as end:
-                    end.send()
+            def open_session(job: Job = job) -> contextlib.AbstractContextManager[End]:
+                return _session(part, control, job)
 
-            if job.is_cold:
-                repeat(job, alone)
-                continue
-            with _session(part, control, job) as end:
-                repeat(job, end.send, warm_up=WARM_UP)
+            do(job, open_session, End.send)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.sessions.lab.jobs import SECONDS_MAX, WARM_UP, jobs, repeat
+from benchmarks.sessions.lab.jobs import SECONDS_MAX, do, jobs
 
 SO_MAX_PACING_RATE: Final = 47
 """From <asm-generic/socket.h>."""
@@ -40,13 +40,18 @@ def receive(address: str) -> None:
         print("{}:{}".format(*server.getsockname()), flush=True)
         while True:
             connection, _ = server.accept()
-            with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                while _receive_exactly(connection, block, LENGTH_BYTES):
-                    length = int.from_bytes(block[:LENGTH_BYTES], "big")
-                    if not _receive_exactly(connection, block, length):
-                        break
-                    connection.sendall(b"\1")
+            # A sender that gave a message up resets the connection.
+            with connection, contextlib.suppress(ConnectionError):
+                _serve(connection, block)
+
+
+def _serve(connection: socket.socket, block: memoryview) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while _receive_exactly(connection, block, LENGTH_BYTES):
+        length = int.from_bytes(block[:LENGTH_BYTES], "big")
+        if not _receive_exactly(connection, block, length):
+            break
+        connection.sendall(b"\1")
 
 
 @contextlib.contextmanager
@@ -70,15 +75,7 @@ def send(address: str, congestion: str, rate: int) -> None:
             if connection.recv(1) != b"\1":
                 raise ConnectionError("the receiver has ended")
 
-        def alone() -> None:
-            with _connection(address, congestion, rate) as connection:
-                exchange(connection)
-
-        if job.is_cold:
-            repeat(job, alone)
-            continue
-        with _connection(address, congestion, rate) as connection:
-            repeat(job, lambda: exchange(connection), warm_up=WARM_UP)
+        do(job, lambda: _connection(address, congestion, rate), exchange)
 
 
 if __name__ == "__main__":

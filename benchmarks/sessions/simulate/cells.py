@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from benchmarks.sessions.intervals import Summary, summarize
@@ -30,7 +30,7 @@ class Scheme:
     k: int = 0
     m: int = 0
     depth: int = 1
-    detection: str = "reports"
+    detection: Literal["reports", "timeout"] = "reports"
     """`reports`: of gaps, by the peer (the paper's NACK); `timeout`: of 3 round trips only."""
 
     @property

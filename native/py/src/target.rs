@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
+use sealane_engine::storage::stores::fresh::opening::Opening;
 use sealane_engine::storage::stores::fresh_store::Trust;
 use sealane_engine::storage::stores::in_place_store::InPlaceStore;
 use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
@@ -35,6 +36,7 @@ use crate::store_anchor::{StoreAnchor, store_error};
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RemoteDevice>()?;
     module.add_class::<StoreAnchor>()?;
+    module.add_class::<StoreOpening>()?;
     module.add_class::<Namespace>()?;
     module.add_class::<Controller>()
 }
@@ -91,6 +93,22 @@ impl RemoteDevice {
     }
 }
 
+/// How far the opening of a store is.
+#[pyclass(frozen, module = "sealane._native")]
+struct StoreOpening(Arc<Opening>);
+
+#[pymethods]
+impl StoreOpening {
+    #[new]
+    fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        self.0.progress()
+    }
+}
+
 /// A namespace of a target.
 #[pyclass(frozen, module = "sealane._native")]
 struct Namespace {
@@ -109,7 +127,8 @@ impl Namespace {
 impl Namespace {
     #[new]
     #[pyo3(signature = (*, store, block_count, sealed, path=None, exist="create".to_owned(),
-        drive=None, in_place=false, freshness=true, metadata=false, secret=None, anchor=None))]
+        drive=None, in_place=false, freshness=true, metadata=false, secret=None, anchor=None,
+        opening=None))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // all by keyword
     fn new(
         py: Python<'_>,
@@ -124,7 +143,9 @@ impl Namespace {
         metadata: bool,
         secret: Option<&Bound<'_, PyByteArray>>,
         anchor: Option<&StoreAnchor>,
+        opening: Option<&StoreOpening>,
     ) -> PyResult<Self> {
+        let opening = opening.map(|opening| Arc::clone(&opening.0));
         let secret = secret.map(|secret| take_secret("secret", secret)).transpose()?;
         let anchor = anchor.map(StoreAnchor::shared);
         if block_count == 0 {
@@ -141,7 +162,7 @@ impl Namespace {
                 drive: drive.as_deref(),
                 in_place,
                 is_fresh: sealed && freshness,
-                trust: &Trust { secret: secret.as_ref(), anchor },
+                trust: &Trust { secret: secret.as_ref(), anchor, opening: opening.as_deref() },
             };
             let store = selection::open(&options)?;
             if sealed { namespace_over(store, freshness) } else { EngineNamespace::plain(store) }
@@ -174,7 +195,7 @@ impl Namespace {
         let key = take_secret("store_key", store_key)?;
         let device = device.take()?;
         let namespace = py.detach(|| -> io::Result<EngineNamespace> {
-            let trust = Trust { secret: Some(&key), anchor };
+            let trust = Trust { secret: Some(&key), anchor, opening: None };
             let store: Box<dyn BlockStore> = match device {
                 Remote::Pages(device) => {
                     let device: Arc<dyn Device> = device;

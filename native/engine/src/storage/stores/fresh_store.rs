@@ -13,6 +13,7 @@ use super::fresh::geometry::Geometry;
 use super::fresh::journal::{Journal, Requests};
 use super::fresh::keys::Authority;
 use super::fresh::map::{Layout, Map};
+use super::fresh::opening::Opening;
 use super::fresh::superblock::Superblock;
 use super::pages::{BlockFile, Page, random};
 
@@ -23,6 +24,8 @@ pub struct Trust<'a> {
     pub secret: Option<&'a Secret>,
     /// Its anchor; None: a whole older state passes.
     pub anchor: Option<Arc<dyn Anchor>>,
+    /// Who watches how far an opening is.
+    pub opening: Option<&'a Opening>,
 }
 
 impl Trust<'_> {
@@ -89,7 +92,9 @@ impl<P: Place> FreshStore<P> {
         let file = place.file()?;
         let (superblock, keys) = Superblock::read(&*file, &trust.authority())?;
         place.check_size(&superblock.geometry)?;
-        let map = Map::open(file, &superblock, keys, trust.anchor.clone())?;
+        let (anchor, nobody) = (trust.anchor.clone(), Opening::default());
+        let opening = trust.opening.unwrap_or(&nobody);
+        let map = Map::open_watched(file, &superblock, keys, anchor, opening)?;
         Self::start(place, map)
     }
 

@@ -76,7 +76,7 @@ impl Anchor for ConsoleAnchor {
 }
 
 fn open(anchor: Arc<ConsoleAnchor>) -> io::Result<InPlaceStore> {
-    let trust = Trust { secret: None, anchor: Some(anchor) };
+    let trust = Trust { anchor: Some(anchor), ..Trust::default() };
     InPlaceStore::open(Box::new(drive(raw_blocks(BLOCKS), false)), &trust)
 }
 
@@ -103,7 +103,7 @@ fn behaves_as_a_store() {
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]
 fn behaves_as_a_store_that_keeps_freshness() {
     let raw = Box::new(drive(raw_blocks(BLOCKS), true));
-    let trust = Trust { secret: None, anchor: Some(ConsoleAnchor::new()) };
+    let trust = Trust { anchor: Some(ConsoleAnchor::new()), ..Trust::default() };
     conformance::check(&InPlaceStore::create(raw, BLOCKS, &trust).expect("store"));
 }
 
@@ -112,7 +112,7 @@ fn behaves_as_a_store_that_keeps_freshness() {
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]
 fn lay_out() {
     let raw = Box::new(drive(raw_blocks(BLOCKS), true));
-    let trust = Trust { secret: None, anchor: Some(ConsoleAnchor::new()) };
+    let trust = Trust { anchor: Some(ConsoleAnchor::new()), ..Trust::default() };
     let store = InPlaceStore::create(raw, BLOCKS, &trust).expect("store");
     write(&mut *store.open().expect("channel"), 1);
 }

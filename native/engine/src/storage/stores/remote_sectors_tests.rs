@@ -63,7 +63,7 @@ fn behaves_as_a_store_under_one_that_keeps_it_fresh() {
     let size = raw_blocks(200);
     let namespace = namespace_of(size);
     let (blocks, _served) = connect(&namespace);
-    let trust = Trust { secret: Some(&key()), anchor: None };
+    let trust = Trust { secret: Some(&key()), ..Trust::default() };
     let store = InPlaceStore::create_on(Box::new(blocks.raw()), UUID, &trust, 200).expect("store");
     conformance::check(&store);
     let mut channel = BlockStore::open(&store).expect("channel");

@@ -22,7 +22,7 @@ fn key() -> Secret {
 }
 
 fn trust(key: &Secret) -> Trust<'_> {
-    Trust { secret: Some(key), anchor: None }
+    Trust { secret: Some(key), ..Trust::default() }
 }
 
 fn plain(pages: u64) -> Arc<Namespace> {

@@ -115,6 +115,7 @@ mod tests {
 
     use super::super::super::store::{BLOCK_BYTES, BlockStore, StoreRequest};
     use super::super::conformance;
+    use super::super::fresh::opening::Opening;
     use super::super::scratch::Scratch;
     use super::*;
 
@@ -148,6 +149,24 @@ mod tests {
         let mut channel = store.open().expect("channel");
         let found = conformance::read(&mut *channel, BLOCK_BYTES, 100, 300);
         assert_eq!(found, conformance::blocks(BLOCK_BYTES, 100, 300, 1));
+    }
+
+    #[test]
+    fn an_opening_says_how_far_it_is() {
+        let scratch = Scratch::new();
+        let store =
+            SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
+        let geometry = *store.map().geometry();
+        let mut channel = store.open().expect("channel");
+        write(&mut *channel, 100, 300, 1);
+        conformance::execute(&mut *channel, StoreRequest::Flush).expect("flush");
+        drop((channel, store));
+        let opening = Opening::default();
+        assert_eq!(opening.progress(), (0, 0));
+        let trust = Trust { opening: Some(&opening), ..Trust::default() };
+        drop(SealedFileStore::open(&scratch.file(), &trust).expect("store"));
+        let pages = geometry.node_pages() + geometry.log_pages + geometry.slot_maps();
+        assert_eq!(opening.progress(), (pages + 300, pages + 300));
     }
 
     #[test]

@@ -124,7 +124,7 @@ mod tests {
         drive: None,
         in_place: false,
         is_fresh: true,
-        trust: &Trust { secret: None, anchor: None },
+        trust: &Trust { secret: None, anchor: None, opening: None },
     };
 
     #[test]

@@ -18,6 +18,7 @@ pub mod log;
 pub mod map;
 mod merge;
 pub mod nodes;
+pub mod opening;
 pub mod placed;
 pub mod queued_anchor;
 mod recovery;

@@ -23,6 +23,7 @@ use super::leaves::Leaves;
 use super::log::{LogPage, Record};
 use super::map::{Layout, Map, State};
 use super::nodes::NodePage;
+use super::opening::Opening;
 use super::slot_maps::{SlotMaps, slots_of};
 use super::superblock::Superblock;
 use crate::clock;
@@ -85,16 +86,29 @@ impl<F: Layout> Map<F> {
         keys: StoreKeys,
         anchor: Option<Arc<dyn Anchor>>,
     ) -> io::Result<Self> {
+        Self::open_watched(file, superblock, keys, anchor, &Opening::default())
+    }
+
+    /// The same, while somebody watches how far it is.
+    pub fn open_watched(
+        file: Arc<dyn BlockFile>,
+        superblock: &Superblock,
+        keys: StoreKeys,
+        anchor: Option<Arc<dyn Anchor>>,
+        opening: &Opening,
+    ) -> io::Result<Self> {
         let begun = clock::now();
         if !fits::<F>(&superblock.geometry) {
             return Err(damaged("it has sizes that no store has"));
         }
+        let geometry = &superblock.geometry;
+        opening.expect(geometry.node_pages() + geometry.log_pages + geometry.slot_maps());
         let anchored = anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten();
         let mut map = Self::assemble(file, superblock, keys, anchor, 0);
         let (checkpoint, tag) = map.find_checkpoint(anchored.as_ref())?;
-        map.load_leaves(&checkpoint)?;
-        let recovered = map.replay(checkpoint, tag, anchored.as_ref())?;
-        let claimed = map.claim_slots(&recovered.pending)?;
+        map.load_leaves(&checkpoint, opening)?;
+        let recovered = map.replay(checkpoint, tag, anchored.as_ref(), opening)?;
+        let claimed = map.claim_slots(&recovered.pending, opening)?;
         map.take_over(&recovered, claimed, anchored);
         map.begin_epoch(recovered.log_next, &recovered.pending)?;
         map.advance(&mut map.writer())?;
@@ -186,7 +200,7 @@ impl<F: Layout> Map<F> {
         Ok(found)
     }
 
-    fn load_leaves(&mut self, checkpoint: &Checkpoint) -> io::Result<()> {
+    fn load_leaves(&mut self, checkpoint: &Checkpoint, opening: &Opening) -> io::Result<()> {
         self.leaves.load_regions(&checkpoint.void_since);
         let count = self.geometry.node_pages();
         let mut copies = [0, 1].map(|_| vec![Page::ZERO; READ_PAGES.min(count) as usize]);
@@ -199,6 +213,7 @@ impl<F: Layout> Map<F> {
                 let pages = [0, 1].map(|copy| NodePage::decode(&copies[copy][offset], &self.keys));
                 self.leaves.load(checkpoint.number, index, pages);
             }
+            opening.pass(part as u64);
         }
         if self.leaves.root().tag != checkpoint.root {
             return Err(damaged("pages of its tree are missing or older"));
@@ -208,7 +223,11 @@ impl<F: Layout> Map<F> {
 
     /// Pages of the log from the checkpoint on, up to the first that doesn't go on from the one
     /// before; also the tag of the last.
-    fn read_log(&self, checkpoint: &Checkpoint) -> io::Result<Vec<(LogPage<F::Entry>, Tag)>> {
+    fn read_log(
+        &self,
+        checkpoint: &Checkpoint,
+        opening: &Opening,
+    ) -> io::Result<Vec<(LogPage<F::Entry>, Tag)>> {
         let key = self.keys.log(checkpoint.epoch, &checkpoint.nonce);
         let mut log: Vec<(LogPage<F::Entry>, Tag)> = Vec::new();
         let mut is_whole = true;
@@ -219,6 +238,7 @@ impl<F: Layout> Map<F> {
             let to_wrap = self.geometry.log_pages - number % self.geometry.log_pages;
             let part = READ_PAGES.min(end - number).min(to_wrap) as usize;
             self.file.read(self.geometry.log(number), &mut pages[..part])?;
+            opening.pass(part as u64);
             for page in &pages[..part] {
                 let previous = log.last().map_or(checkpoint.log_tag, |(_, tag)| *tag);
                 match LogPage::decode::<F>(page, (checkpoint.epoch, number), &key) {
@@ -246,8 +266,9 @@ impl<F: Layout> Map<F> {
         checkpoint: Checkpoint,
         tag: Tag,
         anchored: Option<&Anchored>,
+        opening: &Opening,
     ) -> io::Result<Recovered<F>> {
-        let log = self.read_log(&checkpoint)?;
+        let log = self.read_log(&checkpoint, opening)?;
         if let Some(anchored) = anchored {
             let tags = log.iter().map(|(page, tag)| (page.number + 1, *tag));
             let mut heads = std::iter::once((checkpoint.log_start, checkpoint.log_tag)).chain(tags);
@@ -261,6 +282,7 @@ impl<F: Layout> Map<F> {
         let announced_again = announced(log.iter().filter(|(page, _)| page.number >= flushed));
         let mut pending = Pending::default();
         let mut changes = 0;
+        opening.expect(log.iter().map(|(page, _)| page.records.len() as u64).sum());
         for (page, _) in &log {
             for record in &page.records {
                 changes += 1;
@@ -268,6 +290,7 @@ impl<F: Layout> Map<F> {
                 let is_flushed = page.number < flushed && !announced_again.contains(record);
                 self.apply_record(&mut pending, record, is_flushed)?;
             }
+            opening.pass(page.records.len() as u64);
         }
         count(&self.counters.recovered_log_pages, log.len() as u64);
         count(&self.counters.recovered_changes, changes);
@@ -309,11 +332,16 @@ impl<F: Layout> Map<F> {
     }
 
     /// Slots that leaf pages tell of, and those of changes that wait.
-    fn claim_slots(&self, pending: &Pending<F::Entry>) -> io::Result<(Slots, SlotMaps)> {
+    fn claim_slots(
+        &self,
+        pending: &Pending<F::Entry>,
+        opening: &Opening,
+    ) -> io::Result<(Slots, SlotMaps)> {
         let mut slots = Slots::new(self.geometry.slot_count);
         let mut slot_maps = SlotMaps::new(self.geometry.slot_maps());
         let taken = |slot| damaged(format!("slot {slot} has two owners, or is beyond its end"));
         for index in 0..self.geometry.slot_maps() {
+            opening.pass(1);
             let Some(page) = self.leaf(self.geometry.sets() + index)? else { continue };
             for slot in slots_of(index, &page) {
                 if !slots.claim(slot) {
