@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         default=Path("sealane-freshness"),
         help="directory; file stores lie in it",
     )
+    add("--images", type=Path, help="directory of the plots (that of --output)")
     return found
 
 
@@ -119,8 +120,8 @@ def main() -> int:
         settings = machine | {"rounds": arguments.rounds, "load_average": os.getloadavg()}
         kept = {"settings": settings, "samples": found}
         (arguments.output / f"{what}.json").write_text(json.dumps(kept, indent=1))
-        plots.plot(arguments.output, what, found)
-    console.print(f"JSON and plots in {arguments.output}")
+        plots.plot(arguments.images or arguments.output, what, found)
+    console.print(f"JSON in {arguments.output}, plots in {arguments.images or arguments.output}")
     return 0
 
 

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::fresh_store::Trust;
 use sealane_engine::storage::stores::in_place_store::InPlaceStore;
 
@@ -16,20 +17,24 @@ const SECTORS: u64 = 1 << 28;
 const SET_SECTORS: u64 = 340;
 /// Writes between two flushes.
 const FLUSH_EVERY: u64 = 1024;
+/// Writes between two looks whether a merge has ended, and merges that are measured.
+const LOOK_EVERY: u64 = 16_384;
+const MERGES: u64 = 2;
 /// Leaf pages in the paper's prototype's cache; and as many as take the memory of our table and
 /// cache of leaf pages.
 const PAPER_CACHES: [usize; 2] = [5000, 24_000];
 
-/// Measures working sets up to `gibibytes_max`, `writes` to each after as many to come to rest.
+/// Measures working sets up to `gibibytes_max`; the paper's scheme by `writes` to each after as many to
+/// come to rest.
 pub fn run(gibibytes_max: u64, writes: u64) {
     let mut gibibytes = 1;
     while gibibytes <= gibibytes_max {
         let sectors = gibibytes << 18;
-        let (reads, written) = in_place(sectors, writes);
+        let [reads, written] = in_place(sectors);
         let mut figures = vec![
             ("gibibytes", gibibytes as f64),
-            ("ours", (reads + written) as f64 / writes as f64),
-            ("ours_read", reads as f64 / writes as f64),
+            ("ours", reads + written),
+            ("ours_read", reads),
         ];
         let names = ["paper_5000_pages", "paper_same_memory"];
         let paper = PAPER_CACHES.map(|pages| cached(sectors, writes, pages) as f64 / writes as f64);
@@ -39,8 +44,9 @@ pub fn run(gibibytes_max: u64, writes: u64) {
     }
 }
 
-/// Blocks read and written for so many writes to the store in place.
-fn in_place(sectors: u64, writes: u64) -> (u64, u64) {
+/// Blocks read, and blocks written, a write to the store in place: from the end of its first merge to
+/// that of another, so that the writes have what all of their merges cost.
+fn in_place(sectors: u64) -> [f64; 2] {
     let device = Device::new(SECTORS, false);
     let store = InPlaceStore::create(Box::new(device.clone()), SECTORS, &Trust::default());
     let store = store.expect("store");
@@ -51,12 +57,26 @@ fn in_place(sectors: u64, writes: u64) -> (u64, u64) {
         depth: 32,
         flush_every: FLUSH_EVERY,
     };
-    load.run(pattern, Until::Operations(writes));
+    let merges = || {
+        let statistics = store.statistics();
+        statistics
+            .iter()
+            .find(|(name, _)| *name == "merges")
+            .expect("merges")
+            .1
+    };
+    let mut write_until = |wanted| {
+        let mut writes = 0;
+        while merges() < wanted {
+            writes += load.run(pattern, Until::Operations(LOOK_EVERY)).operations;
+        }
+        writes
+    };
+    write_until(1);
     let before = device.counts();
-    let done = load.run(pattern, Until::Operations(writes)).operations;
+    let writes = write_until(1 + MERGES) as f64;
     let after = device.counts();
-    let per_writes = |index: usize| (after[index] - before[index]) * writes / done;
-    (per_writes(0), per_writes(1))
+    [0, 1].map(|index| (after[index] - before[index]) as f64 / writes)
 }
 
 /// Device I/Os of the paper's scheme: the block, its leaf page if it isn't cached, and the changed

@@ -43,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="60 messages of each kind")
     add("--minutes", type=float, default=9.0, help="start no cell after this time (9)")
     add("--loss", nargs="+", choices=[c.name for c in CONDITIONS], help="only these (all)")
-    add("--rate", type=int, choices=RATES, help="of the links (what this machine carries)")
+    add(
+        "--rate",
+        type=int,
+        choices=RATES,
+        help="of the links (the last run's, or what this machine carries)",
+    )
     add("--output", type=Path, default=Path("sealane-sessions/lab"), help="directory")
 
 
@@ -76,6 +81,12 @@ class Store:
         """Return what was measured, if it was."""
         return self._known.get(cell.key)
 
+    @property
+    def rate(self) -> int | None:
+        """Rate of what is known: a run that goes on keeps to it."""
+        rates = [found["rate"] for found in self._known.values()]
+        return rates[-1] if rates else None
+
     def put(self, found: dict[str, Any]) -> None:
         """Keep it."""
         self._keep(found)
@@ -105,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     output.mkdir(parents=True, exist_ok=True)
     store = Store(output / "cells.jsonl", effort)
     conditions = [c for c in CONDITIONS if not arguments.loss or c.name in arguments.loss]
-    found_rate = arguments.rate or rate()
+    found_rate = arguments.rate or store.rate or rate()
     wanted = [cell for condition in conditions for cell in cells(condition, found_rate)]
     asyncio.run(_measure(wanted, store, effort, until))
     results = [report.Result.of(cell, found) for cell in wanted if (found := store.get(cell))]

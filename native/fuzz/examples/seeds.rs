@@ -4,6 +4,13 @@
 use std::fs;
 use std::path::Path;
 
+use sealane_engine::storage::stores::fresh::geometry::Geometry;
+use sealane_engine::storage::stores::fresh::keys::{Authority, BODY_BYTES, StoreKeys};
+use sealane_engine::storage::stores::fresh::log::{LogPage, Record};
+use sealane_engine::storage::stores::fresh::placed::Placed;
+use sealane_engine::storage::stores::fresh::superblock::Superblock;
+use sealane_engine::storage::stores::pages::Page;
+use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
 use sealane_proto::nvme::command::{CompletionEntry, SubmissionEntry};
 use sealane_proto::nvme::pdu::{
     CapsuleCmd, CapsuleResp, CommonHeader, DataHeader, Digests, FLAG_LAST, PduError, R2t, kind,
@@ -83,19 +90,7 @@ fn main() -> std::io::Result<()> {
         bytes[24] = 64;
         put("ring_entry", name.into(), &bytes)?;
     }
-    let magic = [b"SEALSTOR", b"SEALCHKP", b"SEALLOGP", b"SEALTABL"];
-    for (kind, magic) in (0..).zip(magic) {
-        let mut bytes = vec![kind, 2, 0];
-        bytes.extend(magic);
-        if kind == 0 {
-            bytes.extend([1, 0, 0, 0]);
-            bytes.extend([0; 52]);
-            bytes.extend([100u64, 132, 4].map(u64::to_le_bytes).concat());
-        } else {
-            bytes.extend([1; 240]);
-        }
-        put("store_page", format!("page-{kind}"), &bytes)?;
-    }
+    store_pages(&put)?;
     let written = [12, 3, 0, 1, 0, 0, 0, 0x7b, 9, 2, 0, 4, 20, 1, 0, 11, 5];
     put("store_recovery", "whole".into(), &written)?;
     for (name, change) in [
@@ -105,6 +100,55 @@ fn main() -> std::io::Result<()> {
         ("swapped", [7, 2, 8, 0, 0, 0]),
     ] {
         put("store_recovery", name.into(), &[&written[..], &change].concat())?;
+        put("store_recovery_in_place", name.into(), &[&written[..], &change].concat())?;
+    }
+    put("store_recovery_in_place", "whole".into(), &written)?;
+    let block = [201, 48, 16, 16, 7, 7, 7, 7];
+    put("store_recovery_in_place", "metadata".into(), &[&written[..], &block].concat())?;
+    Ok(())
+}
+
+/// Pages as stores write them, one of each kind.
+fn store_pages(put: &impl Fn(&str, String, &[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
+    let keys = StoreKeys::new(&[1; 16], &[7; 32], &Authority::Device);
+    let geometry = Geometry::placed(1000, Placed::ENTRIES_PER_LEAF);
+    let superblock = Superblock { uuid: [1; 16], seed: [7; 32], geometry };
+    // Epoch, number and key are those that the target parses with.
+    fn log<F: LeafFormat>(keys: &StoreKeys, entry: F::Entry) -> Page {
+        let entry = Record::Entry { lba: 5, entry };
+        let records = vec![entry, Record::Void { lba: 7, blocks: 9 }];
+        let (flushed, sequence, previous) = (1, 8, [4; 16]);
+        let page = LogPage { epoch: 1, number: 2, flushed, sequence, previous, records };
+        page.encode::<F>(&keys.log(1, &[3; 16])).0
+    }
+    let placed = Placed::decode(&[1; 54]);
+    let mut leaves = [Page::ZERO; 2];
+    Placed::set(&mut leaves[0].0, 3, Some(&placed));
+    Ivs::set(&mut leaves[1].0, 3, Some(&[1; 12]));
+    let magic = |magic: &[u8; 8]| {
+        let mut page = Page::ZERO;
+        page.0[..8].copy_from_slice(magic);
+        page
+    };
+    let pages = [
+        superblock.encode(&keys),
+        magic(b"SEALCHKP"),
+        log::<Placed>(&keys, placed),
+        log::<Ivs>(&keys, [1; 12]),
+        magic(b"SEALNODE"),
+        leaves[0],
+        leaves[1],
+        Page([7; 4096]),
+    ];
+    for (kind, page) in (0..).zip(pages) {
+        let end = page.0.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        // Tags are made anew.
+        let end = if end > BODY_BYTES && kind < 5 {
+            page.0[..BODY_BYTES].iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+        } else {
+            end
+        };
+        put("store_page", format!("page-{kind}"), &[&[kind], &page.0[..end]].concat())?;
     }
     Ok(())
 }

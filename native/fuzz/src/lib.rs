@@ -6,13 +6,15 @@ mod controller;
 mod host;
 #[path = "../../proto/tests/session/hostile.rs"]
 mod hostile;
+mod recovery;
 mod script;
 mod store;
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
-pub use store::{store_page, store_recovery};
+pub use recovery::{store_recovery, store_recovery_in_place};
+pub use store::store_page;
 
 use script::Script;
 use sealane_engine::session::entry::{Completion, Submission};

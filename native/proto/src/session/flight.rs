@@ -152,3 +152,52 @@ impl Flight {
         self.lost.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flight(count: u64) -> Flight {
+        let mut flight = Flight::default();
+        for packet in 0..count {
+            let transmission =
+                Transmission { packet, message: 0, coded: packet as u32, sent_at: 0 };
+            flight.sent(transmission, false);
+        }
+        flight
+    }
+
+    #[test]
+    fn the_reports_of_a_packet_cost_bounded_work_and_repeating_them_goes_on() {
+        let count = u64::from(LOOKUPS_MAX) * 2;
+        let mut flight = flight(count);
+        flight.begin_reports();
+        flight.report(0, u64::MAX);
+        assert_eq!(flight.counts().0, u64::from(LOOKUPS_MAX));
+        flight.begin_reports();
+        flight.report(0, u64::MAX);
+        // One lookup passes what was marked before.
+        assert_eq!(flight.counts().0, count - 1);
+        flight.begin_reports();
+        flight.report(1, u64::MAX);
+        assert_eq!(flight.counts().0, count);
+        assert!(flight.lookups > LOOKUPS_MAX - 4);
+    }
+
+    #[test]
+    fn what_is_reported_is_lost_once_and_the_rest_by_its_time() {
+        let mut flight = flight(6);
+        flight.begin_reports();
+        for (start, end) in [(1, 3), (2, 4), (9, 12)] {
+            flight.report(start, end);
+        }
+        let lost: Vec<u64> =
+            std::iter::from_fn(|| flight.take_lost()).map(|lost| lost.packet).collect();
+        assert_eq!(lost, [1, 2, 3]);
+        assert!(flight.take_expired(9, 10, |_| true).is_none());
+        let expired = std::iter::from_fn(|| flight.take_expired(10, 10, |t| t.packet != 4));
+        assert_eq!(expired.map(|t| t.packet).collect::<Vec<_>>(), [0, 5]);
+        assert_eq!(flight.counts(), (3, 2));
+        assert!(flight.is_empty());
+    }
+}

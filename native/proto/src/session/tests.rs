@@ -5,7 +5,9 @@ use super::events::Events;
 use super::frame::ENDED;
 use super::receiver::{Outcome, Receiver, SCRATCH_BYTES_MAX, StreamEnd, Unit};
 use super::sender::Sender;
-use super::types::{Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest};
+use super::types::{
+    Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest, StreamPart, StreamRequest,
+};
 
 /// A memory that must not be touched.
 struct Untouched;
@@ -247,4 +249,25 @@ fn reports_of_losses_cost_one_retransmission_each_and_bounded_work() {
     }
     assert_eq!(repeated, [1, 0, 3], "in the order of reports, but for what has arrived");
     assert!(sender.is_recovering());
+}
+
+#[test]
+fn a_stream_without_its_end_cannot_be_confirmed() {
+    let mut events = Events::default();
+    let mut sender = Sender::new(256, 4);
+    let reliability = Reliability::SelectiveRepeat;
+    let request = StreamRequest { length: 1000, reliability, immediate: None, user_data: 0 };
+    sender.post_stream(request).unwrap();
+    let part = StreamPart { offset: 0, remote_offset: 0, length: 256 };
+    sender.continue_stream(0, part).unwrap();
+    sender.credit_received(0, [1000].into_iter());
+    sender.advance(0, &mut events);
+    let pick = sender.pick(0, 1).unwrap();
+    sender.sent(pick, 0, 0, &mut events);
+    sender.slice_received(0, (ENDED, 0, &[]), 0, &mut events);
+    sender.completed_end_received(1, 0, &mut events);
+    assert_eq!(events.pop(), None);
+    sender.end_stream(0, 0, &mut events).unwrap();
+    sender.slice_received(0, (ENDED, 0, &[]), 0, &mut events);
+    assert!(events.pop().is_some());
 }

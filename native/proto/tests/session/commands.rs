@@ -156,6 +156,7 @@ fn parts_that_are_none_are_refused() {
     let cases = [
         (0, 0, 0),
         (0, 1, UNIT),
+        (0, 1, UNIT - 1),
         (0, 0, UNIT - 1),
         (0, 4 * UNIT, 11),
         (0, 4 * UNIT, 9),

@@ -489,6 +489,25 @@ fn nothing_that_the_anchored_checkpoint_needs_is_written_over_while_the_anchor_i
 }
 
 #[test]
+fn room_that_waits_for_the_anchor_is_asked_of_it_and_its_silence_is_told() {
+    let anchor = every_commit();
+    let world = World::create(Some(&anchor));
+    for version in 1..3 {
+        for lba in 0..30 {
+            world.write(lba, version);
+        }
+        anchor.fail_next(false);
+        assert!(world.map.merge().is_err());
+    }
+    let free = world.map.free_slots();
+    anchor.fail_next(false);
+    let error = world.map.make_room().expect_err("no answer");
+    assert!(matches!(Refusal::of(&error), Some(Refusal::AnchorUnreachable(_))));
+    world.map.make_room().expect("an answer");
+    assert!(world.map.free_slots() > free, "no merge was needed");
+}
+
+#[test]
 fn slots_of_the_anchored_checkpoint_stay_taken_until_the_next_one_is_anchored() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));

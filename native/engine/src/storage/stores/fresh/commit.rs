@@ -102,9 +102,16 @@ impl<F: Layout> Map<F> {
         self.guard(merged)
     }
 
-    /// Makes room for further changes; also a write-back.
+    /// Makes room for further changes; also a write-back. An error if there is none before the
+    /// anchor has answered.
     pub fn make_room(&self) -> io::Result<()> {
-        self.write_back()?;
+        {
+            let mut writer = self.writer();
+            let written = self.flush_with(&mut writer, false);
+            // What only an older checkpoint needs is room too.
+            let made = written.and_then(|()| self.settle(&mut writer));
+            self.guard(made)?;
+        }
         let is_tight = {
             let state = self.state();
             let room = self.geometry.pending_max / 4;

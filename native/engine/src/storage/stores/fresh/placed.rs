@@ -123,10 +123,10 @@ impl LeafFormat for Placed {
         }
     }
 
-    /// The slot is stored as one more, so that zeros are no entry.
+    /// The slot is stored as one more, so that zeros are no entry, and no slot is zeros again.
     fn encode(entry: &PlacedEntry, bytes: &mut [u8]) {
         let (slot, rest) = bytes.split_at_mut(SLOT_BYTES);
-        slot.copy_from_slice(&(entry.slot + 1).to_le_bytes()[..SLOT_BYTES]);
+        slot.copy_from_slice(&entry.slot.wrapping_add(1).to_le_bytes()[..SLOT_BYTES]);
         let (sequence, rest) = rest.split_at_mut(8);
         sequence.copy_from_slice(&entry.sequence.to_le_bytes());
         let (checksum, rest) = rest.split_at_mut(CHECKSUM_BYTES);

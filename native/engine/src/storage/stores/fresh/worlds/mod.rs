@@ -5,6 +5,7 @@
 mod adversary;
 mod attacks;
 mod history;
+mod in_place_attacks;
 mod life;
 mod machine;
 mod workload;

@@ -321,7 +321,7 @@ fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<b
 }
 
 /// Gives blocks fast-path MACs.
-fn refresh(life: &mut Life<Ivs>, lba: u64, blocks: u64) -> Result<bool, Violation> {
+pub fn refresh(life: &mut Life<Ivs>, lba: u64, blocks: u64) -> Result<bool, Violation> {
     for lba in (lba..lba + blocks).filter(|lba| !life.is_busy(*lba, 1)).collect::<Vec<_>>() {
         let place = life.map.geometry().in_place_block(lba);
         let read = life.device.read_block(place);
