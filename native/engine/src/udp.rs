@@ -45,6 +45,7 @@ impl Udp {
         reference.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
         reference.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        refuse_time_stamps(&socket)?;
         Ok(Self {
             socket,
             state,
@@ -146,9 +147,39 @@ impl std::fmt::Debug for Udp {
     }
 }
 
+/// Turns off the time stamps that `quinn-udp` asks for: with those of a list of datagrams its room for
+/// control messages is too small, and the ECN field is what does not fit.
+fn refuse_time_stamps(socket: &UdpSocket) -> io::Result<()> {
+    let off: libc::c_int = 0;
+    // SAFETY: the descriptor is open; the kernel reads an int that lives on this stack.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TIMESTAMPNS,
+            (&raw const off).cast(),
+            size_of_val(&off) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn datagrams_of_a_list_keep_their_mark() {
+        let mut to = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let from = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = to.local_address().unwrap();
+        from.send(address, &[7; 400], 100, Some(EcnCodepoint::Ect0)).unwrap();
+        let mut marks = Vec::new();
+        while marks.len() < 4 {
+            to.receive(|_, meta| marks.push(meta.ecn)).unwrap();
+        }
+        assert_eq!(marks, [Some(EcnCodepoint::Ect0); 4]);
+    }
 
     #[test]
     fn what_did_not_fit_the_buffer_is_counted_and_the_rest_is_received() {
