@@ -121,11 +121,12 @@ class World:
     async def broker_life(self, broker: Broker, process: Process) -> None:
         """One process: start, serve, anchor; it ends by itself only if the store went back."""
         cluster = SimulatedCluster(self.etcd, process)
+        # A store that goes back while this one claims its place is noticed at the next head.
+        must_refuse = self.is_behind(broker)
         try:
             store = EtcdStore(cluster, prefix="/s/", writer=str(broker.instance))  # type: ignore[arg-type]
             await store._take_slots()
             registry = await Registry.open(store, WrappingKey(KEK), node="b")
-            anchored = broker.heads.value
             instance = await Instance.claim(
                 registry,
                 node=f"b{broker.instance}",
@@ -134,7 +135,8 @@ class World:
                 heads=broker.heads.of(process),
             )
             process.check()
-            self._check_claim(broker, anchored)
+            if must_refuse:
+                raise Violation(f"broker {broker.instance} serves a store that was put back")
             self.ledger.start((broker.instance, instance.arena.start_epoch))
             broker.service = BrokerService(registry, instance, audit=MemoryAudit(), metrics=METRICS)
             await instance.keep_anchored(seconds=5)
@@ -149,9 +151,10 @@ class World:
             if broker.service is not None and broker.process is process:
                 await broker.service.close()
 
-    def _check_claim(self, broker: Broker, anchored: int) -> None:
-        if self.expects_refusal and self.put_back_to.get(broker.instance, anchored) < anchored:
-            raise Violation(f"broker {broker.instance} serves a store that was put back")
+    def is_behind(self, broker: Broker) -> bool:
+        """Whether the store was put back to before the head that this broker anchored last."""
+        to = self.put_back_to.get(broker.instance)
+        return self.expects_refusal and to is not None and to < broker.heads.value
 
     def start_broker(self, broker: Broker) -> None:
         broker.service = None
