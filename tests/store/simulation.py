@@ -135,8 +135,7 @@ class World:
                 heads=broker.heads.of(process),
             )
             process.check()
-            if must_refuse:
-                raise Violation(f"broker {broker.instance} serves a store that was put back")
+            self._check_claim(broker, must_refuse=must_refuse)
             self.ledger.start((broker.instance, instance.arena.start_epoch))
             broker.service = BrokerService(registry, instance, audit=MemoryAudit(), metrics=METRICS)
             await instance.keep_anchored(seconds=5)
@@ -155,6 +154,10 @@ class World:
         """Whether the store was put back to before the head that this broker anchored last."""
         to = self.put_back_to.get(broker.instance)
         return self.expects_refusal and to is not None and to < broker.heads.value
+
+    def _check_claim(self, broker: Broker, *, must_refuse: bool) -> None:
+        if must_refuse:
+            raise Violation(f"broker {broker.instance} serves a store that was put back")
 
     def start_broker(self, broker: Broker) -> None:
         broker.service = None
