@@ -1,0 +1,16 @@
+"""ECN between real sockets: packets go out as ECT(0), and the peer says that they came as such."""
+
+import asyncio
+from typing import Any
+
+from session_pairs import connected
+
+
+async def test_a_path_that_keeps_marks_is_found_capable(fabrics: tuple[Any, Any]) -> None:
+    async with connected(*fabrics) as (sender, receiver):
+        await asyncio.gather(
+            receiver.receive(offset=0, length=100_000), sender.send(offset=0, length=100_000)
+        )
+        await asyncio.sleep(0.01)  # statistics are published once a millisecond
+        statistics = sender.statistics()
+        assert (statistics["is_ecn_capable"], statistics["ce_echoed"]) == (1, 0)
