@@ -109,7 +109,9 @@ def main() -> int:
         arguments.milliseconds = 200
     console = Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
     build()
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    images = arguments.images or arguments.output
+    for directory in (arguments.output, images):
+        directory.mkdir(parents=True, exist_ok=True)
     machine = {
         "machine": platform.machine(),
         "processors": os.cpu_count(),
@@ -120,8 +122,8 @@ def main() -> int:
         settings = machine | {"rounds": arguments.rounds, "load_average": os.getloadavg()}
         kept = {"settings": settings, "samples": found}
         (arguments.output / f"{what}.json").write_text(json.dumps(kept, indent=1))
-        plots.plot(arguments.images or arguments.output, what, found)
-    console.print(f"JSON in {arguments.output}, plots in {arguments.images or arguments.output}")
+        plots.plot(images, what, found)
+    console.print(f"JSON in {arguments.output}, plots in {images}")
     return 0
 
 
