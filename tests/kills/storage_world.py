@@ -9,8 +9,9 @@ from pathlib import Path
 
 import grpc
 
-from control_plane import Daemon, Site, daemon, short_directory
+from control_plane import Daemon, Site, short_directory
 from kills.history import History
+from kills.restarts import start_in_place
 from sealane.client import Volume, connect
 from sealane.errors import Error
 from sealane.protocol.nvme.authentication import HostSecret
@@ -19,6 +20,7 @@ from sealane.transport.nvme.initiator import HostController, NvmeStatusError, Vo
 from software_tpm import software_tpm
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
+PINNED = ("broker", "attestation", "target", "target_control", "gateway")
 BLOCK = 4096
 VOLUME_BYTES = 1 << 20
 BLOCKS = 48
@@ -42,22 +44,8 @@ class StorageWorld:
 
     def start(self, name: str) -> None:
         """Start a daemon, where it was before if it was there."""
-        config = self.site.root / f"{name}.toml"
-        context = daemon(config)
-        running = context.__enter__()
-        self.daemons[name] = running
+        self.daemons[name] = start_in_place(self.site, self.stack, name, pinned=PINNED)
         self.starts[name] += 1
-        text = config.read_text()
-        for address in ("broker", "attestation", "target", "target_control", "gateway"):
-            if address in running.addresses:
-                text = text.replace('"127.0.0.1:0"', f'"{running.addresses[address]}"', 1)
-        config.write_text(text)
-
-        def leave() -> None:
-            if running.process.poll() is None:
-                context.__exit__(None, None, None)
-
-        self.stack.callback(leave)
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and start it again."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import grpc
 
-from control_plane import Daemon, Site, daemon, short_directory
+from control_plane import Daemon, Site, short_directory
 from etcd_server import Cluster, etcd_cluster
+from kills.restarts import start_in_place
 from sealane.client import connect
 from sealane.errors import Error
 from sealane.protocol.nvme.authentication import HostSecret
@@ -20,6 +21,7 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
+PINNED = ("broker", "attestation", "target", "target_control")
 BLOCK = 4096
 VOLUME_BYTES = 4 << 20
 PROGRESS_SECONDS = 60.0
@@ -42,22 +44,7 @@ class World:
 
     def start(self, name: str) -> None:
         """Start a daemon, where it was before if it was there."""
-        config = self.site.root / f"{name}.toml"
-        # Whoever kills a daemon answers for it; the others must end in order.
-        context = daemon(config)
-        running = context.__enter__()
-        self.daemons[name] = running
-        text = config.read_text()
-        for address in ("broker", "attestation", "target", "target_control"):
-            if address in running.addresses:
-                text = text.replace('"127.0.0.1:0"', f'"{running.addresses[address]}"', 1)
-        config.write_text(text)
-
-        def leave() -> None:
-            if running.process.poll() is None:
-                context.__exit__(None, None, None)
-
-        self.stack.callback(leave)
+        self.daemons[name] = start_in_place(self.site, self.stack, name, pinned=PINNED)
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and start it again."""

@@ -75,6 +75,22 @@ pub(super) trait ChangeChannel {
         false
     }
 
+    /// What came of a change that needs no I/O: gives it back if room must be made first (false), else
+    /// tells its end.
+    fn tried(
+        &mut self,
+        ticket: u64,
+        request: StoreRequest,
+        changed: io::Result<bool>,
+    ) -> Option<StoreRequest> {
+        match changed {
+            Ok(false) => return Some(request),
+            Ok(true) => self.tell(ticket, request, Ok(())),
+            Err(error) => self.tell(ticket, request, Err(error)),
+        }
+        None
+    }
+
     /// Starts a change, or has it wait behind those that do.
     fn change(&mut self, ticket: u64, request: StoreRequest) {
         if self.waiting().len() > 0 {

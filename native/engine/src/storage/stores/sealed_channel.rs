@@ -351,12 +351,7 @@ impl ChangeChannel for SealedChannel {
             StoreRequest::Deallocate { lba, blocks } => map.deallocate(*lba, *blocks),
             _ => Ok(true),
         };
-        match changed {
-            Ok(false) => return Some(request),
-            Ok(true) => self.tell(ticket, request, Ok(())),
-            Err(error) => self.tell(ticket, request, Err(error)),
-        }
-        None
+        self.tried(ticket, request, changed)
     }
 
     fn tell(&mut self, ticket: u64, request: StoreRequest, result: io::Result<()>) {
