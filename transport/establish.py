@@ -18,7 +18,6 @@ from sealane.errors import VerificationError
 VERSION: Final = 2
 CONNECTION_ID_BYTES: Final = 8
 NONCE_BYTES: Final = 32
-CONFIRMATION_BYTES: Final = 32
 CERTIFICATE_DIGEST_BYTES: Final = 32
 
 _OFFER: Final = "sealane session offer v2"
