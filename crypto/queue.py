@@ -16,8 +16,10 @@ from sealane.errors import ProtocolError
 
 NONCE_BYTES: Final = 16
 TICKET_BYTES: Final = 16
-_LABEL: Final = "sealane queue secret v2"
-_OFFER: Final = "sealane queue offer v2"
+MILESTONE_BYTES: Final = 32
+"""How far a store has come, as the engine encodes it (docs/secure-queue.md §2)."""
+_LABEL: Final = "sealane queue secret v3"
+_OFFER: Final = "sealane queue offer v3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +35,11 @@ class QueueOffer:
     is_read_only: bool
     nonce: bytes
     public_key: bytes
+    milestone: bytes = b""
+    """What the target's store must contain; empty: nothing is known."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self.nonce, self.public_key)
+        _check_sizes(self.nonce, self.public_key, self.milestone)
 
     def encode(self) -> bytes:
         """Return the bytes that the sealed share and the transcript bind."""
@@ -50,20 +54,26 @@ class QueueOffer:
             self.is_read_only.to_bytes(1, "big"),
             self.nonce,
             self.public_key,
+            self.milestone,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTranscript:
-    """What one secure queue is between whom; the target's share is sealed for this alone."""
+    """What one secure queue is between whom; the target's share is sealed for this alone.
+
+    A target makes it only if its store contains the offer's milestone.
+    """
 
     offer: QueueOffer
     target_incarnation: int
     nonce: bytes
     public_key: bytes
+    milestone: bytes = b""
+    """How far the target's store has come; empty: it keeps no freshness."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self.nonce, self.public_key)
+        _check_sizes(self.nonce, self.public_key, self.milestone)
 
     def encode(self) -> bytes:
         """Return the bytes both sides hash."""
@@ -73,6 +83,7 @@ class QueueTranscript:
             self.target_incarnation.to_bytes(8, "big"),
             self.nonce,
             self.public_key,
+            self.milestone,
         )
 
 
@@ -93,8 +104,12 @@ def derive_queue_secret(
             wipe(secret)
 
 
-def _check_sizes(nonce: bytes, public_key: bytes) -> None:
+def _check_sizes(nonce: bytes, public_key: bytes, milestone: bytes) -> None:
     if len(nonce) != NONCE_BYTES:
         raise ProtocolError("queue.nonce.malformed", f"a nonce has {NONCE_BYTES} bytes")
     if len(public_key) != PUBLIC_KEY_BYTES:
         raise ProtocolError("queue.key.malformed", f"a share has {PUBLIC_KEY_BYTES} bytes")
+    if len(milestone) not in {0, MILESTONE_BYTES}:
+        raise ProtocolError(
+            "queue.milestone.malformed", f"a milestone has {MILESTONE_BYTES} bytes, or none"
+        )

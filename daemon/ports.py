@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.jobs import Job, JobKind, JobOrder
@@ -73,13 +73,30 @@ class QueueGrant:
     trsvcid: int
     subsystem_nqn: str
     host_nqn: str
+    confirmed: bytes = b""
+    """The milestone asked for: the target's store contains it."""
+    milestone: bytes = b""
+    """How far the target's store has come; empty: it keeps no freshness."""
 
+
+ROLLED_BACK: Final = "volume.rolled_back"
+"""A target's store lacks what it had flushed when it last told the gateway how far it had come."""
 
 VolumeFailure = Literal["gateway.barred", "volume.withdrawn"]
 """Why the control plane ends a volume: it may not act, or may not use the volume any more."""
 
-OpenQueue = Callable[[int, int], Awaitable[QueueGrant]]
-"""Opens a queue: queue id, association epoch. The first of an epoch fences all older ones."""
+
+class OpenQueue(Protocol):
+    """Opens a queue. The first of an association epoch fences all older ones."""
+
+    async def __call__(
+        self, queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
+        """Return what the target grants.
+
+        VerificationError `volume.rolled_back` if its store doesn't contain `milestone`.
+        """
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +224,9 @@ class ThirdPartyVolumePort(Protocol):
     def statistics(self) -> Mapping[str, int]:
         """Counters of the store; none while it is being opened again."""
 
-    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
+    async def open_queue(
+        self, queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
         """Admit a queue; the first one of a newer epoch fences all older ones."""
 
     def take_events(self) -> Sequence[NativeEvent]:
@@ -322,6 +341,12 @@ class TargetPort(Protocol):
 
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         """Counters of the engine."""
+
+    def milestone(self, volume_id: uuid.UUID) -> bytes:
+        """How far its store has come; empty: it keeps no freshness."""
+
+    def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
+        """VerificationError `volume.rolled_back` if its store doesn't contain `milestone`."""
 
     def layout(self, volume_id: uuid.UUID) -> str:
         """How its store lays sectors out; empty: it keeps no freshness."""

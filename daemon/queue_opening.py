@@ -36,6 +36,7 @@ class QueueOpening:
         queue_id: int,
         association_epoch: int,
         read_only: bool = False,
+        milestone: bytes = b"",
     ) -> None:
         self._own = Exchange()
         self._kem = kem
@@ -50,6 +51,7 @@ class QueueOpening:
             is_read_only=read_only,
             nonce=secrets.token_bytes(NONCE_BYTES),
             public_key=self._own.public_key,
+            milestone=milestone,
         )
         self.request = storage_pb2.OpenQueueRequest(
             volume_id=str(volume_id),
@@ -59,6 +61,7 @@ class QueueOpening:
             nonce=self._offer.nonce,
             association_epoch=association_epoch,
             read_only=read_only,
+            milestone=milestone,
             sealed_share=seal_share(
                 self._share,
                 self._offer,
@@ -71,7 +74,8 @@ class QueueOpening:
         """Derive the queue's secret, once. Blocks as the KEM key does.
 
         ProtocolError for a ticket of another length, VerificationError `secret.sealed` for a share
-        that the target didn't seal to this gateway for this queue.
+        that the target didn't seal to this gateway for this queue. Only a target whose store
+        contains the milestone asked for can seal it.
         """
         if len(answer.ticket) != TICKET_BYTES:
             raise ProtocolError("queue.ticket.malformed", f"a ticket has {TICKET_BYTES} bytes")
@@ -80,6 +84,7 @@ class QueueOpening:
             target_incarnation=answer.target_incarnation,
             nonce=answer.nonce,
             public_key=answer.public_key,
+            milestone=answer.milestone,
         )
         secret = derive_queue_secret(
             self._own,
@@ -97,4 +102,6 @@ class QueueOpening:
             trsvcid=answer.trsvcid,
             subsystem_nqn=answer.subsystem_nqn,
             host_nqn=self._offer.host_nqn,
+            confirmed=self._offer.milestone,
+            milestone=answer.milestone,
         )

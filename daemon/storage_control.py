@@ -301,8 +301,16 @@ class StorageService:
                 "queue.association.stale",
                 f"association epoch {request.association_epoch}; allowed: {oldest} and up",
             )
+        # What is said of the store is part of the secret: only who may answer for it can say so.
+        self._target.require_milestone(volume_id, request.milestone)
+        milestone = self._target.milestone(volume_id)
         exchanged = await asyncio.to_thread(
-            self._exchange, caller, request, volume_id=volume_id, host_nqn=host_nqn
+            self._exchange,
+            caller,
+            request,
+            volume_id=volume_id,
+            host_nqn=host_nqn,
+            milestone=milestone,
         )
         # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
         # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
@@ -332,6 +340,7 @@ class StorageService:
             traddr=traddr,
             trsvcid=trsvcid,
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
+            milestone=milestone,
         )
 
     def _exchange(
@@ -341,6 +350,7 @@ class StorageService:
         *,
         volume_id: uuid.UUID,
         host_nqn: str,
+        milestone: bytes,
     ) -> "_Exchanged":
         """Agree on a queue's secret; blocks as the KEM key does."""
         own = Exchange()
@@ -354,12 +364,14 @@ class StorageService:
             is_read_only=request.read_only,
             nonce=request.nonce,
             public_key=request.public_key,
+            milestone=request.milestone,
         )
         transcript = QueueTranscript(
             offer=offer,
             target_incarnation=self.incarnation,
             nonce=secrets.token_bytes(NONCE_BYTES),
             public_key=own.public_key,
+            milestone=milestone,
         )
         share = new_share()
         sealed = seal_share(

@@ -207,6 +207,7 @@ class VolumeBackEnds:
         self,
         queue_id: int,
         association_epoch: int,
+        milestone: bytes = b"",
         *,
         descriptor: broker_pb2.VolumeDescriptor,
         via: Via,
@@ -225,6 +226,7 @@ class VolumeBackEnds:
                 queue_id=queue_id,
                 association_epoch=association_epoch,
                 read_only=read_only,
+                milestone=milestone,
             )
             answer = await storage_pb2_grpc.StorageStub(connection.channel).OpenQueue(
                 opening.request, timeout=CALL_SECONDS

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealane import _native
-from sealane.daemon.ports import OpenQueue, QueueGrant
+from sealane.daemon.ports import ROLLED_BACK, OpenQueue, QueueGrant
 from sealane.daemon.storage.events import StorageEvent
-from sealane.errors import Error, UnavailableError
+from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import (
     H2C_DATA_BYTES,
     IN_CAPSULE_BYTES,
@@ -239,6 +239,10 @@ class BackEnd:
                     await self._reconnect()
             except (Error, TimeoutError, OSError) as error:
                 reason = error.reason if isinstance(error, Error) else "connection.timeout"
+                if reason == ROLLED_BACK:
+                    # The volume has failed: who connects from now on is told the same.
+                    self._is_alive.set()
+                    return
                 if reason != reported:
                     reported = reason
                     self._report(
@@ -301,8 +305,17 @@ class BackEnd:
         with contextlib.suppress(_native.StaleAssociationError):
             self._hand_over(name, prepared)
 
+    async def _open(self, queue_id: int) -> QueueGrant:
+        """Ask the target for a queue, and whether it has what the engine knows to be flushed."""
+        try:
+            return await self._open_queue(queue_id, self._epoch, self._native.milestone)
+        except VerificationError as error:
+            if error.reason == ROLLED_BACK:
+                self._native.fail(ROLLED_BACK, str(error))
+            raise
+
     async def _connect(self, name: QueueName) -> PreparedQueue:
-        grant = await self._open_queue(name.queue_id, self._epoch)
+        grant = await self._open(name.queue_id)
         try:
             secure = _native.SecureQueueParameters(
                 secret=grant.secret,
@@ -345,5 +358,7 @@ class BackEnd:
                 in_capsule_max=min(back.in_capsule_max, IN_CAPSULE_BYTES),
                 association_epoch=grant.association_epoch,
                 incarnation=grant.target_incarnation,
+                confirmed=grant.confirmed,
+                milestone=grant.milestone,
                 secure=prepared.secure,
             )

@@ -16,9 +16,10 @@ from typing import Final, Literal
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
+from sealane.crypto.queue import MILESTONE_BYTES
 from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.logs import get_logger
-from sealane.daemon.ports import PeerIncarnation
+from sealane.daemon.ports import ROLLED_BACK, PeerIncarnation
 from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
 from sealane.daemon.storage.device import Device
 from sealane.daemon.storage.events import EventFeed, StorageEvent
@@ -628,6 +629,26 @@ class Target(Provider):
     def layout(self, volume_id: uuid.UUID) -> str:
         """How its store lays sectors out; empty: it keeps no freshness."""
         return self._volume(volume_id).native.layout
+
+    def milestone(self, volume_id: uuid.UUID) -> bytes:
+        """How far its store has come; empty: it keeps no freshness."""
+        return self._volume(volume_id).native.milestone
+
+    def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
+        """Refuse a gateway that was told of flushes which the volume's store doesn't contain.
+
+        VerificationError `volume.rolled_back`; ProtocolError if it is no milestone.
+        """
+        if len(milestone) not in {0, MILESTONE_BYTES}:
+            raise ProtocolError(
+                "queue.milestone.malformed", f"a milestone has {MILESTONE_BYTES} bytes or none"
+            )
+        if not self._volume(volume_id).native.contains(milestone):
+            raise VerificationError(
+                ROLLED_BACK,
+                f"volume {volume_id}: the store lacks what was flushed: it was put back to an "
+                "older state, or the gateway was cut off for too many of its openings",
+            )
 
     def jobs(self, volume_id: uuid.UUID) -> VolumeJobs:
         """Its background jobs."""

@@ -97,8 +97,13 @@ class ThirdPartyVolume:
             await self.close()
             raise
 
-    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
-        """Admit a queue. The first one of a newer epoch fences all older ones."""
+    async def open_queue(
+        self, queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
+        """Admit a queue. The first one of a newer epoch fences all older ones.
+
+        VerificationError `volume.rolled_back` if the store doesn't contain `milestone`.
+        """
         async with self._turn:
             if self._is_closed:
                 raise UnavailableError("third_party.closed", "the volume is being detached")
@@ -115,6 +120,7 @@ class ThirdPartyVolume:
                 self._epoch = association_epoch
                 self._is_fresh = False
             target = self._stores.target
+            target.require_milestone(self._volume_id, milestone)
             ticket = secrets.token_bytes(TICKET_BYTES)
             secret = secrets.token_bytes(_SECRET_BYTES)
             target.admit_queue(
@@ -137,6 +143,8 @@ class ThirdPartyVolume:
                 trsvcid=trsvcid,
                 subsystem_nqn=target.subsystem_nqn(self._volume_id),
                 host_nqn=self._stores.host_nqn,
+                confirmed=milestone,
+                milestone=target.milestone(self._volume_id),
             )
 
     @property

@@ -143,6 +143,7 @@ class OpenQueueRequest(message.Message):
     ASSOCIATION_EPOCH_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
+    MILESTONE_FIELD_NUMBER: builtins.int
     volume_id: builtins.str
     host_nqn: builtins.str
     queue_id: builtins.int
@@ -156,6 +157,10 @@ class OpenQueueRequest(message.Message):
     """commands that change sectors are refused on it"""
     sealed_share: builtins.bytes
     """HPKE to the target's attested KEM key: 32 bytes of the secret's input"""
+    milestone: builtins.bytes
+    """The newest milestone that the gateway was told, 32 bytes; empty: none. A target whose store
+    doesn't contain it refuses (volume.rolled_back).
+    """
     def __init__(
         self,
         *,
@@ -167,10 +172,11 @@ class OpenQueueRequest(message.Message):
         association_epoch: builtins.int = ...,
         read_only: builtins.bool = ...,
         sealed_share: builtins.bytes = ...,
+        milestone: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "sealed_share", b"sealed_share", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["association_epoch", b"association_epoch", "host_nqn", b"host_nqn", "milestone", b"milestone", "nonce", b"nonce", "public_key", b"public_key", "queue_id", b"queue_id", "read_only", b"read_only", "sealed_share", b"sealed_share", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,6 +192,7 @@ class OpenQueueResponse(message.Message):
     TRSVCID_FIELD_NUMBER: builtins.int
     SUBSYSTEM_NQN_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
+    MILESTONE_FIELD_NUMBER: builtins.int
     ticket: builtins.bytes
     """16 bytes, single use, 30 s"""
     public_key: builtins.bytes
@@ -196,6 +203,8 @@ class OpenQueueResponse(message.Message):
     subsystem_nqn: builtins.str
     sealed_share: builtins.bytes
     """the same to the gateway's"""
+    milestone: builtins.bytes
+    """how far the store has come, 32 bytes; empty: it keeps no freshness"""
     def __init__(
         self,
         *,
@@ -207,10 +216,11 @@ class OpenQueueResponse(message.Message):
         trsvcid: builtins.int = ...,
         subsystem_nqn: builtins.str = ...,
         sealed_share: builtins.bytes = ...,
+        milestone: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "subsystem_nqn", b"subsystem_nqn", "target_incarnation", b"target_incarnation", "ticket", b"ticket", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["milestone", b"milestone", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "subsystem_nqn", b"subsystem_nqn", "target_incarnation", b"target_incarnation", "ticket", b"ticket", "traddr", b"traddr", "trsvcid", b"trsvcid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -443,6 +443,11 @@ class Namespace:
     def layout(self) -> str: ...
     @property
     def sealed(self) -> bool: ...
+    # How far the store has come: 32 bytes, or none.
+    @property
+    def milestone(self) -> bytes: ...
+    # Whether it has everything that was flushed when this was told. ValueError for another length.
+    def contains(self, milestone: bytes) -> bool: ...
     # Per second, from now on and for commands that wait; 0: no limit.
     def set_limits(
         self,
@@ -702,7 +707,9 @@ class GatewayVolume:
         header_digest: bool = False,
         data_digest: bool = False,
     ) -> None: ...
-    # Gives a front-end queue its (next) back end. StaleAssociationError, QueueClosedError.
+    # Gives a front-end queue its (next) back end. `confirmed`: the milestone that the target said
+    # it has; `milestone`: how far its store has come (no bytes: none). StaleAssociationError, also
+    # of another incarnation that confirmed an older milestone; QueueClosedError.
     def replace_back(
         self,
         fd: int,
@@ -715,6 +722,8 @@ class GatewayVolume:
         in_capsule_max: int,
         association_epoch: int,
         incarnation: int,
+        confirmed: bytes,
+        milestone: bytes,
         secure: SecureQueueParameters,
     ) -> None: ...
     # A load on a queue of the gateway's own, whose back end is `queue`; blocks: use a thread.
@@ -732,9 +741,14 @@ class GatewayVolume:
     # Ends the volume: every command ends with an error from now on.
     def fail(
         self,
-        reason: Literal["verification.limit", "gateway.barred", "volume.withdrawn"],
+        reason: Literal[
+            "verification.limit", "gateway.barred", "volume.withdrawn", "volume.rolled_back"
+        ],
         detail: str,
     ) -> None: ...
+    # What the next incarnation of the target must have: 32 bytes, or none.
+    @property
+    def milestone(self) -> bytes: ...
     # Since the last byte from the host on any I/O queue of the association; None if it has none.
     def idle_ms(self, association: int) -> int | None: ...
     def close_queues(self, association: int | None = None) -> None: ...

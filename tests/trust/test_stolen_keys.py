@@ -265,6 +265,7 @@ def _offer(request: storage_pb2.OpenQueueRequest, *, target: str, gateway: str) 
         is_read_only=request.read_only,
         nonce=request.nonce,
         public_key=request.public_key,
+        milestone=request.milestone,
     )
 
 
@@ -276,6 +277,7 @@ def _sealed_to(
         target_incarnation=answer.target_incarnation,
         nonce=answer.nonce,
         public_key=answer.public_key,
+        milestone=answer.milestone,
     )
     return seal_share(bytearray(32), transcript, kem_algorithm="x25519", public_key=kem.public_key)
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyDict};
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use sealane_engine::storage::gateway::{
-    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, QueueName, VolumeFormat,
+    BackError, BackQueue, GatewaySettings, GatewayVolume as EngineGateway, Incarnation, QueueName,
+    VolumeFormat,
 };
 use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::controller_queue::ControllerLimits;
@@ -20,8 +21,7 @@ use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, VolumeIdentit
 use crate::host_queue::HostQueueDescription;
 use crate::load::{LoadSettings, measured};
 use crate::storage::{
-    SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
-    transfer_error,
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of, statistics, take_secret, taken, transfer_error,
 };
 
 create_exception!(
@@ -38,7 +38,8 @@ create_exception!(
 );
 
 /// Why control may fail a volume.
-const FAILURES: [&str; 3] = ["verification.limit", "gateway.barred", "volume.withdrawn"];
+const FAILURES: [&str; 4] =
+    ["verification.limit", "gateway.barred", "volume.withdrawn", "volume.rolled_back"];
 
 /// Registers everything of this file.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -165,7 +166,7 @@ impl GatewayVolume {
     }
 
     #[pyo3(signature = (fd, *, association, queue_id, queue_depth, h2c_data_max, transfer_max,
-        in_capsule_max, association_epoch, incarnation, secure))]
+        in_capsule_max, association_epoch, incarnation, confirmed, milestone, secure))]
     #[allow(clippy::too_many_arguments)] // all by keyword
     fn replace_back(
         &self,
@@ -178,8 +179,15 @@ impl GatewayVolume {
         in_capsule_max: usize,
         association_epoch: u64,
         incarnation: u64,
+        confirmed: &[u8],
+        milestone: &[u8],
         mut secure: PyRefMut<'_, SecureQueueParameters>,
     ) -> PyResult<()> {
+        let incarnation = Incarnation {
+            number: incarnation,
+            confirmed: milestone_of("confirmed", confirmed)?,
+            milestone: milestone_of("milestone", milestone)?,
+        };
         let limits = HostLimits {
             queue_depth,
             h2c_data_max,
@@ -208,6 +216,7 @@ impl GatewayVolume {
         incarnation: u64,
         mut secure: PyRefMut<'_, SecureQueueParameters>,
     ) -> PyResult<Bound<'py, PyDict>> {
+        let incarnation = Incarnation { number: incarnation, confirmed: None, milestone: None };
         let limits = HostLimits { block_bytes: BLOCK_BYTES, ..queue.limits() };
         let plan = settings.plan(DATA_BYTES, &[limits])?;
         let fd = queue.socket()?;
@@ -226,6 +235,11 @@ impl GatewayVolume {
         let reason = known.ok_or_else(|| invalid("not a reason to fail a volume"))?;
         self.volume.fail(reason, detail);
         Ok(())
+    }
+
+    #[getter]
+    fn milestone<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        milestone_bytes(py, self.volume.milestone())
     }
 
     fn idle_ms(&self, association: u64) -> Option<u64> {

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyDict};
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use sealane_engine::storage::events::EventLog;
 use sealane_engine::storage::initiator::TransferError;
 use sealane_engine::storage::pieces;
 use sealane_proto::aead::{KEY_BYTES, Secret};
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::field;
 use sealane_proto::secure_queue::{QueueContext, SecureQueue};
@@ -65,6 +66,20 @@ pub(crate) fn duplicate(fd: i32) -> PyResult<OwnedFd> {
 pub(crate) fn array<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
     let length = bytes.len();
     bytes.try_into().map_err(|_| invalid(format!("{name} has {length} bytes, must have {N}")))
+}
+
+/// A milestone, or none from no bytes.
+pub(crate) fn milestone_of(name: &str, bytes: &[u8]) -> PyResult<Option<Milestone>> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    Ok(Milestone::decode(&array(name, bytes)?))
+}
+
+/// The bytes of a milestone; none of none.
+pub(crate) fn milestone_bytes(py: Python<'_>, milestone: Option<Milestone>) -> Bound<'_, PyBytes> {
+    let bytes = milestone.map(|milestone| milestone.encode());
+    PyBytes::new(py, bytes.as_ref().map_or(&[], |bytes| bytes))
 }
 
 /// Takes 32 secret bytes and zeroes the caller's copy.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyDict};
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
 use sealane_engine::storage::stores::fresh::opening::Opening;
@@ -28,7 +28,7 @@ use sealane_proto::sector::BLOCK_BYTES;
 use crate::host_queue::HostQueueDescription;
 use crate::jobs::{job_error, job_status, kind_of, order_of};
 use crate::storage::{
-    SecureQueueParameters, StorageEvent, array, duplicate, invalid, statistics, take_secret, taken,
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of, statistics, take_secret, taken,
 };
 use crate::store_anchor::{StoreAnchor, store_error};
 
@@ -238,6 +238,16 @@ impl Namespace {
     #[getter]
     fn sealed(&self) -> bool {
         self.namespace.is_sealed()
+    }
+
+    #[getter]
+    fn milestone<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        milestone_bytes(py, self.namespace.milestone())
+    }
+
+    fn contains(&self, milestone: &[u8]) -> PyResult<bool> {
+        let told = milestone_of("milestone", milestone)?;
+        Ok(told.is_none_or(|told| self.namespace.contains(&told)))
     }
 
     #[pyo3(signature = (*, iops=0, bytes_per_second=0, read_iops=0, write_iops=0,

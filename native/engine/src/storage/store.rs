@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
@@ -30,6 +31,15 @@ pub trait BlockStore: Debug + Send + Sync {
     /// How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
     fn layout(&self) -> &'static str {
         ""
+    }
+    /// How far a store that keeps freshness has come: what it tells with the end of a flush has all
+    /// of that flush. None: it keeps none.
+    fn milestone(&self) -> Option<Milestone> {
+        None
+    }
+    /// Whether the store, as it was opened, has everything that was flushed when this was told.
+    fn contains(&self, _told: &Milestone) -> bool {
+        false
     }
     /// Who checks and refreshes what the store holds, for one background job. None: it keeps nothing
     /// that could be checked.

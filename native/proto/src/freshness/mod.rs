@@ -8,6 +8,7 @@
 
 pub mod fast_path;
 pub mod leaf;
+pub mod milestone;
 pub mod node;
 pub mod pending;
 pub mod tree;

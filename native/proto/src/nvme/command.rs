@@ -33,6 +33,8 @@ pub const RESERVATION_ACQUIRE: u8 = 0x11;
 pub const RESERVATION_RELEASE: u8 = 0x15;
 /// Opcode, vendor specific, secure queues only: write if the current IV is the expected one.
 pub const WRITE_IF: u8 = 0x81;
+/// Opcode, vendor specific, secure queues only: flush, and tell how far the store has come.
+pub const FLUSH_MILESTONE: u8 = 0x82;
 
 /// Bit of CDW12: a write must be durable before it is completed.
 pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
@@ -151,6 +153,12 @@ impl SubmissionEntry {
     #[must_use]
     pub fn has_block_range(&self) -> bool {
         matches!(self.opcode, READ | WRITE | COMPARE | WRITE_ZEROES | VERIFY | WRITE_IF)
+    }
+
+    /// Whether it is answered with blocks.
+    #[must_use]
+    pub fn reads_blocks(&self) -> bool {
+        matches!(self.opcode, READ | FLUSH_MILESTONE)
     }
 
     /// Blocks of a command with a range.

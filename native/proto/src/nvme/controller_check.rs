@@ -2,7 +2,7 @@
 //! what it asks for (NVM Command Set 1.0 §3.2; NVMe Base 2.0 §7 for reservations).
 
 use super::command::{
-    COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLAGS_SGL, FLUSH, FUSED,
+    COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLAGS_SGL, FLUSH, FLUSH_MILESTONE, FUSED,
     PROTECTION_INFORMATION, RANGE_BYTES, READ, RESERVATION_ACQUIRE, RESERVATION_REGISTER,
     RESERVATION_RELEASE, RESERVATION_REPORT, SGL_IN_CAPSULE, SGL_TRANSPORT, SubmissionEntry,
     Transfer, VERIFY, WRITE, WRITE_IF, WRITE_ZEROES,
@@ -77,6 +77,7 @@ impl Rules<'_> {
     fn needed(&self, entry: &SubmissionEntry) -> Option<CommandSet> {
         Some(match entry.opcode {
             FLUSH | READ | WRITE => CommandSet::NONE,
+            FLUSH_MILESTONE if self.is_secure => CommandSet::NONE,
             COMPARE => CommandSet::COMPARE,
             WRITE_ZEROES => CommandSet::WRITE_ZEROES,
             DATASET_MANAGEMENT => CommandSet::DEALLOCATE,
@@ -136,6 +137,7 @@ impl Rules<'_> {
             READ | WRITE | COMPARE | WRITE_IF => {
                 exactly(u64::from(entry.block_count()) * of.block_bytes as u64)
             }
+            FLUSH_MILESTONE => exactly(of.block_bytes as u64),
             _ => exactly(0),
         }
     }
@@ -193,6 +195,7 @@ impl Rules<'_> {
             WRITE_IF => Operation::WriteIf(data),
             VERIFY => Operation::Verify,
             FLUSH => Operation::Flush,
+            FLUSH_MILESTONE => Operation::FlushMilestone,
             WRITE_ZEROES => {
                 Operation::WriteZeroes { deallocate: entry.cdw12.get() & DEALLOCATE_BIT != 0 }
             }

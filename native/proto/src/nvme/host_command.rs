@@ -1,7 +1,7 @@
 //! What a host asks of a controller, and how that becomes submission entries.
 
 use super::command::{
-    COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FORCE_UNIT_ACCESS,
+    COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FLUSH_MILESTONE, FORCE_UNIT_ACCESS,
     FUSED_FIRST, FUSED_SECOND, RANGE_BYTES, READ, VERIFY, WRITE, WRITE_IF, WRITE_ZEROES,
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
@@ -31,6 +31,8 @@ pub enum HostCommand {
     },
     /// Make completed writes durable.
     Flush,
+    /// Secure queues only: the same, answered with a block that begins with the store's milestone.
+    FlushMilestone,
     /// Make blocks read as zeros.
     WriteZeroes {
         /// First LBA.
@@ -109,7 +111,7 @@ impl HostCommand {
             Self::Write { data, .. } | Self::Compare { data, .. } | Self::WriteIf { data, .. } => {
                 whole(data.len())
             }
-            Self::Flush => true,
+            Self::Flush | Self::FlushMilestone => true,
             Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
                 (1..=BLOCKS_MAX).contains(blocks)
             }
@@ -147,6 +149,9 @@ impl HostCommand {
             }
             Self::Write { lba, data, is_forced } => moved(WRITE, lba, data, forced(is_forced)),
             Self::Flush => Entry { opcode: FLUSH, ..Entry::default() },
+            Self::FlushMilestone => {
+                Entry { opcode: FLUSH_MILESTONE, bytes: block_bytes, ..Entry::default() }
+            }
             Self::WriteZeroes { lba, blocks, deallocate } => {
                 let control = if deallocate { DEALLOCATE_BIT } else { 0 };
                 ranged(WRITE_ZEROES, lba, blocks, control, 0)

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLAGS_SGL, RANGE_BYTES, READ, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
+    CompletionEntry, FLAGS_SGL, RANGE_BYTES, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
     SubmissionEntry, Transfer,
 };
 use super::controller_queue::{blocks_of, outcome_of};
@@ -68,7 +68,8 @@ pub enum HostEvent {
         tag: u64,
         /// How.
         status: Status,
-        /// Blocks of a successful read; the buffer of any other command, for reuse.
+        /// Blocks of a successful read or flush with milestone; the buffer of any other command,
+        /// for reuse.
         data: Vec<u8>,
     },
     /// The queue is over: every outstanding command's outcome is unknown.
@@ -329,7 +330,7 @@ impl HostQueue {
         let is_secure = self.secure.is_some();
         let slot = self.slot(header.cid.get())?;
         let length = header.length.get() as usize;
-        if slot.entry.opcode != READ {
+        if !slot.entry.reads_blocks() {
             return Err(PduError::field(8, "data for a command that reads none"));
         }
         let total = slot.entry.sgl.length.get() as usize;
@@ -406,7 +407,7 @@ impl HostQueue {
         if slot.is_damaged && status.is_success() {
             status = Status::TRANSIENT_TRANSPORT_ERROR;
         }
-        if slot.entry.opcode == READ && status.is_success() {
+        if slot.entry.reads_blocks() && status.is_success() {
             let missing = slot.entry.sgl.length.get() as usize - slot.moved;
             if missing > 0 {
                 let detail = format!("read succeeded with {missing} bytes missing");

@@ -104,6 +104,9 @@ pub enum Operation {
     Write(Vec<u8>),
     /// Make completed writes durable.
     Flush,
+    /// Secure queues only: the same, and hand a block that begins with the store's milestone, or is
+    /// zeros, to the queue's `complete_read`.
+    FlushMilestone,
     /// Make the blocks read as zeros.
     WriteZeroes {
         /// The blocks may be deallocated.

@@ -14,6 +14,8 @@
 
 use std::ops::Range;
 
+use sealane_proto::freshness::milestone::Milestone;
+
 use super::QueueName;
 use super::journal::{Change, Journal, Mark};
 use super::ranges::ChangingRanges;
@@ -44,10 +46,22 @@ pub(super) enum Begin {
     FlushFirst,
 }
 
-/// The association epoch is not newer, or its target is another one than its epoch's.
+/// The association epoch is not newer, its target is another one than its epoch's, or was asked for
+/// an older milestone than the newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the association is over: open a newer one")]
 pub struct StaleAssociation;
+
+/// The target behind an association.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Incarnation {
+    /// Changes with each start of its process.
+    pub number: u64,
+    /// The milestone that it was asked for, and said it has.
+    pub confirmed: Option<Milestone>,
+    /// How far its store has come; None: it doesn't say.
+    pub milestone: Option<Milestone>,
+}
 
 /// State of a volume's back end.
 #[derive(Debug)]
@@ -55,6 +69,8 @@ pub struct StaleAssociation;
 pub(super) struct Link {
     epoch: u64,
     incarnation: Option<u64>,
+    /// How far the target's store had come when it last said so: what a later one must have.
+    milestone: Option<Milestone>,
     is_lost: bool,
     is_failed: bool,
     must_replay: bool,
@@ -74,6 +90,7 @@ impl Link {
         Self {
             epoch: 0,
             incarnation: None,
+            milestone: None,
             is_lost: true,
             is_failed: false,
             must_replay: false,
@@ -89,13 +106,20 @@ impl Link {
 
     // The association.
 
-    /// A queue of association `epoch` with this incarnation of the target is connected.
-    pub(super) fn connect(&mut self, epoch: u64, incarnation: u64) -> Result<(), StaleAssociation> {
+    /// A queue of association `epoch` with this incarnation of the target is connected. One that
+    /// wasn't asked for the newest milestone is refused: an answer of the one before it may have
+    /// come meanwhile, and this one may lack what that flushed.
+    pub(super) fn connect(
+        &mut self,
+        epoch: u64,
+        incarnation: &Incarnation,
+    ) -> Result<(), StaleAssociation> {
+        let Incarnation { number: incarnation, confirmed, milestone } = *incarnation;
         let is_same = self.incarnation == Some(incarnation);
         if epoch == self.epoch && is_same && !self.is_lost {
             return Ok(());
         }
-        if epoch <= self.epoch || self.is_failed {
+        if epoch <= self.epoch || self.is_failed || !is_same && confirmed != self.milestone {
             return Err(StaleAssociation);
         }
         self.epoch = epoch;
@@ -104,6 +128,9 @@ impl Link {
         if self.incarnation.is_some_and(|known| known != incarnation) {
             self.must_replay = true;
             self.must_resend = true;
+        }
+        if !is_same {
+            self.milestone = milestone;
         }
         self.incarnation = Some(incarnation);
         self.settle();
@@ -221,11 +248,27 @@ impl Link {
         }
     }
 
-    /// A flush that was submitted at `mark` succeeded.
-    pub(super) fn flushed(&mut self, mark: Mark) {
+    /// What the target's store must have that is connected next.
+    pub(super) fn milestone(&self) -> Option<Milestone> {
+        self.milestone
+    }
+
+    /// A flush that was submitted at `mark` in association `epoch` succeeded, and this is how far the
+    /// store had come. False, and nothing is flushed, if there is a newer association.
+    pub(super) fn flushed(&mut self, epoch: u64, mark: Mark, told: Option<Milestone>) -> bool {
+        if epoch != self.epoch {
+            return false;
+        }
         self.journal.flushed(mark);
+        // Answers on several queues may overtake each other.
+        if let Some(told) = told
+            && self.milestone.is_none_or(|newest| told.is_after(&newest))
+        {
+            self.milestone = Some(told);
+        }
         self.wakes |= self.is_awaited;
         self.is_awaited = false;
+        true
     }
 
     /// The flush that a full journal asked for has ended, or its queue has.
@@ -263,6 +306,10 @@ mod tests {
         QueueName { association: 1, queue_id }
     }
 
+    fn target(number: u64) -> Incarnation {
+        Incarnation { number, confirmed: None, milestone: None }
+    }
+
     fn change(bytes: usize) -> Change {
         Change::Write { lba: 0, blocks: Arc::new(vec![0; bytes]) }
     }
@@ -277,14 +324,14 @@ mod tests {
     fn an_association_is_lost_once_and_only_a_newer_one_replaces_it() {
         let mut link = Link::new(0);
         assert_eq!(link.phase(), Phase::Lost);
-        link.connect(5, 1).unwrap();
+        link.connect(5, &target(1)).unwrap();
         assert_eq!(link.phase(), Phase::Ready);
-        link.connect(5, 1).unwrap();
-        assert_eq!(link.connect(5, 2), Err(StaleAssociation), "another target in one epoch");
+        link.connect(5, &target(1)).unwrap();
+        assert_eq!(link.connect(5, &target(2)), Err(StaleAssociation), "another target in one epoch");
         assert!(link.lose(5) && !link.lose(5));
-        assert_eq!(link.connect(5, 1), Err(StaleAssociation));
-        assert_eq!(link.connect(4, 1), Err(StaleAssociation));
-        link.connect(6, 1).unwrap();
+        assert_eq!(link.connect(5, &target(1)), Err(StaleAssociation));
+        assert_eq!(link.connect(4, &target(1)), Err(StaleAssociation));
+        link.connect(6, &target(1)).unwrap();
         assert!(!link.lose(5), "old news");
         assert!(link.is_live(6) && !link.is_live(5));
     }
@@ -292,11 +339,11 @@ mod tests {
     #[test]
     fn a_new_incarnation_gets_the_journal_first_then_what_was_on_its_way() {
         let mut link = Link::new(0);
-        link.connect(1, 10).unwrap();
+        link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         assert_eq!(link.begin(&[4..5], 10), Begin::Begun);
         link.lose(1);
-        link.connect(2, 11).unwrap();
+        link.connect(2, &target(11)).unwrap();
         assert_eq!(link.phase(), Phase::Replaying);
         assert!(link.claim_replay(queue(1)) && !link.claim_replay(queue(2)));
         link.replayed(queue(2));
@@ -311,15 +358,15 @@ mod tests {
     #[test]
     fn an_interrupted_replay_starts_again_even_at_the_same_incarnation() {
         let mut link = Link::new(0);
-        link.connect(1, 10).unwrap();
+        link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         link.lose(1);
-        link.connect(2, 11).unwrap();
+        link.connect(2, &target(11)).unwrap();
         assert!(link.claim_replay(queue(1)));
         link.abandon_replay(queue(1));
         assert!(link.claim_replay(queue(2)));
         link.lose(2);
-        link.connect(3, 11).unwrap();
+        link.connect(3, &target(11)).unwrap();
         assert_eq!(link.phase(), Phase::Replaying);
         assert!(link.claim_replay(queue(1)));
     }
@@ -327,17 +374,53 @@ mod tests {
     #[test]
     fn the_same_incarnation_has_forgotten_nothing() {
         let mut link = Link::new(0);
-        link.connect(1, 10).unwrap();
+        link.connect(1, &target(10)).unwrap();
         acknowledged(&mut link, 0..1);
         link.lose(1);
-        link.connect(2, 10).unwrap();
+        link.connect(2, &target(10)).unwrap();
         assert_eq!(link.phase(), Phase::Ready);
+    }
+
+    fn milestone(log_flushed: u64) -> Milestone {
+        Milestone { opening: [1; 16], checkpoint: 1, log_flushed }
+    }
+
+    fn flushed(link: &mut Link, log_flushed: u64) {
+        let mark = link.journal.mark();
+        assert!(link.flushed(1, mark, Some(milestone(log_flushed))));
+    }
+
+    #[test]
+    fn a_new_incarnation_must_have_been_asked_for_the_newest_milestone() {
+        let mut link = Link::new(0);
+        link.connect(1, &Incarnation { milestone: Some(milestone(3)), ..target(10) }).unwrap();
+        flushed(&mut link, 7);
+        flushed(&mut link, 5);
+        assert_eq!(link.milestone(), Some(milestone(7)), "an answer that was overtaken");
+        link.lose(1);
+        for confirmed in [None, Some(milestone(5))] {
+            let asked_for_less = Incarnation { confirmed, ..target(11) };
+            assert_eq!(link.connect(2, &asked_for_less), Err(StaleAssociation));
+        }
+        link.connect(2, &target(10)).unwrap();
+        assert_eq!(link.milestone(), Some(milestone(7)), "the same has lost nothing");
+        link.lose(2);
+        let next = Milestone { opening: [2; 16], ..milestone(8) };
+        let asked =
+            Incarnation { number: 11, confirmed: Some(milestone(7)), milestone: Some(next) };
+        link.connect(3, &asked).unwrap();
+        assert_eq!(link.milestone(), Some(next));
+        acknowledged(&mut link, 0..1);
+        let mark = link.journal.mark();
+        assert!(!link.flushed(2, mark, Some(milestone(99))), "an answer of the one before");
+        assert_eq!(link.milestone(), Some(next));
+        assert!(!link.journal.is_empty());
     }
 
     #[test]
     fn overlapping_changes_wait_and_are_woken() {
         let mut link = Link::new(0);
-        link.connect(1, 1).unwrap();
+        link.connect(1, &target(1)).unwrap();
         link.take_wakes();
         assert_eq!(link.begin(&[0..8], 10), Begin::Begun);
         assert_eq!(link.begin(&[7..9], 10), Begin::Wait);
@@ -350,14 +433,14 @@ mod tests {
     #[test]
     fn a_full_journal_is_flushed_by_one_queue() {
         let mut link = Link::new(0);
-        link.connect(1, 1).unwrap();
+        link.connect(1, &target(1)).unwrap();
         acknowledged(&mut link, 0..1);
         let whole = JOURNAL_BYTES_MIN;
         assert_eq!(link.begin(&[1..2], whole), Begin::FlushFirst);
         assert_eq!(link.begin(&[1..2], whole), Begin::Wait);
         let mark = link.journal.mark();
         link.take_wakes();
-        link.flushed(mark);
+        assert!(link.flushed(1, mark, None));
         link.flush_ended();
         assert!(link.take_wakes());
         assert_eq!(link.begin(&[1..2], whole), Begin::Begun);
@@ -367,10 +450,10 @@ mod tests {
     #[test]
     fn a_failed_volume_stays_failed() {
         let mut link = Link::new(0);
-        link.connect(1, 1).unwrap();
+        link.connect(1, &target(1)).unwrap();
         assert!(link.fail() && !link.fail());
         assert_eq!(link.phase(), Phase::Failed);
-        assert_eq!(link.connect(2, 1), Err(StaleAssociation));
+        assert_eq!(link.connect(2, &target(1)), Err(StaleAssociation));
         assert!(!link.is_live(1));
     }
 }

@@ -13,7 +13,7 @@ use super::super::load::{Load, LoadPlan, LoadResult, Port};
 use super::front::{Front, LocalFront};
 use super::queue::GatewayQueue;
 use super::worker::{ready_until, receive, send, take_mail};
-use super::{BackQueue, GatewayVolume, Mailbox, OwnedFd, QueueName};
+use super::{BackQueue, GatewayVolume, Incarnation, Mailbox, OwnedFd, QueueName};
 use crate::clock::now;
 
 /// No host's association has this tag, and no other queue of it this id.
@@ -181,7 +181,8 @@ mod tests {
             nsid: 1,
             digests: Digests::default(),
         };
-        BackQueue { limits, secure: secure(), epoch: 1, incarnation: 1 }
+        let incarnation = Incarnation { number: 1, confirmed: None, milestone: None };
+        BackQueue { limits, secure: secure(), epoch: 1, incarnation }
     }
 
     fn plan(is_write: bool, io_blocks: u32) -> LoadPlan {

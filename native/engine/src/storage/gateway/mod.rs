@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use sealane_proto::aead::Secret;
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::key_ring::{BadEpoch, KeyRing};
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::controller_queue::{ControllerLimits, ControllerQueue};
@@ -48,7 +49,7 @@ use crate::clock;
 use back::Back;
 use ledger::Ledger;
 use link::Link;
-pub use link::StaleAssociation;
+pub use link::{Incarnation, StaleAssociation};
 use queue::GatewayQueue;
 
 /// Counters a queue thread takes from the lease at once: 4096 sectors, 16 MiB of writes. It keeps
@@ -273,7 +274,7 @@ pub struct BackQueue {
     /// Association epoch the keys are bound to.
     pub epoch: u64,
     /// Incarnation of the target they are bound to.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
 }
 
 /// A back-end queue can't be used.
@@ -392,10 +393,16 @@ impl GatewayVolume {
     ) -> Result<(), BackError> {
         let mailbox = self.shared.mailboxes().get(&name).cloned().ok_or(BackError::Closed)?;
         let BackQueue { limits, secure, epoch, incarnation } = back;
-        self.shared.link(|link| link.connect(epoch, incarnation))?;
+        self.shared.link(|link| link.connect(epoch, &incarnation))?;
         let queue = HostQueue::new(limits, Some(secure));
         mailbox.post(Back::new(Connection::new(fd), queue, epoch, limits.transfer_max));
         Ok(())
+    }
+
+    /// The milestone that the next incarnation of the target must have; None: nothing is known that
+    /// was flushed.
+    pub fn milestone(&self) -> Option<Milestone> {
+        self.shared.link(|link| link.milestone())
     }
 
     /// Gives up the newest association: control lost it.

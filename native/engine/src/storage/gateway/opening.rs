@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sealane_proto::digest::are_equal;
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::Operation;
@@ -60,9 +61,16 @@ impl<F: Front> GatewayQueue<F> {
                 self.part_done(&part, status);
             }
             Work::Change { change, .. } => self.change_ended(&part, change, status),
-            Work::Flush { mark } => {
+            Work::Flush { mark, epoch } => {
                 let status = if status.is_success() {
-                    self.shared.link(|link| link.flushed(mark));
+                    let told = data.first_chunk().and_then(Milestone::decode);
+                    if !self.shared.link(|link| link.flushed(epoch, mark, told)) {
+                        // Another incarnation may be connected that lacks what this one flushed.
+                        part.work = Work::Flush { mark, epoch };
+                        part.is_again = true;
+                        self.again.push(part);
+                        return;
+                    }
                     status
                 } else {
                     self.back_status(&part, status)

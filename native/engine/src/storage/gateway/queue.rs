@@ -199,6 +199,7 @@ impl<F: Front> GatewayQueue<F> {
             Operation::Compare(_) | Operation::CompareAndWrite { .. } => add(&counters.compares, 1),
             Operation::Verify => add(&counters.verifies, 1),
             Operation::WriteIf(_)
+            | Operation::FlushMilestone
             | Operation::ReservationRegister { .. }
             | Operation::ReservationAcquire { .. }
             | Operation::ReservationRelease { .. }

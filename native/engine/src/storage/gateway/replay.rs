@@ -10,6 +10,7 @@ use super::journal::Change;
 use super::queue::GatewayQueue;
 use super::ranges::ChangingRanges;
 use super::request::{Owner, Part, Work};
+use super::submission::flush_work;
 
 /// The journal on its way to a target that restarted.
 #[derive(Debug, Default)]
@@ -25,8 +26,7 @@ impl<F: Front> GatewayQueue<F> {
     /// Flushes because the journal is full.
     pub(super) fn flush_journal(&mut self, now: Nanos) {
         add(&self.shared.counters.journal_flushes, 1);
-        let mark = self.shared.link(|link| link.journal.mark());
-        let part = Part::internal(Owner::Journal, Work::Flush { mark });
+        let part = Part::internal(Owner::Journal, flush_work(&self.shared, &self.backs));
         self.send(part, now);
     }
 

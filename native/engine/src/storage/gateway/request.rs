@@ -74,8 +74,9 @@ pub(super) enum Work {
     Read,
     /// A write or deallocation: sent again exactly as it is.
     Change { change: Change, is_forced: bool },
-    /// Makes durable what was acknowledged before `mark`, which is set when it is submitted.
-    Flush { mark: Mark },
+    /// Makes durable what was acknowledged before `mark`, in the association `epoch`; both are set
+    /// when it is submitted.
+    Flush { mark: Mark, epoch: u64 },
     /// Reads for a compare-and-write. `sent`: the new sectors, if an earlier attempt to store them
     /// has an unknown outcome.
     Examine { sent: Option<Change> },
@@ -123,7 +124,8 @@ impl Part {
     /// Bytes that move between gateway and target.
     pub(super) fn back_bytes(&self) -> usize {
         match &self.work {
-            Work::Flush { .. } | Work::Change { change: Change::Deallocate(_), .. } => 0,
+            Work::Change { change: Change::Deallocate(_), .. } => 0,
+            Work::Flush { .. } => BLOCK_BYTES,
             _ => self.blocks as usize * BLOCK_BYTES,
         }
     }

@@ -11,7 +11,7 @@ use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, set_expected_iv};
 
-use super::add;
+use super::{Shared, add};
 use super::back::Back;
 use super::front::Front;
 use super::journal::Change;
@@ -64,7 +64,7 @@ impl<F: Front> GatewayQueue<F> {
         let blocks =
             if moves_blocks { (request.blocks - first).min(blocks_max) } else { request.blocks };
         let work = match &request.operation {
-            Operation::Flush => Work::Flush { mark: self.shared.link(|link| link.journal.mark()) },
+            Operation::Flush => flush_work(&self.shared, &self.backs),
             Operation::CompareAndWrite { .. } => Work::Examine { sent: None },
             // Changes are made when their blocks are claimed.
             _ => Work::Read,
@@ -204,8 +204,8 @@ impl<F: Front> GatewayQueue<F> {
             self.orders += 1;
             part.order = self.orders;
         }
-        if let Work::Flush { mark } = &mut part.work {
-            *mark = self.shared.link(|link| link.journal.mark());
+        if matches!(part.work, Work::Flush { .. }) {
+            part.work = flush_work(&self.shared, &self.backs);
         }
         let Some(back) = self.backs.last_mut() else {
             self.again.push(part);
@@ -229,6 +229,12 @@ impl<F: Front> GatewayQueue<F> {
             }
         }
     }
+}
+
+/// A flush that is submitted now.
+pub(super) fn flush_work(shared: &Shared, backs: &[Back]) -> Work {
+    let mark = shared.link(|link| link.journal.mark());
+    Work::Flush { mark, epoch: backs.last().map_or(0, |back| back.epoch) }
 }
 
 /// The blocks that a part changes, if it changes any.
@@ -260,7 +266,7 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
         Work::Read | Work::Examine { .. } => {
             HostCommand::Read { lba: part.lba, blocks: part.blocks }
         }
-        Work::Flush { .. } => HostCommand::Flush,
+        Work::Flush { .. } => HostCommand::FlushMilestone,
         Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
             HostCommand::Write { lba: *lba, data: copy(back, blocks), is_forced: *is_forced }
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::key_ring::KeyRing;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{
@@ -92,6 +93,10 @@ fn secure(queue_id: u16, epoch: u64, incarnation: u64) -> SecureQueue {
     SecureQueue::new(&Secret::take(&mut [9; 32]), &context)
 }
 
+fn milestone(incarnation: u64, log_flushed: u64) -> Milestone {
+    Milestone { opening: [incarnation as u8; 16], checkpoint: incarnation, log_flushed }
+}
+
 /// The target's sectors: what it has, and what a power cut leaves.
 #[derive(Default)]
 struct Disk {
@@ -145,9 +150,13 @@ impl Disk {
                     status = Status::COMPARE_FAILURE;
                 }
             }
-            Operation::Flush => {
+            Operation::FlushMilestone => {
                 self.flushes += 1;
                 self.durable = self.current.clone();
+                let mut block = vec![0; BLOCK_BYTES];
+                let told = milestone(self.incarnation, self.flushes).encode();
+                block[..told.len()].copy_from_slice(&told);
+                return queue.complete_read(slot, block);
             }
             Operation::Deallocate(ranges) => {
                 for LbaRange { lba, blocks } in ranges {
@@ -197,7 +206,12 @@ impl Lane {
 
     fn connect(&mut self, epoch: u64, incarnation: u64) {
         let queue_id = self.gateway.name.queue_id;
-        self.gateway.shared.link(|link| link.connect(epoch, incarnation)).unwrap();
+        let target = |confirmed| {
+            let milestone = Some(milestone(incarnation, 0));
+            Incarnation { number: incarnation, confirmed, milestone }
+        };
+        let connect = |link: &mut Link| link.connect(epoch, &target(link.milestone()));
+        self.gateway.shared.link(connect).unwrap();
         let queue = HostQueue::new(BACK, Some(secure(queue_id, epoch, incarnation)));
         let back = Back::new(Connection::new(dummy()), queue, epoch, BACK.transfer_max);
         self.gateway.add_back(back, self.now);
@@ -326,6 +340,35 @@ fn a_flush_forgets_exactly_what_was_acknowledged_before_it() {
     assert_eq!(lane.read(&mut disk, 1), 1);
     let sent_again: Vec<u64> = disk.writes.iter().map(|(lba, _)| *lba).collect();
     assert_eq!(sent_again, [2]);
+}
+
+#[test]
+fn a_flush_answered_by_an_incarnation_that_is_over_is_asked_again() {
+    let (mut lane, mut disk) = world();
+    lane.write(&mut disk, 1, 1);
+    let flush = lane.submit(HostCommand::Flush);
+    let down = lane.host.transmit().take();
+    lane.gateway.front.receive(&down);
+    assert_eq!(lane.gateway.take_front_events(), None);
+    lane.gateway.submit(lane.now);
+    let requests = lane.gateway.backs[0].queue.transmit().take();
+    let mut target = lane.target.take().unwrap();
+    target.receive(&requests);
+    let Some(ControllerEvent::Received(command)) = target.next_event() else { panic!("a flush") };
+    disk.execute(&mut target, command);
+    let answers = target.transmit().take();
+    // The target's owner puts it back to before the flush, whose answer is still in the socket, and
+    // another queue is connected first.
+    disk.durable.clear();
+    disk.restart();
+    Lane::new(&lane.gateway.shared, 2).connect(2, disk.incarnation);
+    lane.gateway.backs[0].queue.receive(&answers);
+    lane.gateway.take_back_events(lane.now);
+    assert!(!lane.gateway.shared.link(|link| link.journal.is_empty()));
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&flush].0, Status::SUCCESS);
+    assert_eq!((lane.read(&mut disk, 1), disk.flushes), (1, 2));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use sealane_proto::aead::Secret;
+use sealane_proto::freshness::milestone::Milestone;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters};
 use super::super::upkeep::Upkeep;
@@ -127,6 +128,14 @@ impl<P: Place> BlockStore for FreshStore<P> {
 
     fn layout(&self) -> &'static str {
         P::LAYOUT
+    }
+
+    fn milestone(&self) -> Option<Milestone> {
+        Some(self.shared.map.milestone())
+    }
+
+    fn contains(&self, told: &Milestone) -> bool {
+        self.shared.map.contains(told)
     }
 
     fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {

@@ -7,6 +7,7 @@
 use std::io;
 use std::ops::Range;
 
+use sealane_proto::freshness::milestone::MILESTONE_BYTES;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Command, LbaRange, Operation};
 use sealane_proto::nvme::status::Status;
@@ -140,7 +141,9 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let blocks = match &task.operation {
-            Operation::Flush | Operation::ReservationReport { .. } => None,
+            Operation::Flush
+            | Operation::FlushMilestone
+            | Operation::ReservationReport { .. } => None,
             Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
             // Nothing runs while reservations change: who is preempted has nothing in flight.
             Operation::ReservationRegister { .. }
@@ -193,7 +196,7 @@ impl Worker {
                 let range = ranges.get(task.ranges_done).map(range_of).unwrap_or_default();
                 StoreRequest::Deallocate { lba: range.start, blocks: range.end - range.start }
             }
-            Operation::Flush => StoreRequest::Flush,
+            Operation::Flush | Operation::FlushMilestone => StoreRequest::Flush,
             _ => return self.change_reservations(slot),
         };
         task.stores += 1;
@@ -338,6 +341,12 @@ impl Worker {
         let blocks = task.blocks.end - task.blocks.start;
         match &task.operation {
             Operation::Flush => add(&counters.flushes, 1),
+            Operation::FlushMilestone => {
+                add(&counters.flushes, 1);
+                let block = milestone_block(namespace, self.queue.buffer(BLOCK_BYTES));
+                self.queue.complete_read(slot, block);
+                return self.forget(slot);
+            }
             Operation::WriteZeroes { .. } => add(&counters.deallocations, 1),
             Operation::Deallocate(ranges) => {
                 add(&counters.deallocations, 1);
@@ -432,6 +441,15 @@ impl Worker {
             }
         }
     }
+}
+
+/// The answer to a flush with milestone: that in the first bytes of a block of zeros.
+fn milestone_block(namespace: &Namespace, mut block: Vec<u8>) -> Vec<u8> {
+    block.fill(0);
+    if let Some(milestone) = namespace.milestone() {
+        block[..MILESTONE_BYTES].copy_from_slice(&milestone.encode());
+    }
+    block
 }
 
 /// Takes the IVs that must be the current ones out of the sectors of a write-if.

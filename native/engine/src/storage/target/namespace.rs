@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
@@ -277,6 +278,20 @@ impl Namespace {
     #[must_use]
     pub fn block_count(&self) -> u64 {
         self.block_count
+    }
+
+    /// How far its store has come; None: it keeps no freshness, or is closed.
+    #[must_use]
+    pub fn milestone(&self) -> Option<Milestone> {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        store.as_ref().and_then(|store| store.milestone())
+    }
+
+    /// Whether its store has everything that was flushed when this was told. A closed one has not.
+    #[must_use]
+    pub fn contains(&self, told: &Milestone) -> bool {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        store.as_ref().is_some_and(|store| store.contains(told))
     }
 
     /// Events so far and the descriptor that tells of them.

@@ -2,6 +2,7 @@
 
 use super::super::pages::Page;
 use super::codec::{Fields, get, get_u64};
+use super::passage::{MILESTONES, Passage};
 use super::keys::{Kind, StoreKeys, Tag};
 
 const MAGIC: [u8; 8] = *b"SEALCHKP";
@@ -34,6 +35,8 @@ pub struct Checkpoint {
     pub root: Tag,
     /// Of every region: pages of nodes with a number before this one are void.
     pub void_since: Box<[u64; REGIONS]>,
+    /// Which openings led here.
+    pub passage: Passage,
 }
 
 impl Checkpoint {
@@ -54,6 +57,7 @@ impl Checkpoint {
         }
         fields.put(&self.root);
         self.void_since.iter().for_each(|number| fields.put_u64(*number));
+        self.passage.encode().iter().for_each(|milestone| fields.put(milestone));
         let tag = keys.pages().seal(Kind::Checkpoint, &mut page);
         (page, tag)
     }
@@ -71,6 +75,7 @@ impl Checkpoint {
         let root = get(rest);
         let mut void_since = Box::new([0; REGIONS]);
         void_since.iter_mut().for_each(|number| *number = get_u64(rest));
+        let passage = Passage::decode(&[(); MILESTONES].map(|()| get(rest)));
         let tag = keys.pages().check(Kind::Checkpoint, page)?;
         let is_anchored = match is_anchored {
             0 => false,
@@ -89,6 +94,7 @@ impl Checkpoint {
             is_anchored,
             root,
             void_since,
+            passage,
         };
         Some((checkpoint, tag))
     }

@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
+use sealane_proto::freshness::milestone::Milestone;
+
 use super::super::pages::{BlockFile, Page};
 use super::anchor::{AnchorError, AnchorPolicy, Anchored};
 use super::checkpoint::Checkpoint;
@@ -62,7 +64,15 @@ impl<F: Layout> Map<F> {
         let mut writer = self.writer();
         let flushed = self.flush_with(&mut writer, false);
         let flushed = flushed.and_then(|()| self.commit_to_anchor(&mut writer));
-        self.guard(flushed)
+        self.guard(flushed)?;
+        self.pass_milestone(&writer);
+        Ok(())
+    }
+
+    /// Notes how far the store has come, for who will ask. What the writer has done must be flushed,
+    /// and an anchor must name its checkpoint: else an opening might go on from an earlier one.
+    pub(super) fn pass_milestone(&self, writer: &Writer<F::Entry>) {
+        self.state().reached = writer.reached();
     }
 
     /// Writes what waits to the log for nobody who asked: it is flushed when the anchor hears of it
@@ -348,6 +358,7 @@ impl<F: Layout> Map<F> {
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),
+            passage: self.state().passage.clone(),
         };
         let (page, tag) = checkpoint.encode(&self.keys);
         self.file.write(self.geometry.checkpoint(number), &[page])?;
@@ -411,6 +422,12 @@ impl<F: Layout> Map<F> {
 }
 
 impl<E> Writer<E> {
+    /// How far the store has come on the device.
+    pub(super) fn reached(&self) -> Milestone {
+        let Self { nonce, checkpoint, flushed: (log_flushed, _), .. } = *self;
+        Milestone { opening: nonce, checkpoint, log_flushed }
+    }
+
     /// What the anchor must be advanced to, if it isn't there and isn't on its way there.
     fn next_anchored(&self) -> Option<Anchored> {
         let number = 0;

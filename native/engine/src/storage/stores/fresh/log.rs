@@ -38,6 +38,17 @@ pub enum Record<E> {
     },
 }
 
+impl<E> Record<E> {
+    /// First of the blocks it is about, and how many they are.
+    #[must_use]
+    pub fn range(&self) -> (u64, u64) {
+        match self {
+            Self::Entry { lba, .. } => (*lba, 1),
+            Self::Void { lba, blocks } => (*lba, *blocks),
+        }
+    }
+}
+
 /// One page of the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogPage<E> {

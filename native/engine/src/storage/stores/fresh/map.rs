@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafFormat, LeafPage};
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::freshness::pending::{Known, Pending};
 use sealane_proto::sector::BLOCK_BYTES;
 
@@ -26,6 +27,7 @@ use super::intents::Intents;
 use super::keys::StoreKeys;
 use super::leaves::{Checked, Fetch, Found, Leaves};
 use super::log::{Record, records_per_page};
+use super::passage::Passage;
 use super::placed::{Placed, PlacedEntry};
 use crate::clock;
 
@@ -63,6 +65,10 @@ pub(super) struct State<E> {
     pub retired: Vec<u64>,
     /// What is durable isn't known any more.
     pub failure: Option<Refusal>,
+    /// The openings that led here.
+    pub passage: Passage,
+    /// How far the last flush that was answered had come.
+    pub reached: Milestone,
 }
 
 impl<E: Copy> State<E> {
@@ -276,6 +282,21 @@ impl<F: Layout> Map<F> {
         let waiting = (state.active.entries() + state.frozen.entries()) as u64;
         named.push(("sectors_written", written + waiting));
         named
+    }
+
+    /// How far the store has come: with the last flush that was answered, or as it was opened.
+    #[must_use]
+    pub fn milestone(&self) -> Milestone {
+        let state = self.state();
+        state.passage.told(state.reached)
+    }
+
+    /// Whether everything is in the store that was flushed when this milestone was told, by this
+    /// opening or one of those that led to it. False, too, if that is too many openings ago.
+    #[must_use]
+    pub fn contains(&self, told: &Milestone) -> bool {
+        let state = self.state();
+        state.passage.contains(state.reached, told)
     }
 
     // Changes.

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::freshness::node::NodeKey;
 use sealane_proto::freshness::pending::Pending;
 
@@ -21,9 +22,11 @@ use super::intents::{Intents, announced};
 use super::keys::{Authority, StoreKeys, Tag};
 use super::leaves::Leaves;
 use super::log::{LogPage, Record};
+use super::lost::Lost;
 use super::map::{Layout, Map, State};
 use super::nodes::NodePage;
 use super::opening::Opening;
+use super::passage::Passage;
 use super::slot_maps::{SlotMaps, slots_of};
 use super::superblock::Superblock;
 use crate::clock;
@@ -43,6 +46,8 @@ struct Recovered<F: Layout> {
     pending: Pending<F::Entry>,
     log_next: u64,
     sequence: u64,
+    /// How far the opening that wrote them had come, as far as all of it was found.
+    found: Milestone,
 }
 
 fn rolled_back(detail: impl Into<String>) -> io::Error {
@@ -74,7 +79,11 @@ impl<F: Layout> Map<F> {
         map.file.write(0, &[page])?;
         map.file.sync()?;
         // An anchor never names a store that isn't there.
-        map.advance(&mut map.writer())?;
+        {
+            let mut writer = map.writer();
+            map.advance(&mut writer)?;
+            map.pass_milestone(&writer);
+        }
         Ok(map)
     }
 
@@ -111,7 +120,11 @@ impl<F: Layout> Map<F> {
         let claimed = map.claim_slots(&recovered.pending, opening)?;
         map.take_over(&recovered, claimed, anchored);
         map.begin_epoch(recovered.log_next, &recovered.pending)?;
-        map.advance(&mut map.writer())?;
+        {
+            let mut writer = map.writer();
+            map.advance(&mut writer)?;
+            map.pass_milestone(&writer);
+        }
         map.state().active = recovered.pending;
         let millis = clock::now().saturating_sub(begun) / 1_000_000;
         count(&map.counters.recovery_millis, millis);
@@ -155,6 +168,8 @@ impl<F: Layout> Map<F> {
             waiting: Vec::new(),
             retired: Vec::new(),
             failure: None,
+            passage: Passage::default(),
+            reached: Milestone { opening: [0; 16], checkpoint: 0, log_flushed: 0 },
         };
         let leaves = Leaves::new(geometry, NodeKey::new(keys.tree()), Arc::clone(&counters));
         Self {
@@ -281,6 +296,7 @@ impl<F: Layout> Map<F> {
         let flushed = flushed.unwrap_or(0).max(checkpoint.log_flushed);
         let announced_again = announced(log.iter().filter(|(page, _)| page.number >= flushed));
         let mut pending = Pending::default();
+        let mut lost = Lost::default();
         let mut changes = 0;
         opening.expect(log.iter().map(|(page, _)| page.records.len() as u64).sum());
         for (page, _) in &log {
@@ -288,7 +304,8 @@ impl<F: Layout> Map<F> {
                 changes += 1;
                 // A write that was on its way at the flush was no part of it.
                 let is_flushed = page.number < flushed && !announced_again.contains(record);
-                self.apply_record(&mut pending, record, is_flushed)?;
+                let is_applied = self.apply_record(&mut pending, record, is_flushed)?;
+                lost.note(page.number, record, is_applied);
             }
             opening.pass(page.records.len() as u64);
         }
@@ -300,19 +317,23 @@ impl<F: Layout> Map<F> {
             return Err(damaged("it has a write sequence that no store reaches"));
         }
         let log_next = checkpoint.log_start + log.len() as u64;
-        Ok(Recovered { checkpoint, tag, pending, log_next, sequence: sequence + SEQUENCE_LEAP })
+        let found = Milestone {
+            opening: checkpoint.nonce,
+            checkpoint: checkpoint.number,
+            log_flushed: lost.first_page().unwrap_or(log_next),
+        };
+        let sequence = sequence + SEQUENCE_LEAP;
+        Ok(Recovered { checkpoint, tag, pending, log_next, sequence, found })
     }
 
+    /// Whether the record counts.
     fn apply_record(
         &self,
         pending: &mut Pending<F::Entry>,
         record: &Record<F::Entry>,
         is_flushed: bool,
-    ) -> io::Result<()> {
-        let (lba, blocks) = match record {
-            Record::Entry { lba, .. } => (*lba, 1),
-            Record::Void { lba, blocks } => (*lba, *blocks),
-        };
+    ) -> io::Result<bool> {
+        let (lba, blocks) = record.range();
         let end = lba.checked_add(blocks).filter(|end| *end <= self.geometry.block_count);
         let Some(end) = end.filter(|_| blocks > 0) else {
             return Err(damaged("a record beyond its end"));
@@ -320,15 +341,17 @@ impl<F: Layout> Map<F> {
         let Record::Entry { entry, .. } = record else {
             // The slots that they had are free because nothing has them.
             pending.void(lba..end, &mut Vec::new());
-            return Ok(());
+            return Ok(true);
         };
         if F::slot(entry).is_some_and(|slot| slot >= self.geometry.slot_count) {
             return Err(damaged("a record of a slot beyond its end"));
         }
-        if is_flushed || F::has_arrived(lba, entry, &*self.file, &self.geometry, &self.keys)? {
+        let is_there =
+            is_flushed || F::has_arrived(lba, entry, &*self.file, &self.geometry, &self.keys)?;
+        if is_there {
             pending.insert(lba, *entry);
         }
-        Ok(())
+        Ok(is_there)
     }
 
     /// Slots that leaf pages tell of, and those of changes that wait.
@@ -368,7 +391,12 @@ impl<F: Layout> Map<F> {
     ) {
         let checkpoint = &recovered.checkpoint;
         self.sequence.store(recovered.sequence, Ordering::Relaxed);
-        self.state().slots = slots;
+        {
+            let mut state = self.state();
+            state.slots = slots;
+            state.passage = checkpoint.passage.clone();
+            state.passage.end(recovered.found);
+        }
         let mut writer = self.writer();
         writer.epoch = checkpoint.epoch;
         writer.checkpoint = checkpoint.number;
@@ -404,6 +432,8 @@ impl<F: Layout> Map<F> {
         }
         // What was found is settled as soon as the checkpoint is there, behind a sync.
         writer.flushed = (writer.log_next, writer.log_tag);
+        let start = Milestone { checkpoint: writer.checkpoint + 1, ..writer.reached() };
+        self.state().passage.begin(start);
         self.write_checkpoint(&mut writer, (log_next, Tag::default()))
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::Rng;
+use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::freshness::pending::Known;
 
 use super::super::super::pages::Page;
@@ -53,6 +54,10 @@ pub struct Life<F: Workload> {
     pub vouched: Cell<u64>,
     /// Reads that were answered, and refused.
     pub reads: [u64; 2],
+    /// What a living gateway was told with its last flush, or when it connected.
+    pub told: Milestone,
+    /// Whether that is of this life, and nothing was flushed since.
+    pub is_told_anew: bool,
     /// What happened, for who looks at one world.
     pub trace: Vec<String>,
 }
@@ -65,7 +70,10 @@ impl<F: Workload> Life<F> {
         anchor: Option<&Arc<PoweredAnchor>>,
         is_honest: bool,
     ) -> Self {
+        let told = map.milestone();
         Self {
+            told,
+            is_told_anew: false,
             map,
             history,
             device: Arc::clone(device),
@@ -277,6 +285,8 @@ impl<F: Workload> Life<F> {
         }
         let policy = self.anchor.as_ref().map(|anchor| anchor.policy());
         let is_rare = policy == Some(AnchorPolicy::Checkpoints) && !self.is_honest;
+        self.is_told_anew |= self.told != self.map.milestone();
+        self.told = self.map.milestone();
         if is_rare && advances(self) != before {
             self.history.settle();
         }
@@ -293,6 +303,7 @@ impl<F: Workload> Life<F> {
         let began = self.history.now();
         let finished = self.map.finish();
         if self.persisted("end", finished)? {
+            self.is_told_anew = false;
             self.history.flushed(began);
             self.history.settle();
         }

@@ -18,6 +18,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::Ivs;
+use sealane_proto::freshness::milestone::Milestone;
 
 use super::super::pages::BlockFile;
 use super::anchor::{Anchor, AnchorPolicy};
@@ -73,6 +74,8 @@ struct Tally {
     reads_answered: u64,
     reads_refused: u64,
     reads_vouched: u64,
+    gateways_assured: u64,
+    gateways_refused: u64,
     attacks: [u64; ATTACKS.len()],
 }
 
@@ -90,6 +93,8 @@ impl Tally {
         self.reads_answered += other.reads_answered;
         self.reads_refused += other.reads_refused;
         self.reads_vouched += other.reads_vouched;
+        self.gateways_assured += other.gateways_assured;
+        self.gateways_refused += other.gateways_refused;
         for (count, more) in self.attacks.iter_mut().zip(other.attacks) {
             *count += more;
         }
@@ -179,9 +184,8 @@ impl<F: Workload> World<F> {
             self.tally.reads_vouched += life.vouched.get();
             lived?;
             self.crash();
-            let history = life.history.next();
-            drop(life);
-            match self.open(&history)? {
+            let Life { history, told, is_told_anew, .. } = life;
+            match self.open(history, (told, is_told_anew))? {
                 Some(next) => life = next,
                 None => return Ok(()),
             }
@@ -278,12 +282,7 @@ impl<F: Workload> World<F> {
         self.trace.push(format!("crash: {crash:?}"));
         self.device.crash(crash, &mut self.random);
         if !self.kind.is_honest {
-            // Without an anchor nothing is said of a device that is changed while it is closed.
-            if self.kind.policy.is_none() {
-                self.device.repent();
-            } else {
-                self.meddle(false);
-            }
+            self.meddle(false);
         }
     }
 
@@ -293,8 +292,37 @@ impl<F: Workload> World<F> {
         Map::open(self.file(), &self.superblock, keys, self.anchor())
     }
 
+    /// What a life may find that a gateway sees which was told so far by the one before, if it goes
+    /// on with it. None: it doesn't, and without an anchor nothing more can be said.
+    fn meet(
+        &mut self,
+        map: &Map<F>,
+        mut history: History,
+        (told, is_told_anew): (Milestone, bool),
+    ) -> Result<Option<History>, Violation> {
+        if map.contains(&told) {
+            self.tally.gateways_assured += 1;
+            // Whatever the anchor knew: what was flushed stays.
+            history.settle();
+        } else if self.kind.is_honest {
+            return Err(Violation("false alarm: a living gateway refuses the store".into()));
+        } else {
+            self.trace.push("a living gateway refuses the store".into());
+            self.tally.gateways_refused += 1;
+        }
+        // Without an anchor the device may be put back to before the last opening, as long as
+        // nobody was told of it.
+        let may_be_put_back = !self.kind.is_honest && self.kind.policy.is_none();
+        let is_known = !may_be_put_back || is_told_anew && map.contains(&told);
+        Ok(is_known.then(|| history.next()))
+    }
+
     /// Opens the store, also where openings are cut off; None: it is refused.
-    fn open(&mut self, history: &History) -> Result<Option<Life<F>>, Violation> {
+    fn open(
+        &mut self,
+        history: History,
+        told: (Milestone, bool),
+    ) -> Result<Option<Life<F>>, Violation> {
         for opening in 0..OPENINGS_MAX {
             if chance(&mut self.random, 40) && opening + 1 < OPENINGS_MAX {
                 let points = self.random.next_u64() % 20;
@@ -304,7 +332,8 @@ impl<F: Workload> World<F> {
                 Ok(map) => {
                     self.trace.push("opened".into());
                     self.device.fail_after(None);
-                    return Ok(Some(self.life(map, history.clone())));
+                    let met = self.meet(&map, history, told)?;
+                    return Ok(met.map(|history| self.life(map, history)));
                 }
                 Err(error) if self.device.is_off() => {
                     self.trace.push(format!("opening is cut off: {error}"));
@@ -384,7 +413,8 @@ fn no_world_is_stale_refused_or_mixed() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     let counts = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
     let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
-    for count in counts.into_iter().chain(reads).chain(tally.attacks) {
+    let gateways = [tally.gateways_assured, tally.gateways_refused];
+    for count in counts.into_iter().chain(reads).chain(gateways).chain(tally.attacks) {
         assert!(count > 0, "something was never tried: {tally:#?}");
     }
 }

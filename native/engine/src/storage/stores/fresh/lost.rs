@@ -1,0 +1,84 @@
+//! Records of the log whose data an opening does not find: how far back that undoes a flush.
+
+use std::collections::BTreeMap;
+
+use super::log::Record;
+
+/// Records that don't count, by block, each with the last page that has it. A record that a later one
+/// of its block makes up for is not among them.
+#[derive(Debug)]
+pub(super) struct Lost<E>(BTreeMap<u64, Vec<(E, u64)>>);
+
+impl<E> Default for Lost<E> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<E: Copy + PartialEq> Lost<E> {
+    /// Notes a record of that log page, and whether it counts; in the order of the log.
+    pub fn note(&mut self, page: u64, record: &Record<E>, counts: bool) {
+        let (lba, blocks) = record.range();
+        match record {
+            Record::Entry { entry, .. } if !counts => {
+                let lost = self.0.entry(lba).or_default();
+                // A write on its way at a flush was announced again behind it: no part of it.
+                lost.retain(|(other, _)| other != entry);
+                lost.push((*entry, page));
+            }
+            _ if self.0.is_empty() => {}
+            _ => self.make_up_for(lba, lba + blocks),
+        }
+    }
+
+    fn make_up_for(&mut self, start: u64, end: u64) {
+        while let Some((lba, _)) = self.0.range(start..end).next() {
+            let lba = *lba;
+            self.0.remove(&lba);
+        }
+    }
+
+    /// The first page of which something is lost: no flush behind it is found whole.
+    pub fn first_page(&self) -> Option<u64> {
+        self.0.values().flatten().map(|(_, page)| *page).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(records: &[(u64, Record<u8>, bool)]) -> Option<u64> {
+        let mut lost = Lost::default();
+        for (page, record, counts) in records {
+            lost.note(*page, record, *counts);
+        }
+        lost.first_page()
+    }
+
+    fn entry(lba: u64, entry: u8) -> Record<u8> {
+        Record::Entry { lba, entry }
+    }
+
+    #[test]
+    fn the_first_page_with_a_lost_record_bounds_what_is_found() {
+        assert_eq!(noted(&[]), None);
+        assert_eq!(noted(&[(3, entry(1, 1), true), (4, entry(2, 1), true)]), None);
+        assert_eq!(noted(&[(3, entry(1, 1), false), (4, entry(2, 1), false)]), Some(3));
+    }
+
+    #[test]
+    fn a_later_record_of_the_block_makes_up_for_it() {
+        assert_eq!(noted(&[(3, entry(1, 1), false), (4, entry(1, 2), true)]), None);
+        assert_eq!(noted(&[(3, entry(1, 1), true), (4, entry(1, 2), false)]), Some(4));
+        let void = Record::Void { lba: 0, blocks: 2 };
+        assert_eq!(noted(&[(3, entry(1, 1), false), (4, void, true)]), None);
+        assert_eq!(noted(&[(3, entry(2, 1), false), (4, void, true)]), Some(3));
+    }
+
+    #[test]
+    fn a_write_announced_again_behind_a_flush_was_no_part_of_it() {
+        assert_eq!(noted(&[(3, entry(1, 1), false), (7, entry(1, 1), false)]), Some(7));
+        assert_eq!(noted(&[(3, entry(1, 1), false), (7, entry(1, 2), false)]), Some(3));
+    }
+}

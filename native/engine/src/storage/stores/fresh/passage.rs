@@ -1,0 +1,143 @@
+//! Which openings led a store to where it is, and how far each of them had come: so that who
+//! remembers a milestone of one of them can be told whether the store contains it.
+
+use sealane_proto::freshness::milestone::{MILESTONE_BYTES, Milestone};
+
+/// Milestones in a checkpoint.
+pub const MILESTONES: usize = 24;
+
+/// The openings so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Passage {
+    /// Where this opening began.
+    start: Option<Milestone>,
+    /// How far those before had come when the next one began, latest first. Openings that changed
+    /// nothing are left out, and all but the last [`MILESTONES`] − 1.
+    earlier: Vec<Milestone>,
+}
+
+impl Passage {
+    /// From what a checkpoint has of it.
+    #[must_use]
+    pub fn decode(milestones: &[[u8; MILESTONE_BYTES]; MILESTONES]) -> Self {
+        let [start, earlier @ ..] = milestones;
+        let earlier = earlier.iter().map_while(Milestone::decode).collect();
+        Self { start: Milestone::decode(start), earlier }
+    }
+
+    /// What a checkpoint has of it; zeros where there is none.
+    #[must_use]
+    pub fn encode(&self) -> [[u8; MILESTONE_BYTES]; MILESTONES] {
+        let mut milestones = [[0; MILESTONE_BYTES]; MILESTONES];
+        let known = [self.start].into_iter().chain(self.earlier.iter().copied().map(Some));
+        for (bytes, known) in milestones.iter_mut().zip(known) {
+            *bytes = known.map_or([0; MILESTONE_BYTES], |milestone| milestone.encode());
+        }
+        milestones
+    }
+
+    /// The opening is over; so far of it was found again.
+    pub fn end(&mut self, found: Milestone) {
+        // Nobody was told of an opening that changed nothing, if there was another to tell of.
+        if self.start != Some(found) || self.earlier.is_empty() {
+            self.earlier.insert(0, found);
+            self.earlier.truncate(MILESTONES - 1);
+        }
+    }
+
+    /// The next opening begins here.
+    pub fn begin(&mut self, start: Milestone) {
+        self.start = Some(start);
+    }
+
+    /// What is told of an opening that has come so far: the one before, as long as nothing changed.
+    /// So a store that is opened again and again can leave those openings out.
+    #[must_use]
+    pub fn told(&self, reached: Milestone) -> Milestone {
+        let before = self.earlier.first().filter(|_| self.start == Some(reached));
+        before.copied().unwrap_or(reached)
+    }
+
+    /// Whether an opening that has come so far contains what was told.
+    #[must_use]
+    pub fn contains(&self, reached: Milestone, told: &Milestone) -> bool {
+        reached.covers(told) || self.earlier.iter().any(|earlier| earlier.covers(told))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn milestone(opening: u8, log_flushed: u64) -> Milestone {
+        Milestone { opening: [opening; 16], checkpoint: u64::from(opening), log_flushed }
+    }
+
+    /// A passage of openings that each came one page further than they began.
+    fn after(openings: u8) -> Passage {
+        let mut passage = Passage::default();
+        for opening in 1..=openings {
+            passage.begin(milestone(opening, 10));
+            passage.end(milestone(opening, 11));
+        }
+        passage.begin(milestone(openings + 1, 10));
+        passage
+    }
+
+    #[test]
+    fn it_comes_back_from_its_bytes() {
+        for openings in [0, 1, 5, 60] {
+            let passage = after(openings);
+            assert_eq!(Passage::decode(&passage.encode()), passage);
+        }
+        let nothing = [[0; MILESTONE_BYTES]; MILESTONES];
+        assert_eq!(Passage::decode(&nothing), Passage::default());
+    }
+
+    #[test]
+    fn it_contains_what_each_opening_had_when_the_next_began_and_no_more() {
+        let passage = after(3);
+        let reached = milestone(4, 12);
+        for opening in 1..=3 {
+            assert!(passage.contains(reached, &milestone(opening, 11)));
+            assert!(!passage.contains(reached, &milestone(opening, 12)), "undone");
+        }
+        assert!(passage.contains(reached, &milestone(4, 12)));
+        assert!(!passage.contains(reached, &milestone(4, 13)));
+        assert!(!passage.contains(reached, &milestone(9, 1)), "of another history");
+    }
+
+    #[test]
+    fn the_oldest_openings_are_forgotten_and_their_milestones_with_them() {
+        let passage = after(MILESTONES as u8);
+        let reached = milestone(99, 12);
+        assert!(!passage.contains(reached, &milestone(1, 11)));
+        assert!(passage.contains(reached, &milestone(2, 11)));
+    }
+
+    #[test]
+    fn openings_that_change_nothing_are_never_told_of_and_take_no_place() {
+        let mut passage = after(1);
+        let told = milestone(1, 11);
+        for opening in 2..200 {
+            let start = milestone(opening, 10);
+            passage.begin(start);
+            assert_eq!(passage.told(start), told);
+            passage.end(start);
+            assert!(passage.contains(start, &told));
+        }
+        let reached = milestone(199, 11);
+        assert_eq!(passage.told(reached), reached, "as soon as something changed");
+    }
+
+    #[test]
+    fn the_first_opening_is_told_of_even_if_it_changed_nothing() {
+        let (first, second) = (milestone(1, 0), milestone(2, 0));
+        let mut passage = Passage::default();
+        passage.begin(first);
+        assert_eq!(passage.told(first), first);
+        passage.end(first);
+        passage.begin(second);
+        assert!(passage.contains(second, &first));
+    }
+}
