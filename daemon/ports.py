@@ -98,7 +98,6 @@ class OpenQueue(Protocol):
         """
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """Where the plain namespace of an attached volume is."""

@@ -32,6 +32,7 @@ from sealane.daemon.identity import Identity, Issued, Keys
 from sealane.daemon.jobs import Job, JobKind, JobOrder
 from sealane.daemon.metrics import Metrics
 from sealane.daemon.ports import (
+    ROLLED_BACK,
     Export,
     NativeEvent,
     OpenQueue,
@@ -48,7 +49,7 @@ from sealane.daemon.servers import (
 from sealane.daemon.storage_control import StorageService, StorageServicer
 from sealane.daemon.volume_device import OpenDevice
 from sealane.daemon.volumes import VolumeService
-from sealane.errors import Error, UsageError
+from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.protocol.v1 import (
     broker_pb2_grpc,
@@ -102,6 +103,7 @@ class RecordedJobs:
 class RecordingTarget:
     volumes: dict[uuid.UUID, int] = field(default_factory=dict)
     freshness: dict[uuid.UUID, bool] = field(default_factory=dict)
+    milestones: dict[uuid.UUID, bytes] = field(default_factory=dict)
     admitted: dict[bytes, dict[str, object]] = field(default_factory=dict)
     closed: list[tuple[str, int]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
@@ -110,6 +112,13 @@ class RecordingTarget:
     fencing: asyncio.Event = field(default_factory=asyncio.Event)
     address: tuple[str, int] = ("127.0.0.1", 4420)
     recorded_jobs: RecordedJobs = field(default_factory=RecordedJobs)
+
+    def milestone(self, volume_id: uuid.UUID) -> bytes:
+        return self.milestones.get(volume_id, b"")
+
+    def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
+        if milestone not in {b"", self.milestone(volume_id)}:
+            raise VerificationError(ROLLED_BACK, "the store lacks what was flushed")
 
     async def create_volume(
         self,
@@ -316,7 +325,9 @@ class RecordingThirdPartyVolume:
     def statistics(self) -> Mapping[str, int]:
         return {"sectors_written": 5}
 
-    async def open_queue(self, queue_id: int, association_epoch: int) -> QueueGrant:
+    async def open_queue(
+        self, queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
         raise AssertionError("nobody opens a queue of it here")
 
     def take_events(self) -> list[NativeEvent]:

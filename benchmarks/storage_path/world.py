@@ -248,6 +248,8 @@ class World:
             in_capsule_max=IN_CAPSULE_BYTES,
             association_epoch=_EPOCH,
             incarnation=_INCARNATION,
+            confirmed=b"",
+            milestone=b"",
             secure=ours,
         )
         return near

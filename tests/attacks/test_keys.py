@@ -59,8 +59,10 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
         ledger = Ledger()
         proxy.rules.append(ledger)
 
-        async def open_queue(queue_id: int, epoch: int) -> QueueGrant:
-            await target.close_older_queues(volume_id, GATEWAY, epoch)
+        async def open_queue(
+            queue_id: int, association_epoch: int, milestone: bytes = b""
+        ) -> QueueGrant:
+            await target.close_older_queues(volume_id, GATEWAY, association_epoch)
             secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
             target.admit_queue(
                 ticket,
@@ -68,7 +70,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                 host_nqn=GATEWAY,
                 queue_id=queue_id,
                 secret=bytearray(secret),
-                association_epoch=epoch,
+                association_epoch=association_epoch,
                 incarnation=7,
                 gateway=None,
             )
@@ -76,7 +78,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
             return QueueGrant(
                 ticket=ticket,
                 secret=bytearray(secret),
-                association_epoch=epoch,
+                association_epoch=association_epoch,
                 target_incarnation=7,
                 traddr=traddr,
                 trsvcid=trsvcid,

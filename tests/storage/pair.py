@@ -6,7 +6,7 @@ import random
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -151,9 +151,13 @@ async def make_world(
     volume_id = uuid.uuid4()
     await target.create_volume(volume_id, sector_count=SECTORS)
 
-    async def open_queue(queue_id: int, epoch: int) -> QueueGrant:
-        await target.close_older_queues(volume_id, GATEWAY, epoch)
-        return made.grant(queue_id, epoch=epoch)
+    async def open_queue(
+        queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
+        await target.close_older_queues(volume_id, GATEWAY, association_epoch)
+        target.require_milestone(volume_id, milestone)
+        grant = made.grant(queue_id, epoch=association_epoch)
+        return replace(grant, confirmed=milestone, milestone=target.milestone(volume_id))
 
     key = VolumeKey(
         volume_id=volume_id,

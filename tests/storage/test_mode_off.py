@@ -35,8 +35,11 @@ class World:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     starts: int = 0
 
-    async def open_queue(self, queue_id: int, epoch: int) -> QueueGrant:
-        await self.target.close_older_queues(self.volume_id, GATEWAY, epoch)
+    async def open_queue(
+        self, queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
+        assert not milestone
+        await self.target.close_older_queues(self.volume_id, GATEWAY, association_epoch)
         secret, ticket = secrets.token_bytes(32), secrets.token_bytes(16)
         self.target.admit_queue(
             ticket,
@@ -44,7 +47,7 @@ class World:
             host_nqn=GATEWAY,
             queue_id=queue_id,
             secret=bytearray(secret),
-            association_epoch=epoch,
+            association_epoch=association_epoch,
             incarnation=7,
             gateway=None,
         )
@@ -52,7 +55,7 @@ class World:
         return QueueGrant(
             ticket=ticket,
             secret=bytearray(secret),
-            association_epoch=epoch,
+            association_epoch=association_epoch,
             target_incarnation=7,
             traddr=traddr,
             trsvcid=trsvcid,

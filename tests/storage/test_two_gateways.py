@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -59,7 +60,7 @@ class Rack:
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     attached: dict[str, AttachedVolume] = field(default_factory=dict)
 
-    def opening(self, node: str, queue_id: int, epoch: int) -> QueueOpening:
+    def opening(self, node: str, queue_id: int, epoch: int, milestone: bytes = b"") -> QueueOpening:
         return QueueOpening(
             volume_id=self.volume_id,
             target=subject("s"),
@@ -67,11 +68,14 @@ class Rack:
             kem=KEMS[node],
             queue_id=queue_id,
             association_epoch=epoch,
+            milestone=milestone,
         )
 
-    async def open_queue(self, node: str, queue_id: int, epoch: int) -> QueueGrant:
+    async def open_queue(
+        self, node: str, queue_id: int, association_epoch: int, milestone: bytes = b""
+    ) -> QueueGrant:
         """What the control channel does, without the network."""
-        opening = self.opening(node, queue_id, epoch)
+        opening = self.opening(node, queue_id, association_epoch, milestone)
         return opening.grant(await self.service.open_queue(subject(node), opening.request))
 
     def key_of(self, key_epoch: int) -> bytearray:
@@ -99,7 +103,7 @@ class Rack:
                 )
             ],
             host_nqn=HOST,
-            open_queue=lambda queue_id, epoch: self.open_queue(node, queue_id, epoch),
+            open_queue=partial(self.open_queue, node),
         )
         self.attached[node] = attached
         try:

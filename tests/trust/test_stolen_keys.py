@@ -204,7 +204,9 @@ async def test_a_stolen_leaf_of_a_gateway_gets_no_queue(cluster: Cluster, volume
         target = verify_leaf(leaf, anchor=victim.identity.anchor, now=utc_now())
         refused = []
 
-        async def open_queue(queue_id: int, association_epoch: int) -> QueueGrant:
+        async def open_queue(
+            queue_id: int, association_epoch: int, milestone: bytes = b""
+        ) -> QueueGrant:
             opening = _opening(volume, target, thief.kem, queue_id, association_epoch)
             async with thief.channel(cluster.storage_address, "s", "target") as channel:
                 answer = await storage_pb2_grpc.StorageStub(channel).OpenQueue(opening.request)
@@ -215,7 +217,9 @@ async def test_a_stolen_leaf_of_a_gateway_gets_no_queue(cluster: Cluster, volume
             answer.sealed_share = _sealed_to(thief.kem, opening, answer)
             return opening.grant(answer)
 
-        async def open_with_the_kem_key(queue_id: int, association_epoch: int) -> QueueGrant:
+        async def open_with_the_kem_key(
+            queue_id: int, association_epoch: int, milestone: bytes = b""
+        ) -> QueueGrant:
             kem = victim.identity.keys.kem
             opening = _opening(volume, target, kem, queue_id, association_epoch)
             async with thief.channel(cluster.storage_address, "s", "target") as channel:
