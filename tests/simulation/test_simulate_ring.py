@@ -1,4 +1,4 @@
-"""An all-reduce of real session machines in virtual time: what it computes, and how long it takes."""
+"""An all-reduce of session machines in virtual time: what it computes, how long it takes."""
 
 import numpy as np
 import pytest
