@@ -139,16 +139,16 @@ mod tests {
         // Parity of the message before, and then all data: whole before the last of it.
         let mut wrong = receiver(code);
         wrong.posted(2, 512);
-        [(0, 2), (2, 0), (2, 1)]
-            .into_iter()
-            .for_each(|(message, unit)| wrong.arrived(message, unit));
+        for (message, unit) in [(0, 2), (2, 0), (2, 1)] {
+            wrong.arrived(message, unit);
+        }
         assert_eq!((wrong.foreign_units, wrong.foreign_messages), (1, 1));
         // Data first: parity is surplus, whoever's it is.
         let mut right = receiver(code);
         right.posted(2, 512);
-        [(2, 0), (2, 1), (0, 2)]
-            .into_iter()
-            .for_each(|(message, unit)| right.arrived(message, unit));
+        for (message, unit) in [(2, 0), (2, 1), (0, 2)] {
+            right.arrived(message, unit);
+        }
         assert_eq!((right.foreign_units, right.foreign_messages), (0, 0));
     }
 }
