@@ -1,7 +1,7 @@
 """What the control plane needs of the data path; `sealane.daemon.storage` provides it."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 

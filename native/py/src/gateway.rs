@@ -21,7 +21,8 @@ use sealane_proto::sector::{BLOCK_BYTES, CounterRange, DATA_BYTES, VolumeIdentit
 use crate::host_queue::HostQueueDescription;
 use crate::load::{LoadSettings, measured};
 use crate::storage::{
-    SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of, statistics, take_secret, taken, transfer_error,
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of,
+    statistics, take_secret, taken, transfer_error,
 };
 
 create_exception!(

@@ -28,7 +28,8 @@ use sealane_proto::sector::BLOCK_BYTES;
 use crate::host_queue::HostQueueDescription;
 use crate::jobs::{job_error, job_status, kind_of, order_of};
 use crate::storage::{
-    SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of, statistics, take_secret, taken,
+    SecureQueueParameters, StorageEvent, array, duplicate, invalid, milestone_bytes, milestone_of,
+    statistics, take_secret, taken,
 };
 use crate::store_anchor::{StoreAnchor, store_error};
 

@@ -37,7 +37,8 @@ impl Milestone {
         let (words, _) = bytes.as_chunks::<8>();
         let mut opening = [0; 16];
         opening.copy_from_slice(&bytes[..16]);
-        let (checkpoint, log_flushed) = (u64::from_le_bytes(words[2]), u64::from_le_bytes(words[3]));
+        let (checkpoint, log_flushed) =
+            (u64::from_le_bytes(words[2]), u64::from_le_bytes(words[3]));
         (opening != [0; 16]).then_some(Self { opening, checkpoint, log_flushed })
     }
 

@@ -4,9 +4,9 @@
 use proptest::prelude::*;
 
 use super::super::command::{
-    COMPARE, DATASET_MANAGEMENT, FLUSH, FUSED_FIRST, FUSED_SECOND, RESERVATION_ACQUIRE,
-    RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT, VERIFY, WRITE, WRITE_IF,
-    WRITE_ZEROES,
+    COMPARE, DATASET_MANAGEMENT, FLUSH, FLUSH_MILESTONE, FUSED_FIRST, FUSED_SECOND, READ,
+    RESERVATION_ACQUIRE, RESERVATION_REGISTER, RESERVATION_RELEASE, RESERVATION_REPORT, VERIFY,
+    WRITE, WRITE_IF, WRITE_ZEROES,
 };
 use super::super::operation::{
     Access, AcquireAction, Command, LbaRange, Operation, Persistence, RegisterAction,
@@ -356,6 +356,56 @@ fn commands_outside_the_namespaces_set_are_unknown() {
 fn a_plain_queue_knows_no_write_if_whatever_its_namespace_offers() {
     let status = Raw::refused(entry(WRITE_IF, 1, 0, 0, DATA_BYTES), &block(0));
     assert_eq!(status, Status::INVALID_OPCODE.final_());
+}
+
+#[test]
+fn a_plain_queue_knows_no_flush_with_milestone() {
+    let status = Raw::refused(entry(FLUSH_MILESTONE, 1, 0, 0, DATA_BYTES), &[]);
+    assert_eq!(status, Status::INVALID_OPCODE.final_());
+}
+
+#[test]
+fn a_flush_with_milestone_is_answered_with_an_authentic_block() {
+    let asked = || {
+        let mut world = World::new(Some(1), false);
+        world.host.submit(1, HostCommand::FlushMilestone).unwrap();
+        let commands = handed_out(&mut world);
+        let [Command { slot, operation: Operation::FlushMilestone, blocks: 0, .. }] = commands[..]
+        else {
+            panic!("{commands:?}")
+        };
+        (world, slot)
+    };
+    let mut block = vec![0; BLOCK_BYTES];
+    block[..32].fill(7);
+    let (mut world, slot) = asked();
+    world.controller.complete_read(slot, block.clone());
+    let bytes = world.controller.transmit().take();
+    feed(&mut world.host, &bytes);
+    let Some(HostEvent::Completed { tag: 1, status: Status::SUCCESS, data }) =
+        world.host.next_event()
+    else {
+        panic!("no answer")
+    };
+    assert_eq!(data[..DATA_BYTES], block[..DATA_BYTES]);
+
+    let (mut world, slot) = asked();
+    world.controller.complete_read(slot, block);
+    let mut bytes = world.controller.transmit().take();
+    bytes[30] ^= 1;
+    feed(&mut world.host, &bytes);
+    let event = world.host.next_event();
+    assert!(
+        matches!(event, Some(HostEvent::Failed { reason: Reason::SectorMac, .. })),
+        "{event:?}"
+    );
+
+    let (mut world, slot) = asked();
+    world.controller.complete(slot, Status::SUCCESS, Vec::new());
+    let bytes = world.controller.transmit().take();
+    feed(&mut world.host, &bytes);
+    let event = world.host.next_event();
+    assert!(matches!(event, Some(HostEvent::Failed { reason: Reason::PduMalformed, .. })));
 }
 
 #[test]

@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 
 use super::Reason;
 use super::command::{
-    CompletionEntry, FLAGS_SGL, RANGE_BYTES, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl,
-    SubmissionEntry, Transfer,
+    CompletionEntry, FLAGS_SGL, RANGE_BYTES, SGL_IN_CAPSULE, SGL_TRANSPORT, Sgl, SubmissionEntry,
+    Transfer,
 };
 use super::controller_queue::{blocks_of, outcome_of};
 use super::host_command::{Entry, HostCommand};

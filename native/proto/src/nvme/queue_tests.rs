@@ -8,7 +8,7 @@ use super::super::controller_queue::{
 use super::super::operation::{Access, CommandSet, NamespaceFormat};
 use super::*;
 use crate::aead::Secret;
-use crate::nvme::command::WRITE;
+use crate::nvme::command::{READ, WRITE};
 use crate::nvme::pdu::COMMON_BYTES;
 use crate::sector::{
     BLOCK_BYTES, CounterRange, DATA_BYTES, SealKey, VolumeIdentity, is_unwritten, set_unwritten,

@@ -327,7 +327,11 @@ mod tests {
         link.connect(5, &target(1)).unwrap();
         assert_eq!(link.phase(), Phase::Ready);
         link.connect(5, &target(1)).unwrap();
-        assert_eq!(link.connect(5, &target(2)), Err(StaleAssociation), "another target in one epoch");
+        assert_eq!(
+            link.connect(5, &target(2)),
+            Err(StaleAssociation),
+            "another target in one epoch"
+        );
         assert!(link.lose(5) && !link.lose(5));
         assert_eq!(link.connect(5, &target(1)), Err(StaleAssociation));
         assert_eq!(link.connect(4, &target(1)), Err(StaleAssociation));

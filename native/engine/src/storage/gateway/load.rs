@@ -13,7 +13,7 @@ use super::super::load::{Load, LoadPlan, LoadResult, Port};
 use super::front::{Front, LocalFront};
 use super::queue::GatewayQueue;
 use super::worker::{ready_until, receive, send, take_mail};
-use super::{BackQueue, GatewayVolume, Incarnation, Mailbox, OwnedFd, QueueName};
+use super::{BackQueue, GatewayVolume, Mailbox, OwnedFd, QueueName};
 use crate::clock::now;
 
 /// No host's association has this tag, and no other queue of it this id.
@@ -121,7 +121,7 @@ mod tests {
     use sealane_proto::sector::{BLOCK_BYTES, CounterRange, VolumeIdentity};
     use sealane_proto::secure_queue::{QueueContext, SecureQueue};
 
-    use super::super::{GatewaySettings, GatewayVolume, VolumeFormat};
+    use super::super::{GatewaySettings, GatewayVolume, Incarnation, VolumeFormat};
     use super::*;
     use crate::storage::stores::memory::MemoryStore;
     use crate::storage::target::{AnaState, Controller, Namespace};

@@ -11,7 +11,6 @@ use sealane_proto::nvme::operation::LbaRange;
 use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, set_expected_iv};
 
-use super::{Shared, add};
 use super::back::Back;
 use super::front::Front;
 use super::journal::Change;
@@ -20,6 +19,7 @@ use super::loss::nanos;
 use super::queue::{GatewayQueue, WINDOW};
 use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Work};
+use super::{Shared, add};
 
 /// What became of an attempt to submit.
 enum Submitted {

@@ -141,9 +141,9 @@ impl Worker {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let blocks = match &task.operation {
-            Operation::Flush
-            | Operation::FlushMilestone
-            | Operation::ReservationReport { .. } => None,
+            Operation::Flush | Operation::FlushMilestone | Operation::ReservationReport { .. } => {
+                None
+            }
             Operation::Deallocate(ranges) => ranges.get(task.ranges_done).map(range_of),
             // Nothing runs while reservations change: who is preempted has nothing in flight.
             Operation::ReservationRegister { .. }

@@ -2,8 +2,8 @@
 
 use super::super::pages::Page;
 use super::codec::{Fields, get, get_u64};
-use super::passage::{MILESTONES, Passage};
 use super::keys::{Kind, StoreKeys, Tag};
+use super::passage::{MILESTONES, Passage};
 
 const MAGIC: [u8; 8] = *b"SEALCHKP";
 
