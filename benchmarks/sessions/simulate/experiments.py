@@ -34,6 +34,8 @@ HALF_DECADES: Final = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-
 SITES: Final = (2, 4, 8)
 RING_BYTES: Final = 128 * MIB
 MAP_TAIL_BYTES: Final = 8 * MIB
+MAP_TAIL_LOSS: Final = 1e-4
+P99_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Effort:
         return min(max(self.units // units, self.runs_min), self.runs_max)
 
 
-FULL: Final = Effort(units=2_100_000, runs_min=8, runs_max=10_000, size_max=8 * GIB)
+FULL: Final = Effort(units=1_050_000, runs_min=8, runs_max=10_000, size_max=8 * GIB)
 QUICK: Final = Effort(units=400_000, runs_min=4, runs_max=1000, size_max=128 * MIB)
 
 Cells = Callable[[Effort], Iterator[Cell]]
@@ -107,8 +109,9 @@ def _map(effort: Effort) -> Iterator[Cell]:
     sizes = [size for size in SIZES[:-1] if size <= effort.size_max]
     losses = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
     for loss, size, scheme in product(losses, sizes, (REPEAT_TIMEOUT, REPEAT, MDS)):
-        # Enough for p99.9, where they are not too long for that.
-        runs = effort.runs_max if size <= MAP_TAIL_BYTES else effort.runs(size)
+        # Enough for p99.9 where that may be more than no loss, and messages are not too long.
+        is_tail_seen = size <= MIB or (size <= MAP_TAIL_BYTES and loss >= MAP_TAIL_LOSS)
+        runs = effort.runs_max if is_tail_seen else effort.runs(size)
         yield Cell(message_bytes=size, scheme=scheme, runs=runs, loss=loss)
 
 
@@ -165,7 +168,8 @@ FAULTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 def fault_cell(effort: Effort, faults: dict[str, Any], scheme: Scheme) -> Cell:
     """Return a cell beyond the paper."""
-    return _cell(effort, FAULT_BYTES, scheme, **faults)
+    runs = P99_RUNS if effort is FULL else effort.runs(FAULT_BYTES)
+    return Cell(message_bytes=FAULT_BYTES, scheme=scheme, runs=runs, **faults)
 
 
 def _faults(effort: Effort) -> Iterator[Cell]:
