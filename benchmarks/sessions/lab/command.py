@@ -123,8 +123,8 @@ async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, keep, draw."""
-    until = time.monotonic() + 60 * arguments.minutes
     packets.build()
+    until = time.monotonic() + 60 * arguments.minutes
     effort = QUICK if arguments.quick else FULL
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
