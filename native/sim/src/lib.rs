@@ -11,7 +11,7 @@ mod wire;
 mod world;
 
 pub use check::{Rule, Violation};
-pub use scenario::{MEMORY_BYTES_MAX, MESSAGES_MAX, Scenario, ScenarioError};
+pub use scenario::{MEMORY_BYTES_MAX, MESSAGES_MAX, PathLinks, Scenario, ScenarioError};
 pub use world::{Outcome, run};
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
 mod acceptance;
 mod marks;
+mod paths;
 mod recovery;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
