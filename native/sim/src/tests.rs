@@ -13,6 +13,7 @@ mod acceptance;
 mod marks;
 mod paths;
 mod recovery;
+mod ring;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
 const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];
