@@ -9,9 +9,8 @@ use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
     Arrival as SessionArrival, CloseReason, Departure, Event, IpVersion, Memory, PACKETS_PER_KEY,
-    PathAccount, PostError,
-    ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
-    SessionStatistics, Source, StreamPart, StreamRequest,
+    PathAccount, PostError, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
+    SessionKeys, SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 use crate::bitmap_only::BitmapOnly;
@@ -325,7 +324,8 @@ impl<'a> World<'a> {
 
     /// Hands an end everything that has arrived; whether there was anything.
     fn deliver(&mut self, end: usize) -> bool {
-        (0..self.wires[1 - end].len()).fold(false, |is_any, path| self.deliver_on(path, end) | is_any)
+        (0..self.wires[1 - end].len())
+            .fold(false, |is_any, path| self.deliver_on(path, end) | is_any)
     }
 
     fn deliver_on(&mut self, path: usize, end: usize) -> bool {
@@ -389,7 +389,8 @@ impl<'a> World<'a> {
             if end == 0 {
                 self.credit.sent(&self.out, &mut self.findings);
             }
-            let is_short = (wire_bytes as usize) < self.out.len() + session.config().ip.header_bytes();
+            let is_short =
+                (wire_bytes as usize) < self.out.len() + session.config().ip.header_bytes();
             debug_assert!(!is_short, "statistics count fewer bytes than were sent");
             self.trace.add(&[self.now, 2 + end as u64, wire_bytes]);
             let Departure { path, ecn } = session.departure();
@@ -535,7 +536,10 @@ impl End {
         Ok(Self {
             session: Session::new(config, &keys, 0),
             memory: WatchedMemory::new(scenario),
-            rate: RateChecker::new(scenario.rate_bytes_per_second, config.packet_bytes_max() as u64),
+            rate: RateChecker::new(
+                scenario.rate_bytes_per_second,
+                config.packet_bytes_max() as u64,
+            ),
             completions: CompletionChecker::new(what, scenario.count),
             posted: 0,
             in_flight: 0,

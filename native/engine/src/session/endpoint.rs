@@ -9,7 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Detection, IpVersion, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys,
+    Detection, IpVersion, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig,
+    SessionKeys,
 };
 
 use super::layout::Layout;

@@ -252,8 +252,13 @@ mod tests {
     fn a_report_about_one_path_says_nothing_of_another_and_each_has_its_time() {
         let mut flight = flight(4);
         for packet in 0..4 {
-            let transmission =
-                Transmission { path: PathId(0), packet, message: 1, coded: packet as u32, sent_at: 5 };
+            let transmission = Transmission {
+                path: PathId(0),
+                packet,
+                message: 1,
+                coded: packet as u32,
+                sent_at: 5,
+            };
             flight.sent(transmission, false);
         }
         flight.begin_reports();

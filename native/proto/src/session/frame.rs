@@ -334,10 +334,7 @@ impl<'a> Frames<'a> {
 
     fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Malformed> {
         Ok(match kind {
-            ACK => Frame::Ack {
-                completed_end: self.number(6)?,
-                credit_end: self.number(6)?,
-            },
+            ACK => Frame::Ack { completed_end: self.number(6)?, credit_end: self.number(6)? },
             SLICE => {
                 let message = self.number(6)?;
                 let cumulative = self.number(4)? as u32;

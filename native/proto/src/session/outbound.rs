@@ -14,8 +14,7 @@ impl Session {
     /// When silence of the peer calls for a challenge or a stall, if it has not yet.
     pub(super) fn probe_at(&self) -> Option<Nanos> {
         let is_waiting = self.sender.has_outstanding();
-        let is_challenging =
-            self.paths.iter().any(|(_, path)| path.challenges.due().is_some());
+        let is_challenging = self.paths.iter().any(|(_, path)| path.challenges.due().is_some());
         let is_done = is_challenging && (self.is_stalled || !is_waiting);
         if self.state != State::Established || is_done {
             return None;
@@ -164,8 +163,7 @@ impl Session {
         let start = out.len();
         let Some(packet) = self.protection.begin(path, kind, out) else { return false };
         let header_bytes = out.len() - start;
-        let wire_bytes =
-            header_bytes + payload_bytes + TAG_BYTES + self.config.ip.header_bytes();
+        let wire_bytes = header_bytes + payload_bytes + TAG_BYTES + self.config.ip.header_bytes();
         if self.config.payload == PayloadMode::Real {
             self.sender.write_payload(pick, memory, out);
         }

@@ -84,7 +84,15 @@ impl Paths {
     ) -> Self {
         let paths = (0..config.paths).map(|_| Path::new(config.reordering, now)).collect();
         let pace = Pace::of(config);
-        let mut paths = Self { paths, choice, congestion, pace, heard: PathId(0), slowest: None, first_told: 0 };
+        let mut paths = Self {
+            paths,
+            choice,
+            congestion,
+            pace,
+            heard: PathId(0),
+            slowest: None,
+            first_told: 0,
+        };
         paths.adopt_allowances(now);
         paths
     }

@@ -123,8 +123,7 @@ impl Protection {
         let packet_number = *number;
         *number += 1;
         let connection_id = self.connection_id_peer;
-        let header =
-            Header { connection_id, epoch, channel: path.0.into(), packet_number, kind };
+        let header = Header { connection_id, epoch, channel: path.0.into(), packet_number, kind };
         let start = out.len();
         header.encode(out);
         Some(Unsealed { header, start, payload_start: out.len() })
@@ -191,8 +190,8 @@ mod tests {
 
     use super::*;
     use crate::aead::Secret;
-    use crate::session::{Detection, IpVersion};
     use crate::session::epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY};
+    use crate::session::{Detection, IpVersion};
 
     fn pair_with(packets_per_key: u64) -> (Protection, Protection) {
         pair_of(packets_per_key, 3)

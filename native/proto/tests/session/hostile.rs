@@ -8,9 +8,9 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::frame::{AbortReason, ENDED, Frame, push_credit_length};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
-    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, Memory, PathCounts, PathId, PayloadMode, ReceiveRequest,
-    Reliability, SendRequest, Session, SessionConfig, SessionKeys, SessionStatistics, Source,
-    StreamPart, StreamRequest,
+    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, Memory, PathCounts, PathId,
+    PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
+    SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 const UNIT: u64 = 256;
@@ -211,10 +211,7 @@ impl World {
         let count = usize::from(script.byte() % 8);
         let bitmap = script.take(count);
         let frame = match kind % 11 {
-            0 => Frame::Ack {
-                completed_end: message,
-                credit_end: script.number(1 << 48),
-            },
+            0 => Frame::Ack { completed_end: message, credit_end: script.number(1 << 48) },
             1 => Frame::Slice {
                 message,
                 cumulative: script.number(u64::from(ENDED) + 1) as u32,
@@ -242,8 +239,7 @@ impl World {
                 let ce = script.number(1 << 40);
                 let received = ce + script.number(1 << 40);
                 let counts = PathCounts { received, ect0: received - ce, ect1: 0, ce };
-                let (newest, age_nanos) =
-                    (script.number(u64::MAX), script.number(1 << 32) as u32);
+                let (newest, age_nanos) = (script.number(u64::MAX), script.number(1 << 32) as u32);
                 Frame::PathCounts { path, newest, age_nanos, counts }
             }
             _ => {

@@ -3,8 +3,8 @@
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PayloadMode, ReceiveRequest,
-    Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
+    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PayloadMode,
+    ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
