@@ -277,7 +277,7 @@ mod tests {
         assert!(!send.is_exhausted());
         assert_eq!(send.begin(), Some(0));
         assert!(send.is_exhausted());
-        (1..PACKETS_RESERVED + 1).for_each(|_| assert_eq!(send.begin(), Some(0)));
+        (1..=PACKETS_RESERVED).for_each(|_| assert_eq!(send.begin(), Some(0)));
         assert_eq!(send.begin(), None);
         send.confirmed();
         assert!(!send.is_exhausted());

@@ -61,7 +61,7 @@ impl PathSet {
 /// All paths of one end.
 #[derive(Debug)]
 pub struct Paths {
-    paths: Vec<Path>,
+    all: Vec<Path>,
     choice: Box<dyn PathChoice>,
     congestion: Box<dyn Congestion>,
     pace: Pace,
@@ -82,17 +82,10 @@ impl Paths {
         congestion: Box<dyn Congestion>,
         now: Nanos,
     ) -> Self {
-        let paths = (0..config.paths).map(|_| Path::new(config.reordering, now)).collect();
+        let all = (0..config.paths).map(|_| Path::new(config.reordering, now)).collect();
         let pace = Pace::of(config);
-        let mut paths = Self {
-            paths,
-            choice,
-            congestion,
-            pace,
-            heard: PathId(0),
-            slowest: None,
-            first_told: 0,
-        };
+        let mut paths =
+            Self { all, choice, congestion, pace, heard: PathId(0), slowest: None, first_told: 0 };
         paths.adopt_allowances(now);
         paths
     }
@@ -100,17 +93,17 @@ impl Paths {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> u8 {
-        self.paths.len() as u8
+        self.all.len() as u8
     }
 
     /// Each with its id.
     pub fn iter(&self) -> impl Iterator<Item = (PathId, &Path)> {
-        (0..).map(PathId).zip(&self.paths)
+        (0..).map(PathId).zip(&self.all)
     }
 
     /// See [`Self::iter`].
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (PathId, &mut Path)> {
-        (0..).map(PathId).zip(&mut self.paths)
+        (0..).map(PathId).zip(&mut self.all)
     }
 
     /// A path that the peer names.
@@ -121,7 +114,7 @@ impl Paths {
 
     /// Those that units may take at all: validated, and answering unless none answers.
     fn usable(&self) -> PathSet {
-        if let [only] = &self.paths[..] {
+        if let [only] = &self.all[..] {
             return if only.is_validated() { PathSet(1) } else { PathSet(0) };
         }
         let mut validated = PathSet::default();
@@ -183,8 +176,8 @@ impl Paths {
     }
 
     fn adopt_allowances(&mut self, now: Nanos) {
-        let Self { paths, congestion, pace, .. } = self;
-        for (id, path) in (0..).map(PathId).zip(paths) {
+        let Self { all, congestion, pace, .. } = self;
+        for (id, path) in (0..).map(PathId).zip(all) {
             path.allow(congestion.allowance(id), *pace, now);
         }
     }
@@ -212,7 +205,7 @@ impl Paths {
 
     /// Every path once, another one first each time: whoever finds no room is told of soon.
     pub fn in_turn(&mut self) -> impl Iterator<Item = PathId> + use<> {
-        let count = self.paths.len();
+        let count = self.all.len();
         let first = self.first_told;
         self.first_told = (first + 1) % count;
         (first..first + count).map(move |index| PathId((index % count) as u8))
@@ -263,13 +256,13 @@ impl Index<PathId> for Paths {
     type Output = Path;
 
     fn index(&self, path: PathId) -> &Path {
-        &self.paths[path.index()]
+        &self.all[path.index()]
     }
 }
 
 impl IndexMut<PathId> for Paths {
     fn index_mut(&mut self, path: PathId) -> &mut Path {
-        &mut self.paths[path.index()]
+        &mut self.all[path.index()]
     }
 }
 
