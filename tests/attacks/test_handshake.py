@@ -10,7 +10,20 @@ from collections.abc import Callable
 
 import pytest
 
-from attacks.pdus import BLOCK, DATA, FABRICS, IDENTIFY, READ, WRITE, Kind, Pdu, Way, r2t, response
+from attacks.pdus import (
+    BLOCK,
+    DATA,
+    FABRICS,
+    FLUSH_MILESTONE,
+    IDENTIFY,
+    READ,
+    WRITE,
+    Kind,
+    Pdu,
+    Way,
+    r2t,
+    response,
+)
 from attacks.rules import Record, Replace, Rewrite, is_command, is_io_connect, is_write_data
 from attacks.world import VOLUME_BYTES, Attacked, attempt, pattern
 from sealane.errors import Error
@@ -107,7 +120,7 @@ async def test_cleared_write_cache_does_not_spare_the_flush(world: Attacked) -> 
     """A gateway that believed Identify would answer flushes itself."""
     rule = Rewrite(match=is_identify(1), change=fill(525, "B", 0), times=1 << 20)
     world.proxy.add(rule)
-    flushes = Record(match=is_command(0x00), times=10)
+    flushes = Record(match=is_command(FLUSH_MILESTONE), times=10)
     world.proxy.add(flushes)
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))

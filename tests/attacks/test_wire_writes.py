@@ -14,6 +14,7 @@ from attacks.pdus import (
     BLOCK,
     DATASET,
     FLUSH,
+    FLUSH_MILESTONE,
     WRITE,
     WRITE_ZEROES,
     Pdu,
@@ -220,7 +221,7 @@ async def test_24_sectors_of_one_write_exchanged_are_refused(world: Attacked) ->
     await strike(world, rule, blocks=BY_R2T, reason="sector.mac")
 
 
-@pytest.mark.parametrize("opcode", [WRITE_ZEROES, DATASET, FLUSH, WRITE])
+@pytest.mark.parametrize("opcode", [WRITE_ZEROES, DATASET, FLUSH, FLUSH_MILESTONE, WRITE])
 async def test_24_injected_command_is_refused(world: Attacked, opcode: int) -> None:
     """Deallocate and write zeroes among them: the cheapest way to make data vanish."""
     async with world.queue() as queue:
@@ -280,7 +281,7 @@ async def test_24_changed_completion_is_not_believed(world: Attacked, change: st
 
 async def test_24_swallowed_flush_is_never_acknowledged(world: Attacked) -> None:
     """Nothing comes back for it; the command behind it shows that one is missing."""
-    rule = Drop(match=is_command(FLUSH))
+    rule = Drop(match=is_command(FLUSH_MILESTONE))
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         world.proxy.add(rule)
@@ -296,8 +297,10 @@ async def test_24_swallowed_flush_is_never_acknowledged(world: Attacked) -> None
 async def test_24_swallowed_flush_with_forged_completion_is_not_believed(
     world: Attacked,
 ) -> None:
-    flushes = Record(match=is_command(FLUSH), times=10)
-    rule = Replace(match=is_command(FLUSH), make=lambda pdu: [response(pdu.link, pdu.cid)])
+    flushes = Record(match=is_command(FLUSH_MILESTONE), times=10)
+    rule = Replace(
+        match=is_command(FLUSH_MILESTONE), make=lambda pdu: [response(pdu.link, pdu.cid)]
+    )
     async with world.queue() as queue:
         await queue.write(LBA, pattern(LBA, 1))
         world.proxy.add(flushes)

@@ -1,14 +1,19 @@
 //! A checkpoint: where tree and log stand. Two pages, written in turn.
 
+use sealane_proto::freshness::milestone::MILESTONE_BYTES;
+
 use super::super::pages::Page;
 use super::codec::{Fields, get, get_u64};
-use super::keys::{Kind, StoreKeys, Tag};
+use super::geometry::{GROWTHS_MAX, Sizes};
+use super::keys::{BODY_BYTES, Kind, StoreKeys, Tag};
 use super::passage::{MILESTONES, Passage};
 
 const MAGIC: [u8; 8] = *b"SEALCHKP";
 
 /// Regions of the pages of nodes; each can be made void at once.
 pub const REGIONS: usize = 400;
+/// Where the growths begin: at the end of the body.
+const GROWTHS_AT: usize = 112 + 8 * REGIONS + MILESTONE_BYTES * MILESTONES;
 
 /// Where tree and log stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,10 +42,15 @@ pub struct Checkpoint {
     pub void_since: Box<[u64; REGIONS]>,
     /// Which openings led here.
     pub passage: Passage,
+    /// What the store had after each time it grew.
+    pub growths: Vec<Sizes>,
 }
 
 impl Checkpoint {
     /// The page, and its tag.
+    ///
+    /// # Panics
+    /// If the store grew more often than it can.
     #[must_use]
     pub fn encode(&self, keys: &StoreKeys) -> (Page, Tag) {
         let mut page = Page::ZERO;
@@ -58,6 +68,17 @@ impl Checkpoint {
         fields.put(&self.root);
         self.void_since.iter().for_each(|number| fields.put_u64(*number));
         self.passage.encode().iter().for_each(|milestone| fields.put(milestone));
+        assert!(self.growths.len() <= GROWTHS_MAX, "more growths than a checkpoint holds");
+        fields.put_u64(self.growths.len() as u64);
+        for sizes in &self.growths {
+            let Sizes { block_count, slot_count, log_pages, pending_max } = *sizes;
+            fields.put_u64(block_count);
+            fields.put_u64(slot_count);
+            for count in [log_pages, pending_max] {
+                // Sound ones are 32 bits long: `Geometry::with_extent`.
+                fields.put(&(count as u32).to_le_bytes());
+            }
+        }
         let tag = keys.pages().seal(Kind::Checkpoint, &mut page);
         (page, tag)
     }
@@ -77,6 +98,15 @@ impl Checkpoint {
         void_since.iter_mut().for_each(|number| *number = get_u64(rest));
         let passage = Passage::decode(&[(); MILESTONES].map(|()| get(rest)));
         let tag = keys.pages().check(Kind::Checkpoint, page)?;
+        let rest = &mut &page.0[GROWTHS_AT..];
+        let growths = usize::try_from(get_u64(rest)).ok().filter(|count| *count <= GROWTHS_MAX)?;
+        let sizes = |()| {
+            let [block_count, slot_count] = [(); 2].map(|()| get_u64(rest));
+            let [log_pages, pending_max] =
+                [(); 2].map(|()| u64::from(u32::from_le_bytes(get(rest))));
+            Sizes { block_count, slot_count, log_pages, pending_max }
+        };
+        let growths = std::iter::repeat_n((), growths).map(sizes).collect();
         let is_anchored = match is_anchored {
             0 => false,
             1 => true,
@@ -95,7 +125,10 @@ impl Checkpoint {
             root,
             void_since,
             passage,
+            growths,
         };
         Some((checkpoint, tag))
     }
 }
+
+const _: () = assert!(GROWTHS_AT + 8 + 24 * GROWTHS_MAX <= BODY_BYTES);

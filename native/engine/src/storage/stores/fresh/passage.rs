@@ -4,7 +4,7 @@
 use sealane_proto::freshness::milestone::{MILESTONE_BYTES, Milestone};
 
 /// Milestones in a checkpoint.
-pub const MILESTONES: usize = 24;
+pub const MILESTONES: usize = 16;
 
 /// The openings so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
