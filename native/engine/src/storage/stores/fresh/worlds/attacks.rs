@@ -256,6 +256,43 @@ fn test_28_of_writes_in_flight_any_may_be_there_and_none_that_was_flushed_is_los
     }
 }
 
+/// What is put back of a store, by page: whether it had anything there before.
+type PutBack = fn(&Store, u64, bool) -> bool;
+
+#[test]
+fn test_16_a_flush_undone_behind_a_rare_anchor_is_no_part_of_what_an_opening_contains() {
+    let log: PutBack = |store, page, _| {
+        let geometry = store.life.map.geometry();
+        (geometry.log(0)..geometry.nodes(0, 0)).contains(&page)
+    };
+    let undone: [(PutBack, bool); 4] = [
+        (|_, _, _| false, true),
+        (|_, _, _| true, false),
+        (log, false),
+        // The data of the last record alone.
+        (|store, page, was_there| store.is_slot(page) && !was_there, false),
+    ];
+    for policy in [Some(AnchorPolicy::Checkpoints), None] {
+        for (is_put_back, contains) in undone {
+            let mut store = Store::of(Kind { is_honest: false, policy });
+            let created = store.life.map.milestone();
+            store.write(LBA, 1);
+            store.flush();
+            let (before, earlier) = (store.world.device.image(), store.life.map.milestone());
+            store.write(LBA, 2);
+            store.flush();
+            let told = store.life.map.milestone();
+            store.world.device.crash(Crash::Kill, &mut store.world.random);
+            store.put_back(&before, |page| {
+                is_put_back(&store, page, before[page as usize].is_some())
+            });
+            let map = store.reopen().expect("nothing that the anchor knows of is missing");
+            assert!(map.contains(&created) && map.contains(&earlier));
+            assert_eq!(map.contains(&told), contains);
+        }
+    }
+}
+
 #[test]
 fn test_29_a_torn_write_is_the_old_version_or_the_new() {
     let mut store = Store::new();
