@@ -130,6 +130,10 @@ bench-sessions-simulate: build ## the experiments of SDR-RDMA in virtual time, b
 sessions-short: build ## the same with a tenth of the messages: what CI runs (a minute)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions simulate --quick --output sealane-sessions/short $(ARGS)
 
+.PHONY: bench-allreduce
+bench-allreduce: build ## all-reduces around rings of 2 to 8 sites in virtual time, beside the model (5 minutes)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions allreduce $(ARGS)
+
 .PHONY: bench-sessions-lab
 bench-sessions-lab: build ## messages over long links beside TCP and QUIC (root; 10 minutes, goes on when run again)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions lab $(ARGS)

@@ -39,6 +39,17 @@ class Schedule:
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
 
+    def in_bytes(
+        self, itemsize: int
+    ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, bool]]]:
+        """Return what the simulator of rings takes, for elements of so many bytes."""
+        sends = [(one.start * itemsize, one.end * itemsize, one.after) for one in self.sends]
+        receives = [
+            (one.start * itemsize, one.end * itemsize, one.arrival is not Arrival.STORE)
+            for one in self.receives
+        ]
+        return sends, receives
+
 
 def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
     """Reduce-scatter, then all-gather: 2 (size - 1) / size of the elements go out per rank."""
