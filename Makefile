@@ -96,6 +96,10 @@ freshness-world: ## one of them, step by step: SEED=n
 ring-stress: ## post, land and complete on two threads, 10^7 messages (minutes)
 	cd native && RING_ROUNDS=10000000 cargo test --locked --release -p sealane-engine --lib ring_stress -- --nocapture
 
+.PHONY: ring-lab
+ring-lab: build ## all-reduce of eight sites in the link lab, float32 and bfloat16 (root)
+	SEALANE_RING_SITES=$(or $(SITES),8) $(BIN)/pytest tests/collectives/test_lab.py --durations=3 $(ARGS)
+
 .PHONY: torch-test
 torch-test: build ## torch.distributed over sessions, with Debian's python3-torch (installed if root)
 	[ -d $(DEBIAN_TORCH)/torch ] || { apt-get update -q && apt-get install -q -y --no-install-recommends python3-torch; }

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import ctypes
 import datetime as dt
+import inspect
 import json
 import os
 import secrets
@@ -69,35 +70,83 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
     def allreduce(self, tensors: list[Any], opts: Any = None) -> Any:
         """Combine a tensor of all ranks; each gets the result in place."""
         (tensor,) = tensors
-        operator = Operator.SUM if opts is None else _operator(opts.reduceOp)
+        operator, seconds = _operator(opts), _seconds(opts)
 
         def start(elements: Elements, dtype: str) -> Coroutine[Any, Any, None]:
-            return self._group.all_reduce(elements, operator, dtype=dtype)
+            return self._group.all_reduce(elements, operator, dtype=dtype, timeout_seconds=seconds)
 
         return self._work(tensors, _in_place(tensor, start))
+
+    def reduce(self, tensors: list[Any], opts: Any) -> Any:
+        """Combine a tensor of all ranks; the root gets the result in place."""
+        (tensor,) = tensors
+        operator, seconds = _operator(opts), _seconds(opts)
+
+        async def run() -> None:
+            copy = tensor.detach().clone().contiguous()
+            elements, dtype = _elements(copy)
+            await self._group.all_reduce(elements, operator, dtype=dtype, timeout_seconds=seconds)
+            if self._group.rank == opts.rootRank:
+                tensor.detach().copy_(copy)
+
+        return self._work(tensors, run())
 
     def broadcast(self, tensors: list[Any], opts: Any) -> Any:
         """Give all ranks the root's tensor."""
         (tensor,) = tensors
-        root = opts.rootRank
+        root, seconds = opts.rootRank, _seconds(opts)
 
         def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
-            return self._group.broadcast(elements, root)
+            return self._group.broadcast(elements, root, timeout_seconds=seconds)
 
         return self._work(tensors, _in_place(tensor, start))
 
-    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:  # noqa: ARG002
+    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:
         """Give all ranks everybody's tensor."""
         (tensor,), (gathered,) = inputs, outputs
 
         async def run() -> None:
             own = tensor.detach().contiguous()
             room = torch.empty((self.size(), *own.shape), dtype=own.dtype)
-            await self._group.all_gather(_elements(own)[0], _elements(room)[0])
+            await self._group.all_gather(
+                _elements(own)[0], _elements(room)[0], timeout_seconds=_seconds(opts)
+            )
             for output, part in zip(gathered, room, strict=True):
                 output.copy_(part)
 
-        return self._work(outputs, run())
+        return self._work(outputs[0], run())
+
+    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        """Give all ranks everybody's tensor, in one."""
+        own = tensor.detach().contiguous()
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.all_gather(
+                _elements(own)[0], elements, timeout_seconds=_seconds(opts)
+            )
+
+        return self._work([output], _in_place(output, start))
+
+    def reduce_scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> Any:
+        """Combine a list of tensors of all ranks; each gets the one of its number."""
+        (output,), (tensors,) = outputs, inputs
+        return self._reduce_scatter_base(output, torch.stack(list(tensors)), opts)
+
+    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any) -> Any:
+        """Combine tensors of all ranks; each gets the part of its number."""
+        operator, seconds = _operator(opts), _seconds(opts)
+        given = tensor.detach().contiguous()
+
+        def start(elements: Elements, dtype: str) -> Coroutine[Any, Any, None]:
+            return self._group.reduce_scatter(
+                _elements(given)[0], elements, operator, dtype=dtype, timeout_seconds=seconds
+            )
+
+        return self._work([output], _in_place(output, start))
+
+    # As newer versions of torch call them.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Any:
         """Send a tensor to one rank; it takes them in this order, tags are compared only."""
@@ -117,9 +166,17 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
         return self._work(tensors, _in_place(tensor, start))
 
-    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002 - there are no devices to choose
+    def barrier(self, opts: Any = None) -> Any:
         """Complete when all ranks have called it."""
-        return self._work([], self._group.barrier())
+        return self._work([], self._group.barrier(timeout_seconds=_seconds(opts)))
+
+    def abort(self) -> None:
+        """End the group at once, at all ranks; what is under way fails."""
+        self._loop.call(self._group.abort)
+
+    def shutdown(self) -> None:
+        """Leave the group in order, when the others have everything."""
+        self._finalizer()
 
     def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> Any:
         future = torch.futures.Future()
@@ -165,11 +222,21 @@ def _elements(tensor: Any) -> tuple[Elements, str]:
     return np.frombuffer(memory, np.uint16 if dtype == BFLOAT16 else np.dtype(dtype)), dtype
 
 
-def _operator(wanted: Any) -> Operator:
+def _operator(opts: Any) -> Operator:
+    if opts is None:
+        return Operator.SUM
     for known, operator in _OPERATORS:
-        if wanted == known:
+        if opts.reduceOp == known:
             return operator
-    raise UsageError("group.operator", f"{wanted} is not offered")
+    raise UsageError("group.operator", f"{opts.reduceOp} is not offered")
+
+
+def _seconds(opts: Any) -> float | None:
+    """Return the time-out of an operation; None is the group's, as torch's -1 ms is."""
+    found = getattr(opts, "timeout", None)
+    if not isinstance(found, dt.timedelta) or found < dt.timedelta():
+        return None
+    return found.total_seconds()
 
 
 async def _join(
@@ -212,4 +279,12 @@ def _create(store: Any, rank: int, size: int, timeout: dt.timedelta) -> SealaneP
     return SealaneProcessGroup(store, rank, size, timeout)
 
 
-dist.Backend.register_backend("sealane", _create)
+def _register() -> None:
+    """Register the back end; since torch 2.0 one says for which devices."""
+    takes_devices = "devices" in inspect.signature(dist.Backend.register_backend).parameters
+    dist.Backend.register_backend(
+        "sealane", _create, **({"devices": "cpu"} if takes_devices else {})
+    )
+
+
+_register()

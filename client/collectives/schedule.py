@@ -63,6 +63,15 @@ def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
     return cut.schedule()
 
 
+def reduce_scatter(rank: int, size: int, length: int, piece: int) -> Schedule:
+    """Combine `size` segments of `length` elements; each rank gets the one of its number."""
+    cut = Cut(size, length * size, piece)
+    for step in range(size - 1):
+        arrival = Arrival.FINISH if step == size - 2 else Arrival.COMBINE
+        cut.step((rank - step - 1) % size, (rank - step - 2) % size, arrival)
+    return cut.schedule()
+
+
 def all_gather(rank: int, size: int, length: int, piece: int) -> Schedule:
     """Give all ranks everybody's `length` elements, rank after rank."""
     cut = Cut(size, length * size, piece)
