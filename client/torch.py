@@ -18,13 +18,16 @@ import inspect
 import json
 import os
 import secrets
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from sealane.client.collectives import Group, Member, Operator, join
 from sealane.client.collectives.reduction import BFLOAT16, Elements
@@ -35,6 +38,7 @@ from sealane.errors import UsageError
 SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
 RATE_VARIABLE: Final = "SEALANE_RATE"
 RATE_BITS_PER_SECOND: Final = 1_000_000_000
+ENDED_KEPT: Final = 8
 _NAME_KEY: Final = "sealane/name"
 
 _OPERATORS: Final = (
@@ -55,6 +59,10 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
     def __init__(self, store: Any, rank: int, size: int, timeout: dt.timedelta) -> None:
         super().__init__(rank, size)
+        # torch's older versions forget what Python has of a work that only C++ still holds: those
+        # under way live here, and the newest that have ended, which somebody may be about to ask.
+        self._under_way: set[Operation] = set()
+        self._ended: deque[Operation] = deque(maxlen=ENDED_KEPT)
         self._loop = Loop()
         self._stack = contextlib.AsyncExitStack()
         self._finalizer = weakref.finalize(self, _leave, self._loop, self._stack)
@@ -178,19 +186,75 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
         """Leave the group in order, when the others have everything."""
         self._finalizer()
 
-    def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> Any:
-        future = torch.futures.Future()
+    def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> "Operation":
+        work = Operation(result)
 
         async def run() -> None:
             try:
                 await operation
             except BaseException as error:  # noqa: BLE001 - whoever waits for the work gets it
-                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+                work.settle(RuntimeError(f"{type(error).__name__}: {error}"))
             else:
-                future.set_result(result)
+                work.settle(None)
+            self._under_way.discard(work)
+            self._ended.append(work)
 
+        self._under_way.add(work)
         self._loop.start(run())
-        return torch._C._distributed_c10d._create_work_from_future(future)  # noqa: SLF001
+        return work
+
+
+class Operation(Work):  # type: ignore[misc] # torch has no types here
+    """An operation under way: torch's Work. `wait` raises what went wrong, as a RuntimeError.
+
+    torch's own Work of a future keeps that to itself.
+    """
+
+    def __init__(self, result: list[Any]) -> None:
+        super().__init__()
+        self._result = result
+        self._future = torch.futures.Future()
+        self._has_ended = threading.Event()
+        self._error: RuntimeError | None = None
+
+    def settle(self, error: RuntimeError | None) -> None:
+        """Say how it ended."""
+        self._error = error
+        if error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(error)
+        self._has_ended.set()
+
+    def wait(self, timeout: dt.timedelta = dt.timedelta()) -> bool:
+        """Wait for the end; a time-out of 0 is none. Who stops waiting does not stop it."""
+        seconds = timeout.total_seconds()
+        if not self._has_ended.wait(seconds if seconds > 0 else None):
+            raise RuntimeError(f"not within {seconds:g} s; it goes on [group.wait]")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Any:
+        """Return what ends with it."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._has_ended.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> RuntimeError | None:
+        """Return what went wrong."""
+        return self._error
+
+    def result(self) -> list[Any]:
+        """Return the tensors, when it has ended."""
+        self.wait()
+        return self._result
 
 
 def _in_place(

@@ -67,7 +67,8 @@ class Site:
         """Write the configuration of node `broker`."""
         return self.write_config(
             "broker",
-            f'[broker]\nlisten = "{listen}"\nattestation_listen = "127.0.0.1:0"\n'
+            f'[broker]\nlisten = "{listen}"\n'
+            f'attestation_listen = "{listen.rpartition(":")[0]}:0"\n'
             f'policy_file = "{self.root / "policy.toml"}"\nkey_file = "{self.root / "kek"}"\n'
             "allow_unsigned_policy = true\n",
         )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import structlog
 
 from fabrics import fabric, settings
 from sealane.client.collectives import Member, join
@@ -44,6 +45,7 @@ async def compute(fabric: Any, rank: int, members: list[Member]) -> dict[str, st
 
 
 async def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     directory, name, address, rank, size = sys.argv[1:]
     config = replace(settings(Path(directory), name), listen_data=address)
     async with fabric(config, name) as one:

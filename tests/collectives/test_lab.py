@@ -27,7 +27,7 @@ LINK = """
 rate_bits_per_second = 200_000_000
 delay_micros = 12_500
 buffer_bytes = 4_000_000
-loss = 0.005
+loss = 0.03
 """
 TIMEOUT_SECONDS = 100.0
 
