@@ -41,6 +41,7 @@ class SessionEndpoint:
         rate_bits_per_second: int,
         idle_timeout_ns: int,
         initiator: bool,
+        reordering_ns: int = 0,
     ) -> None: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
@@ -292,6 +293,11 @@ class SimulationResult(TypedDict):
     forward: LinkCounters
     """From sender to receiver."""
     backward: LinkCounters
+    foreign_units: int
+    """Units that a receiver without message numbers in its packets, with a bitmap for each slot
+    only, would have taken for units of the message that the slot holds now."""
+    foreign_messages: int
+    """Messages that it would have completed with such units in them."""
     violations: list[str]
     """Rules that the checkers saw broken: empty, or there is a bug."""
 
@@ -474,6 +480,10 @@ class Namespace:
     ) -> Namespace: ...
     @property
     def block_count(self) -> int: ...
+    # Offers `block_count` blocks to queues that start from now on; a power cut leaves the old size
+    # or the new one. ValueError for fewer blocks, or a size that the store can't take; OSError: a
+    # queue or a job is running, the device has no room, or it doesn't grow.
+    def extend(self, block_count: int) -> None: ...
     # How a store that keeps freshness lays blocks out, for people; empty: it keeps none.
     @property
     def layout(self) -> str: ...
