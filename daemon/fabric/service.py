@@ -18,13 +18,20 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
-from sealane.daemon.fabric.establishment import Answer, Initiation, Offer, respond
+from sealane.daemon.fabric.establishment import (
+    Answer,
+    CheckResult,
+    Initiation,
+    Offer,
+    Result,
+    respond,
+)
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
-from sealane.transport.establish import VERSION
+from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
@@ -61,8 +68,8 @@ class Peer:
     """Who made the offer, as mutual TLS proved it."""
 
     subject: Subject
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf it showed."""
+    shown: Shown
+    """Leaf and attestation result of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +78,10 @@ class PeerLink:
 
     subject: Subject
     """Whom the leaf at its end speaks for."""
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf that we show there."""
+    shown: Shown
+    """What we show there."""
+    check_result: CheckResult
+    """What the peer's attestation result has to pass."""
     establish: Callable[[Offer], Awaitable[Answer]]
 
 
@@ -88,11 +97,14 @@ class FabricService:
         settings: FabricSettings,
         *,
         own: Callable[[], Subject],
+        own_result: Callable[[], tuple[bytes, Result]],
         kem: KemKey,
         reach_peer: ReachPeer,
     ) -> None:
         self._settings = settings
         self._own = own
+        self._own_result = own_result
+        """The thumbprint of our leaf, and the attestation result that names it."""
         self._kem = kem
         self._reach_peer = reach_peer
         self._sessions: dict[str, Session] = {}
@@ -223,12 +235,15 @@ class FabricService:
                 "session.listener.absent",
                 f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
             )
+        certificate, result = self._own_result()
         answer, keys = await asyncio.to_thread(
             respond,
             offer,
             initiator=peer.subject,
-            certificate_digest=peer.certificate_digest,
+            initiator_shown=peer.shown,
             own=self._own(),
+            own_certificate=certificate,
+            own_result=result,
             kem=self._kem,
             data_address=session.data_address,
         )
@@ -294,7 +309,8 @@ class FabricService:
                 display_name=session.identity.display_name,
                 own=self._own(),
                 responder=link.subject,
-                certificate_digest=link.certificate_digest,
+                shown=link.shown,
+                check_result=link.check_result,
                 kem=self._kem,
                 unit_bytes=self._settings.unit_bytes,
                 rate_bits_per_second=rate_bits_per_second,
