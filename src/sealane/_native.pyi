@@ -450,6 +450,16 @@ class StoreAnchor:
         self, number: int, *, lost: str | None = None, unreachable: str | None = None
     ) -> None: ...
 
+# Blocks of an NVMe namespace of 4096 + 64 bytes that nobody uses, and whether the first one's data
+# are zeros. OSError if it is another format, in use, or no namespace.
+def examine_drive(path: str | os.PathLike[str]) -> tuple[int, bool]: ...
+
+# Takes a store off it. OSError.
+def erase_drive(path: str | os.PathLike[str]) -> None: ...
+
+# Blocks that a new store of so many sectors takes.
+def drive_blocks(sector_count: int) -> int: ...
+
 @final
 class Namespace:
     """A namespace of a target: a store, and who may use it when.
