@@ -12,6 +12,19 @@ __version__: str
 # Sessions
 
 @final
+class SharedLine:
+    # The rate that all sessions of a fabric share, in wire bits.
+    def __new__(cls, rate_bits_per_second: int) -> Self: ...
+    # A job with its limits: wire bits a second, receives and sends under way.
+    def add_job(self, *, rate_bits_per_second: int, receives: int, sends: int) -> JobAccount: ...
+
+@final
+class JobAccount:
+    # What the sessions of one job use together. `waits` and `waited_nanos`: for their turn on the
+    # line; `receives` and `sends` are under way now.
+    def usage(self) -> dict[str, int]: ...
+
+@final
 class SessionEndpoint:
     # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
     # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
@@ -24,6 +37,7 @@ class SessionEndpoint:
         unit_bytes: int = 1408,
         chunk_units: int = 16,
         slots: int = 64,
+        account: JobAccount | None = None,
     ) -> Self: ...
     @property
     def local_address(self) -> str: ...

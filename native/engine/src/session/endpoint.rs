@@ -16,6 +16,7 @@ use super::layout::Layout;
 use super::limits::Limits;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
+use super::share::{Flow, JobAccount};
 pub use super::worker::State;
 use super::worker::{JobMemory, Progress, Report, Worker, coalesce_nanos};
 use crate::clock::now;
@@ -95,6 +96,7 @@ pub struct Endpoint {
     layout: Layout,
     local_address: SocketAddr,
     prepared: Option<Prepared>,
+    account: Option<Arc<JobAccount>>,
     job: Option<JobDescriptors>,
     stop: OwnedFd,
     report: Arc<Report>,
@@ -104,7 +106,13 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Binds the socket and makes the memories.
-    pub fn new(config: EndpointConfig) -> Result<Self, EndpointError> {
+    ///
+    /// The session is one of that job, whose limits and turns it shares; of none, it has no limits
+    /// but its own.
+    pub fn new(
+        config: EndpointConfig,
+        account: Option<Arc<JobAccount>>,
+    ) -> Result<Self, EndpointError> {
         let layout = Layout {
             entries: config.ring_entries,
             region_bytes: config.region_bytes,
@@ -155,6 +163,7 @@ impl Endpoint {
             layout,
             local_address,
             prepared: Some(Prepared { udp, memory: JobMemory { region, ring }, doorbell }),
+            account,
             job: Some(job),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
@@ -205,6 +214,7 @@ impl Endpoint {
             report: Arc::clone(&self.report),
             next_plan: Arc::clone(&self.next_plan),
             limits: Limits::new(now()),
+            flow: self.account.take().map(Flow::new).transpose()?,
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());

@@ -98,6 +98,8 @@ pub struct Session {
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
     silent_since: Nanos,
     is_stalled: bool,
+    /// Units wait until the caller allows them.
+    is_held: bool,
     stalled_since: Nanos,
     /// What of the peer's packets did not arrive …
     gaps: Gaps,
@@ -143,6 +145,7 @@ impl Session {
             last_received: now,
             silent_since: now,
             is_stalled: false,
+            is_held: false,
             stalled_since: now,
             gaps: Gaps::new(config.reordering),
             peer_losses: LossCounts::default(),
@@ -232,6 +235,12 @@ impl Session {
     /// Puts a plan in force for the sends to come that leave the scheme open.
     pub fn install_plan(&mut self, plan: Plan) {
         self.plan = plan;
+    }
+
+    /// Holds units back, or no more: a rate that several sessions share is used up. Control packets
+    /// go on, so that nothing looks lost or late for it.
+    pub fn hold_units(&mut self, is_held: bool) {
+        self.is_held = is_held;
     }
 
     /// Posts a buffer; returns the number of the message that will land in it, which counts all
@@ -338,7 +347,7 @@ impl Session {
         if self.control.next_at(is_established, now).is_some_and(|due| due <= now) {
             return self.transmit_control(now, out);
         }
-        is_established && !self.is_stalled && self.transmit_unit(memory, now, out)
+        self.may_send_units() && !self.is_held && self.transmit_unit(memory, now, out)
     }
 
     /// The ECN field of the datagram that was appended last.
@@ -362,7 +371,7 @@ impl Session {
         }
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
         let unit = self.sender.next_at(0, self.rtt.timeout());
-        let unit = unit.filter(|_| is_established && !self.is_stalled).map(paced);
+        let unit = unit.filter(|_| self.may_send_units() && !self.is_held).map(paced);
         let gap = self.gaps.next_at(self.timing());
         let dues = [control, idle, unit, gap, self.probe_at(), self.tail_probe_at()];
         dues.into_iter().flatten().min()
@@ -444,6 +453,14 @@ impl Session {
         self.receiver.immediate(message)
     }
 
+    /// Whether a unit would leave now if it were not held back ([`Self::hold_units`]).
+    #[must_use]
+    pub fn has_held_units(&self, now: Nanos) -> bool {
+        let unit = self.sender.next_at(0, self.rtt.timeout());
+        let is_due = unit.is_some_and(|at| at.max(self.pacer.next_at()) <= now);
+        self.is_held && self.may_send_units() && is_due
+    }
+
     /// What keeps this end from sending more.
     #[must_use]
     pub fn limit(&self) -> SendLimit {
@@ -471,6 +488,10 @@ impl Session {
     }
 
     // Helpers.
+
+    fn may_send_units(&self) -> bool {
+        self.state == State::Established && !self.is_stalled
+    }
 
     fn check_open(&self) -> Result<(), PostError> {
         match self.state {
