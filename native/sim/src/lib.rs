@@ -6,11 +6,16 @@
 
 mod check;
 mod memory;
+mod ring;
 mod scenario;
 mod wire;
 mod world;
 
 pub use check::{Rule, Violation};
+pub use ring::{
+    Combine, REPEATS_MAX, Ring, RingError, RingOutcome, RingReceive, RingSend, SITES_MAX, Site,
+    run_ring,
+};
 pub use scenario::{MEMORY_BYTES_MAX, MESSAGES_MAX, Scenario, ScenarioError};
 pub use world::{Outcome, run};
 
