@@ -41,7 +41,7 @@ from sealane.daemon.fabric.servicer import (
     SessionsServicer,
     reach_over,
 )
-from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
@@ -358,6 +358,7 @@ class Daemon:
                 rate_max_bits_per_second=config.rate_max_bits_per_second,
                 region_bytes_max=config.region_bytes_max,
                 sessions_max=config.sessions_max,
+                limits=JobLimits(**config.limits.model_dump()),
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
                 unit_bytes=config.unit_bytes,
@@ -378,6 +379,7 @@ class Daemon:
         identity.on_barred.append(service.bar)
         self.spawn("session-statistics", service.keep_snapshot())
         self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
+        self.metrics.add_statistics("job", ("job",), lambda: by_owner(service.job_snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 

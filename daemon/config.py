@@ -262,6 +262,16 @@ class GatewayConfig(Section):
     ]
 
 
+class JobLimitsConfig(Section):
+    """What one job may use of a fabric."""
+
+    sessions: Annotated[int, Field(ge=1, le=1024)] = 16
+    region_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    receives: Annotated[int, Field(ge=1, le=1 << 22)] = 4096
+    sends: Annotated[int, Field(ge=1, le=1 << 22)] = 4096
+    rate_share: Annotated[float, Field(ge=0.001, le=1)] = 1.0
+
+
 class FabricConfig(Section):
     """The fabric role."""
 
@@ -270,6 +280,7 @@ class FabricConfig(Section):
     rate_max_bits_per_second: Annotated[int, Field(ge=1_000_000, le=400_000_000_000)]
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
+    limits: Annotated[JobLimitsConfig, Field(default_factory=JobLimitsConfig)]
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5

@@ -19,6 +19,8 @@ from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.establishment import Answer, Initiation, Offer, respond
+from sealane.daemon.fabric.jobs import Job, Jobs
+from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.logs import get_logger
@@ -42,9 +44,7 @@ QUIET_REASONS = frozenset(
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
-REGION_BYTES_MIN = 4096
 SNAPSHOT_SECONDS = 1.0
-DISPLAY_NAME_MAX = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,8 @@ class FabricService:
         kem: KemKey,
         reach_peer: ReachPeer,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """What the operator allows."""
         self._own = own
         self._kem = kem
         self._reach_peer = reach_peer
@@ -99,13 +100,17 @@ class FabricService:
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
         self._planning = TaskOwner()
+        self._limits = Limits(settings=settings)
+        self.jobs = Jobs(settings, on_gone=self._job_gone)
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
+        self.job_snapshot: dict[str, dict[str, int]] = {}
+        """The same by job."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the ring socket; on leaving, every session is closed."""
-        async with ring_socket.serve(self._settings.ring_socket, self._claim):
+        async with ring_socket.serve(self.settings.ring_socket, self._claim, self.jobs.introduce):
             try:
                 yield
             finally:
@@ -114,6 +119,7 @@ class FabricService:
                 for _, timer in self._grants.values():
                     timer.cancel()
                 self._grants.clear()
+                self.jobs.close()
                 await self._planning.close()
 
     async def keep_snapshot(self) -> None:
@@ -123,6 +129,7 @@ class FabricService:
             self.snapshot = {
                 name: dict(session.statistics()) for name, session in self._sessions.items()
             }
+            self.job_snapshot = {job.name: job_usage(job) for job in self.jobs.list()}
             for name in rate_cuts(before, self.snapshot):
                 get_logger().warning(
                     "session_rate_cut",
@@ -131,17 +138,17 @@ class FabricService:
                 )
             await asyncio.sleep(SNAPSHOT_SECONDS)
 
-    async def listen(self, *, display_name: str, region_bytes: int) -> Grant:
+    async def listen(self, *, job_token: bytes, display_name: str, region_bytes: int) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting."""
-        self._check_name(display_name)
-        self._check_region(region_bytes)
+        self._limits.check_name(display_name)
+        self._limits.check_region(region_bytes)
         while True:
+            job = self.jobs.of(job_token)
             if self._listener(display_name) is not None:
                 raise UsageError(
                     "session.listener.exists", f"somebody listens for {display_name!r} already"
                 )
-            self._check_room()
-            session = self._register(display_name, region_bytes, is_initiator=False)
+            session = self._register(job, display_name, region_bytes, is_initiator=False)
             try:
                 await session.wait_begun()
             except asyncio.CancelledError:
@@ -159,6 +166,7 @@ class FabricService:
     async def open(
         self,
         *,
+        job_token: bytes,
         display_name: str,
         region_bytes: int,
         peer_node: str,
@@ -168,16 +176,18 @@ class FabricService:
     ) -> Grant:
         """Open a session to a listener of that name at the peer.
 
-        Raises UsageError for values out of range, UnavailableError if the peer has no listener
-        or the path is not validated in time, VerificationError if the exchange was tampered with.
+        Raises UsageError for values out of range, UnavailableError if a limit is reached, the peer
+        has no listener or the path is not validated in time, VerificationError if the exchange was
+        tampered with.
         """
-        self._check_name(display_name)
-        self._check_region(region_bytes)
-        self._check_rate(rate_bits_per_second)
+        job = self.jobs.of(job_token)
+        self._limits.check_name(display_name)
+        self._limits.check_region(region_bytes)
+        self._limits.check_rate(rate_bits_per_second)
+        self._limits.check_share(rate_bits_per_second)
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
-        self._check_room()
-        session = self._register(display_name, region_bytes, is_initiator=True)
+        session = self._register(job, display_name, region_bytes, is_initiator=True)
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
             await self._initiate(
@@ -193,13 +203,13 @@ class FabricService:
             raise UnavailableError(
                 "session.path_mtu",
                 f"the path to {peer_node} carries small packets, and none with units of "
-                f"{self._settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+                f"{self.settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state is not State.ESTABLISHED:
             raise UnavailableError(
                 "session.establish.timeout",
                 f"the path to {peer_node} was not validated within "
-                f"{self._settings.establish_timeout_seconds:g} s ({session.close_reason})",
+                f"{self.settings.establish_timeout_seconds:g} s ({session.close_reason})",
             )
         return self._grant(session)
 
@@ -210,11 +220,11 @@ class FabricService:
                 "session.establish.version",
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
-        self._check_rate(offer.rate_bits_per_second)
-        if offer.unit_bytes != self._settings.unit_bytes:
+        self._limits.check_rate(offer.rate_bits_per_second)
+        if offer.unit_bytes != self.settings.unit_bytes:
             raise UsageError(
                 "session.unit.range",
-                f"unit of {offer.unit_bytes} bytes; allowed: {self._settings.unit_bytes}",
+                f"unit of {offer.unit_bytes} bytes; allowed: {self.settings.unit_bytes}",
             )
         _check_address(offer.data_address, "session.establish.malformed")
         session = self._listener(offer.display_name)
@@ -237,7 +247,7 @@ class FabricService:
             peer_address=offer.data_address,
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
-            idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            idle_timeout_seconds=self.settings.idle_timeout_seconds,
             is_initiator=False,
         )
         # Refused if another offer, or the listener's end, came first.
@@ -295,7 +305,7 @@ class FabricService:
                 responder=link.subject,
                 certificate_digest=link.certificate_digest,
                 kem=self._kem,
-                unit_bytes=self._settings.unit_bytes,
+                unit_bytes=self.settings.unit_bytes,
                 rate_bits_per_second=rate_bits_per_second,
                 data_address=session.data_address,
             )
@@ -307,14 +317,14 @@ class FabricService:
             peer_address=via_address or answer.data_address,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
-            idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            idle_timeout_seconds=self.settings.idle_timeout_seconds,
             is_initiator=True,
         )
         session.begin(_agreed(session, link.subject, rate_bits_per_second), start)
 
     async def _settle(self, session: Session) -> None:
         try:
-            async with asyncio.timeout(self._settings.establish_timeout_seconds):
+            async with asyncio.timeout(self.settings.establish_timeout_seconds):
                 await session.wait_settled()
         except TimeoutError:
             session.close("session.establish.timeout")
@@ -334,17 +344,22 @@ class FabricService:
             None,
         )
 
-    def _register(self, display_name: str, region_bytes: int, *, is_initiator: bool) -> Session:
-        address = ipaddress.ip_address(self._settings.listen_data)
+    def _register(
+        self, job: Job, display_name: str, region_bytes: int, *, is_initiator: bool
+    ) -> Session:
+        self._limits.check_count(len(self._sessions))
+        self._limits.check_job(job, region_bytes=region_bytes)
+        address = ipaddress.ip_address(self.settings.listen_data)
         host = f"[{address}]" if address.version == 6 else str(address)
         try:
             endpoint = SessionEndpoint(
                 f"{host}:0",
                 region_bytes,
-                self._settings.ring_entries,
-                unit_bytes=self._settings.unit_bytes,
-                chunk_units=self._settings.chunk_units,
-                slots=self._settings.slots,
+                self.settings.ring_entries,
+                unit_bytes=self.settings.unit_bytes,
+                chunk_units=self.settings.chunk_units,
+                slots=self.settings.slots,
+                account=job.account,
             )
         except OSError as error:
             raise UnavailableError(
@@ -355,14 +370,16 @@ class FabricService:
             name=f"sessions/{secrets.token_hex(8)}",
             display_name=display_name,
             is_initiator=is_initiator,
-            unit_bytes=self._settings.unit_bytes,
+            unit_bytes=self.settings.unit_bytes,
         )
-        session = Session(identity, endpoint, on_closed=self._retire)
+        session = Session(identity, endpoint, job=job, on_closed=self._retire)
         self._sessions[identity.name] = session
+        job.regions[identity.name] = region_bytes
         return session
 
     def _retire(self, session: Session) -> None:
         del self._sessions[session.identity.name]
+        del session.job.regions[session.identity.name]
         self._closed.append(session)
         reason = session.close_reason
         # The job, the peer or the operator closed it: as it should be. The rest wants a look.
@@ -377,6 +394,12 @@ class FabricService:
             statistics=session.statistics(),
         )
 
+    def _job_gone(self, job: Job) -> None:
+        """Free all that a job had: its process has ended, whoever else holds its descriptors."""
+        for session in [*self._sessions.values()]:
+            if session.job is job:
+                session.close("session.job.gone")
+
     def _grant(self, session: Session) -> Grant:
         get_logger().info(
             "session_established",
@@ -389,10 +412,10 @@ class FabricService:
         self._planning.start(self._keep_planned(session), name=f"plan of {session.identity.name}")
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(
-            self._settings.grant_timeout_seconds, self._expire, token
+            self.settings.grant_timeout_seconds, self._expire, token
         )
         self._grants[token] = (session, timer)
-        return Grant(session=session, ring_socket=str(self._settings.ring_socket), ring_token=token)
+        return Grant(session=session, ring_socket=str(self.settings.ring_socket), ring_token=token)
 
     async def _keep_planned(self, session: Session) -> None:
         # Numpy and the model: a fabric without sessions does without.
@@ -401,7 +424,7 @@ class FabricService:
             session,
             rate_bits_per_second=session.identity.rate_bits_per_second,
             unit_bytes=session.identity.unit_bytes,
-            assumed_loss=self._settings.assumed_loss,
+            assumed_loss=self.settings.assumed_loss,
         )
 
     def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:
@@ -416,36 +439,14 @@ class FabricService:
         session, _ = self._grants.pop(token)
         session.close("session.grant.expired")
 
-    def _check_room(self) -> None:
-        if len(self._sessions) >= self._settings.sessions_max:
-            raise UnavailableError(
-                "session.count.limit",
-                f"{self._settings.sessions_max} sessions are open or awaited: close one, or "
-                "raise fabric.sessions_max",
-            )
 
-    def _check_name(self, display_name: str) -> None:
-        if not 1 <= len(display_name) <= DISPLAY_NAME_MAX:
-            raise UsageError(
-                "session.display_name.length",
-                f"display name of {len(display_name)} characters; allowed: 1 to {DISPLAY_NAME_MAX}",
-            )
-
-    def _check_region(self, region_bytes: int) -> None:
-        if not REGION_BYTES_MIN <= region_bytes <= self._settings.region_bytes_max:
-            raise UsageError(
-                "session.region.range",
-                f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
-                f"{self._settings.region_bytes_max} (fabric.region_bytes_max)",
-            )
-
-    def _check_rate(self, rate_bits_per_second: int) -> None:
-        if not 8 <= rate_bits_per_second <= self._settings.rate_max_bits_per_second:
-            raise UsageError(
-                "session.rate.range",
-                f"rate of {rate_bits_per_second} bit/s; allowed: 8 to "
-                f"{self._settings.rate_max_bits_per_second} (fabric.rate_max_bits_per_second)",
-            )
+def job_usage(job: Job) -> dict[str, int]:
+    """Return what a job uses and has used, by name."""
+    return {
+        "sessions": len(job.regions),
+        "region_bytes": sum(job.regions.values()),
+        **job.account.usage(),
+    }
 
 
 def rate_cuts(

@@ -13,7 +13,14 @@ from google.protobuf import empty_pb2
 
 from sealane.crypto.certificates import Subject
 from sealane.daemon.fabric.establishment import Answer, Offer
-from sealane.daemon.fabric.service import FabricService, Grant, Peer, PeerLink, ReachPeer
+from sealane.daemon.fabric.service import (
+    FabricService,
+    Grant,
+    Peer,
+    PeerLink,
+    ReachPeer,
+    job_usage,
+)
 from sealane.daemon.fabric.session import Session, State
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
@@ -113,7 +120,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Wait for a peer to open a session of this name."""
         return _grant(
             await self._service.listen(
-                display_name=request.display_name, region_bytes=request.region_bytes
+                job_token=request.job_token,
+                display_name=request.display_name,
+                region_bytes=request.region_bytes,
             )
         )
 
@@ -123,6 +132,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Open a session towards a peer that listens."""
         return _grant(
             await self._service.open(
+                job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
                 peer_node=request.peer_node,
@@ -160,6 +170,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Close a session at this end; the peer's end hears of it."""
         self._service.close(request.name)
         return empty_pb2.Empty()
+
+    async def GetFabric(
+        self, request: sessions_pb2.GetFabricRequest, context: Any
+    ) -> sessions_pb2.Fabric:
+        """Return what the fabric shares out, and who has what of it."""
+        return _fabric(self._service)
 
 
 class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
@@ -200,6 +216,28 @@ def _grant(grant: Grant) -> sessions_pb2.SessionGrant:
         session=_session(grant.session),
         ring_socket=grant.ring_socket,
         ring_token=grant.ring_token,
+    )
+
+
+def _fabric(service: FabricService) -> sessions_pb2.Fabric:
+    settings = service.settings
+    limits = settings.limits
+    return sessions_pb2.Fabric(
+        ring_socket=str(settings.ring_socket),
+        rate_max_bits_per_second=settings.rate_max_bits_per_second,
+        sessions=sum(session.state is not State.CLOSED for session in service.sessions()),
+        sessions_max=settings.sessions_max,
+        limits=sessions_pb2.JobLimits(
+            sessions=limits.sessions,
+            region_bytes=limits.region_bytes,
+            receives=limits.receives,
+            sends=limits.sends,
+            rate_bits_per_second=settings.job_rate_bits_per_second,
+        ),
+        jobs=[
+            sessions_pb2.Job(name=job.name, pid=job.pid, usage=job_usage(job))
+            for job in service.jobs.list()
+        ],
     )
 
 

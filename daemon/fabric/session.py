@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sealane._native import SessionEndpoint
+from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
@@ -66,9 +67,12 @@ class Session:
         identity: Identity,
         endpoint: SessionEndpoint,
         *,
+        job: Job,
         on_closed: "Callable[[Session], None]",
     ) -> None:
         self.identity = identity
+        self.job = job
+        """Whose it is, and with whose end it ends."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_address: str = endpoint.local_address

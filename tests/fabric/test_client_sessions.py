@@ -269,9 +269,9 @@ async def test_streams_wait_for_slots_without_holding_others_up(fabrics: tuple[A
 async def test_ring_full_of_waiting_sends_has_room_to_cancel_them(
     fabrics: tuple[Any, Any],
 ) -> None:
-    async with connected(*fabrics) as (left, right), asyncio.timeout(10):
+    async with connected(*fabrics) as (left, _), asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         sends = [await left.post_send(offset=0, length=8) for _ in range(left.ring.entries - 1)]
-        more = asyncio.create_task(left.post_send(offset=0, length=8))
+        more = tasks.create_task(left.post_send(offset=0, length=8))
         await asyncio.sleep(0)
         assert await sends[-1].cancel()
         assert await sends[0].cancel()
