@@ -248,6 +248,7 @@ class FabricService:
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
+            reordering_micros=self.settings.reordering_micros,
             is_initiator=False,
         )
         # Refused if another offer, or the listener's end, came first.
@@ -318,6 +319,7 @@ class FabricService:
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
+            reordering_micros=self.settings.reordering_micros,
             is_initiator=True,
         )
         session.begin(_agreed(session, link.subject, rate_bits_per_second), start)
@@ -425,6 +427,7 @@ class FabricService:
             rate_bits_per_second=session.identity.rate_bits_per_second,
             unit_bytes=session.identity.unit_bytes,
             assumed_loss=self.settings.assumed_loss,
+            objective=self.settings.plan_objective,
         )
 
     def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:

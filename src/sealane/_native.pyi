@@ -55,6 +55,7 @@ class SessionEndpoint:
         rate_bits_per_second: int,
         idle_timeout_ns: int,
         initiator: bool,
+        reordering_ns: int = 0,
     ) -> None: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
@@ -306,6 +307,11 @@ class SimulationResult(TypedDict):
     forward: LinkCounters
     """From sender to receiver."""
     backward: LinkCounters
+    foreign_units: int
+    """Units that a receiver without message numbers in its packets, with a bitmap for each slot
+    only, would have taken for units of the message that the slot holds now."""
+    foreign_messages: int
+    """Messages that it would have completed with such units in them."""
     violations: list[str]
     """Rules that the checkers saw broken: empty, or there is a bug."""
 

@@ -222,6 +222,8 @@ fn outcome_of<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, Py
     result.set_item("receiver", statistics(py, &outcome.receiver)?)?;
     result.set_item("forward", link_counters(py, &outcome.forward)?)?;
     result.set_item("backward", link_counters(py, &outcome.backward)?)?;
+    result.set_item("foreign_units", outcome.foreign_units)?;
+    result.set_item("foreign_messages", outcome.foreign_messages)?;
     result.set_item("violations", violations)?;
     Ok(result)
 }

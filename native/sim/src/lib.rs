@@ -4,6 +4,7 @@
 //! broken. Small worlds use real payload and AEAD; statistics at 400 Gbit/s use lengths only.
 #![forbid(unsafe_code)]
 
+mod bitmap_only;
 mod check;
 mod memory;
 mod ring;

@@ -13,6 +13,7 @@ use sealane_proto::session::{
     SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
+use crate::bitmap_only::BitmapOnly;
 use crate::check::{CompletionChecker, CreditChecker, Findings, RateChecker, Rule, Violation};
 use crate::memory::{Sabotage, WatchedMemory};
 use crate::scenario::{Scenario, ScenarioError};
@@ -41,6 +42,10 @@ pub struct Outcome {
     pub forward: LinkCounters,
     /// What the link back did.
     pub backward: LinkCounters,
+    /// Units that a receiver with bitmaps only would have taken for those of another message …
+    pub foreign_units: u64,
+    /// … and messages that it would have completed with such units in them.
+    pub foreign_messages: u64,
     /// Rules broken. Empty, or there is a bug.
     pub violations: Vec<Violation>,
 }
@@ -122,6 +127,8 @@ pub(crate) struct World<'a> {
     /// Wires out of them.
     wires: [Wire; 2],
     credit: CreditChecker,
+    /// Sees what the receiving end sees.
+    bitmap_only: BitmapOnly,
     findings: Findings,
     trace: Trace,
     completion_nanos: Vec<Option<Nanos>>,
@@ -190,6 +197,7 @@ impl<'a> World<'a> {
             ends,
             wires,
             credit: CreditChecker::default(),
+            bitmap_only: BitmapOnly::new(scenario),
             findings: Findings::default(),
             trace: Trace(0xcbf2_9ce4_8422_2325),
             completion_nanos: vec![None; scenario.count as usize],
@@ -294,6 +302,8 @@ impl<'a> World<'a> {
             receiver,
             forward: self.wires[0].counters(),
             backward: self.wires[1].counters(),
+            foreign_units: self.bitmap_only.foreign_units,
+            foreign_messages: self.bitmap_only.foreign_messages,
             violations: self.findings.violations,
         }
     }
@@ -313,7 +323,10 @@ impl<'a> World<'a> {
             self.steps += 1;
             memory.findings.now = self.now;
             let is_late = match Header::decode(&arrival.datagram) {
-                Ok((Header { kind: Kind::Unit { message, .. }, .. }, _)) => {
+                Ok((Header { kind: Kind::Unit { message, unit, .. }, .. }, _)) => {
+                    if end == 1 && !arrival.is_corrupted {
+                        self.bitmap_only.arrived(message, unit);
+                    }
                     completions.is_completed(message)
                 }
                 _ => false,
@@ -425,6 +438,7 @@ impl<'a> World<'a> {
                 break;
             }
             receiver.memory.expect(message, self.lengths[message as usize]);
+            self.bitmap_only.posted(message, self.lengths[message as usize]);
             if self.sabotage != Some(WorldSabotage::ForgetCredit) {
                 self.credit.posted(message_bytes_max);
             }
