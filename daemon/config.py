@@ -287,6 +287,7 @@ class FabricConfig(Section):
     assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
     plan_objective: Literal["mean", "p99", "p999"] = "mean"
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
+    drain_timeout_seconds: Annotated[int, Field(ge=0, le=600)] = 10
 
 
 class MetricsConfig(Section):

@@ -5,7 +5,7 @@
 import argparse
 import importlib
 from collections.abc import Awaitable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
@@ -14,15 +14,16 @@ from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
 from sealane.daemon.ctl_verbs import named, verb
 from sealane.protocol.v1 import sessions_pb2
 
-_NO_USE: Final = {"wire_bytes_sent": "", "waited_seconds": "", "refused_operations": ""}
-
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `session`."""
     verb(verbs, "list", _session_list, "show every session")
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "close", _session_close, "close a session")
-    verb(verbs, "limits", _session_limits, "what each job may use, and uses")
+    verbs.add_parser("limits", help="what each job may use, and uses", fill=_fill_limits)
+    verbs.add_parser(
+        "drain", help="take no new sessions, and end those there are in order", fill=_fill_drain
+    )
     verbs.add_parser("stat", help="what a session does and what limits it", fill=_fill_stat)
     verbs.add_parser(
         "plan",
@@ -33,6 +34,17 @@ def add_verbs(verbs: Any) -> None:
 
 def _fill_plan(parser: argparse.ArgumentParser) -> None:
     importlib.import_module("sealane.daemon.ctl_plan").add_arguments(parser)
+
+
+def _fill_limits(parser: argparse.ArgumentParser) -> None:
+    fabric = importlib.import_module("sealane.daemon.ctl_fabric")
+    parser.set_defaults(run=fabric.session_limits)
+
+
+def _fill_drain(parser: argparse.ArgumentParser) -> None:
+    fabric = importlib.import_module("sealane.daemon.ctl_fabric")
+    fabric.add_drain_arguments(parser)
+    parser.set_defaults(run=fabric.session_drain)
 
 
 def _fill_stat(parser: argparse.ArgumentParser) -> None:
@@ -64,40 +76,6 @@ async def _session_close(client: Client, options: argparse.Namespace, output: Ou
     request = sessions_pb2.CloseSessionRequest(name=options.name)
     with translated():
         await client.sessions.CloseSession(request, timeout=CALL_SECONDS)
-
-
-async def _session_limits(client: Client, options: argparse.Namespace, output: Output) -> None:
-    with translated():
-        fabric = await client.sessions.GetFabric(
-            sessions_pb2.GetFabricRequest(), timeout=CALL_SECONDS
-        )
-    limits = fabric.limits
-    most = {
-        "sessions": limits.sessions,
-        "region_bytes": limits.region_bytes,
-        "receives": limits.receives,
-        "sends": limits.sends,
-        "rate_bits_per_second": limits.rate_bits_per_second,
-    }
-    every = {
-        "sessions": fabric.sessions_max,
-        "rate_bits_per_second": fabric.rate_max_bits_per_second,
-    }
-    rows: list[Mapping[str, Any]] = [
-        {"job": "(all together)", **{name: every.get(name, "") for name in most}, **_NO_USE},
-        {"job": "(each job)", **most, **_NO_USE},
-    ]
-    output.show(rows + [_job_row(job, most) for job in fabric.jobs])
-
-
-def _job_row(job: sessions_pb2.Job, limits: Mapping[str, int]) -> Mapping[str, Any]:
-    return {
-        "job": job.name,
-        **{name: job.usage.get(name, "") for name in limits},
-        "wire_bytes_sent": job.usage["wire_bytes_sent"],
-        "waited_seconds": job.usage["waited_nanos"] / 1e9,
-        "refused_operations": job.usage["refused_operations"],
-    }
 
 
 def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:

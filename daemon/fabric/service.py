@@ -18,6 +18,7 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.fabric.drain import Drain
 from sealane.daemon.fabric.establishment import Answer, Initiation, Offer, respond
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
@@ -34,9 +35,11 @@ CLOSED_SESSIONS_MAX = 64
 QUIET_REASONS = frozenset(
     {
         "session.closed.cancelled",
+        "session.closed.draining",
         "session.closed.requested",
         "session.closed.shutdown",
         "session.job.gone",
+        "session.peer_closed.draining",
         "session.peer_closed.requested",
     }
 )
@@ -45,6 +48,7 @@ PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"}
 """Ends of a session whose path answers, but not at full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 SNAPSHOT_SECONDS = 1.0
+_OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,10 @@ class FabricService:
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
         self._planning = TaskOwner()
+        self._draining = TaskOwner()
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
+        self.drain = Drain(self._sessions)
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
         self.job_snapshot: dict[str, dict[str, int]] = {}
@@ -120,6 +126,7 @@ class FabricService:
                     timer.cancel()
                 self._grants.clear()
                 self.jobs.close()
+                await self._draining.close()
                 await self._planning.close()
 
     async def keep_snapshot(self) -> None:
@@ -143,6 +150,7 @@ class FabricService:
         self._limits.check_name(display_name)
         self._limits.check_region(region_bytes)
         while True:
+            self.drain.check()
             job = self.jobs.of(job_token)
             if self._listener(display_name) is not None:
                 raise UsageError(
@@ -155,11 +163,12 @@ class FabricService:
                 session.close("session.closed.cancelled")
                 raise
             if session.state is State.CLOSED:
+                self.drain.check()
                 raise UnavailableError(
                     "session.listener.closed", f"{session.identity.name} was closed while waiting"
                 )
             await self._settle(session)
-            if session.state is State.ESTABLISHED:
+            if session.state in _OPEN:
                 return self._grant(session)
             # The initiator gave up half-way; the job still waits for a session.
 
@@ -180,6 +189,7 @@ class FabricService:
         has no listener or the path is not validated in time, VerificationError if the exchange was
         tampered with.
         """
+        self.drain.check()
         job = self.jobs.of(job_token)
         self._limits.check_name(display_name)
         self._limits.check_region(region_bytes)
@@ -205,7 +215,7 @@ class FabricService:
                 f"the path to {peer_node} carries small packets, and none with units of "
                 f"{self.settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
             )
-        if session.state is not State.ESTABLISHED:
+        if session.state not in _OPEN:
             raise UnavailableError(
                 "session.establish.timeout",
                 f"the path to {peer_node} was not validated within "
@@ -215,6 +225,7 @@ class FabricService:
 
     async def answer(self, offer: Offer, *, peer: Peer) -> Answer:
         """Answer a peer's offer for a waiting listener."""
+        self.drain.check()
         if offer.version != VERSION:
             raise UsageError(
                 "session.establish.version",
@@ -254,6 +265,12 @@ class FabricService:
         # Refused if another offer, or the listener's end, came first.
         session.begin(_agreed(session, peer.subject, offer.rate_bits_per_second), start)
         return answer
+
+    def begin_drain(self, timeout_seconds: float | None = None) -> None:
+        """Drain in the background, in the time of the settings at most: no new sessions."""
+        most = self.settings.drain_timeout_seconds
+        seconds = most if timeout_seconds is None else min(timeout_seconds, most)
+        self._draining.start(self.drain.run(seconds), name="drain")
 
     def get(self, name: str) -> Session:
         """Return a session by name, also a recently closed one."""

@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -51,6 +52,7 @@ _STATES = {
     State.LISTENING: sessions_pb2.Session.LISTENING,
     State.ESTABLISHING: sessions_pb2.Session.ESTABLISHING,
     State.ESTABLISHED: sessions_pb2.Session.ESTABLISHED,
+    State.DRAINING: sessions_pb2.Session.DRAINING,
     State.CLOSED: sessions_pb2.Session.CLOSED,
 }
 
@@ -177,6 +179,17 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Return what the fabric shares out, and who has what of it."""
         return _fabric(self._service)
 
+    async def DrainFabric(
+        self, request: sessions_pb2.DrainFabricRequest, context: Any
+    ) -> sessions_pb2.Fabric:
+        """Begin to stop; `GetFabric` tells how far it is."""
+        if not request.timeout_seconds >= 0:
+            raise UsageError("fabric.drain.range", "the time for a drain can't be negative")
+        self._service.begin_drain(request.timeout_seconds or None)
+        # A turn of the loop, so that the answer has the drain that it began.
+        await asyncio.sleep(0)
+        return _fabric(self._service)
+
 
 class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
     """Establishment, for other fabrics over mutual TLS."""
@@ -222,7 +235,14 @@ def _grant(grant: Grant) -> sessions_pb2.SessionGrant:
 def _fabric(service: FabricService) -> sessions_pb2.Fabric:
     settings = service.settings
     limits = settings.limits
+    progress = service.drain.progress
+    drain = None
+    if progress is not None:
+        drain = sessions_pb2.Drain(
+            seconds_left=progress.seconds_left, sessions_left=progress.sessions_left
+        )
     return sessions_pb2.Fabric(
+        drain=drain,
         ring_socket=str(settings.ring_socket),
         rate_max_bits_per_second=settings.rate_max_bits_per_second,
         sessions=sum(session.state is not State.CLOSED for session in service.sessions()),

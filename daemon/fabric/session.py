@@ -22,6 +22,7 @@ class State(enum.Enum):
     LISTENING = "listening"
     ESTABLISHING = "establishing"
     ESTABLISHED = "established"
+    DRAINING = "draining"
     CLOSED = "closed"
 
 
@@ -137,6 +138,11 @@ class Session:
         """Wait until the session is closed."""
         await self._closed.wait()
 
+    def drain(self) -> None:
+        """Send nothing new at either end; the session closes when nothing is under way."""
+        if self._endpoint is not None:
+            self._endpoint.drain()
+
     def close(self, reason: str) -> None:
         """End the session; waits a turn of the worker's loop, no more."""
         if self._endpoint is not None:
@@ -151,6 +157,9 @@ class Session:
             self._finish(reason)
         elif state == "established":
             self.state = State.ESTABLISHED
+            self._settled.set()
+        elif state == "draining":
+            self.state = State.DRAINING
             self._settled.set()
 
     def _finish(self, reason: str) -> None:

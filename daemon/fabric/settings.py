@@ -44,6 +44,8 @@ class FabricSettings:
     """Known skew of the paths: a packet may come this much later than one sent after it."""
     establish_timeout_seconds: float = 10.0
     """From Open until the path is validated."""
+    drain_timeout_seconds: float = 10.0
+    """What a stopping fabric gives what is under way."""
     grant_timeout_seconds: float = 30.0
     """From a grant until the job has fetched its rings."""
     assumed_loss: float = 1e-5

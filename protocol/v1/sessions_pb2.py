@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/sessions.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xc6\x03\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sealane.v1.Session.State\x12\x11\n\tpeer_node\x18\x04 \x01(\t\x12\x0c\n\x04side\x18\x05 \x01(\t\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x37\n\nstatistics\x18\x08 \x03(\x0b\x32#.sealane.v1.Session.StatisticsEntry\x12\x14\n\x0c\x63lose_reason\x18\t \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\x12$\n\x07outlook\x18\x0b \x01(\x0b\x32\x13.sealane.v1.Outlook\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\\\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tLISTENING\x10\x01\x12\x0f\n\x0b\x45STABLISHED\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\x12\x10\n\x0c\x45STABLISHING\x10\x04\"\xcd\x01\n\x07Outlook\x12\x11\n\tloss_rate\x18\x01 \x01(\x01\x12\x15\n\rloss_rate_low\x18\x02 \x01(\x01\x12\x16\n\x0eloss_rate_high\x18\x03 \x01(\x01\x12\x15\n\rburst_packets\x18\x04 \x01(\x01\x12\x19\n\x11\x62urst_packets_low\x18\x05 \x01(\x01\x12\x1a\n\x12\x62urst_packets_high\x18\x06 \x01(\x01\x12\x0f\n\x07packets\x18\x07 \x01(\x01\x12!\n\x04plan\x18\x08 \x03(\x0b\x32\x13.sealane.v1.PlanRow\"B\n\x07PlanRow\x12\x12\n\nlength_max\x18\x01 \x01(\x04\x12\t\n\x01k\x18\x02 \x01(\r\x12\t\n\x01m\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\"]\n\x0cSessionGrant\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x13.sealane.v1.Session\x12\x13\n\x0bring_socket\x18\x02 \x01(\t\x12\x12\n\nring_token\x18\x03 \x01(\x0c\"U\n\x14ListenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tjob_token\x18\x03 \x01(\x0c\"\xaf\x01\n\x12OpenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tpeer_node\x18\x03 \x01(\t\x12\x14\n\x0cpeer_address\x18\x04 \x01(\t\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\x12\x13\n\x0bvia_address\x18\x06 \x01(\t\x12\x11\n\tjob_token\x18\x07 \x01(\x0c\"\x12\n\x10GetFabricRequest\"\xad\x01\n\x06\x46\x61\x62ric\x12\x13\n\x0bring_socket\x18\x01 \x01(\t\x12 \n\x18rate_max_bits_per_second\x18\x02 \x01(\x04\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0csessions_max\x18\x04 \x01(\r\x12%\n\x06limits\x18\x05 \x01(\x0b\x32\x15.sealane.v1.JobLimits\x12\x1d\n\x04jobs\x18\x06 \x03(\x0b\x32\x0f.sealane.v1.Job\"r\n\tJobLimits\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x10\n\x08receives\x18\x03 \x01(\x04\x12\r\n\x05sends\x18\x04 \x01(\x04\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\"y\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12)\n\x05usage\x18\x03 \x03(\x0b\x32\x1a.sealane.v1.Job.UsageEntry\x1a,\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"!\n\x11GetSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListSessionsResponse\x12%\n\x08sessions\x18\x01 \x03(\x0b\x32\x13.sealane.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x43loseSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xd1\x01\n\x10\x45stablishRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x15\n\rconnection_id\x18\x03 \x01(\x0c\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x08 \x01(\t\x12\x14\n\x0csealed_share\x18\t \x01(\x0c\"\x8f\x01\n\x11\x45stablishResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x14\n\x0csealed_share\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63onfirmation\x18\x05 \x01(\x0c\x32\xbd\x03\n\x08Sessions\x12K\n\rListenSession\x12 .sealane.v1.ListenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12G\n\x0bOpenSession\x12\x1e.sealane.v1.OpenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12@\n\nGetSession\x12\x1d.sealane.v1.GetSessionRequest\x1a\x13.sealane.v1.Session\x12Q\n\x0cListSessions\x12\x1f.sealane.v1.ListSessionsRequest\x1a .sealane.v1.ListSessionsResponse\x12G\n\x0c\x43loseSession\x12\x1f.sealane.v1.CloseSessionRequest\x1a\x16.google.protobuf.Empty\x12=\n\tGetFabric\x12\x1c.sealane.v1.GetFabricRequest\x1a\x12.sealane.v1.Fabric2W\n\x0bSessionPeer\x12H\n\tEstablish\x12\x1c.sealane.v1.EstablishRequest\x1a\x1d.sealane.v1.EstablishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"sealane/protocol/v1/sessions.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\"\xd4\x03\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sealane.v1.Session.State\x12\x11\n\tpeer_node\x18\x04 \x01(\t\x12\x0c\n\x04side\x18\x05 \x01(\t\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x37\n\nstatistics\x18\x08 \x03(\x0b\x32#.sealane.v1.Session.StatisticsEntry\x12\x14\n\x0c\x63lose_reason\x18\t \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\x12$\n\x07outlook\x18\x0b \x01(\x0b\x32\x13.sealane.v1.Outlook\x1a\x31\n\x0fStatisticsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"j\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\r\n\tLISTENING\x10\x01\x12\x0f\n\x0b\x45STABLISHED\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\x12\x10\n\x0c\x45STABLISHING\x10\x04\x12\x0c\n\x08\x44RAINING\x10\x05\"\xcd\x01\n\x07Outlook\x12\x11\n\tloss_rate\x18\x01 \x01(\x01\x12\x15\n\rloss_rate_low\x18\x02 \x01(\x01\x12\x16\n\x0eloss_rate_high\x18\x03 \x01(\x01\x12\x15\n\rburst_packets\x18\x04 \x01(\x01\x12\x19\n\x11\x62urst_packets_low\x18\x05 \x01(\x01\x12\x1a\n\x12\x62urst_packets_high\x18\x06 \x01(\x01\x12\x0f\n\x07packets\x18\x07 \x01(\x01\x12!\n\x04plan\x18\x08 \x03(\x0b\x32\x13.sealane.v1.PlanRow\"B\n\x07PlanRow\x12\x12\n\nlength_max\x18\x01 \x01(\x04\x12\t\n\x01k\x18\x02 \x01(\r\x12\t\n\x01m\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\"]\n\x0cSessionGrant\x12$\n\x07session\x18\x01 \x01(\x0b\x32\x13.sealane.v1.Session\x12\x13\n\x0bring_socket\x18\x02 \x01(\t\x12\x12\n\nring_token\x18\x03 \x01(\x0c\"U\n\x14ListenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tjob_token\x18\x03 \x01(\x0c\"\xaf\x01\n\x12OpenSessionRequest\x12\x14\n\x0c\x64isplay_name\x18\x01 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x11\n\tpeer_node\x18\x03 \x01(\t\x12\x14\n\x0cpeer_address\x18\x04 \x01(\t\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\x12\x13\n\x0bvia_address\x18\x06 \x01(\t\x12\x11\n\tjob_token\x18\x07 \x01(\x0c\"\x12\n\x10GetFabricRequest\"-\n\x12\x44rainFabricRequest\x12\x17\n\x0ftimeout_seconds\x18\x01 \x01(\x01\"\xcf\x01\n\x06\x46\x61\x62ric\x12\x13\n\x0bring_socket\x18\x01 \x01(\t\x12 \n\x18rate_max_bits_per_second\x18\x02 \x01(\x04\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0csessions_max\x18\x04 \x01(\r\x12%\n\x06limits\x18\x05 \x01(\x0b\x32\x15.sealane.v1.JobLimits\x12\x1d\n\x04jobs\x18\x06 \x03(\x0b\x32\x0f.sealane.v1.Job\x12 \n\x05\x64rain\x18\x07 \x01(\x0b\x32\x11.sealane.v1.Drain\"4\n\x05\x44rain\x12\x14\n\x0cseconds_left\x18\x01 \x01(\x01\x12\x15\n\rsessions_left\x18\x02 \x01(\r\"r\n\tJobLimits\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0cregion_bytes\x18\x02 \x01(\x04\x12\x10\n\x08receives\x18\x03 \x01(\x04\x12\r\n\x05sends\x18\x04 \x01(\x04\x12\x1c\n\x14rate_bits_per_second\x18\x05 \x01(\x04\"y\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12)\n\x05usage\x18\x03 \x03(\x0b\x32\x1a.sealane.v1.Job.UsageEntry\x1a,\n\nUsageEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"!\n\x11GetSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListSessionsResponse\x12%\n\x08sessions\x18\x01 \x03(\x0b\x32\x13.sealane.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"#\n\x13\x43loseSessionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xd1\x01\n\x10\x45stablishRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x15\n\rconnection_id\x18\x03 \x01(\x0c\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x12\n\nunit_bytes\x18\x06 \x01(\r\x12\x1c\n\x14rate_bits_per_second\x18\x07 \x01(\x04\x12\x14\n\x0c\x64\x61ta_address\x18\x08 \x01(\t\x12\x14\n\x0csealed_share\x18\t \x01(\x0c\"\x8f\x01\n\x11\x45stablishResponse\x12\x15\n\rconnection_id\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x14\n\x0csealed_share\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63onfirmation\x18\x05 \x01(\x0c\x32\x80\x04\n\x08Sessions\x12K\n\rListenSession\x12 .sealane.v1.ListenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12G\n\x0bOpenSession\x12\x1e.sealane.v1.OpenSessionRequest\x1a\x18.sealane.v1.SessionGrant\x12@\n\nGetSession\x12\x1d.sealane.v1.GetSessionRequest\x1a\x13.sealane.v1.Session\x12Q\n\x0cListSessions\x12\x1f.sealane.v1.ListSessionsRequest\x1a .sealane.v1.ListSessionsResponse\x12G\n\x0c\x43loseSession\x12\x1f.sealane.v1.CloseSessionRequest\x1a\x16.google.protobuf.Empty\x12=\n\tGetFabric\x12\x1c.sealane.v1.GetFabricRequest\x1a\x12.sealane.v1.Fabric\x12\x41\n\x0b\x44rainFabric\x12\x1e.sealane.v1.DrainFabricRequest\x1a\x12.sealane.v1.Fabric2W\n\x0bSessionPeer\x12H\n\tEstablish\x12\x1c.sealane.v1.EstablishRequest\x1a\x1d.sealane.v1.EstablishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,45 +37,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOB_USAGEENTRY']._loaded_options = None
   _globals['_JOB_USAGEENTRY']._serialized_options = b'8\001'
   _globals['_SESSION']._serialized_start=80
-  _globals['_SESSION']._serialized_end=534
+  _globals['_SESSION']._serialized_end=548
   _globals['_SESSION_STATISTICSENTRY']._serialized_start=391
   _globals['_SESSION_STATISTICSENTRY']._serialized_end=440
   _globals['_SESSION_STATE']._serialized_start=442
-  _globals['_SESSION_STATE']._serialized_end=534
-  _globals['_OUTLOOK']._serialized_start=537
-  _globals['_OUTLOOK']._serialized_end=742
-  _globals['_PLANROW']._serialized_start=744
-  _globals['_PLANROW']._serialized_end=810
-  _globals['_SESSIONGRANT']._serialized_start=812
-  _globals['_SESSIONGRANT']._serialized_end=905
-  _globals['_LISTENSESSIONREQUEST']._serialized_start=907
-  _globals['_LISTENSESSIONREQUEST']._serialized_end=992
-  _globals['_OPENSESSIONREQUEST']._serialized_start=995
-  _globals['_OPENSESSIONREQUEST']._serialized_end=1170
-  _globals['_GETFABRICREQUEST']._serialized_start=1172
-  _globals['_GETFABRICREQUEST']._serialized_end=1190
-  _globals['_FABRIC']._serialized_start=1193
-  _globals['_FABRIC']._serialized_end=1366
-  _globals['_JOBLIMITS']._serialized_start=1368
-  _globals['_JOBLIMITS']._serialized_end=1482
-  _globals['_JOB']._serialized_start=1484
-  _globals['_JOB']._serialized_end=1605
-  _globals['_JOB_USAGEENTRY']._serialized_start=1561
-  _globals['_JOB_USAGEENTRY']._serialized_end=1605
-  _globals['_GETSESSIONREQUEST']._serialized_start=1607
-  _globals['_GETSESSIONREQUEST']._serialized_end=1640
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=1642
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1702
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1704
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1790
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1792
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1827
-  _globals['_ESTABLISHREQUEST']._serialized_start=1830
-  _globals['_ESTABLISHREQUEST']._serialized_end=2039
-  _globals['_ESTABLISHRESPONSE']._serialized_start=2042
-  _globals['_ESTABLISHRESPONSE']._serialized_end=2185
-  _globals['_SESSIONS']._serialized_start=2188
-  _globals['_SESSIONS']._serialized_end=2633
-  _globals['_SESSIONPEER']._serialized_start=2635
-  _globals['_SESSIONPEER']._serialized_end=2722
+  _globals['_SESSION_STATE']._serialized_end=548
+  _globals['_OUTLOOK']._serialized_start=551
+  _globals['_OUTLOOK']._serialized_end=756
+  _globals['_PLANROW']._serialized_start=758
+  _globals['_PLANROW']._serialized_end=824
+  _globals['_SESSIONGRANT']._serialized_start=826
+  _globals['_SESSIONGRANT']._serialized_end=919
+  _globals['_LISTENSESSIONREQUEST']._serialized_start=921
+  _globals['_LISTENSESSIONREQUEST']._serialized_end=1006
+  _globals['_OPENSESSIONREQUEST']._serialized_start=1009
+  _globals['_OPENSESSIONREQUEST']._serialized_end=1184
+  _globals['_GETFABRICREQUEST']._serialized_start=1186
+  _globals['_GETFABRICREQUEST']._serialized_end=1204
+  _globals['_DRAINFABRICREQUEST']._serialized_start=1206
+  _globals['_DRAINFABRICREQUEST']._serialized_end=1251
+  _globals['_FABRIC']._serialized_start=1254
+  _globals['_FABRIC']._serialized_end=1461
+  _globals['_DRAIN']._serialized_start=1463
+  _globals['_DRAIN']._serialized_end=1515
+  _globals['_JOBLIMITS']._serialized_start=1517
+  _globals['_JOBLIMITS']._serialized_end=1631
+  _globals['_JOB']._serialized_start=1633
+  _globals['_JOB']._serialized_end=1754
+  _globals['_JOB_USAGEENTRY']._serialized_start=1710
+  _globals['_JOB_USAGEENTRY']._serialized_end=1754
+  _globals['_GETSESSIONREQUEST']._serialized_start=1756
+  _globals['_GETSESSIONREQUEST']._serialized_end=1789
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1791
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1851
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1853
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1939
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1941
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1976
+  _globals['_ESTABLISHREQUEST']._serialized_start=1979
+  _globals['_ESTABLISHREQUEST']._serialized_end=2188
+  _globals['_ESTABLISHRESPONSE']._serialized_start=2191
+  _globals['_ESTABLISHRESPONSE']._serialized_end=2334
+  _globals['_SESSIONS']._serialized_start=2337
+  _globals['_SESSIONS']._serialized_end=2849
+  _globals['_SESSIONPEER']._serialized_start=2851
+  _globals['_SESSIONPEER']._serialized_end=2938
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,8 @@ class Session(message.Message):
         CLOSED: Session._State.ValueType  # 3
         ESTABLISHING: Session._State.ValueType  # 4
         """keys exchanged or being exchanged, path not validated yet"""
+        DRAINING: Session._State.ValueType  # 5
+        """nothing new is sent; ends when nothing is under way"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Session.State.ValueType  # 0
@@ -43,6 +45,8 @@ class Session(message.Message):
     CLOSED: Session.State.ValueType  # 3
     ESTABLISHING: Session.State.ValueType  # 4
     """keys exchanged or being exchanged, path not validated yet"""
+    DRAINING: Session.State.ValueType  # 5
+    """nothing new is sent; ends when nothing is under way"""
 
     @typing.final
     class StatisticsEntry(message.Message):
@@ -293,6 +297,24 @@ class GetFabricRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class DrainFabricRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    timeout_seconds: builtins.float
+    """At most fabric.drain_timeout_seconds, which is also what 0 means."""
+    def __init__(
+        self,
+        *,
+        timeout_seconds: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Fabric(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -302,6 +324,7 @@ class Fabric(message.Message):
     SESSIONS_MAX_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     ring_socket: builtins.str
     """where jobs introduce themselves and fetch their rings"""
     rate_max_bits_per_second: builtins.int
@@ -315,6 +338,10 @@ class Fabric(message.Message):
 
     @builtins.property
     def jobs(self) -> containers.RepeatedCompositeFieldContainer[Job]: ...
+    @builtins.property
+    def drain(self) -> Drain:
+        """once it drains"""
+
     def __init__(
         self,
         *,
@@ -324,10 +351,31 @@ class Fabric(message.Message):
         sessions_max: builtins.int = ...,
         limits: JobLimits | None = ...,
         jobs: abc.Iterable[Job] | None = ...,
+        drain: Drain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["jobs", b"jobs", "limits", b"limits", "rate_max_bits_per_second", b"rate_max_bits_per_second", "ring_socket", b"ring_socket", "sessions", b"sessions", "sessions_max", b"sessions_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "jobs", b"jobs", "limits", b"limits", "rate_max_bits_per_second", b"rate_max_bits_per_second", "ring_socket", b"ring_socket", "sessions", b"sessions", "sessions_max", b"sessions_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Drain(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    SESSIONS_LEFT_FIELD_NUMBER: builtins.int
+    seconds_left: builtins.float
+    sessions_left: builtins.int
+    def __init__(
+        self,
+        *,
+        seconds_left: builtins.float = ...,
+        sessions_left: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["seconds_left", b"seconds_left", "sessions_left", b"sessions_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,11 @@ class SessionsStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.GetFabricRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
                 _registered_method=True)
+        self.DrainFabric = channel.unary_unary(
+                '/sealane.v1.Sessions/DrainFabric',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.DrainFabricRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
+                _registered_method=True)
 
 
 class SessionsServicer:
@@ -112,6 +117,14 @@ class SessionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainFabric(self, request, context):
+        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+        way, or the time is over; until the daemon restarts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +156,11 @@ def add_SessionsServicer_to_server(servicer, server):
             'GetFabric': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFabric,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.GetFabricRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.SerializeToString,
+            ),
+            'DrainFabric': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainFabric,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.DrainFabricRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.SerializeToString,
             ),
     }
@@ -309,6 +327,33 @@ class Sessions:
             target,
             '/sealane.v1.Sessions/GetFabric',
             sealane_dot_protocol_dot_v1_dot_sessions__pb2.GetFabricRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainFabric(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Sessions/DrainFabric',
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.DrainFabricRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
             options,
             channel_credentials,

@@ -44,6 +44,10 @@ class SessionsStub:
     CloseSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]
     GetFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]
     """What the fabric shares out, and who has what of it."""
+    DrainFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]
+    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+    way, or the time is over; until the daemon restarts.
+    """
 
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
@@ -60,6 +64,10 @@ class SessionsAsyncStub(SessionsStub):
     CloseSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     GetFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
     """What the fabric shares out, and who has what of it."""
+    DrainFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
+    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+    way, or the time is over; until the daemon restarts.
+    """
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
@@ -109,6 +117,16 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
         """What the fabric shares out, and who has what of it."""
+
+    @_abc_1.abstractmethod
+    def DrainFabric(
+        self,
+        request: _sessions_pb2.DrainFabricRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
+        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+        way, or the time is over; until the daemon restarts.
+        """
 
 def add_SessionsServicer_to_server(servicer: SessionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

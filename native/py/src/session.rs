@@ -200,8 +200,13 @@ impl SessionEndpoint {
         match self.endpoint.state() {
             State::Establishing => ("establishing", String::new()),
             State::Established => ("established", String::new()),
+            State::Draining => ("draining", String::new()),
             State::Closed { reason } => ("closed", reason),
         }
+    }
+
+    fn drain(&self) {
+        self.endpoint.drain();
     }
 
     fn fileno(&self) -> RawFd {

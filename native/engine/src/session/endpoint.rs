@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -156,6 +157,8 @@ impl Endpoint {
         let ring = DaemonRing::new(layout, submission, completion);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
+            is_to_drain: AtomicBool::new(false),
+            is_to_end: AtomicBool::new(false),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
@@ -253,10 +256,19 @@ impl Endpoint {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Has the session send nothing new, at either end, and close when nothing is under way. If it
+    /// is closed before, the reason is the same: it had no more time.
+    pub fn drain(&self) {
+        self.report.is_to_drain.store(true, Ordering::Release);
+        // An eventfd refuses a one only after 2^64-2 of them.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
     /// Ends the session and waits until it is closed: a turn of its worker, no more. The worker
     /// repeats CLOSE for some round trips on its own and then ends.
     pub fn close(&mut self) {
         if std::mem::take(&mut self.is_running) {
+            self.report.is_to_end.store(true, Ordering::Release);
             // An eventfd refuses a one only after 2^64-2 of them.
             let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
             let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);

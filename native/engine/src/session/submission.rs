@@ -204,5 +204,9 @@ impl Worker {
 }
 
 fn refusal(error: PostError) -> Status {
-    if error == PostError::Closed { Status::Aborted } else { Status::Refused }
+    match error {
+        PostError::Closed => Status::Aborted,
+        PostError::Draining => Status::Draining,
+        _ => Status::Refused,
+    }
 }

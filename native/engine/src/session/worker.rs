@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,6 +47,8 @@ pub enum State {
     Establishing,
     /// Messages move.
     Established,
+    /// Nothing new is sent; what is under way goes on.
+    Draining,
     /// Over.
     Closed {
         /// Stable id of the reason.
@@ -56,6 +59,10 @@ pub enum State {
 /// What the worker tells the endpoint.
 #[derive(Debug)]
 pub(super) struct Report {
+    /// The session is to drain …
+    pub(super) is_to_drain: AtomicBool,
+    /// … and to end.
+    pub(super) is_to_end: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
     /// Readable after a change of state.
@@ -127,6 +134,8 @@ pub(super) struct Worker {
 pub(super) struct Progress {
     pub(super) operations: Operations,
     outbound: Outbound,
+    /// Whether that was seen to be asked for.
+    is_draining: bool,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
     /// When the statistics were published last.
@@ -202,6 +211,19 @@ impl Worker {
         self.session.close(CloseReason::Requested, now());
     }
 
+    /// Does what the daemon asked for.
+    fn obey(&mut self) {
+        if !self.progress.is_draining && self.report.is_to_drain.load(Ordering::Acquire) {
+            self.progress.is_draining = true;
+            self.session.drain(now());
+        }
+        if self.report.is_to_end.load(Ordering::Acquire) {
+            let is_late = self.progress.is_draining;
+            let reason = if is_late { CloseReason::Draining } else { CloseReason::Requested };
+            self.session.close(reason, now());
+        }
+    }
+
     fn transmit(&mut self) {
         self.transmit_turn();
         let Self { session, flow, .. } = self;
@@ -268,6 +290,7 @@ impl Worker {
                         Completion { status, message, length, immediate, ..Completion::default() };
                     self.complete(user_data, completion);
                 }
+                Event::Draining => self.report.set(State::Draining),
                 Event::Closed { reason, by_peer } => self.over(reason, by_peer),
             }
         }
@@ -371,7 +394,7 @@ impl Worker {
             let mut count = [0; 8];
             // Readable a moment ago, and only read here.
             let _ = rustix::io::read(&self.stop, &mut count);
-            self.end("session.closed.requested".into());
+            self.obey();
         }
         if rung {
             self.answer_doorbell();
@@ -433,6 +456,7 @@ fn reason_of(reason: CloseReason, by_peer: bool) -> String {
         CloseReason::Revoked => "revoked",
         CloseReason::PathOverloaded => "path_overloaded",
         CloseReason::PathMtu => "path_mtu",
+        CloseReason::Draining => "draining",
         CloseReason::Other(_) => "unknown",
     };
     format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })

@@ -8,11 +8,13 @@ use std::collections::VecDeque;
 use crate::link::Nanos;
 
 use super::challenges::Challenges;
+use super::drain::Drain;
 use super::ecn::PathCounts;
 use super::frame::{
-    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, LOSS_COUNTS_BYTES,
-    LOSSES_HEADER_BYTES, LOST_RUN_BYTES, NO_PACKET, PATH_BYTES, PATH_COUNTS_BYTES, PING_BYTES,
-    SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
+    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, DRAINING_BYTES, ENDED, Frame,
+    LOSS_COUNTS_BYTES, LOSSES_HEADER_BYTES, LOST_RUN_BYTES, NO_PACKET, PATH_BYTES,
+    PATH_COUNTS_BYTES, PING_BYTES, SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length,
+    push_lost_run,
 };
 use super::gaps::{Gaps, LossCounts};
 use super::receiver::{Progress, Receiver};
@@ -37,13 +39,20 @@ const CLOSE_INTERVAL_MIN: Nanos = 10_000_000;
 
 /// A repeated statement: when it is due next, and how often it was made in vain.
 #[derive(Debug, Default)]
-struct Repeat {
+pub struct Repeat {
     due: Option<Nanos>,
     backoff: u32,
 }
 
 impl Repeat {
-    fn now(&mut self, now: Nanos) {
+    /// When it is due next.
+    #[must_use]
+    pub fn due(&self) -> Option<Nanos> {
+        self.due
+    }
+
+    /// It is due, as if it had not been made yet.
+    pub fn now(&mut self, now: Nanos) {
         *self = Self { due: Some(now), backoff: 0 };
     }
 
@@ -51,7 +60,8 @@ impl Repeat {
         *self = Self::default();
     }
 
-    fn again(&mut self, timeout: Nanos, now: Nanos) {
+    /// It was made, and is due again after a pause that grows.
+    pub fn again(&mut self, timeout: Nanos, now: Nanos) {
         let pause = timeout.saturating_mul(1 << self.backoff.min(10)).min(REPEAT_INTERVAL_MAX);
         self.due = Some(now.saturating_add(pause));
         self.backoff += 1;
@@ -78,6 +88,7 @@ pub struct Control {
     probe: Option<bool>,
     lost_runs: Vec<(u64, u32)>,
     challenges: Challenges,
+    drain: Drain,
     responses: VecDeque<u64>,
     close: Option<(u8, Repeat)>,
     closes_left: u8,
@@ -180,6 +191,17 @@ impl Control {
         &mut self.challenges
     }
 
+    /// Where this end's drain stands.
+    #[must_use]
+    pub fn drain(&self) -> &Drain {
+        &self.drain
+    }
+
+    /// See [`Self::drain`].
+    pub fn drain_mut(&mut self) -> &mut Drain {
+        &mut self.drain
+    }
+
     /// Only CLOSE is said from now on.
     pub fn close(&mut self, code: u8, completed_end: u64, now: Nanos) {
         let mut repeat = Repeat::default();
@@ -204,7 +226,9 @@ impl Control {
         let is_at_once = self.round.is_some() || !self.responses.is_empty() || self.probe.is_some();
         let at_once = is_at_once.then_some(now);
         let credit = self.credit.due.filter(|_| is_established);
-        let dues = [at_once, self.ack_due, self.challenges.due(), credit, self.notices.due];
+        let draining = self.drain.due().filter(|_| is_established);
+        let dues =
+            [at_once, self.ack_due, self.challenges.due(), credit, self.notices.due, draining];
         dues.into_iter().flatten().min()
     }
 
@@ -234,11 +258,12 @@ impl Control {
         if self.probe.take() == Some(true) {
             Frame::Ping.encode(out);
         }
-        let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES;
+        let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES + DRAINING_BYTES;
         if self.close.is_none() {
             self.write_losses(out, end - reserved, gaps, is_new_round);
             self.write_notices(out, end - reserved, halves, now);
             if halves.is_established {
+                self.drain.write(out, halves.timeout, now);
                 self.write_credit(out, end - reserved, halves, now);
             }
         }

@@ -9,6 +9,7 @@ mod bitmap;
 mod breaker;
 mod challenges;
 mod control;
+mod drain;
 mod ecn;
 mod epochs;
 mod events;
@@ -114,6 +115,7 @@ pub struct Session {
     /// … and whether what leaves on it is marked.
     marking: Marking,
     narrow: Narrow,
+    sends_posted: u64,
     path_mtu_bytes: u64,
     statistics: SessionStatistics,
 }
@@ -155,6 +157,7 @@ impl Session {
             counts: PathCounts::default(),
             marking: Marking::default(),
             narrow: Narrow::default(),
+            sends_posted: 0,
             path_mtu_bytes: 0,
             statistics: SessionStatistics::default(),
         }
@@ -164,7 +167,7 @@ impl Session {
 
     /// Queues a message; returns its number, which counts all sends of this end from 0.
     pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_open()?;
+        self.check_sending()?;
         let mut request = request;
         if request.reliability == Reliability::Auto {
             request.reliability = self.plan.choose(request.length);
@@ -173,6 +176,7 @@ impl Session {
             self.pacer.restart(now);
         }
         let number = self.sender.post(request)?;
+        self.sends_posted += 1;
         self.sender.advance(now, &mut self.events);
         self.refresh_notices(now);
         Ok(number)
@@ -181,8 +185,9 @@ impl Session {
     /// Queues a stream: a message whose units [`Self::continue_stream`] names. Returns its number,
     /// which counts as that of any send.
     pub fn post_stream(&mut self, request: StreamRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_open()?;
+        self.check_sending()?;
         let number = self.sender.post_stream(request)?;
+        self.sends_posted += 1;
         self.sender.advance(now, &mut self.events);
         self.refresh_notices(now);
         Ok(number)
@@ -250,6 +255,16 @@ impl Session {
         let number = self.receiver.post(request)?;
         self.control.credit_changed(now);
         Ok(number)
+    }
+
+    /// Sends nothing new, and has the peer send nothing new: sends are refused from now on; what is
+    /// under way, streams that are open too, goes on. When all sends of both ends have ended, the
+    /// session closes as [`CloseReason::Draining`]. How long that may take is the caller's to say.
+    pub fn drain(&mut self, now: Nanos) {
+        if self.check_open().is_ok() && self.control.drain_mut().begin(now) {
+            self.events.push(Event::Draining, 0);
+        }
+        self.finish_drain(now);
     }
 
     /// Ends the session: completes all requests, and tells the peer (without waiting for it).
@@ -328,6 +343,7 @@ impl Session {
                 }
                 self.probe(now);
                 self.probe_tail(now);
+                self.finish_drain(now);
             }
         }
     }
@@ -491,6 +507,19 @@ impl Session {
 
     fn may_send_units(&self) -> bool {
         self.state == State::Established && !self.is_stalled
+    }
+
+    fn check_sending(&self) -> Result<(), PostError> {
+        self.check_open()?;
+        if self.control.drain().is_draining() { Err(PostError::Draining) } else { Ok(()) }
+    }
+
+    /// Closes once nothing is under way at either end.
+    fn finish_drain(&mut self, now: Nanos) {
+        let has_sends = self.events.sends_ended() < self.sends_posted;
+        if self.check_open().is_ok() && self.control.drain_mut().update(has_sends, now) {
+            self.close(CloseReason::Draining, now);
+        }
     }
 
     fn check_open(&self) -> Result<(), PostError> {
