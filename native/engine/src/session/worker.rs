@@ -251,7 +251,7 @@ impl Worker {
             session.hold_units(flow.as_ref().is_some_and(Flow::is_spent));
             let before = session.wire_bytes_sent();
             let pushed = outbound.push(udp, *peer, |bytes| {
-                session.next_transmit(&*memory, time, bytes).then(|| session.ecn())
+                session.next_transmit(&*memory, time, bytes).then(|| session.departure().ecn)
             });
             if let Some(flow) = flow {
                 flow.spend(session.wire_bytes_sent() - before);
