@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -42,6 +41,7 @@ from sealane.daemon.fabric.servicer import (
     reach_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
+from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
@@ -77,6 +77,7 @@ from sealane.protocol.v1 import (
     subsystems_pb2_grpc,
     volumes_pb2_grpc,
 )
+from sealane.transport.establish import Shown
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
@@ -360,8 +361,11 @@ class Daemon:
                 await authorizations.require(peer_of(subject))
                 yield PeerChannel(
                     channel=connection.channel,
-                    certificate_digest=connection.own.leaf.fingerprint(SHA256()),
+                    shown=own_shown(connection.own),
                     subject=subject,
+                    check_result=lambda result: responder_shown(
+                        result, pins=connection.pins, anchor=identity.anchor, now=utc_now()
+                    ),
                 )
 
         service = FabricService(
@@ -380,6 +384,7 @@ class Daemon:
                 plan_objective=config.plan_objective,
             ),
             own=lambda: identity.subject,
+            own_result=lambda: own_result(identity.own),
             kem=identity.keys.kem,
             reach_peer=reach_over(connect_peer),
         )
@@ -402,7 +407,10 @@ class Daemon:
         def identify(context: Any) -> Peer:
             return Peer(
                 subject=authorizer.caller(context),
-                certificate_digest=authorizer.certificate_digest(context),
+                shown=Shown(
+                    certificate=authorizer.certificate_digest(context),
+                    token=authorizer.token_digest(context),
+                ),
             )
 
         server = new_server(self.metrics, authorizer)

@@ -19,7 +19,14 @@ from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.drain import Drain
-from sealane.daemon.fabric.establishment import Answer, Initiation, Offer, respond
+from sealane.daemon.fabric.establishment import (
+    Answer,
+    CheckResult,
+    Initiation,
+    Offer,
+    Result,
+    respond,
+)
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.session import Identity, Session, Start, State
@@ -27,7 +34,7 @@ from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
-from sealane.transport.establish import VERSION
+from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
@@ -65,8 +72,8 @@ class Peer:
     """Who made the offer, as mutual TLS proved it."""
 
     subject: Subject
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf it showed."""
+    shown: Shown
+    """Leaf and attestation result of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +82,10 @@ class PeerLink:
 
     subject: Subject
     """Whom the leaf at its end speaks for."""
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf that we show there."""
+    shown: Shown
+    """What we show there."""
+    check_result: CheckResult
+    """What the peer's attestation result has to pass."""
     establish: Callable[[Offer], Awaitable[Answer]]
 
 
@@ -92,12 +101,15 @@ class FabricService:
         settings: FabricSettings,
         *,
         own: Callable[[], Subject],
+        own_result: Callable[[], tuple[bytes, Result]],
         kem: KemKey,
         reach_peer: ReachPeer,
     ) -> None:
         self.settings = settings
         """What the operator allows."""
         self._own = own
+        self._own_result = own_result
+        """The thumbprint of our leaf, and the attestation result that names it."""
         self._kem = kem
         self._reach_peer = reach_peer
         self._sessions: dict[str, Session] = {}
@@ -244,12 +256,15 @@ class FabricService:
                 "session.listener.absent",
                 f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
             )
+        certificate, result = self._own_result()
         answer, keys = await asyncio.to_thread(
             respond,
             offer,
             initiator=peer.subject,
-            certificate_digest=peer.certificate_digest,
+            initiator_shown=peer.shown,
             own=self._own(),
+            own_certificate=certificate,
+            own_result=result,
             kem=self._kem,
             data_address=session.data_address,
         )
@@ -321,7 +336,8 @@ class FabricService:
                 display_name=session.identity.display_name,
                 own=self._own(),
                 responder=link.subject,
-                certificate_digest=link.certificate_digest,
+                shown=link.shown,
+                check_result=link.check_result,
                 kem=self._kem,
                 unit_bytes=self.settings.unit_bytes,
                 rate_bits_per_second=rate_bits_per_second,
