@@ -60,7 +60,7 @@ from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
-from sealane.daemon.storage.target import FILE_STORES, Target
+from sealane.daemon.storage.target import KEPT_STORES, Target
 from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService, StorageServicer
@@ -189,7 +189,7 @@ class Daemon:
         identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
         directory, device, catalogue = None, None, None
-        if config.store in FILE_STORES:
+        if config.store in KEPT_STORES:
             directory = Path(self.config.target_directory)
             client = DeviceClient(self._enrolled.config, identity)
             # Before the target, so that it is let go after all that the target still writes.
@@ -208,6 +208,7 @@ class Daemon:
             trsvcid=trsvcid,
             store_kind=config.store,
             drive=config.drive,
+            namespaces=[Path(path) for path in config.namespaces],
             directory=directory,
             device=device,
         )
@@ -379,7 +380,7 @@ class Daemon:
                 idle_timeout_seconds=config.idle_timeout_seconds,
                 reordering_micros=config.reordering_micros,
                 drain_timeout_seconds=config.drain_timeout_seconds,
-                unit_bytes=config.unit_bytes,
+                unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,
                 assumed_loss=config.assumed_loss,
                 plan_objective=config.plan_objective,
             ),

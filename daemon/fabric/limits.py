@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.units import UNIT_BYTES_MAX, UNIT_BYTES_MIN
 from sealane.errors import UnavailableError, UsageError
 
 REGION_BYTES_MIN = 4096
@@ -31,6 +32,16 @@ class Limits:
                 "session.region.range",
                 f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
                 f"{self.settings.region_bytes_max} (fabric.region_bytes_max)",
+            )
+
+    def check_unit(self, unit_bytes: int) -> None:
+        """UsageError for a peer's unit that is not the operator's, if that is fixed, or never is."""
+        fixed = self.settings.unit_bytes
+        least, most = (UNIT_BYTES_MIN, UNIT_BYTES_MAX) if fixed is None else (fixed, fixed)
+        if not least <= unit_bytes <= most:
+            raise UsageError(
+                "session.unit.range",
+                f"unit of {unit_bytes} bytes; allowed: {least} to {most} (fabric.unit_bytes)",
             )
 
     def check_rate(self, rate_bits_per_second: int) -> None:

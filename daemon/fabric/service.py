@@ -10,7 +10,7 @@ import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -30,7 +30,8 @@ from sealane.daemon.fabric.establishment import (
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.session import Identity, Session, Start, State
-from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
+from sealane.daemon.fabric.units import candidates, route_mtu
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
@@ -53,6 +54,10 @@ QUIET_REASONS = frozenset(
 """Ends of a session that are no fault; others are logged as warnings."""
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
+_TOO_LARGE = frozenset({"session.path_mtu", "session.unit.range"})
+"""Why a session with smaller units may be opened all the same."""
+LISTEN_AGAIN_SECONDS = 0.2
+"""From the end of an attempt until the next: the peer's job listens again at once."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 SNAPSHOT_SECONDS = 1.0
 _OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
@@ -87,6 +92,16 @@ class PeerLink:
     check_result: CheckResult
     """What the peer's attestation result has to pass."""
     establish: Callable[[Offer], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """Where a session is to go, and how fast."""
+
+    node: str
+    address: str
+    rate_bits_per_second: int
+    via_address: str
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
@@ -168,7 +183,11 @@ class FabricService:
                 raise UsageError(
                     "session.listener.exists", f"somebody listens for {display_name!r} already"
                 )
-            session = self._register(job, display_name, region_bytes, is_initiator=False)
+            # The offer decides if the unit is not fixed.
+            unit_bytes = self.settings.unit_bytes or UNIT_BYTES
+            session = self._register(
+                job, display_name, region_bytes, is_initiator=False, unit_bytes=unit_bytes
+            )
             try:
                 await session.wait_begun()
             except asyncio.CancelledError:
@@ -209,28 +228,49 @@ class FabricService:
         self._limits.check_share(rate_bits_per_second)
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
-        session = self._register(job, display_name, region_bytes, is_initiator=True)
+        target = _Target(
+            node=peer_node,
+            address=peer_address,
+            rate_bits_per_second=rate_bits_per_second,
+            via_address=via_address,
+        )
+        units = self._units(via_address or peer_address)
+        for unit_bytes in units[:-1]:
+            try:
+                return await self._open(job, display_name, region_bytes, target, unit_bytes)
+            except (UnavailableError, UsageError) as error:
+                if error.reason not in _TOO_LARGE:
+                    raise
+            await self._wait_listening_again()
+        return await self._open(job, display_name, region_bytes, target, units[-1])
+
+    async def _open(
+        self,
+        job: Job,
+        display_name: str,
+        region_bytes: int,
+        target: "_Target",
+        unit_bytes: int,
+    ) -> Grant:
+        """Open a session with units of one size."""
+        session = self._register(
+            job, display_name, region_bytes, is_initiator=True, unit_bytes=unit_bytes
+        )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
-            await self._initiate(
-                session,
-                peer_node=peer_node,
-                peer_address=peer_address,
-                rate_bits_per_second=rate_bits_per_second,
-                via_address=via_address,
-            )
+            await self._initiate(session, target)
             undo.pop_all()
         await self._settle(session)
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
                 "session.path_mtu",
-                f"the path to {peer_node} carries small packets, and none with units of "
-                f"{self.settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+                f"the path to {target.node} carries small packets, and none with units of "
+                f"{unit_bytes} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state not in _OPEN:
             raise UnavailableError(
                 "session.establish.timeout",
-                f"the path to {peer_node} was not validated within "
+                f"the path to {target.node} was not validated within "
                 f"{self.settings.establish_timeout_seconds:g} s ({session.close_reason})",
             )
         return self._grant(session)
@@ -244,11 +284,7 @@ class FabricService:
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
         self._limits.check_rate(offer.rate_bits_per_second)
-        if offer.unit_bytes != self.settings.unit_bytes:
-            raise UsageError(
-                "session.unit.range",
-                f"unit of {offer.unit_bytes} bytes; allowed: {self.settings.unit_bytes}",
-            )
+        self._limits.check_unit(offer.unit_bytes)
         _check_address(offer.data_address, "session.establish.malformed")
         session = self._listener(offer.display_name)
         if session is None:
@@ -278,7 +314,7 @@ class FabricService:
             is_initiator=False,
         )
         # Refused if another offer, or the listener's end, came first.
-        session.begin(_agreed(session, peer.subject, offer.rate_bits_per_second), start)
+        session.begin(_agreed(session, peer.subject, offer), start)
         return answer
 
     def begin_drain(self, timeout_seconds: float | None = None) -> None:
@@ -320,17 +356,9 @@ class FabricService:
         for session in [*self._sessions.values()]:
             session.close("session.closed.barred")
 
-    async def _initiate(
-        self,
-        session: Session,
-        *,
-        peer_node: str,
-        peer_address: str,
-        rate_bits_per_second: int,
-        via_address: str,
-    ) -> None:
+    async def _initiate(self, session: Session, target: "_Target") -> None:
         """Exchange keys with the peer and start the worker."""
-        async with self._reach_peer(peer_address, peer_node) as link:
+        async with self._reach_peer(target.address, target.node) as link:
             initiation = await asyncio.to_thread(
                 Initiation,
                 display_name=session.identity.display_name,
@@ -339,8 +367,8 @@ class FabricService:
                 shown=link.shown,
                 check_result=link.check_result,
                 kem=self._kem,
-                unit_bytes=self.settings.unit_bytes,
-                rate_bits_per_second=rate_bits_per_second,
+                unit_bytes=session.identity.unit_bytes,
+                rate_bits_per_second=target.rate_bits_per_second,
                 data_address=session.data_address,
             )
             offer = initiation.offer
@@ -348,14 +376,14 @@ class FabricService:
         _check_address(answer.data_address, "session.establish.malformed")
         start = Start(
             keys=await asyncio.to_thread(initiation.keys, answer),
-            peer_address=via_address or answer.data_address,
+            peer_address=target.via_address or answer.data_address,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
             reordering_micros=self.settings.reordering_micros,
             is_initiator=True,
         )
-        session.begin(_agreed(session, link.subject, rate_bits_per_second), start)
+        session.begin(_agreed(session, link.subject, offer), start)
 
     async def _settle(self, session: Session) -> None:
         try:
@@ -379,8 +407,25 @@ class FabricService:
             None,
         )
 
+    def _units(self, address: str) -> Sequence[int]:
+        """Units to try towards `address`, in bytes, largest first."""
+        if self.settings.unit_bytes is not None:
+            return [self.settings.unit_bytes]
+        version = ipaddress.ip_address(self.settings.listen_data).version
+        return candidates(version, route_mtu(address))
+
+    async def _wait_listening_again(self) -> None:
+        """Let the peer's end notice, and its job listen again, before the next attempt."""
+        await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+
     def _register(
-        self, job: Job, display_name: str, region_bytes: int, *, is_initiator: bool
+        self,
+        job: Job,
+        display_name: str,
+        region_bytes: int,
+        *,
+        is_initiator: bool,
+        unit_bytes: int,
     ) -> Session:
         self._limits.check_count(len(self._sessions))
         self._limits.check_job(job, region_bytes=region_bytes)
@@ -391,7 +436,7 @@ class FabricService:
                 f"{host}:0",
                 region_bytes,
                 self.settings.ring_entries,
-                unit_bytes=self.settings.unit_bytes,
+                unit_bytes=unit_bytes,
                 chunk_units=self.settings.chunk_units,
                 slots=self.settings.slots,
                 account=job.account,
@@ -405,7 +450,7 @@ class FabricService:
             name=f"sessions/{secrets.token_hex(8)}",
             display_name=display_name,
             is_initiator=is_initiator,
-            unit_bytes=self.settings.unit_bytes,
+            unit_bytes=unit_bytes,
         )
         session = Session(identity, endpoint, job=job, on_closed=self._retire)
         self._sessions[identity.name] = session
@@ -509,10 +554,11 @@ def _check_address(address: str, reason: str) -> None:
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
-def _agreed(session: Session, peer: Subject, rate_bits_per_second: int) -> Identity:
+def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:
     return replace(
         session.identity,
         peer_node=peer.node,
         peer=peer_of(peer),
-        rate_bits_per_second=rate_bits_per_second,
+        unit_bytes=offer.unit_bytes,
+        rate_bits_per_second=offer.rate_bits_per_second,
     )
