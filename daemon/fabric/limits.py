@@ -35,7 +35,7 @@ class Limits:
             )
 
     def check_unit(self, unit_bytes: int) -> None:
-        """UsageError for a peer's unit that is not the operator's, if that is fixed, or never is."""
+        """UsageError for a unit that is not the operator's, if that is fixed, or never is one."""
         fixed = self.settings.unit_bytes
         least, most = (UNIT_BYTES_MIN, UNIT_BYTES_MAX) if fixed is None else (fixed, fixed)
         if not least <= unit_bytes <= most:
