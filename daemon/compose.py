@@ -366,7 +366,7 @@ class Daemon:
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
                 reordering_micros=config.reordering_micros,
-                unit_bytes=config.unit_bytes,
+                unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,
                 assumed_loss=config.assumed_loss,
                 plan_objective=config.plan_objective,
             ),

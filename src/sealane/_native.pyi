@@ -43,6 +43,9 @@ class SessionEndpoint:
         initiator: bool,
         reordering_ns: int = 0,
     ) -> None: ...
+    # Makes the memories anew; the socket stays. RuntimeError once it was started, or the job has
+    # its descriptors.
+    def set_unit_bytes(self, unit_bytes: int) -> None: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
