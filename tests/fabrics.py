@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
@@ -102,7 +103,8 @@ def check_named(found: Result, node: str) -> Shown:
 
 @functools.cache
 def kem(node: str) -> X25519KemKey:
-    return X25519KemKey.create()
+    """Of a node, the same in all processes of a test."""
+    return X25519KemKey(X25519PrivateKey.from_private_bytes(certificate_digest(f"kem {node}")))
 
 
 def subject(node: str) -> Subject:
@@ -161,7 +163,8 @@ async def fabric(
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)
     add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    host = config.listen_data
+    address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
     async with service.running():
         await server.start()
         try:
