@@ -28,7 +28,7 @@ mod intake;
 
 /// Bytes of writes whose data may be asked for at once. More than keeps the wire busy would only
 /// fall out of the processor's caches between one copy and the next, and hold memory.
-pub const WRITE_WINDOW: usize = 512 * 1024;
+pub const WRITE_WINDOW: usize = 4 << 20;
 
 /// What was negotiated for the queue.
 #[derive(Debug, Clone, Copy)]

@@ -23,7 +23,7 @@ use super::{QueueName, Shared, add};
 
 /// Bytes that may be on their way to or from the target, and that may wait for the host before its
 /// commands wait too. Enough to keep both wires busy, and little enough to stay in the caches.
-pub(super) const WINDOW: usize = 512 * 1024;
+pub(super) const WINDOW: usize = 4 << 20;
 
 /// How the front end ended: reason id, empty if orderly, and words.
 pub(super) type Ended = (&'static str, String);

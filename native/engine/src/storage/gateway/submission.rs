@@ -90,6 +90,7 @@ impl<F: Front> GatewayQueue<F> {
             return Submitted::Done;
         };
         let is_forced = request.is_forced;
+        let mut flushes = false;
         if let Some(ranges) = changed_ranges(&request.operation, &part) {
             let cost = match &request.operation {
                 Operation::WriteZeroes { .. } | Operation::Deallocate(_)
@@ -100,13 +101,19 @@ impl<F: Front> GatewayQueue<F> {
                 _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
             };
             match self.shared.link(|link| link.begin(&ranges, cost)) {
-                Begin::Begun => part.claim = Some(Claim { ranges, cost }),
+                begun @ (Begin::Begun | Begin::BegunAndFlush) => {
+                    part.claim = Some(Claim { ranges, cost });
+                    flushes = begun == Begin::BegunAndFlush;
+                }
                 Begin::Wait => return Submitted::Later,
                 Begin::FlushFirst => {
                     self.flush_journal(now);
                     return Submitted::Later;
                 }
             }
+        }
+        if flushes {
+            self.flush_journal(now);
         }
         self.advance(slot, part.blocks);
         match self.prepare(&mut part, slot, is_forced) {

@@ -207,7 +207,7 @@ impl Workload for Ivs {
                 let is_made = make(life, lba..lba + blocks, version)?;
                 if !is_made {
                     life.writes.swap_remove(index);
-                    life.map.give_up(lba, blocks);
+                    life.map.give_up(lba);
                 }
                 Ok(is_made)
             }
@@ -279,7 +279,7 @@ fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
     }
     if !is_announced {
         let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::Intended);
-        given_up.for_each(|write| life.map.give_up(write.lba, write.blocks));
+        given_up.for_each(|write| life.map.give_up(write.lba));
     }
     Ok(is_announced)
 }
@@ -316,7 +316,7 @@ fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<b
     if write.stage != InPlace::Intended {
         life.doubtful.extend(write.lba..write.lba + write.blocks);
     }
-    life.map.give_up(write.lba, write.blocks);
+    life.map.give_up(write.lba);
     Ok(true)
 }
 
