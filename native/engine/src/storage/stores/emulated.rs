@@ -170,8 +170,9 @@ impl BlockStore for EmulatedStore {
     }
 }
 
-/// Between two interrupts of a drive that has much to do, at least.
-const COALESCED: Nanos = 20_000;
+/// Between two interrupts of a drive that has much to do, at least (NVMe feature 08h, interrupt
+/// coalescing).
+const COALESCED: Nanos = 10_000;
 /// So much.
 const COALESCED_OPERATIONS: usize = 8;
 

@@ -31,6 +31,8 @@ use super::ring::event;
 /// Writes that are worth an announcement while another is on its way: each costs the device an
 /// operation.
 const GATHERED: usize = 8;
+/// Announcements of one channel on their way.
+const AFLOAT_MAX: usize = 4;
 
 /// What an operation waits for.
 #[derive(Debug)]
@@ -219,7 +221,7 @@ impl InPlaceChannel {
     fn announce(&mut self) {
         let is_worth_it = match self.afloat.len() {
             0 => !self.unannounced.is_empty(),
-            1..=3 => self.unannounced.len() >= GATHERED,
+            1..AFLOAT_MAX => self.unannounced.len() >= GATHERED,
             _ => false,
         };
         if !is_worth_it {
