@@ -9,7 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Detection, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys,
+    Detection, IpVersion, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig,
+    SessionKeys,
 };
 
 use super::layout::Layout;
@@ -51,6 +52,9 @@ pub struct StartConfig {
     pub rate_bits_per_second: u64,
     /// Silence after which the session ends.
     pub idle_timeout_nanos: Nanos,
+    /// Skew of the path that is known: what comes this much later than what was sent after it is
+    /// not lost.
+    pub reordering_nanos: Nanos,
     /// The side that opened the session knows the path (a relay, perhaps) and accepts packets from
     /// `peer_address` only; the other one follows its authentic packets until the path is validated.
     pub is_initiator: bool,
@@ -179,11 +183,16 @@ impl Endpoint {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
             unit_bytes: self.config.unit_bytes,
+            ip: match start.peer_address {
+                SocketAddr::V4(_) => IpVersion::V4,
+                SocketAddr::V6(_) => IpVersion::V6,
+            },
+            paths: 1,
             chunk_units: self.config.chunk_units,
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,
             idle_timeout: start.idle_timeout_nanos,
-            reordering: 0, // the path shows it
+            reordering: start.reordering_nanos,
             detection: Detection::Reports,
             packets_per_key: PACKETS_PER_KEY,
             payload: PayloadMode::Real,

@@ -17,7 +17,7 @@ use super::front::Front;
 use super::journal::Change;
 use super::link::{Begin, Phase};
 use super::loss::nanos;
-use super::queue::{GatewayQueue, WINDOW};
+use super::queue::{GatewayQueue, HOST_WINDOW, TARGET_WINDOW};
 use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Work};
 
@@ -190,7 +190,7 @@ impl<F: Front> GatewayQueue<F> {
     pub(super) fn has_room(&mut self) -> bool {
         let commands_max = self.shared.settings.commands_per_key_max;
         let can_submit = self.backs.last().is_some_and(|back| back.can_submit(commands_max));
-        can_submit && self.in_flight < WINDOW && self.front.pending_bytes() < WINDOW
+        can_submit && self.in_flight < TARGET_WINDOW && self.front.pending_bytes() < HOST_WINDOW
     }
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {

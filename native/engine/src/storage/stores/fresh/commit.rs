@@ -356,6 +356,7 @@ impl<F: Layout> Map<F> {
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),
+            growths: self.geometry.growths().collect(),
         };
         let (page, tag) = checkpoint.encode(&self.keys);
         self.file.write(self.geometry.checkpoint(number), &[page])?;
@@ -413,7 +414,7 @@ impl<F: Layout> Map<F> {
 
     /// Has the anchor name the last checkpoint, if it doesn't: what the one before needs may then be
     /// written over.
-    fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+    pub(super) fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         if writer.is_settled { Ok(()) } else { self.advance(writer) }
     }
 }

@@ -83,6 +83,7 @@ impl Workload for Placed {
             slot_count: block_count + pending_max + pending_max / 2,
             log_pages: 5 + random.next_u64() % 8,
             pending_max,
+            earlier: Vec::new(),
         }
     }
 
@@ -170,6 +171,7 @@ impl Workload for Ivs {
             slot_count: 0,
             log_pages: 5 + random.next_u64() % 8,
             pending_max: 24 + random.next_u64() % 32,
+            earlier: Vec::new(),
         }
     }
 
@@ -313,8 +315,7 @@ fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
 /// Begins to announce some of what was intended, as a queue does that writes to the log by itself.
 fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
     let intended = life.writes.iter().filter(|write| write.stage == InPlace::Intended);
-    let chosen: Vec<u64> =
-        intended.map(|write| write.lba).filter(|_| chance(random, 60)).collect();
+    let chosen: Vec<u64> = intended.map(|write| write.lba).filter(|_| chance(random, 60)).collect();
     life.announcements += 1;
     let name = life.announcements;
     let begun = life.map.begin_announcement(&chosen, &life.mailbox, name);
