@@ -168,3 +168,51 @@ impl<F: Layout> Map<F> {
         self.afloat.end(number, result)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::ring::event;
+    use super::*;
+
+    fn mailbox() -> Arc<Mailbox> {
+        Arc::new(Mailbox::new(event().expect("event")))
+    }
+
+    /// Names that are over, and whether well.
+    fn told(told: Vec<Told>) -> Vec<(u64, bool)> {
+        told.into_iter().map(|(_, name, result)| (name, result.is_ok())).collect()
+    }
+
+    #[test]
+    fn an_announcement_is_over_when_all_pages_before_it_are_durable() {
+        let (afloat, mailbox) = (Afloat::default(), mailbox());
+        let numbers: Vec<u64> = (10..13).map(|name| afloat.begin(&mailbox, name)).collect();
+        assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
+        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
+        assert_eq!(told(afloat.end(numbers[1], Ok(()))), [(11, true), (12, true)]);
+    }
+
+    #[test]
+    fn a_page_that_is_missing_fails_all_behind_it_whenever_they_end() {
+        let (afloat, mailbox) = (Afloat::default(), mailbox());
+        let numbers: Vec<u64> = (10..14).map(|name| afloat.begin(&mailbox, name)).collect();
+        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
+        assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
+        let failed = afloat.end(numbers[1], Err(io::Error::other("no power")));
+        assert_eq!(told(failed), [(11, false), (12, false)]);
+        assert_eq!(told(afloat.end(numbers[3], Ok(()))), [(13, false)]);
+    }
+
+    #[test]
+    fn who_writes_to_the_log_waits_until_none_is_afloat() {
+        let (afloat, mailbox) = (Afloat::default(), mailbox());
+        let number = afloat.begin(&mailbox, 1);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| afloat.wait_for_none());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            afloat.end(number, Ok(()));
+        });
+        afloat.wait_for_none();
+    }
+}
