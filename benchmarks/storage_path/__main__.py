@@ -6,7 +6,7 @@ as in the sNVMe-oF paper) and through the gateway's front end (load, gateway, ta
 
 Two tables. Processor-bound: the store is memory (--files: a file); what the secure path adds in
 processor time an I/O. Device-bound: both namespaces lie on an emulated drive, the paper's WD SN655
-made so much slower, in this run and for each cell, that SHARE of one core would do for the plain path
+made so slow, in this run and for each cell, that SHARE of one core would do for the plain path
 at what an I/O costs it in memory.
 """
 

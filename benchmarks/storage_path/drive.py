@@ -44,10 +44,10 @@ class Drive:
 
     @classmethod
     def of_rate(cls, rate: int, cell: Cell) -> Self:
-        """Make the SN655 so slow, or fast, that it does `rate` of the cell's operations a second."""
-        scales = [(way, rate / way.operations(cell.io_bytes)) for way in (READ, WRITE)]
+        """Make the SN655 so slow that it does `rate` of the cell's operations a second."""
 
         def figures(block_bytes: int) -> str:
-            return ":".join(way.figures(scale, block_bytes) for way, scale in scales)
+            scales = {way: rate / way.operations(cell.io_bytes) for way in (READ, WRITE)}
+            return ":".join(way.figures(scale, block_bytes) for way, scale in scales.items())
 
         return cls(figures(_DATA_BYTES), figures(_BLOCK_BYTES))
