@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn a_journal_that_fills_up_is_flushed_before_changes_wait_for_it() {
         let mut link = Link::new(0);
-        link.connect(1, 1).unwrap();
+        link.connect(1, &target(1)).unwrap();
         let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
         assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
         assert_eq!(link.begin(&[2..3], 1), Begin::Begun, "nothing that a flush would make durable");
