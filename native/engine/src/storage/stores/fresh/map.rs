@@ -44,6 +44,9 @@ pub trait Layout: LeafFormat + Debug + Send + Sync {
         geometry: &Geometry,
         keys: &StoreKeys,
     ) -> io::Result<bool>;
+    /// The leaf page of a set as what the device has of its blocks would make it, where that tells of
+    /// entries. Only its node says whether it is right.
+    fn derive(set: u64, file: &dyn BlockFile, geometry: &Geometry) -> io::Result<Option<LeafPage>>;
 }
 
 /// Changes that no leaf page has.
@@ -233,7 +236,7 @@ impl<F: Layout> Map<F> {
         let half_log = self.log_usable() / 2;
         let log_used = {
             let writer = self.writer();
-            writer.log_next - writer.log_start
+            writer.log_next - writer.log_start.0
         };
         let state = self.state();
         let changes = (state.active.entries() + state.active.voids()) as u64;

@@ -3,6 +3,7 @@
 //! An opening counts only from its own first checkpoint on, which has an epoch of its own: until it
 //! is anchored, everything that the one before needs stays as it is.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -131,7 +132,7 @@ impl<F: Layout> Map<F> {
             epoch: 0,
             nonce: [0; 16],
             log_key: keys.log(0, &[0; 16]),
-            log_start: 0,
+            log_start: (0, Tag::default()),
             log_kept: 0,
             log_next: 0,
             log_tag: Tag::default(),
@@ -141,6 +142,7 @@ impl<F: Layout> Map<F> {
             commits: 0,
             slot_maps: SlotMaps::new(geometry.slot_maps()),
             merge: None,
+            repairs: BTreeMap::new(),
             is_settled: true,
             replaced: Vec::new(),
             anchored: None,
@@ -375,7 +377,7 @@ impl<F: Layout> Map<F> {
         writer.checkpoint_tag = recovered.tag;
         // Those since are counted anew: loading the tree was no commit.
         writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
-        writer.log_start = checkpoint.log_start;
+        writer.log_start = (checkpoint.log_start, checkpoint.log_tag);
         writer.log_kept = checkpoint.log_start;
         writer.slot_maps = slot_maps;
         writer.anchored = anchored;

@@ -9,9 +9,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::Rng;
 use sealane_proto::freshness::pending::Known;
 
+use super::super::super::super::upkeep::Report;
 use super::super::super::pages::Page;
 use super::super::anchor::{Anchor, AnchorPolicy};
 use super::super::map::{Map, take_leaf};
+use super::super::upkeep::Walk;
 use super::history::{History, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
 use super::workload::Workload;
@@ -38,7 +40,7 @@ struct Read<E> {
 
 /// One life.
 pub struct Life<F: Workload> {
-    pub map: Map<F>,
+    pub map: Arc<Map<F>>,
     pub history: History,
     pub device: Arc<Device>,
     anchor: Option<Arc<PoweredAnchor>>,
@@ -51,6 +53,8 @@ pub struct Life<F: Workload> {
     pub doubtful: BTreeSet<u64>,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
+    /// What scrubs found wrong.
+    pub found_by_scrubs: u64,
     /// Reads that were answered, and refused.
     pub reads: [u64; 2],
     /// What happened, for who looks at one world.
@@ -66,7 +70,7 @@ impl<F: Workload> Life<F> {
         is_honest: bool,
     ) -> Self {
         Self {
-            map,
+            map: Arc::new(map),
             history,
             device: Arc::clone(device),
             anchor: anchor.cloned(),
@@ -76,6 +80,7 @@ impl<F: Workload> Life<F> {
             late: Vec::new(),
             doubtful: BTreeSet::new(),
             vouched: Cell::new(0),
+            found_by_scrubs: 0,
             reads: [0; 2],
             trace: Vec::new(),
         }
@@ -148,7 +153,7 @@ impl<F: Workload> Life<F> {
     ) -> Result<bool, Violation> {
         let (lba, blocks) = self.range(random);
         let is_free = !self.is_busy(lba, blocks);
-        match pick(random, 40) {
+        match pick(random, 41) {
             0..=10 if is_free && self.writes.len() < AT_ONCE_MAX => {
                 *version += 1;
                 F::begin(self, lba, blocks, *version)
@@ -199,8 +204,38 @@ impl<F: Workload> Life<F> {
                 self.found(read.lba, found).map(|()| true)
             }
             35..=39 => F::other(self, random),
+            40 => self.scrub(chance(random, 50)),
             _ => Ok(true),
         }
+    }
+
+    /// Has all looked at but the blocks, also as far as memory knows it, and repaired what is known.
+    fn scrub(&mut self, repairs: bool) -> Result<bool, Violation> {
+        let (mut walk, mut report) = (Walk::new(Arc::clone(&self.map)), Report::default());
+        let looked = (|| {
+            while walk.scrub_structure(&mut report)? {}
+            let leaves = 0..self.map.geometry().leaves();
+            leaves.into_iter().try_for_each(|leaf| walk.leaf(leaf, &mut report).map(drop))
+        })();
+        if self.accept("scrub", looked)?.is_none() {
+            return Ok(false);
+        }
+        let found = report.findings.into_iter().map(|found| found.detail);
+        self.scrubbed(found.collect())?;
+        if !repairs {
+            return Ok(true);
+        }
+        let repaired = self.map.repair();
+        self.persisted("repair", repaired)
+    }
+
+    fn scrubbed(&mut self, found: Vec<String>) -> Result<(), Violation> {
+        self.trace.push(format!("a scrub finds {found:?}"));
+        self.found_by_scrubs += found.len() as u64;
+        if self.is_honest && !self.device.is_off() && !found.is_empty() {
+            return Err(Violation(format!("false alarm: a scrub finds {found:?}")));
+        }
+        Ok(())
     }
 
     /// Writes nearly every block.
