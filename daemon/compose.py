@@ -223,14 +223,6 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
-        await service.restore()
-        if device is not None:
-            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
-        self.spawn("target-events", service.poll_events())
-        self.spawn(
-            "target-jobs", keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub)
-        )
-        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
@@ -241,6 +233,15 @@ class Daemon:
             key="target.control_listen",
         )
         await self._stack.enter_async_context(running(server))
+        # Opening large volumes takes a while: who asks meanwhile hears how far it is.
+        await service.restore()
+        if device is not None:
+            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
+        self.spawn("target-events", service.poll_events())
+        self.spawn(
+            "target-jobs", keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub)
+        )
+        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
 
     async def _start_plain(self, config: TargetConfig, target: Target) -> None:
         """Serve plain subsystems at the target's listener, and discovery where it is asked for."""

@@ -36,6 +36,8 @@ class Finding(_Record):
     lba: _Count | None
     reason: _Text
     detail: _Text
+    repairable: bool = False
+    """Whether the store knows what is right, and writes it again when the job is through."""
 
 
 class Job(_Record):
@@ -50,6 +52,7 @@ class Job(_Record):
     unchecked: _Count = 0
     refreshed: _Count = 0
     found: _Count = 0
+    repaired: _Count = 0
     findings: Annotated[tuple[Finding, ...], Field(max_length=FINDINGS_MAX)] = ()
     bytes_moved: _Count = 0
     bytes_per_second: Annotated[int, Field(ge=0, le=RATE_MAX)] = 0

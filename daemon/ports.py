@@ -278,6 +278,9 @@ class TargetPort(Protocol):
     ) -> None:
         """Open the sector store that an earlier process made."""
 
+    def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        """Return pages and records that its opening went through, and of how many."""
+
     async def close_volume(self, volume_id: uuid.UUID) -> None:
         """Close its queues and let its store go; what wasn't flushed may be lost."""
 

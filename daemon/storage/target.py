@@ -498,6 +498,10 @@ class Target(Provider):
         except (OSError, ValueError) as error:
             raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
 
+    def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        """Return pages and records that its opening went through, and of how many."""
+        return self.openings.progress(volume_id)
+
     def serve_volume(
         self,
         volume_id: uuid.UUID,

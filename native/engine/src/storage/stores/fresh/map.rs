@@ -275,6 +275,7 @@ impl<F: Layout> Map<F> {
         }
         let state = self.state();
         named.push(("pending_entries", state.pending()));
+        named.push(("failed", u64::from(state.failure.is_some())));
         // Blocks that were written before count twice until their changes are merged.
         let waiting = (state.active.entries() + state.frozen.entries()) as u64;
         named.push(("sectors_written", written + waiting));

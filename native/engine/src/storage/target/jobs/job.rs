@@ -91,8 +91,7 @@ impl Job {
             upkeep,
             mailbox: Arc::new(Mailbox::new()?),
             turn: 0,
-            // One that goes on later does so behind an opening, which read all of it.
-            has_structure: kind == JobKind::Scrub && start.position == 0,
+            has_structure: kind == JobKind::Scrub,
             known: 0,
         };
         let thread = std::thread::Builder::new().name(format!("volume-{kind}"));
@@ -178,7 +177,7 @@ struct Run {
     mailbox: Arc<Mailbox>,
     /// Tells the answer to one request for a range from that to another.
     turn: u16,
-    /// Whether it has to look at what the store has beside leaf pages and blocks.
+    /// Whether it has to look at what the store has beside leaf pages and blocks, too.
     has_structure: bool,
     /// Findings that the store knows better, and writes again at the end.
     known: u64,
@@ -207,12 +206,12 @@ impl Run {
                 Ok(position) => position,
                 Err(how) => return Ok(how),
             };
-            if self.has_structure {
+            if let Some(piece) = self.upkeep.next_piece(position) {
+                self.look_at(piece)?;
+            } else if self.has_structure {
                 let (began, mut report) = (clock::now(), Report::default());
                 self.has_structure = self.upkeep.scrub_structure(&mut report)?;
                 self.note(position, began, report);
-            } else if let Some(piece) = self.upkeep.next_piece(position) {
-                self.look_at(piece)?;
             } else {
                 self.repair();
                 let mut state = self.shared.state();
