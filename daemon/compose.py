@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from sealane.daemon.fabric.servicer import (
     reach_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.finding_reports import FindingReports
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
@@ -238,8 +240,12 @@ class Daemon:
         if device is not None:
             self.spawn("target-device", abandon_lost(device, client, authorizations, service))
         self.spawn("target-events", service.poll_events())
+        reports = None
+        if device is not None:
+            reports = FindingReports(partial(client.report_findings, device.served))
         self.spawn(
-            "target-jobs", keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub)
+            "target-jobs",
+            keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
         )
         self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
 

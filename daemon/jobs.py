@@ -16,6 +16,9 @@ KINDS: Final[tuple[JobKind, ...]] = ("scrub", "refresh")
 ORDERS: Final[tuple[JobOrder, ...]] = ("pause", "resume", "cancel")
 RATE_MAX: Final = 1 << 40
 FINDINGS_MAX: Final = 64
+REASONS_MAX: Final = 16
+"""Reason ids that are reported of one job."""
+REASON_MAX: Final = 80
 _TEXT_MAX: Final = 500
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Text = Annotated[str, Field(max_length=_TEXT_MAX)]

@@ -332,8 +332,8 @@ class TargetPort(Protocol):
     def jobs(self, volume_id: uuid.UUID) -> JobsPort:
         """Its background jobs."""
 
-    async def observe_jobs(self) -> None:
-        """Keep how far all jobs are, and report those that have ended."""
+    async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
+        """Keep how far all jobs are, report those that have ended and return them."""
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
         """Events since the last call."""

@@ -305,15 +305,17 @@ fn wrong_pages_of_nodes_checkpoint_and_log_are_found_and_written_again() {
         world.flip(page(geometry.nodes(0, copy)) + 100);
         world.flip(page(geometry.checkpoint(copy.into())) + 20);
     }
+    world.flip(page(0) + 40);
     // Behind the checkpoint that creation wrote, and the merge's.
     world.flip(page(geometry.log(world.store.map().log_start())));
     let report = world.scrub();
     assert!(report.findings.iter().all(|it| it.reason == Reason::StoreDamaged && it.is_known));
     let what: Vec<_> = report.findings.iter().map(|it| it.detail.split(':').next()).collect();
     let log = format!("page {} of the log", world.store.map().log_start());
-    assert_eq!(what, [Some("checkpoint 2"), Some("page 0 of nodes"), Some(log.as_str())]);
+    let wanted = ["superblock", "checkpoint 2", "page 0 of nodes", &log].map(Some);
+    assert_eq!(what, wanted);
     assert_eq!(report.checked, 60 + 90 + 1);
-    assert_eq!(world.repair(), (3, 3));
+    assert_eq!(world.repair(), (4, 4));
     assert_eq!(world.scrub().findings, []);
     let world = world.reopened();
     assert_eq!(world.scrub().findings, []);

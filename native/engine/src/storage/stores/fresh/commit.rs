@@ -45,6 +45,8 @@ pub(super) struct Writer<E> {
     pub merge: Option<Merge<E>>,
     /// Leaves that the next merge writes again as they are, by number.
     pub repairs: BTreeMap<u64, Repair>,
+    /// Whether the superblock is wrong on the device.
+    pub rewrites_superblock: bool,
     /// Whether no checkpoint before the last one may still be wanted.
     pub is_settled: bool,
     /// Slots that no leaf page of the last checkpoint names any more: free as soon as no older

@@ -111,6 +111,8 @@ pub fn take_leaf<F: LeafFormat>(
 pub struct Map<F: Layout> {
     pub(super) file: Arc<dyn BlockFile>,
     pub(super) geometry: Geometry,
+    /// Its first page, as it was written when it was created.
+    pub(super) superblock: Box<Page>,
     pub(super) keys: StoreKeys,
     pub(super) anchor: Option<Arc<dyn Anchor>>,
     pub(super) leaves: Leaves,

@@ -67,13 +67,11 @@ impl<F: Layout> Map<F> {
             return Err(rolled_back("its anchor knows a store that was here before"));
         }
         let keys = StoreKeys::new(&superblock.uuid, &superblock.seed, authority);
-        let page = superblock.encode(&keys);
         // Pages of a store that was here before must not be taken for parts of this one: its keys
         // are others.
         let map = Self::assemble(file, superblock, keys, anchor, 0);
         map.begin_epoch(0, &Pending::default())?;
-        map.file.write(0, &[page])?;
-        map.file.sync()?;
+        map.write_superblock()?;
         // An anchor never names a store that isn't there.
         map.advance(&mut map.writer())?;
         Ok(map)
@@ -143,6 +141,7 @@ impl<F: Layout> Map<F> {
             slot_maps: SlotMaps::new(geometry.slot_maps()),
             merge: None,
             repairs: BTreeMap::new(),
+            rewrites_superblock: false,
             is_settled: true,
             replaced: Vec::new(),
             anchored: None,
@@ -162,6 +161,7 @@ impl<F: Layout> Map<F> {
         Self {
             file,
             geometry,
+            superblock: Box::new(superblock.encode(&keys)),
             keys,
             anchor,
             leaves,

@@ -1,5 +1,5 @@
-//! Checking, for a scrub, what an opening reads before all else: checkpoint, pages of nodes and log.
-//! And writing again what is wrong on the device and right in memory.
+//! Checking, for a scrub, what an opening reads before all else: superblock, checkpoint, pages of nodes
+//! and log. And writing again what is wrong on the device and right in memory.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const PIECE_PAGES: u64 = 32;
 /// What a scrub looks at next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
-    /// The checkpoint that the next opening begins with.
+    /// The superblock, and the checkpoint that the next opening begins with.
     Checkpoint,
     /// Pages of nodes, from this one on.
     Nodes(u64),
@@ -37,7 +37,7 @@ impl<F: Layout> Map<F> {
     /// Checks a piece of what the device has beside leaf pages and blocks. Returns the next piece.
     pub fn check_structure(&self, piece: Piece, report: &mut Report) -> io::Result<Option<Piece>> {
         // Nobody writes there meanwhile: memory and device are of one moment.
-        let writer = self.writer();
+        let mut writer = self.writer();
         if let Err(failure) = self.state().check() {
             // Nobody knows what the device should have.
             note(report, None, "store", failure)?;
@@ -45,6 +45,7 @@ impl<F: Layout> Map<F> {
         }
         match piece {
             Piece::Checkpoint => {
+                self.check_superblock(&mut writer, report)?;
                 self.check_checkpoint(&writer, report)?;
                 Ok(Some(Piece::Nodes(0)))
             }
@@ -75,6 +76,24 @@ impl<F: Layout> Map<F> {
             page
         };
         pages.into_iter().map(|bytes| bytes.map(page)).collect()
+    }
+
+    fn check_superblock(
+        &self,
+        writer: &mut Writer<F::Entry>,
+        report: &mut Report,
+    ) -> io::Result<()> {
+        for page in self.read_pages(0, 1, report) {
+            let is_right = judge(report, "superblock", page.map(|page| page == *self.superblock))?;
+            writer.rewrites_superblock |= !is_right;
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock, durably.
+    pub(super) fn write_superblock(&self) -> io::Result<()> {
+        self.file.write(0, std::slice::from_ref(&*self.superblock))?;
+        self.file.sync()
     }
 
     /// The last checkpoint, and the one that the anchor names if that is another.
@@ -168,14 +187,18 @@ impl<F: Layout> Map<F> {
         Ok(Some(page))
     }
 
-    /// Has a checkpoint write again what was found wrong and is known. An error if it isn't written,
+    /// Writes again, with a checkpoint, what was found wrong and is known. An error if it isn't written,
     /// or isn't anchored.
     pub fn repair(&self) -> io::Result<()> {
         // One that is under way began before this was found.
         self.merge_in_steps()?;
         self.begin_merge()?;
         self.merge_in_steps()?;
-        self.state().check()
+        self.state().check()?;
+        if std::mem::take(&mut self.writer().rewrites_superblock) {
+            self.write_superblock()?;
+        }
+        Ok(())
     }
 
     /// The first log page that the last checkpoint goes on from.
