@@ -207,7 +207,7 @@ fn a_wrong_leaf_page_is_found_also_while_memory_has_the_right_one() {
     let world = World::in_place();
     world.write(300, 100, 1);
     world.store.map().merge().expect("merge");
-    let geometry = *world.store.map().geometry();
+    let geometry = world.store.map().geometry().clone();
     for copy in [0, 1] {
         world.flip(geometry.leaf(0, copy) * BLOCK_BYTES as u64);
     }
@@ -235,7 +235,7 @@ fn a_wrong_page_of_the_slot_map_is_found() {
     let world = World::out_of_place();
     world.write(500, 1, 1);
     world.store.map().merge().expect("merge");
-    let geometry = *world.store.map().geometry();
+    let geometry = world.store.map().geometry().clone();
     assert_eq!(world.scrub().findings, []);
     for copy in [0, 1] {
         world.flip(geometry.leaf(geometry.sets(), copy) * PAGE_BYTES as u64);
@@ -299,7 +299,7 @@ fn what_cannot_be_read_together_is_read_one_by_one() {
 fn wrong_pages_of_nodes_checkpoint_and_log_are_found_and_written_again() {
     let world = World::out_of_place();
     fill(&world, || world.store.map().merge().expect("merge"));
-    let geometry = *world.store.map().geometry();
+    let geometry = world.store.map().geometry().clone();
     let page = |page: u64| page * PAGE_BYTES as u64;
     for copy in [0, 1] {
         world.flip(page(geometry.nodes(0, copy)) + 100);
@@ -324,7 +324,7 @@ fn wrong_pages_of_nodes_checkpoint_and_log_are_found_and_written_again() {
 #[test]
 fn an_older_page_of_nodes_and_an_older_end_of_the_log_are_wrong() {
     let world = World::out_of_place();
-    let geometry = *world.store.map().geometry();
+    let geometry = world.store.map().geometry().clone();
     world.write(0, 10, 1);
     world.store.map().merge().expect("merge");
     let nodes = |copy| geometry.nodes(0, copy) * PAGE_BYTES as u64;

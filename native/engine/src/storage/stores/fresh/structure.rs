@@ -50,7 +50,7 @@ impl<F: Layout> Map<F> {
                 Ok(Some(Piece::Nodes(0)))
             }
             Piece::Nodes(first) => {
-                let end = self.geometry.node_pages().min(first + PIECE_PAGES);
+                let end = first + PIECE_PAGES.min(self.geometry.nodes_together(first));
                 self.check_nodes(&writer, first, end, report)?;
                 let is_last = end == self.geometry.node_pages();
                 Ok(Some(if is_last { Piece::Log(None) } else { Piece::Nodes(end) }))

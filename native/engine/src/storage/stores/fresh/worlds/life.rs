@@ -17,7 +17,7 @@ use super::super::upkeep::Walk;
 use super::history::{History, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
 use super::workload::Workload;
-use super::{Violation, chance, pick};
+use super::{Violation, chance, grown, pick};
 
 /// Blocks of a write.
 const WRITE_BLOCKS_MAX: u64 = 6;
@@ -55,6 +55,8 @@ pub struct Life<F: Workload> {
     pub vouched: Cell<u64>,
     /// What scrubs found wrong.
     pub found_by_scrubs: u64,
+    /// Growths that have ended.
+    pub growths: u64,
     /// Reads that were answered, and refused.
     pub reads: [u64; 2],
     /// What happened, for who looks at one world.
@@ -81,6 +83,7 @@ impl<F: Workload> Life<F> {
             doubtful: BTreeSet::new(),
             vouched: Cell::new(0),
             found_by_scrubs: 0,
+            growths: 0,
             reads: [0; 2],
             trace: Vec::new(),
         }
@@ -202,6 +205,9 @@ impl<F: Workload> Life<F> {
                 let read = self.slow_reads.swap_remove(pick(random, self.slow_reads.len()));
                 let found = self.finish_read(read.lba, read.known);
                 self.found(read.lba, found).map(|()| true)
+            }
+            35 if self.writes.is_empty() && self.slow_reads.is_empty() && chance(random, 50) => {
+                self.grow()
             }
             35..=39 => F::other(self, random),
             40 => self.scrub(chance(random, 50)),
@@ -332,6 +338,23 @@ impl<F: Workload> Life<F> {
             self.history.settle();
         }
         Ok(())
+    }
+
+    /// The store grows, if it still can.
+    fn grow(&mut self) -> Result<bool, Violation> {
+        let Some(geometry) = grown(self.map.geometry()) else { return Ok(true) };
+        let began = self.history.now();
+        let block_count = geometry.block_count;
+        let map = Arc::get_mut(&mut self.map).expect("no scrub is under way");
+        let outcome = map.grow(geometry);
+        if !self.persisted("growth", outcome)? {
+            return Ok(false);
+        }
+        self.growths += 1;
+        self.history.block_count = block_count;
+        self.history.flushed(began);
+        self.history.settle();
+        Ok(true)
     }
 
     /// The anchor doesn't answer for once; then the store goes on, or settles it first.
