@@ -47,7 +47,7 @@ pub(super) struct Merge<E> {
     /// Slots that changes replaced which are in no log.
     pub retired: Vec<u64>,
     /// Leaves to write again, unless changes have them written anyway.
-    repairs: BTreeMap<u64, Repair>,
+    pub repairs: BTreeMap<u64, Repair>,
     /// The log goes on from here when all is merged.
     log_start: (u64, Tag),
 }
