@@ -223,7 +223,7 @@ impl<F: Layout> Map<F> {
             self.state().slots.release(retired);
         }
         if let Some(frozen) = frozen {
-            self.start_merge(writer, Merge::new(frozen, border));
+            writer.start_merge(Merge::new(frozen, border));
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl<F: Layout> Map<F> {
             self.append(writer, &carried)?;
         }
         merge.retired = retired;
-        self.start_merge(writer, merge);
+        writer.start_merge(merge);
         self.merge_to_end(writer)
     }
 

@@ -112,14 +112,16 @@ fn apply<F: Layout>(
     growth
 }
 
-impl<F: Layout> Map<F> {
+impl<E> Writer<E> {
     /// Begins a merge. The last checkpoint is settled, and no leaf was written since: so each may be
     /// written once until the next, those that are wrong on the device among them.
-    pub(super) fn start_merge(&self, writer: &mut Writer<F::Entry>, merge: Merge<F::Entry>) {
-        let repairs = std::mem::take(&mut writer.repairs);
-        writer.merge = Some(Merge { repairs, ..merge });
+    pub(super) fn start_merge(&mut self, merge: Merge<E>) {
+        let repairs = std::mem::take(&mut self.repairs);
+        self.merge = Some(Merge { repairs, ..merge });
     }
+}
 
+impl<F: Layout> Map<F> {
     /// Ends the merge under way, and merges what was noted since.
     pub(super) fn merge_all(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         self.merge_to_end(writer)?;

@@ -48,7 +48,9 @@ pub fn note_known(
     error: io::Error,
 ) -> io::Result<()> {
     note(report, lba, what, error)?;
-    report.findings.iter_mut().next_back().into_iter().for_each(|found| found.is_known = true);
+    if let Some(found) = report.findings.last_mut() {
+        found.is_known = true;
+    }
     Ok(())
 }
 

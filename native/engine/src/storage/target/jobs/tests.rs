@@ -112,7 +112,9 @@ impl World {
         let (begun, pieces) = channel();
         let (ends, results) = channel();
         let (repaired, repairs) = channel();
-        repair.into_iter().for_each(|end| repaired.send(end).expect("it is kept"));
+        if let Some(end) = repair {
+            repaired.send(end).expect("it is kept");
+        }
         let store = ShuffledStore::new(BLOCKS as usize, false, 1);
         let steps = Mutex::new(Some(Steps { begun, ends: results, structure, repairs }));
         let namespace = Arc::new(Namespace::new(Box::new(Stepped { store, steps })).unwrap());

@@ -227,7 +227,7 @@ impl<F: Workload> Life<F> {
             return Ok(false);
         }
         let found = report.findings.into_iter().map(|found| found.detail);
-        self.scrubbed(found.collect())?;
+        self.scrubbed(&found.collect::<Vec<_>>())?;
         if !repairs {
             return Ok(true);
         }
@@ -235,7 +235,7 @@ impl<F: Workload> Life<F> {
         self.persisted("repair", repaired)
     }
 
-    fn scrubbed(&mut self, found: Vec<String>) -> Result<(), Violation> {
+    fn scrubbed(&mut self, found: &[String]) -> Result<(), Violation> {
         self.trace.push(format!("a scrub finds {found:?}"));
         self.found_by_scrubs += found.len() as u64;
         if self.is_honest && !self.device.is_off() && !found.is_empty() {
