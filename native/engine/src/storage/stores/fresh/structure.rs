@@ -37,7 +37,7 @@ impl<F: Layout> Map<F> {
     /// Checks a piece of what the device has beside leaf pages and blocks. Returns the next piece.
     pub fn check_structure(&self, piece: Piece, report: &mut Report) -> io::Result<Option<Piece>> {
         // Nobody writes there meanwhile: memory and device are of one moment.
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         if let Err(failure) = self.state().check() {
             // Nobody knows what the device should have.
             note(report, None, "store", failure)?;
