@@ -271,8 +271,10 @@ class FabricConfig(Section):
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
+    plan_objective: Literal["mean", "p99", "p999"] = "mean"
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
 
 

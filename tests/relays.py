@@ -11,12 +11,15 @@ from sealane._native import Emulator, LinkSettings
 
 
 @contextlib.contextmanager
-def emulator(to: str, *, loss_ppb: int = 10_000_000) -> Iterator[str]:
+def emulator(to: str, *, loss_ppb: int = 10_000_000, reorder_ppb: int = 0) -> Iterator[str]:
+    """Relay over 400 Mbit/s and 6 ms; what is reordered comes up to 3 ms late."""
     settings = LinkSettings(
         rate_bits_per_second=400_000_000,
         delay_nanos=3_000_000,
         buffer_bytes=1 << 24,
         loss_parts_per_billion=loss_ppb,
+        reorder_parts_per_billion=reorder_ppb,
+        reorder_nanos_max=3_000_000,
     )
     link = Emulator.relay([settings], [settings], seed=5, forward_to=to)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sealane.transport.model import PACKET_OVERHEAD_BYTES, Loss, Path
-from sealane.transport.planner import LossEstimate, PathCounters, Plan, Planner
+from sealane.transport.planner import LossEstimate, Objective, PathCounters, Plan, Planner
 
 INTERVAL_SECONDS = 1.0
 """Between two looks at the counters."""
@@ -66,6 +66,7 @@ async def keep_planned(
     rate_bits_per_second: int,
     unit_bytes: int,
     assumed_loss: float,
+    objective: str = Objective.MEAN.value,
     interval_seconds: float = INTERVAL_SECONDS,
 ) -> None:
     """Install a plan for the assumed loss, and another whenever the path shows to be different.
@@ -80,7 +81,7 @@ async def keep_planned(
         unit_bytes=unit_bytes,
         overhead_bytes=PACKET_OVERHEAD_BYTES,
     )
-    planner = await asyncio.to_thread(Planner, path)
+    planner = await asyncio.to_thread(Planner, path, Objective(objective))
     _install(session, planner)
     counters = _Counters()
     while not await _is_closed_within(session, interval_seconds):

@@ -238,6 +238,7 @@ class FabricService:
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            reordering_micros=self._settings.reordering_micros,
             is_initiator=False,
         )
         # Refused if another offer, or the listener's end, came first.
@@ -308,6 +309,7 @@ class FabricService:
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
+            reordering_micros=self._settings.reordering_micros,
             is_initiator=True,
         )
         session.begin(_agreed(session, link.subject, rate_bits_per_second), start)
@@ -402,6 +404,7 @@ class FabricService:
             rate_bits_per_second=session.identity.rate_bits_per_second,
             unit_bytes=session.identity.unit_bytes,
             assumed_loss=self._settings.assumed_loss,
+            objective=self._settings.plan_objective,
         )
 
     def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:

@@ -55,6 +55,7 @@ class Start:
     connection_id_local: bytes
     connection_id_peer: bytes
     idle_timeout_seconds: float
+    reordering_micros: int
     is_initiator: bool
 
 
@@ -98,6 +99,7 @@ class Session:
             receive_key=start.keys.receive,
             rate_bits_per_second=identity.rate_bits_per_second,
             idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
+            reordering_ns=start.reordering_micros * 1000,
             initiator=start.is_initiator,
         )
         self.identity = identity

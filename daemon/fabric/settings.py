@@ -23,12 +23,16 @@ class FabricSettings:
     """Numeric address that data sockets bind to, each on a free port."""
     idle_timeout_seconds: float = 60.0
     """Silence of the peer after which a session ends."""
+    reordering_micros: int = 0
+    """Known skew of the paths: a packet may come this much later than one sent after it."""
     establish_timeout_seconds: float = 10.0
     """From Open until the path is validated."""
     grant_timeout_seconds: float = 30.0
     """From a grant until the job has fetched its rings."""
     assumed_loss: float = 1e-5
     """Share of packets that a path is taken to lose before it has shown what it does."""
+    plan_objective: str = "mean"
+    """What of a message's completion time is to be small: an `Objective` of the planner."""
     unit_bytes: int = UNIT_BYTES
     chunk_units: int = 16
     slots: int = 64

@@ -41,6 +41,7 @@ class SessionEndpoint:
         rate_bits_per_second: int,
         idle_timeout_ns: int,
         initiator: bool,
+        reordering_ns: int = 0,
     ) -> None: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
@@ -292,6 +293,11 @@ class SimulationResult(TypedDict):
     forward: LinkCounters
     """From sender to receiver."""
     backward: LinkCounters
+    foreign_units: int
+    """Units that a receiver without message numbers in its packets, with a bitmap for each slot
+    only, would have taken for units of the message that the slot holds now."""
+    foreign_messages: int
+    """Messages that it would have completed with such units in them."""
     violations: list[str]
     """Rules that the checkers saw broken: empty, or there is a bug."""
 
@@ -329,6 +335,42 @@ def simulate(
     time at most.
 
     Raises ValueError for a scenario that cannot be run, naming the value and the range.
+    """
+
+class RingSimulationResult(TypedDict):
+    """What a simulated ring showed. Times are nanoseconds of virtual time."""
+
+    completion_nanos: list[int]
+    """By operation: until the last site had all; fewer than asked for if a rule was broken."""
+    sessions: list[SimulationResult]
+    """By site: the session to the next one."""
+    arrays: list[bytes]
+    """What the sites hold at the end; none without payload."""
+
+def simulate_ring(
+    *,
+    sites: Sequence[tuple[Sequence[tuple[int, int, int]], Sequence[tuple[int, int, bool]]]],
+    arrays: Sequence[bytes] | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    repeats: int = 1,
+    seed: int = 0,
+    depth: int = 16,
+    slots: int = 16,
+    erasure_code: tuple[int, int] | None = None,
+    interleaving: int = 1,
+    unit_bytes: int = 4096,
+    link: LinkSettings | None = None,
+    detection: Literal["reports", "timeout"] = "reports",
+) -> RingSimulationResult:
+    """Let sites around a ring do a collective operation, `repeats` times, all beginning at once.
+
+    Each site has sends (first byte, end, messages that must have arrived before) to the next and
+    receives (first byte, end, whether they are added to what is there) from the one before.
+    With `arrays`, one for each site, bytes are sealed and elements of `dtype` summed; else lengths
+    travel. All links and sessions are alike, as for `simulate`; at most `depth` messages of a
+    session are unacknowledged.
+
+    Raises ValueError for a ring that cannot be run, naming the value and the range.
     """
 
 # Storage data path.

@@ -34,13 +34,16 @@ class FakeSession:
             await asyncio.sleep(60)
 
 
-async def planned(assumed_loss: float, looks: int = 6, **added: int) -> FakeSession:
+async def planned(
+    assumed_loss: float, looks: int = 6, *, objective: str = "mean", **added: int
+) -> FakeSession:
     session = FakeSession(looks, **added)
     await keep_planned(
         session,
         rate_bits_per_second=RATE,
         unit_bytes=1408,
         assumed_loss=assumed_loss,
+        objective=objective,
         interval_seconds=INTERVAL,
     )
     return session
@@ -57,6 +60,15 @@ async def test_the_assumption_is_planned_for_at_once() -> None:
     assert is_coded(lossy.installed[0], 1 << 20)
     assert lossy.outlook is not None
     assert lossy.outlook.plan.path.round_trip_seconds == 0.025
+
+
+async def test_the_operator_says_what_is_to_be_small() -> None:
+    # Three units of which one is lost in every thirtieth message.
+    mean = await planned(1e-2, looks=1)
+    tail = await planned(1e-2, looks=1, objective="p99")
+
+    assert not is_coded(mean.installed[0], 4096)
+    assert is_coded(tail.installed[0], 4096)
 
 
 async def test_losses_that_nothing_explains_make_another_plan() -> None:

@@ -112,3 +112,22 @@ def test_other_threads_run_meanwhile() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_without_message_numbers_late_packets_land_in_the_next_message() -> None:
+    def run(slots: int) -> _native.SimulationResult:
+        late = fast(reorder_parts_per_billion=5 * PERCENT, reorder_nanos_max=50_000_000)
+        return _native.simulate(
+            count=300,
+            message_bytes=65_536,
+            seed=13,
+            depth=2,
+            slots=slots,
+            forward=late,
+            backward=late,
+        )
+
+    few, many = run(2), run(512)  # of which none is posted twice
+    assert few["violations"] == many["violations"] == []
+    assert few["foreign_units"] >= few["foreign_messages"] > 0
+    assert (many["foreign_units"], many["foreign_messages"]) == (0, 0)

@@ -93,10 +93,39 @@ def test_bursts_are_met_with_interleaving() -> None:
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.25])
 def test_parity_stays_within_its_budget(budget: float) -> None:
     for size in (1000, 100_000, 8 * MIB):
-        ranked = rank(long_path(1e-2), size, Objective.P999, budget)
+        ranked = rank(long_path(1e-2), size, Objective.MEAN, budget)
         assert max(candidate.parity for candidate in ranked) <= budget
     if budget == 0:
         assert len(ranked) == 1
+
+
+def test_by_a_quantile_a_short_message_may_have_the_parity_of_a_longer_one() -> None:
+    path = long_path(1e-2)
+
+    def most(units: int) -> float:
+        ranked = rank(path, units * path.unit_bytes, Objective.P99, 0.25)
+        return max(candidate.parity for candidate in ranked) * units
+
+    # Twice the data; a quarter of 128 units; a quarter of the data.
+    assert [most(units) for units in (1, 2, 16, 100, 128, 512)] == [2, 4, 32, 32, 32, 128]
+    assert len(rank(path, path.unit_bytes, Objective.P99, 0.0)) == 1
+
+
+def test_a_quantile_holds_with_a_reserve() -> None:
+    # Four of ten parity units let one message of 100 take a second round trip: eight do not.
+    path = Path(
+        rate_bits_per_second=1e8,
+        round_trip_seconds=0.025,
+        loss=Loss(rate=1e-2, burst_packets=8.0),
+        unit_bytes=1413,
+    )
+
+    ranked = rank(path, 8192, Objective.P99)
+
+    chosen, just = ranked[0], next(c for c in ranked if c.scheme == ErasureCoded(8, 4))
+    assert just.p99 == pytest.approx(chosen.p99, rel=0.02)
+    assert just.p99_reserved > 1.9 * chosen.p99
+    assert chosen.p99_reserved < 1.1 * chosen.p99
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan])

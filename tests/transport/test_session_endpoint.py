@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import mmap
 import os
@@ -75,6 +76,7 @@ def pair(
     rate: int = 400_000_000,
     ring_entries: int = 256,
     establish: bool = True,
+    reordering_ns: int = 0,
 ) -> Iterator[tuple[End, End]]:
     """Two endpoints that share keys; the first opened the session, perhaps through a relay."""
     with contextlib.ExitStack() as stack:
@@ -91,11 +93,12 @@ def pair(
         via = right.endpoint.local_address
         if relay is not None:
             via = stack.enter_context(relay(via))
-        start(left, via, (1, 2), (forward, backward), rate=rate, initiator=True)
+        skew = {"rate": rate, "reordering_ns": reordering_ns}
+        start(left, via, (1, 2), (forward, backward), **skew, initiator=True)
         if not same_keys:
             forward = bytes(32)
         back = left.endpoint.local_address
-        start(right, back, (2, 1), (backward, forward), rate=rate, initiator=False)
+        start(right, back, (2, 1), (backward, forward), **skew, initiator=False)
         if establish:
             left.wait_state("established")
             right.wait_state("established")
@@ -110,6 +113,7 @@ def start(
     *,
     rate: int,
     initiator: bool,
+    reordering_ns: int = 0,
 ) -> None:
     send_key, receive_key = bytearray(keys[0]), bytearray(keys[1])
     end.endpoint.start(
@@ -121,6 +125,7 @@ def start(
         rate_bits_per_second=rate,
         idle_timeout_ns=30 * 10**9,
         initiator=initiator,
+        reordering_ns=reordering_ns,
     )
     assert send_key == receive_key == bytes(32), "the endpoint wipes the keys it was given"
 
@@ -194,6 +199,20 @@ def test_impossible_schemes_are_refused_before_they_are_posted(scheme: dict[str,
         left.ring.post_send(offset=0, length=10, user_data=1, **scheme)
     with pair(establish=False) as (left, _), pytest.raises(ValueError, match="auto"):
         left.ring.post_send(offset=0, length=10, user_data=1, k=4, m=2, auto=True)
+
+
+def test_reordering_within_the_skew_that_the_operator_names_is_no_loss() -> None:
+    relay = functools.partial(emulator, loss_ppb=0, reorder_ppb=300_000_000)
+
+    with pair(relay=relay, reordering_ns=2 * 10**9) as (left, right):
+        transfer(left, right, sizes=[400_000])
+        known = right.statistics()
+    with pair(relay=relay) as (left, right):
+        transfer(left, right, sizes=[400_000])
+        learnt = right.statistics()
+
+    assert (known["missing_runs"], known["reordered_packets"]) == (0, 0)
+    assert learnt["missing_runs"] > 0
 
 
 CODES = [pytest.param(0, 0, id="selective repeat"), pytest.param(32, 8, id="erasure coded")]

@@ -15,7 +15,6 @@ from sealane.errors import UsageError
 from sealane.transport.model import (
     RTO_FACTOR,
     ErasureCoded,
-    Loss,
     Path,
     Scheme,
     SelectiveRepeat,
@@ -33,6 +32,15 @@ BURST_MIN: Final = 1.2
 """Mean run of losses from which on interleaving is tried."""
 PARITY_BUDGET: Final = 0.25
 """Parity over data on the wire, most."""
+SHORT_UNITS: Final = 128
+"""By a quantile, a message of fewer units may have the parity of one of so many: a burst is no
+shorter for it. Never more than SHORT_SHARE of its data."""
+SHORT_SHARE: Final = 2.0
+RESERVE: Final = 0.7
+"""A quantile is to hold with this share of the misses that it allows: acknowledgements are lost,
+too, and estimates err."""
+SURE: Final = 1.1
+"""What holds with the reserve may cost this much more than what just holds."""
 TIE: Final = 1.02
 """Scores this close are equal: then the simpler scheme, with less parity, is taken."""
 SIZE_MIN: Final = 4 << 10
@@ -57,6 +65,9 @@ class Candidate:
     p50: float
     p99: float
     p999: float
+    p99_reserved: float
+    p999_reserved: float
+    """The quantiles with RESERVE."""
     parity: float
     """Parity units over data units of the first transmission."""
 
@@ -64,6 +75,15 @@ class Candidate:
         """Return what is compared."""
         scores = {Objective.MEAN: self.mean, Objective.P99: self.p99, Objective.P999: self.p999}
         return scores[objective]
+
+    def is_sure(self, objective: Objective, limit: float) -> bool:
+        """Return whether it is as fast as `limit` with a reserve."""
+        reserved = {
+            Objective.MEAN: self.mean,
+            Objective.P99: self.p99_reserved,
+            Objective.P999: self.p999_reserved,
+        }
+        return reserved[objective] <= limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +112,33 @@ class Plan:
     """By rising `length_max`; the last one is for all longer messages, too."""
 
 
-def candidates(loss: Loss, unit_bytes: int, parity_budget: float) -> Iterator[Scheme]:
-    """Yield selective repeat, and every code whose parity is within the budget."""
+def parity_units_max(units: int, objective: Objective, parity_budget: float) -> float:
+    """Return the parity units that a message of so many data units may have."""
+    if objective is Objective.MEAN:
+        return parity_budget * units
+    return min(SHORT_SHARE * units, parity_budget * max(units, SHORT_UNITS))
+
+
+def candidates(
+    path: Path, message_bytes: int, objective: Objective, parity_budget: float
+) -> Iterator[Scheme]:
+    """Yield selective repeat, and every code whose parity is within the budget, each once."""
     yield SelectiveRepeat()
-    depths = DEPTHS if loss.burst_packets >= BURST_MIN and not loss.is_independent else (1,)
+    loss, units = path.loss, path.units(message_bytes)
+    parity_max = parity_units_max(units, objective, parity_budget)
+    has_bursts = loss.burst_packets >= BURST_MIN and not loss.is_independent
     for k in DATA_UNITS:
+        blocks = math.ceil(units / k)
         for m in PARITY_UNITS:
-            if m > k * parity_budget:
-                continue
-            for depth in depths:
-                if depth * m * unit_bytes <= PARITY_BYTES_MAX:
+            if blocks * m > parity_max:
+                break
+            for depth in DEPTHS if has_bursts else (1,):
+                if depth * m * path.unit_bytes <= PARITY_BYTES_MAX:
                     yield ErasureCoded(k, m, depth)
+                if depth >= blocks:
+                    break
+        if blocks == 1:
+            return
 
 
 def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:
@@ -115,6 +151,8 @@ def evaluate(path: Path, message_bytes: int, scheme: Scheme) -> Candidate:
         p50=found.quantile(0.5),
         p99=found.quantile(0.99),
         p999=found.quantile(0.999),
+        p99_reserved=found.quantile(1 - 0.01 * RESERVE),
+        p999_reserved=found.quantile(1 - 0.001 * RESERVE),
         parity=(wire_units(path, message_bytes, scheme) - units) / units,
     )
 
@@ -125,17 +163,17 @@ def rank(
     objective: Objective = Objective.MEAN,
     parity_budget: float = PARITY_BUDGET,
 ) -> list[Candidate]:
-    """All candidates within the budget, the one to take first, then by score."""
+    """All candidates within the budget, the one to take first, then by score.
+
+    The budget is of the data units; of a short message, by a quantile, see SHORT_UNITS.
+    """
     check_budget(parity_budget)
     found = [
         evaluate(path, message_bytes, scheme)
-        for scheme in candidates(path.loss, path.unit_bytes, parity_budget)
-        if _parity(path, message_bytes, scheme) <= parity_budget
+        for scheme in candidates(path, message_bytes, objective, parity_budget)
     ]
     found.sort(key=lambda candidate: candidate.score(objective))
-    limit = found[0].score(objective) * TIE
-    tied = [candidate for candidate in found if candidate.score(objective) <= limit]
-    best = min(tied, key=_effort)
+    best = _first(found, objective)
     return [best, *(candidate for candidate in found if candidate is not best)]
 
 
@@ -159,7 +197,7 @@ def plan(
 def _choose(path: Path, message_bytes: int, objective: Objective, parity_budget: float) -> Scheme:
     """Take the first of `rank`, without the rest where that is certain."""
     repeat = evaluate(path, message_bytes, SelectiveRepeat())
-    if repeat.score(objective) <= TIE * ideal(path, message_bytes):
+    if repeat.is_sure(objective, TIE * ideal(path, message_bytes)):
         # Nothing can be faster than that by more than a tie.
         return repeat.scheme
     return rank(path, message_bytes, objective, parity_budget)[0].scheme
@@ -210,8 +248,12 @@ def _sizes() -> tuple[int, ...]:
     return tuple(1 << bit for bit in range(SIZE_MIN.bit_length() - 1, SIZE_MAX.bit_length()))
 
 
-def _parity(path: Path, message_bytes: int, scheme: Scheme) -> float:
-    return wire_units(path, message_bytes, scheme) / path.units(message_bytes) - 1
+def _first(found: Sequence[Candidate], objective: Objective) -> Candidate:
+    """Of candidates by rising score: the sure ones, of them the best, of those the simplest."""
+    limit = found[0].score(objective) * SURE
+    sure = [candidate for candidate in found if candidate.is_sure(objective, limit)] or found
+    limit = sure[0].score(objective) * TIE
+    return min((c for c in sure if c.score(objective) <= limit), key=_effort)
 
 
 def _effort(candidate: Candidate) -> tuple[bool, float, int, int]:

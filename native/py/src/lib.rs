@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use crate::session::{Completion, JobRing, SessionEndpoint};
     #[pymodule_export]
-    use crate::simulation::simulate;
+    use crate::simulation::{simulate, simulate_ring};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

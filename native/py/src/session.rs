@@ -104,7 +104,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_address, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator))]
+    #[pyo3(signature = (*, peer_address, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &mut self,
@@ -116,6 +116,7 @@ impl SessionEndpoint {
         rate_bits_per_second: u64,
         idle_timeout_ns: u64,
         initiator: bool,
+        reordering_ns: u64,
     ) -> PyResult<()> {
         let keys = SessionKeys { send: take_key(send_key)?, receive: take_key(receive_key)? };
         let start = StartConfig {
@@ -124,6 +125,7 @@ impl SessionEndpoint {
             connection_id_peer,
             rate_bits_per_second,
             idle_timeout_nanos: idle_timeout_ns,
+            reordering_nanos: reordering_ns,
             is_initiator: initiator,
         };
         self.endpoint.start(&start, &keys).map_err(endpoint_error)

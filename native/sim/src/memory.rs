@@ -1,5 +1,7 @@
 //! The memory of one end, with a record of what was done to it.
 
+use std::collections::BTreeMap;
+
 use sealane_proto::session::{Memory, PayloadMode};
 
 use crate::check::{Findings, Rule};
@@ -43,6 +45,8 @@ pub(crate) struct WatchedMemory {
     stride: u64,
     bytes: Vec<u8>,
     slots: Vec<Slot>,
+    /// Bytes of messages that hold something else than their pattern.
+    pub contents: BTreeMap<u64, Vec<u8>>,
     /// Anything done to the memory or the chunk map so far.
     pub changes: u64,
     pub findings: Findings,
@@ -62,6 +66,7 @@ impl WatchedMemory {
             stride,
             bytes: vec![CANARY; size as usize],
             slots: vec![Slot::default(); scenario.slots.into()],
+            contents: BTreeMap::new(),
             changes: 0,
             findings: Findings::default(),
             sabotage: None,
@@ -73,11 +78,16 @@ impl WatchedMemory {
         message % self.slots.len() as u64 * self.stride
     }
 
-    /// Writes the pattern of a message, to be sent.
+    /// Writes the bytes of a message, to be sent.
     pub fn fill(&mut self, message: u64, length: u64) {
         if self.payload == PayloadMode::Real {
             let (start, seed) = (self.offset(message) as usize, self.seed);
-            for (at, byte) in self.bytes[start..start + length as usize].iter_mut().enumerate() {
+            let into = &mut self.bytes[start..start + length as usize];
+            if let Some(bytes) = self.contents.remove(&message) {
+                into.copy_from_slice(&bytes);
+                return;
+            }
+            for (at, byte) in into.iter_mut().enumerate() {
                 *byte = pattern(seed, message, at as u64);
             }
         }
@@ -99,8 +109,8 @@ impl WatchedMemory {
         };
     }
 
-    /// Checks a message that has completed.
-    pub fn verify(&mut self, message: u64, length: u64) {
+    /// Checks a message that has completed; gives its bytes, unless they are the pattern.
+    pub fn verify(&mut self, message: u64, length: u64) -> Option<Vec<u8>> {
         let index = (message % self.slots.len() as u64) as usize;
         let Slot { message: expected, length: posted, ref chunks_landed, .. } = self.slots[index];
         if (message, length) != (expected, posted) {
@@ -111,20 +121,22 @@ impl WatchedMemory {
             let detail = || format!("message {message} completed with chunks missing");
             self.findings.add(Rule::ChunkLanded, detail);
         }
-        if self.payload == PayloadMode::Real {
-            let start = self.offset(message) as usize;
-            let region = &self.bytes[start..start + self.stride as usize];
-            let seed = self.seed;
-            let is_right = |at: usize, byte: u8| {
-                let inside = (at as u64) < length;
-                byte == if inside { pattern(seed, message, at as u64) } else { CANARY }
-            };
-            if let Some(at) = region.iter().enumerate().position(|(at, byte)| !is_right(at, *byte))
-            {
-                let detail = || format!("message {message} differs at byte {at} of {length}");
-                self.findings.add(Rule::PayloadEqual, detail);
-            }
+        if self.payload == PayloadMode::LengthsOnly {
+            return None;
         }
+        let start = self.offset(message) as usize;
+        let region = &self.bytes[start..start + self.stride as usize];
+        let (seed, contents) = (self.seed, self.contents.remove(&message));
+        let byte_at = |at: usize| match &contents {
+            _ if at as u64 >= length => CANARY,
+            Some(bytes) => bytes.get(at).copied().unwrap_or(CANARY),
+            None => pattern(seed, message, at as u64),
+        };
+        if let Some(at) = region.iter().enumerate().position(|(at, byte)| *byte != byte_at(at)) {
+            let detail = || format!("message {message} differs at byte {at} of {length}");
+            self.findings.add(Rule::PayloadEqual, detail);
+        }
+        contents.map(|_| region.iter().copied().take(length as usize).collect())
     }
 
     fn note_write(&mut self, offset: u64, length: u64) {

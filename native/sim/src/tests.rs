@@ -12,6 +12,7 @@ use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 mod acceptance;
 mod marks;
 mod recovery;
+mod ring;
 
 const CODED: Reliability = Reliability::ErasureCoded { k: 8, m: 3, depth: 1 };
 const BOTH: [Reliability; 2] = [Reliability::SelectiveRepeat, CODED];

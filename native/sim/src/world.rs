@@ -1,5 +1,7 @@
 //! The event loop: two ends, two wires, one clock that jumps to whatever is next.
 
+use std::collections::BTreeMap;
+
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
@@ -11,6 +13,7 @@ use sealane_proto::session::{
     SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
+use crate::bitmap_only::BitmapOnly;
 use crate::check::{CompletionChecker, CreditChecker, Findings, RateChecker, Rule, Violation};
 use crate::memory::{Sabotage, WatchedMemory};
 use crate::scenario::{Scenario, ScenarioError};
@@ -39,6 +42,10 @@ pub struct Outcome {
     pub forward: LinkCounters,
     /// What the link back did.
     pub backward: LinkCounters,
+    /// Units that a receiver with bitmaps only would have taken for those of another message …
+    pub foreign_units: u64,
+    /// … and messages that it would have completed with such units in them.
+    pub foreign_messages: u64,
     /// Rules broken. Empty, or there is a bug.
     pub violations: Vec<Violation>,
 }
@@ -46,7 +53,12 @@ pub struct Outcome {
 /// Runs a scenario to its end.
 pub fn run(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
     scenario.validate()?;
-    Ok(World::new(scenario, None)?.run())
+    Ok(alone(World::new(scenario, None)?))
+}
+
+fn alone(mut world: World<'_>) -> Outcome {
+    drive(std::slice::from_mut(&mut world), |_, _| {});
+    world.finish()
 }
 
 /// Like [`run`], with a fault between machine and checkers that they have to find.
@@ -56,7 +68,7 @@ pub(crate) fn run_sabotaged(
     sabotage: WorldSabotage,
 ) -> Result<Outcome, ScenarioError> {
     scenario.validate()?;
-    Ok(World::new(scenario, Some(sabotage))?.run())
+    Ok(alone(World::new(scenario, Some(sabotage))?))
 }
 
 /// Where a test puts its fault.
@@ -97,15 +109,26 @@ struct End {
     is_closed: bool,
 }
 
-struct World<'a> {
+/// One session over its path.
+pub(crate) struct World<'a> {
     scenario: &'a Scenario,
     lengths: Vec<u64>,
     now: Nanos,
+    /// Rounds at this instant so far.
+    rounds: u32,
+    /// Messages that may be posted: all, unless something else has to happen before.
+    released: u32,
+    /// What has arrived of the messages that were [`Self::release`]d with their bytes.
+    arrived: BTreeMap<u64, Vec<u8>>,
+    /// Messages were released after the newest instant.
+    is_woken: bool,
     /// Sending end, receiving end.
     ends: [End; 2],
     /// Wires out of them.
     wires: [Wire; 2],
     credit: CreditChecker,
+    /// Sees what the receiving end sees.
+    bitmap_only: BitmapOnly,
     findings: Findings,
     trace: Trace,
     completion_nanos: Vec<Option<Nanos>>,
@@ -114,8 +137,37 @@ struct World<'a> {
     sabotage: Option<WorldSabotage>,
 }
 
+/// Lets worlds live side by side, on one clock; what `between` releases after an instant counts for
+/// it. Ends when nothing is left to happen, or one of them can't go on.
+pub(crate) fn drive(worlds: &mut [World<'_>], mut between: impl FnMut(&mut [World<'_>], Nanos)) {
+    for world in &mut *worlds {
+        world.start();
+    }
+    let mut nexts: Vec<Option<Nanos>> = worlds.iter().map(World::next_at).collect();
+    while let Some(now) = nexts.iter().flatten().min().copied() {
+        for (world, next) in worlds.iter_mut().zip(&mut nexts) {
+            if next.is_some_and(|at| at <= now) {
+                if !world.advance(now) {
+                    return;
+                }
+                *next = world.next_at();
+            }
+        }
+        between(worlds, now);
+        for (world, next) in worlds.iter_mut().zip(&mut nexts) {
+            if std::mem::take(&mut world.is_woken) {
+                *next = world.next_at();
+            }
+        }
+    }
+}
+
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, sabotage: Option<WorldSabotage>) -> Result<Self, ScenarioError> {
+    /// A world whose messages have lengths drawn from the scenario's range.
+    pub fn new(
+        scenario: &'a Scenario,
+        sabotage: Option<WorldSabotage>,
+    ) -> Result<Self, ScenarioError> {
         let mut seeds = ChaCha8Rng::seed_from_u64(scenario.seed);
         let span = scenario.message_bytes_max - scenario.message_bytes_min + 1;
         let draw = |random: u64| ((u128::from(random) * u128::from(span)) >> 64) as u64;
@@ -138,9 +190,14 @@ impl<'a> World<'a> {
             scenario,
             lengths,
             now: 0,
+            rounds: 0,
+            released: scenario.count,
+            arrived: BTreeMap::new(),
+            is_woken: false,
             ends,
             wires,
             credit: CreditChecker::default(),
+            bitmap_only: BitmapOnly::new(scenario),
             findings: Findings::default(),
             trace: Trace(0xcbf2_9ce4_8422_2325),
             completion_nanos: vec![None; scenario.count as usize],
@@ -150,40 +207,85 @@ impl<'a> World<'a> {
         })
     }
 
-    fn run(mut self) -> Outcome {
-        let mut rounds = 0;
+    /// Holds all messages back until they are released; these are their lengths.
+    pub fn hold(&mut self, lengths: Vec<u64>) {
+        self.lengths = lengths;
+        self.released = 0;
+    }
+
+    /// Lets the next message go, with these bytes if any travel.
+    pub fn release(&mut self, bytes: Option<Vec<u8>>, now: Nanos) {
+        let message = u64::from(self.released);
+        if let Some(bytes) = bytes {
+            for end in &mut self.ends {
+                end.memory.contents.insert(message, bytes.clone());
+            }
+        }
+        self.released += 1;
+        self.now = self.now.max(now);
+        self.findings.now = self.now;
+        self.post();
+        self.pump(0);
+        self.is_woken = true;
+    }
+
+    /// Whether a message could leave at once: keys and path are confirmed, receives are posted.
+    pub fn is_ready(&self) -> bool {
+        let session = &self.ends[0].session;
+        session.is_established() && session.credit_end() > 0
+    }
+
+    /// Whether the receiving end has all of a message.
+    pub fn has_received(&self, message: u64) -> bool {
+        self.ends[1].completions.is_completed(message)
+    }
+
+    /// Whether the sending end knows that it has this message and all before.
+    pub fn has_sent_all(&self, last: u64) -> bool {
+        let is_sent = |message| self.ends[0].completions.is_completed(message);
+        self.ends[0].in_flight == 0 && is_sent(last)
+    }
+
+    /// Takes the bytes of a message that was received, if any travelled.
+    pub fn take_arrived(&mut self, message: u64) -> Option<Vec<u8>> {
+        self.arrived.remove(&message)
+    }
+
+    fn start(&mut self) {
         self.post();
         self.pump(0);
         self.pump(1);
-        while let Some(next) = self.next_at() {
-            rounds = if next > self.now { 0 } else { rounds + 1 };
-            self.now = next.max(self.now);
-            self.findings.now = self.now;
-            if rounds > ROUNDS_PER_INSTANT_MAX {
-                self.findings.add(Rule::Finished, || "no progress: time stands still".into());
-                break;
-            }
-            if self.now > self.scenario.time_max {
-                self.findings.add(Rule::Finished, || "out of virtual time".into());
-                break;
-            }
-            for end in 0..2 {
-                let is_timeout =
-                    self.ends[end].session.next_timeout().is_some_and(|at| at <= self.now);
-                if self.deliver(end) | is_timeout {
-                    self.pump(end);
-                }
-            }
-            let is_done = self.ends.iter().all(|end| end.completions.is_done());
-            if is_done && !self.ends[0].is_closed {
-                self.ends[0].session.close(CloseReason::Requested, self.now);
-                self.pump(0);
-            }
-        }
-        self.finish()
     }
 
-    fn finish(mut self) -> Outcome {
+    /// Does what is due at an instant; false if there is no end to it.
+    fn advance(&mut self, now: Nanos) -> bool {
+        self.rounds = if now > self.now { 0 } else { self.rounds + 1 };
+        self.now = now.max(self.now);
+        self.findings.now = self.now;
+        if self.rounds > ROUNDS_PER_INSTANT_MAX {
+            self.findings.add(Rule::Finished, || "no progress: time stands still".into());
+            return false;
+        }
+        if self.now > self.scenario.time_max {
+            self.findings.add(Rule::Finished, || "out of virtual time".into());
+            return false;
+        }
+        for end in 0..2 {
+            let is_timeout = self.ends[end].session.next_timeout().is_some_and(|at| at <= self.now);
+            if self.deliver(end) | is_timeout {
+                self.pump(end);
+            }
+        }
+        let is_done = self.ends.iter().all(|end| end.completions.is_done());
+        if is_done && !self.ends[0].is_closed {
+            self.ends[0].session.close(CloseReason::Requested, self.now);
+            self.pump(0);
+        }
+        true
+    }
+
+    /// What it showed.
+    pub fn finish(mut self) -> Outcome {
         for end in &mut self.ends {
             end.completions.finish(&mut self.findings);
             self.findings.violations.append(&mut end.memory.findings.violations);
@@ -200,6 +302,8 @@ impl<'a> World<'a> {
             receiver,
             forward: self.wires[0].counters(),
             backward: self.wires[1].counters(),
+            foreign_units: self.bitmap_only.foreign_units,
+            foreign_messages: self.bitmap_only.foreign_messages,
             violations: self.findings.violations,
         }
     }
@@ -219,7 +323,10 @@ impl<'a> World<'a> {
             self.steps += 1;
             memory.findings.now = self.now;
             let is_late = match Header::decode(&arrival.datagram) {
-                Ok((Header { kind: Kind::Unit { message, .. }, .. }, _)) => {
+                Ok((Header { kind: Kind::Unit { message, unit, .. }, .. }, _)) => {
+                    if end == 1 && !arrival.is_corrupted {
+                        self.bitmap_only.arrived(message, unit);
+                    }
                     completions.is_completed(message)
                 }
                 _ => false,
@@ -302,7 +409,8 @@ impl<'a> World<'a> {
                 this.in_flight -= 1;
                 this.completions.completed(message, status, &mut self.findings);
                 this.memory.findings.now = self.now;
-                this.memory.verify(message, length);
+                let bytes = this.memory.verify(message, length);
+                self.arrived.extend(bytes.map(|bytes| (message, bytes)));
                 if immediate != immediate_of(message) {
                     let detail = || format!("message {message}: immediate {immediate:?}");
                     self.findings.add(Rule::PayloadEqual, detail);
@@ -330,13 +438,14 @@ impl<'a> World<'a> {
                 break;
             }
             receiver.memory.expect(message, self.lengths[message as usize]);
+            self.bitmap_only.posted(message, self.lengths[message as usize]);
             if self.sabotage != Some(WorldSabotage::ForgetCredit) {
                 self.credit.posted(message_bytes_max);
             }
             receiver.posted += 1;
             receiver.in_flight += 1;
         }
-        while sender.posted < count && sender.in_flight < depth && !sender.is_closed {
+        while sender.posted < self.released && sender.in_flight < depth && !sender.is_closed {
             let message = u64::from(sender.posted);
             let length = self.lengths[message as usize];
             let posted = if streams && message % 3 == 1 && length > 0 {

@@ -51,6 +51,9 @@ pub struct StartConfig {
     pub rate_bits_per_second: u64,
     /// Silence after which the session ends.
     pub idle_timeout_nanos: Nanos,
+    /// Skew of the path that is known: what comes this much later than what was sent after it is
+    /// not lost.
+    pub reordering_nanos: Nanos,
     /// The side that opened the session knows the path (a relay, perhaps) and accepts packets from
     /// `peer_address` only; the other one follows its authentic packets until the path is validated.
     pub is_initiator: bool,
@@ -183,7 +186,7 @@ impl Endpoint {
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,
             idle_timeout: start.idle_timeout_nanos,
-            reordering: 0, // the path shows it
+            reordering: start.reordering_nanos,
             detection: Detection::Reports,
             packets_per_key: PACKETS_PER_KEY,
             payload: PayloadMode::Real,

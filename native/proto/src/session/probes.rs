@@ -11,8 +11,12 @@ const SECOND_SHARE: u64 = 4;
 const UNANSWERED: u32 = 2;
 /// Shortest pauses: of the first probe a batch of packets, …
 const FIRST_MIN: Nanos = 100_000;
-/// … and of those into a silence, for paths of less than twice that.
-const SILENCE_MIN: Nanos = 5_000_000;
+/// … of the first that asks for an answer, …
+const ANSWER_MIN: Nanos = 5_000_000;
+/// … and of those into a silence.
+const SILENCE_MIN: Nanos = 1_000_000;
+/// Probes into a silence, in a round trip.
+const SILENCE_SHARE: u64 = 8;
 
 /// Which probe is next, and since when.
 #[derive(Debug, Default)]
@@ -36,9 +40,9 @@ impl Probes {
             0 => (srtt / FIRST_SHARE).max(FIRST_MIN),
             1 => (srtt / SECOND_SHARE).max(FIRST_MIN),
             // What was sent could have been answered: an acknowledgement may be late by this much.
-            2 => (srtt + srtt / 8).max(SILENCE_MIN),
-            // On a path that came back, the next probe is under way within half a round trip.
-            _ => (srtt / 2).max(SILENCE_MIN),
+            2 => (srtt + srtt / 8).max(ANSWER_MIN),
+            // A path that comes back waits for the next one; one of them is some 100 bytes.
+            _ => (srtt / SILENCE_SHARE).max(SILENCE_MIN),
         };
         self.since.saturating_add(pause)
     }
@@ -56,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_follow_the_last_unit_and_then_go_on_twice_a_round_trip() {
+    fn probes_follow_the_last_unit_and_then_go_on_eight_times_a_round_trip() {
         let srtt = 32_000_000;
         let mut probes = Probes::default();
         probes.restart(1_000);
@@ -68,7 +72,7 @@ mod tests {
             now = probes.next_at(srtt);
             answers.push(probes.sent(now));
         }
-        assert_eq!(pauses, [500_000, 8_000_000, 36_000_000, 16_000_000, 16_000_000]);
+        assert_eq!(pauses, [500_000, 8_000_000, 36_000_000, 4_000_000, 4_000_000]);
         assert_eq!(answers, [false, false, true, true, true]);
         probes.restart(now);
         assert_eq!(probes.next_at(1_000) - now, FIRST_MIN);

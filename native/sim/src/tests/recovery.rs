@@ -118,11 +118,12 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
                 // Validation of the path, and credit: then the message starts.
                 let ended = RTT + RTT / 2 + longest(&outcome);
                 let healed = ended - start - outage;
-                // A probe, its answer, what was lost, and its acknowledgement.
-                let allowed = 2 * RTT + RTT / 2 + RTT / 8 + INJECTION;
+                // A probe, its answer, what was lost, and its acknowledgement: two round trips,
+                // and what it takes until the next probe and until its gap counts as lost.
+                let allowed = 2 * RTT + RTT / 8 + RTT / 32 + INJECTION;
                 assert!(healed <= allowed, "{reliability:?} {outage} {phase}: {healed}");
                 // Ten seconds of silence at the rate would be 250 MB.
-                assert!(outcome.sender.wire_bytes_sent < 4_000_000);
+                assert!(outcome.sender.wire_bytes_sent < 5_000_000);
                 let stalled = outcome.sender.stalled_nanos;
                 let expected = outage.saturating_sub(4 * 3 * RTT);
                 assert!(stalled <= outage && stalled + 3 * RTT >= expected, "{stalled} {outage}");
