@@ -1,8 +1,8 @@
 """One end of a session for measuring: `python -m benchmarks.sessions.peer`, a process of its own.
 
 Reads its part as a line of JSON, prints its data address, reads the peer's, moves the bytes, prints
-what it took. Worker and job run here, so the processor time is that of both; that of the job, which is
-this thread, is also told by itself.
+what it took. Worker and job run here, so the processor time is of both; that of the job, which
+is this thread, is also told by itself.
 """
 
 import json
