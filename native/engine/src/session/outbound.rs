@@ -158,7 +158,7 @@ mod tests {
         let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         for (bytes, full) in [(1472, 44), (8972, 7)] {
             let mut outbound = Outbound::default();
-            for _ in 0..full + 1 {
+            for _ in 0..=full {
                 outbound.push(&udp, to, |batch| {
                     batch.resize(batch.len() + bytes, 7);
                     Some(Ecn::Ect0)

@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn a_receiver_sleeps_on_after_bulk_only_and_only_when_it_has_taken_all() {
         let after = |received_bytes, has_more| {
-            Progress { received_bytes, has_more, ..Progress::default() }.gathers()
+            Progress { has_more, received_bytes, ..Progress::default() }.gathers()
         };
         assert!(after(44 * 1472, false));
         assert!(!after(1472, false), "who waits for one packet waits for no other");
