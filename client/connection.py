@@ -42,6 +42,7 @@ from sealane.protocol.v1 import (
 DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
 _CONNECT_SECONDS: Final = 5.0
 _CALL_SECONDS: Final = 60.0
+_RESIZE_SECONDS: Final = 120.0
 _PAGE_SIZE: Final = 1000
 _FILL_POLL_SECONDS: Final = 0.5
 _JOB_POLL_SECONDS: Final = 0.5
@@ -287,10 +288,16 @@ class Volumes:
             await asyncio.sleep(_JOB_POLL_SECONDS)
 
     async def resize(self, name: str, *, size_bytes: int) -> Volume:
-        """UsageError `volume.resize.unsupported`, whatever the size."""
+        """Make a volume larger: `size_bytes` in all, a multiple of 4096; again is harmless.
+
+        What it gains reads as zeros. Hosts see it when the volume is attached next; until then
+        those that have it attached see a pause. UsageError `volume.resize.smaller`,
+        `volume.resize.mode`, `volume.resize.refused`; UnavailableError `store.extend`: there is no
+        room for it where it is stored.
+        """
         request = volumes_pb2.ResizeVolumeRequest(name=name, size_bytes=size_bytes)
         with translated():
-            return _volume(await self._stub.ResizeVolume(request, timeout=_CALL_SECONDS))
+            return _volume(await self._stub.ResizeVolume(request, timeout=_RESIZE_SECONDS))
 
     async def clone(self, name: str, *, display_name: str = "") -> Volume:
         """UsageError `volume.clone.unsupported`."""

@@ -91,6 +91,25 @@ class BrokerClient:
         )
         return open_descriptor(self._identity.anchor, signed)
 
+    async def begin_resize(
+        self, volume_id: str, *, size_bytes: int
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let a volume grow; returns its signed descriptor as it will be."""
+        request = broker_pb2.BeginResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
+        return await self._brokers.call(
+            lambda channel: BrokerStub(channel).BeginResize(request, timeout=_CALL_SECONDS)
+        )
+
+    async def finish_resize(
+        self, volume_id: str, *, size_bytes: int
+    ) -> broker_pb2.VolumeDescriptor:
+        """Tell the broker that a volume is stored in its new size; returns its descriptor."""
+        request = broker_pb2.FinishResizeRequest(volume_id=volume_id, size_bytes=size_bytes)
+        signed = await self._brokers.call(
+            lambda channel: BrokerStub(channel).FinishResize(request, timeout=_CALL_SECONDS)
+        )
+        return open_descriptor(self._identity.anchor, signed)
+
     async def share(
         self, volume_id: str, *, tenant: str, read_only: bool
     ) -> broker_pb2.VolumeDescriptor:

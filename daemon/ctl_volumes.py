@@ -76,8 +76,8 @@ def add_verbs(verbs: Any) -> None:
     add_range(write, length_default="what standard input has")
     named(verbs, "watch", _volume_watch, "print a volume's events until interrupted")
     add_job_verbs(verbs)
-    resize = named(verbs, "resize", _volume_resize, "refused: a volume keeps its size")
-    resize.add_argument("--size", type=parse_size, required=True)
+    resize = named(verbs, "resize", _volume_resize, "make a volume larger")
+    resize.add_argument("--size", type=parse_size, required=True, help="in all, as in 16GiB")
     named(verbs, "clone", _volume_clone, "refused: sectors are bound to their volume")
 
 
@@ -113,7 +113,8 @@ async def _volume_get(client: Client, options: argparse.Namespace, output: Outpu
 
 
 async def _volume_resize(client: Client, options: argparse.Namespace, output: Output) -> None:
-    await client.volumes.resize(options.name, size_bytes=options.size)
+    volume = await client.volumes.resize(options.name, size_bytes=options.size)
+    _show_volume(volume, output)
 
 
 async def _volume_clone(client: Client, options: argparse.Namespace, output: Output) -> None:

@@ -235,6 +235,18 @@ class ThirdPartyPort(Protocol):
         With `open_device` it is anchored.
         """
 
+    async def resize(
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        larger_sector_count: int,
+        store_key: bytearray,
+        open_device: OpenDevice | None = None,
+    ) -> None:
+        """Make a volume of `sector_count` larger that isn't attached."""
+
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace."""
 
@@ -280,6 +292,9 @@ class TargetPort(Protocol):
 
     async def close_volume(self, volume_id: uuid.UUID) -> None:
         """Close its queues and let its store go; what wasn't flushed may be lost."""
+
+    async def resize_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Make the sector store larger; every queue of it ends."""
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
         """Remove the store of a volume that isn't open, if there is one."""

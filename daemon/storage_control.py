@@ -168,6 +168,49 @@ class StorageService:
                     f"volume {descriptor.volume_id} exists with other properties",
                 )
 
+    async def resize(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
+        """Make a namespace as large as its new descriptor says; again is harmless.
+
+        UsageError `namespace.resize` if the descriptor is of another volume than the one here, or
+        an older one of a smaller size.
+        """
+        descriptor = self._own_descriptor(signed, is_restored=False)
+        self._own(caller, descriptor.volume_id)
+        # A caller that gives up must not leave a store larger than its descriptor.
+        await asyncio.shield(self._resize(caller, descriptor, signed.SerializeToString()))
+
+    async def _resize(
+        self, caller: Subject, descriptor: broker_pb2.VolumeDescriptor, signed: bytes
+    ) -> None:
+        async with self._changing:
+            known = self._own(caller, descriptor.volume_id)
+            await self._settle()
+            if _lasting(known) != _lasting(descriptor):
+                raise UsageError(
+                    "namespace.resize",
+                    f"volume {descriptor.volume_id} is here with other properties",
+                )
+            if descriptor.sector_count < known.sector_count:
+                raise UsageError(
+                    "namespace.resize",
+                    f"volume {descriptor.volume_id} has {known.sector_count} sectors here: it "
+                    f"never shrinks, nor to the {descriptor.sector_count} of this descriptor",
+                )
+            if descriptor.sector_count == known.sector_count:
+                return
+            volume_id = uuid.UUID(descriptor.volume_id)
+            await self._target.resize_volume(volume_id, sector_count=descriptor.sector_count)
+            # The store may be larger than its descriptor, and offers no more than that then. The
+            # other way round it would be one that was rolled back.
+            if self._catalogue is not None:
+                await self._catalogue.replace(volume_id, signed)
+            self._descriptors[descriptor.volume_id] = descriptor
+            self.events.report(
+                descriptor.volume_id,
+                "resized",
+                detail=f"{known.sector_count} sectors before, {descriptor.sector_count} now",
+            )
+
     async def delete(self, caller: Subject, volume_id: str) -> None:
         """Close the namespace's queues and remove its store."""
         async with self._changing:
@@ -481,6 +524,14 @@ class StorageService:
         )
 
 
+def _lasting(descriptor: broker_pb2.VolumeDescriptor) -> broker_pb2.VolumeDescriptor:
+    """Return of a descriptor what no change of size, key or name touches."""
+    lasting = broker_pb2.VolumeDescriptor.FromString(descriptor.SerializeToString())
+    for changing in ("sector_count", "key_epoch", "oldest_key_epoch", "display_name"):
+        lasting.ClearField(changing)
+    return lasting
+
+
 def open_descriptor(
     anchor: x509.Certificate, signed: broker_pb2.SignedVolumeDescriptor
 ) -> broker_pb2.VolumeDescriptor:
@@ -513,6 +564,13 @@ class StorageServicer(storage_pb2_grpc.StorageServicer):
     ) -> empty_pb2.Empty:
         """Remove a namespace."""
         await self._service.delete(self._caller(context), request.volume_id)
+        return empty_pb2.Empty()
+
+    async def ResizeNamespace(
+        self, request: storage_pb2.ResizeNamespaceRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """Make a namespace larger."""
+        await self._service.resize(self._caller(context), request.descriptor)
         return empty_pb2.Empty()
 
     async def OpenQueue(

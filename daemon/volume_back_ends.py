@@ -29,6 +29,8 @@ from sealane.errors import UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
+RESIZE_SECONDS: Final = 60.0
+"""Changes that wait are merged first, and queues drained."""
 MODE_LOCAL: Final = "local"
 # Stores outlive rotations: their key is of the first epoch, which is released as long as it counts.
 _STORE_KEY_EPOCH: Final = 1
@@ -93,6 +95,31 @@ class VolumeBackEnds:
                 store_key=store_key,
                 freshness=descriptor.mode != MODE_OFF,
                 open_device=self._device_of(descriptor),
+            )
+        finally:
+            wipe(store_key)
+
+    async def resize(
+        self, before: broker_pb2.VolumeDescriptor, larger: broker_pb2.SignedVolumeDescriptor
+    ) -> None:
+        """Make a volume larger where it is stored; again is harmless."""
+        if not before.third_party:
+            async with self.target_channel() as channel:
+                await storage_pb2_grpc.StorageStub(channel).ResizeNamespace(
+                    storage_pb2.ResizeNamespaceRequest(descriptor=larger), timeout=RESIZE_SECONDS
+                )
+            return
+        self._check_ours(before)
+        descriptor = broker_pb2.VolumeDescriptor.FromString(larger.descriptor)
+        store_key = await self._store_key(before)
+        try:
+            await self._third_parties.resize(
+                before.third_party,
+                uuid.UUID(before.volume_id),
+                sector_count=before.sector_count,
+                larger_sector_count=descriptor.sector_count,
+                store_key=store_key,
+                open_device=self._device_of(before),
             )
         finally:
             wipe(store_key)

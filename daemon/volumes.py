@@ -203,6 +203,29 @@ class VolumeService:
             await self._back_ends.delete(descriptor)
             await self._broker.unregister(volume_id)
 
+    async def resize(self, volume_id: str, *, size_bytes: int) -> broker_pb2.VolumeDescriptor:
+        """Make a volume larger; again goes on where an earlier call was cut short.
+
+        Gateways that have it attached see a pause, and its new size when they attach it next. One
+        on a third party must be detached.
+        """
+        with self._change(volume_id):
+            descriptor = await self._own(volume_id)
+            if descriptor.third_party and volume_id in self._attached:
+                raise UsageError(
+                    "volume.attached.state",
+                    f"volume {volume_id} is attached, and on a third party: detach it",
+                )
+            larger = await self._broker.begin_resize(volume_id, size_bytes=size_bytes)
+            await self._back_ends.resize(descriptor, larger)
+            grown = await self._broker.finish_resize(volume_id, size_bytes=size_bytes)
+            self.events.report(
+                volume_id,
+                "resized",
+                detail=f"{descriptor.sector_count} sectors before, {grown.sector_count} now",
+            )
+        return grown
+
     async def share(
         self, volume_id: str, *, tenant: str, read_only: bool
     ) -> broker_pb2.VolumeDescriptor:

@@ -146,12 +146,11 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
     async def ResizeVolume(
         self, request: volumes_pb2.ResizeVolumeRequest, context: Context
     ) -> volumes_pb2.Volume:
-        """Refuse: docs/stores.md §5."""
-        raise UsageError(
-            "volume.resize.unsupported",
-            f"{request.name[:80]}: a volume keeps its size, which its tree and its signed "
-            "descriptor are made for; create a volume of the size wanted and copy",
+        """Make a volume larger."""
+        descriptor = await self._service.resize(
+            volume_id_of(request.name), size_bytes=request.size_bytes
         )
+        return self._volume(descriptor)
 
     async def CloneVolume(
         self, request: volumes_pb2.CloneVolumeRequest, context: Context

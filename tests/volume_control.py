@@ -135,6 +135,9 @@ class RecordingTarget:
     async def close_volume(self, volume_id: uuid.UUID) -> None:
         del self.volumes[volume_id]
 
+    async def resize_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        self.volumes[volume_id] = sector_count
+
     async def discard_store(self, volume_id: uuid.UUID) -> None:
         raise AssertionError("only with a catalogue")
 
@@ -330,6 +333,7 @@ class RecordingThirdPartyVolume:
 class RecordingThirdParties:
     volumes: dict[str, uuid.UUID] = field(default_factory=dict)
     attached: list[RecordingThirdPartyVolume] = field(default_factory=list)
+    resized: list[int] = field(default_factory=list)
     failure: Error | None = None
     freshness: bool = True
 
@@ -353,6 +357,23 @@ class RecordingThirdParties:
             assert device.is_believed
             await device.confirm()
             await device.close()
+
+    async def resize(
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        larger_sector_count: int,
+        store_key: bytearray,
+        open_device: OpenDevice | None = None,
+    ) -> None:
+        assert self.volumes[name] == volume_id
+        assert sector_count < larger_sector_count
+        assert any(store_key)
+        if self.failure is not None:
+            raise self.failure
+        self.resized.append(larger_sector_count)
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         assert self.volumes.pop(name) == volume_id

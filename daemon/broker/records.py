@@ -94,6 +94,8 @@ class VolumeRecord(Record):
     is_deleted: bool = False
     device_id: uuid.UUID | None = None
     shares: Annotated[tuple[ShareRecord, ...], Field(max_length=SHARES_MAX)] = ()
+    # What it will be once it is stored so; 0: it isn't growing.
+    growing_to: Annotated[int, Field(ge=0)] = 0
 
     def allows(self, tenant: str, *, writing: bool = False) -> bool:
         """Whether gateways of `tenant` may use it: its own, and those it is shared with."""
@@ -119,6 +121,34 @@ class VolumeRecord(Record):
             )
         ordered = tuple(sorted(shares, key=lambda each: each.tenant))
         return self.model_copy(update={"shares": ordered})
+
+    def growing(self, sector_count: int) -> "VolumeRecord":
+        """Return it about to have so many sectors; UsageError `volume.resize.…`."""
+        if self.mode == "off":
+            raise UsageError(
+                "volume.resize.mode",
+                f"volume {self.volume_id} has mode off, and was filled with sealed sectors when it "
+                "was made: create a larger one and copy",
+            )
+        if sector_count < self.sector_count:
+            raise UsageError(
+                "volume.resize.smaller",
+                f"volume {self.volume_id} has {self.sector_count} sectors: with {sector_count} it "
+                "would lose what is in the others; create a smaller one and copy",
+            )
+        return self.model_copy(update={"growing_to": sector_count})
+
+    def grown(self, sector_count: int) -> "VolumeRecord":
+        """Return it with the sectors that it was growing to; UsageError `volume.resize.state`."""
+        if sector_count not in {self.growing_to, self.sector_count}:
+            raise UsageError(
+                "volume.resize.state",
+                f"volume {self.volume_id} doesn't grow to {sector_count} sectors: another change "
+                "of its size was begun meanwhile",
+            )
+        is_over = sector_count == self.growing_to
+        growing_to = 0 if is_over else self.growing_to
+        return self.model_copy(update={"sector_count": sector_count, "growing_to": growing_to})
 
     @property
     def key_epochs(self) -> range:

@@ -241,33 +241,31 @@ class Registry(Tables):
             after = page[-1].name if page else after
         return found[:limit]
 
-    async def finish_filling(self, volume_id: uuid.UUID) -> VolumeRecord:
-        """Note that every sector of a volume is sealed; UsageError `volume.not_found`."""
+    async def change_volume(
+        self, volume_id: uuid.UUID, change: Callable[[VolumeRecord], VolumeRecord]
+    ) -> VolumeRecord:
+        """Change a volume's record; UsageError `volume.not_found`, and what `change` raises."""
 
         async def attempt() -> VolumeRecord | None:
             stored = await self.volume(volume_id)
-            filled = stored.record.model_copy(update={"filling_gateway": ""})
+            changed = change(stored.record)
             revision = await self.commit(
                 [self.volumes.unchanged(stored.name, stored)],
-                self.volumes.sealed(stored.name, filled),
+                self.volumes.sealed(stored.name, changed),
             )
-            return None if revision is None else filled
+            return None if revision is None else changed
 
         return await self.settle(attempt)
+
+    async def finish_filling(self, volume_id: uuid.UUID) -> VolumeRecord:
+        """Note that every sector of a volume is sealed; UsageError `volume.not_found`."""
+        return await self.change_volume(
+            volume_id, lambda volume: volume.model_copy(update={"filling_gateway": ""})
+        )
 
     async def share(self, volume_id: uuid.UUID, share: ShareRecord) -> VolumeRecord:
         """Share a volume so from now on; UsageError `volume.not_found`, `volume.share.limit`."""
-
-        async def attempt() -> VolumeRecord | None:
-            stored = await self.volume(volume_id)
-            shared = stored.record.with_share(share)
-            revision = await self.commit(
-                [self.volumes.unchanged(stored.name, stored)],
-                self.volumes.sealed(stored.name, shared),
-            )
-            return None if revision is None else shared
-
-        return await self.settle(attempt)
+        return await self.change_volume(volume_id, lambda volume: volume.with_share(share))
 
     async def unregister(self, volume_id: uuid.UUID) -> int:
         """Mark a volume deleted, forget the request that made it, and return the revision."""

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from sealane.crypto.certificates import NAME_PATTERN, Subject
 from sealane.crypto.exchange import wipe
@@ -71,13 +71,7 @@ class BrokerService:
         and leases; brokers keep its anchor, unless `anchor` is "none". The caller also fills a
         volume of mode "off".
         """
-        sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
-        if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
-            raise UsageError(
-                "volume.size",
-                f"volume size {size_bytes} bytes; allowed: a multiple of {SECTOR_BYTES} from "
-                f"{SECTOR_BYTES} to {SECTOR_COUNT_MAX * SECTOR_BYTES}",
-            )
+        sector_count = _sector_count(size_bytes)
         if len(display_name) > DISPLAY_NAME_CHARACTERS_MAX or not display_name.isprintable():
             raise UsageError(
                 "volume.display_name",
@@ -170,6 +164,64 @@ class BrokerService:
             )
         return signed_descriptor(
             self.authority, await self.registry.finish_filling(record.volume_id), caller
+        )
+
+    async def begin_resize(
+        self, caller: Subject, volume_id: str, *, size_bytes: int
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let a volume of the caller's grow: return its descriptor as it will be.
+
+        UsageError `volume.size`, `volume.resize.smaller`, `volume.resize.mode`.
+        """
+        sector_count = _sector_count(size_bytes)
+        record = await own_volume(self.registry, caller, volume_id)
+        check_holder(record, caller)
+        growing = await self.registry.change_volume(
+            record.volume_id, lambda volume: volume.growing(sector_count)
+        )
+        await self._resize_told(caller, growing, outcome="granted", sector_count=sector_count)
+        return signed_descriptor(
+            self.authority, growing.model_copy(update={"sector_count": sector_count}), caller
+        )
+
+    async def finish_resize(
+        self, caller: Subject, volume_id: str, *, size_bytes: int
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Note that a volume is stored in the size it was growing to.
+
+        UsageError `volume.size`, `volume.resize.state`.
+        """
+        sector_count = _sector_count(size_bytes)
+        record = await own_volume(self.registry, caller, volume_id)
+        check_holder(record, caller)
+        grown = await self.registry.change_volume(
+            record.volume_id, lambda volume: volume.grown(sector_count)
+        )
+        # An older store must not take from a volume what its owner has written since.
+        await self._instance.cover(await self.registry.store.revision())
+        await self._resize_told(caller, grown, outcome="done", sector_count=sector_count)
+        return signed_descriptor(self.authority, grown, caller)
+
+    async def _resize_told(
+        self,
+        caller: Subject,
+        volume: VolumeRecord,
+        *,
+        outcome: Literal["granted", "done"],
+        sector_count: int,
+    ) -> None:
+        await self.audit.record(
+            "volume.resize",
+            subject=caller.spiffe_id,
+            outcome=outcome,
+            volume_id=str(volume.volume_id),
+            sector_count=sector_count,
+        )
+        get_logger().info(
+            "volume_resize",
+            volume_id=str(volume.volume_id),
+            outcome=outcome,
+            sector_count=sector_count,
         )
 
     async def unregister_volume(self, caller: Subject, volume_id: str) -> None:
@@ -313,3 +365,15 @@ class BrokerService:
             incarnation=caller.incarnation.hex(),
         )
         return secret
+
+
+def _sector_count(size_bytes: int) -> int:
+    """Return the sectors of a volume of that size; UsageError `volume.size`."""
+    sector_count, rest = divmod(size_bytes, SECTOR_BYTES)
+    if rest or not 1 <= sector_count <= SECTOR_COUNT_MAX:
+        raise UsageError(
+            "volume.size",
+            f"volume size {size_bytes} bytes; allowed: a multiple of {SECTOR_BYTES} from "
+            f"{SECTOR_BYTES} to {SECTOR_COUNT_MAX * SECTOR_BYTES}",
+        )
+    return sector_count

@@ -167,6 +167,30 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
                 caller, request.volume_id, tenant=request.tenant
             )
 
+    async def BeginResize(
+        self,
+        request: broker_pb2.BeginResizeRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Let a volume grow."""
+        caller = self._caller(context)
+        async with self._recorded("volume.resize", caller, volume_id=request.volume_id):
+            return await self._broker.begin_resize(
+                caller, request.volume_id, size_bytes=request.size_bytes
+            )
+
+    async def FinishResize(
+        self,
+        request: broker_pb2.FinishResizeRequest,
+        context: Context,
+    ) -> broker_pb2.SignedVolumeDescriptor:
+        """Note that a volume has grown."""
+        caller = self._caller(context)
+        async with self._recorded("volume.resize", caller, volume_id=request.volume_id):
+            return await self._broker.finish_resize(
+                caller, request.volume_id, size_bytes=request.size_bytes
+            )
+
     async def FinishFilling(
         self,
         request: broker_pb2.FinishFillingRequest,

@@ -2,7 +2,8 @@
 
 Volumes come and go one at a time. A volume that comes is on the list once the anchor has it, and
 its descriptor is renamed after that; one that goes is renamed first, and counts until the anchor no
-longer has it. So a crash leaves at most one volume whose descriptor's name is wrong, and the anchor
+longer has it. A descriptor that takes another's place lies beside it until the anchor has it. So a
+crash leaves at most one volume whose descriptor's name is wrong, and the anchor
 tells which way. The list also has the number of the device's opening: a directory that is put back
 from before the last start doesn't fit, whatever volumes it holds.
 """
@@ -25,6 +26,7 @@ from sealane.errors import UsageError, VerificationError
 _LABEL: Final = "sealane catalogue v1"
 # More than one were left by discards that failed. Brokers are told up to 1024 states: two of each.
 _UNFINISHED_MAX: Final = 256
+_REPLACEMENTS_MAX: Final = 128
 
 Listing = Mapping[uuid.UUID, bytes]
 """SHA-256 of the descriptor file of each volume."""
@@ -32,11 +34,15 @@ Listing = Mapping[uuid.UUID, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What may be anchored: `to_finish` is on the list and its descriptor isn't renamed yet."""
+    """What may be anchored: `to_finish` is on the list and its descriptor isn't renamed yet.
+
+    `to_replace` is on it with its next descriptor.
+    """
 
     openings: int
     listing: Listing
     to_finish: uuid.UUID | None
+    to_replace: uuid.UUID | None
     blob: bytes
 
 
@@ -78,6 +84,10 @@ class AnchoredCatalogue:
         state = matching[0]
         if state.to_finish is not None:
             await asyncio.to_thread(self._catalogue.finish, state.to_finish)
+        if state.to_replace is not None:
+            await asyncio.to_thread(self._catalogue.finish_replacement, state.to_replace)
+        for volume_id, _ in (await self.scan()).replacements:
+            await asyncio.to_thread(self._catalogue.drop_replacement, volume_id)
         self._listed = dict(state.listing)
         self._openings = state.openings + 1
         # First here, then there: a directory that has counted less is an older one.
@@ -100,6 +110,14 @@ class AnchoredCatalogue:
         await self._anchor(listed)
         await asyncio.to_thread(self._catalogue.finish, volume_id)
         self._unsettled.remove(volume_id)
+        self._listed = listed
+
+    async def replace(self, volume_id: uuid.UUID, content: bytes) -> None:
+        """Put another descriptor in the place of a listed volume's; may be tried again."""
+        await asyncio.to_thread(self._catalogue.begin_replacement, volume_id, content)
+        listed = {**self._listed, volume_id: _digest(content)}
+        await self._anchor(listed)
+        await asyncio.to_thread(self._catalogue.finish_replacement, volume_id)
         self._listed = listed
 
     def leave(self, volume_id: uuid.UUID) -> None:
@@ -144,9 +162,11 @@ class AnchoredCatalogue:
         """Return what may be anchored, beginning with what stands in the files."""
         found = self._catalogue.scan()
         listing = {volume_id: _digest(content) for volume_id, content in found.volumes}
-        listings: list[tuple[Listing, uuid.UUID | None]] = [(listing, None)]
+        listings: list[tuple[Listing, uuid.UUID | None, uuid.UUID | None]] = [(listing, None, None)]
         for volume_id, content in self._catalogue.unfinished(found, limit=_UNFINISHED_MAX):
-            listings.append(({**listing, volume_id: _digest(content)}, volume_id))
+            listings.append(({**listing, volume_id: _digest(content)}, volume_id, None))
+        for volume_id, content in found.replacements[:_REPLACEMENTS_MAX]:
+            listings.append(({**listing, volume_id: _digest(content)}, None, volume_id))
         openings = self._file.openings
         # The last opening may have been counted here and not there.
         counts = [openings, openings - 1] if openings else [openings]
@@ -155,10 +175,11 @@ class AnchoredCatalogue:
                 openings=count,
                 listing=each,
                 to_finish=to_finish,
+                to_replace=to_replace,
                 blob=_blob(self._file.device_id, count, each),
             )
             for count in counts
-            for each, to_finish in listings
+            for each, to_finish, to_replace in listings
         ]
 
 

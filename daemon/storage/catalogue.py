@@ -4,7 +4,8 @@
 its background jobs did. While a volume is being
 made or removed its descriptor is called `.volume.unfinished`: what a crash leaves under that name
 was never announced, or is being forgotten, and goes at the next start, unless the anchor has it on
-its list (sealane.daemon.storage.anchored_catalogue). Nothing else is deleted.
+its list (sealane.daemon.storage.anchored_catalogue). A descriptor that is about to take another's
+place, `.volume.next`, is one or the other, as the anchor says. Nothing else is deleted.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ STORE_SUFFIX: Final = ".sectors"
 JOBS_SUFFIX: Final = ".jobs"
 _FINISHED: Final = ".volume"
 _UNFINISHED: Final = ".volume.unfinished"
+_NEXT: Final = ".volume.next"
+_SUFFIXES: Final = frozenset({STORE_SUFFIX, _FINISHED, _UNFINISHED, _NEXT})
 _JOBS: Final = frozenset({JOBS_SUFFIX, f"{JOBS_SUFFIX}.new"})
 
 
@@ -34,6 +37,8 @@ class Found:
     """Volumes with a store, and the content of their descriptor files."""
     unfinished: Sequence[uuid.UUID]
     """Volumes that were being made or removed."""
+    replacements: Sequence[tuple[uuid.UUID, bytes]]
+    """Volumes whose descriptor was being replaced, and the content of the next one."""
     strays: Sequence[tuple[str, str]]
     """Files that are none of this, by name, each with what is wrong."""
 
@@ -60,16 +65,19 @@ class Catalogue:
                 raise UsageError(
                     "volume.exists", f"{path} exists already; remove it or use another volume id"
                 )
-        path = self._path(volume_id, _UNFINISHED)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            self._sync()
-        except OSError as error:
-            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+        self._write(self._path(volume_id, _UNFINISHED), content)
+
+    def begin_replacement(self, volume_id: uuid.UUID, content: bytes) -> None:
+        """Note what a volume's descriptor is about to become."""
+        self._write(self._path(volume_id, _NEXT), content)
+
+    def finish_replacement(self, volume_id: uuid.UUID) -> None:
+        """Make it that."""
+        self._rename(volume_id, _NEXT, _FINISHED)
+
+    def drop_replacement(self, volume_id: uuid.UUID) -> None:
+        """Forget what a volume's descriptor never became."""
+        self._unlink(volume_id, _NEXT)
 
     def finish(self, volume_id: uuid.UUID) -> None:
         """Note that the volume's store is there."""
@@ -81,27 +89,28 @@ class Catalogue:
 
     def forget(self, volume_id: uuid.UUID) -> None:
         """Forget an unfinished volume, whose store is gone."""
-        try:
-            self._path(volume_id, _UNFINISHED).unlink(missing_ok=True)
-            self._sync()
-        except OSError as error:
-            raise UnavailableError("store.remove", f"can't forget {volume_id}: {error}") from error
+        self._unlink(volume_id, _UNFINISHED)
 
     def scan(self) -> Found:
         """Look at every file. Nothing is changed."""
         names = sorted(entry.name for entry in self._directory.iterdir())
         volumes: list[tuple[uuid.UUID, bytes]] = []
         unfinished: list[uuid.UUID] = []
+        replacements: list[tuple[uuid.UUID, bytes]] = []
         strays: list[tuple[str, str]] = []
         for name in names:
             stem, dot, rest = name.partition(".")
             volume_id, suffix = _volume_id(stem), dot + rest
             if name in DEVICE_FILES or (volume_id is not None and suffix in _JOBS):
                 continue
-            if volume_id is None or suffix not in {STORE_SUFFIX, _FINISHED, _UNFINISHED}:
+            if volume_id is None or suffix not in _SUFFIXES:
                 strays.append((name, "not a file of a volume"))
             elif suffix == STORE_SUFFIX and not {stem + _FINISHED, stem + _UNFINISHED} & {*names}:
                 strays.append((name, "a store without a descriptor"))
+            elif suffix == _NEXT and stem + _FINISHED not in names:
+                strays.append((name, "a next descriptor of no volume"))
+            elif suffix == _NEXT:
+                self._add(volume_id, name, replacements, strays)
             elif suffix == _UNFINISHED and stem + _FINISHED in names:
                 strays.append((name, "a second descriptor of a volume"))
             elif suffix == _UNFINISHED:
@@ -110,7 +119,9 @@ class Catalogue:
                 strays.append((name, "a descriptor without a store"))
             elif suffix == _FINISHED:
                 self._add(volume_id, name, volumes, strays)
-        return Found(volumes=volumes, unfinished=unfinished, strays=strays)
+        return Found(
+            volumes=volumes, unfinished=unfinished, replacements=replacements, strays=strays
+        )
 
     def unfinished(self, found: Found, *, limit: int) -> list[tuple[uuid.UUID, bytes]]:
         """Return up to `limit` unfinished volumes with a store, with their descriptor files."""
@@ -139,6 +150,24 @@ class Catalogue:
 
     def _path(self, volume_id: uuid.UUID, suffix: str) -> Path:
         return self._directory / f"{volume_id}{suffix}"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            self._sync()
+        except OSError as error:
+            raise UnavailableError("store.create", f"can't make {path}: {error}") from error
+
+    def _unlink(self, volume_id: uuid.UUID, suffix: str) -> None:
+        try:
+            self._path(volume_id, suffix).unlink(missing_ok=True)
+            self._sync()
+        except OSError as error:
+            raise UnavailableError("store.remove", f"can't forget {volume_id}: {error}") from error
 
     def _rename(self, volume_id: uuid.UUID, old: str, new: str) -> None:
         try:

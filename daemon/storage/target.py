@@ -144,6 +144,7 @@ class TargetSubsystem(Exported):
     path: Path | None
     jobs: VolumeJobs
     anchor: StoreAnchor | None = None
+    is_resizing: bool = False
     tickets: dict[bytes, _Ticket] = field(default_factory=dict)
     fences: dict[str, _Fence] = field(default_factory=dict)
     starting: list[_Ticket] = field(default_factory=list)
@@ -263,6 +264,30 @@ class TargetSubsystem(Exported):
             self.feed.publish(
                 StorageEvent(kind="gateway_fenced", reason=reason, detail=gateway.name)
             )
+
+    async def resize(self, sector_count: int, listener: Listener) -> None:
+        """Make the store larger while nobody uses it: gateways come back when it is over.
+
+        UsageError `volume.resize.refused`, UnavailableError `store.extend`.
+        """
+        self.is_resizing = True
+        try:
+            for known in [*self.tickets]:
+                wipe(self.tickets.pop(known).secret)
+            for ticket in self.starting:
+                ticket.is_void = True
+            ending = [*self.served]
+            await asyncio.gather(*map(self.association_closed, ending))
+            for association_id in ending:
+                listener.end_association(association_id)
+            await self.jobs.close(keep=True)
+            try:
+                await extended(self.native, sector_count)
+            finally:
+                self.jobs.open(self.native)
+            self.subsystem = _sealed_subsystem(self.volume_id, self.native)
+        finally:
+            self.is_resizing = False
 
     async def drain(self, association_id: int) -> None:
         """Stop an association's queues; who comes second waits as long as who came first."""
@@ -517,19 +542,20 @@ class Target(Provider):
         self._volumes[volume_nqn(volume_id)] = TargetSubsystem(
             volume_id=volume_id,
             native=native,
-            subsystem=volume_subsystem(
-                nqn=volume_nqn(volume_id),
-                volume_id=volume_id,
-                serial=volume_id.hex[:20],
-                block_count=native.block_count,
-                metadata_bytes=_METADATA_BYTES,
-                transfer_max=SECURE_TRANSFER_BYTES,
-            ),
+            subsystem=_sealed_subsystem(volume_id, native),
             feed=EventFeed(native, self._listener.queue_closed),
             path=path,
             jobs=jobs,
             anchor=anchor,
         )
+
+    async def resize_volume(self, volume_id: uuid.UUID, *, sector_count: int) -> None:
+        """Make a volume larger; its queues end, and its gateways open others.
+
+        UsageError `volume.resize.refused` for a size that its store can't take, UnavailableError
+        `store.extend` if there is no room for it.
+        """
+        await self._volume(volume_id).resize(sector_count, self._listener)
 
     async def discard_store(self, volume_id: uuid.UUID) -> None:
         """Remove the store of a volume that isn't open, if there is one."""
@@ -573,6 +599,9 @@ class Target(Provider):
         check_nqn(host_nqn)
         if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
             raise UsageError("queue.ticket", f"a ticket is {TICKET_BYTES} fresh random bytes")
+        if volume.is_resizing:
+            wipe(secret)
+            raise UnavailableError("namespace.resizing", f"volume {volume_id} is being resized")
         newest = self.newest_epoch(volume_id, host_nqn)
         if association_epoch < newest:
             raise ProtocolError(
@@ -651,6 +680,38 @@ class Target(Provider):
             return self._volumes[volume_nqn(volume_id)]
         except KeyError:
             raise UsageError("volume.unknown", f"no volume {volume_id} here") from None
+
+
+def _sealed_subsystem(volume_id: uuid.UUID, native: _native.Namespace) -> Subsystem:
+    return volume_subsystem(
+        nqn=volume_nqn(volume_id),
+        volume_id=volume_id,
+        serial=volume_id.hex[:20],
+        block_count=native.block_count,
+        metadata_bytes=_METADATA_BYTES,
+        transfer_max=SECURE_TRANSFER_BYTES,
+    )
+
+
+async def extended(native: _native.Namespace, sector_count: int) -> None:
+    """Make a namespace that nobody uses larger.
+
+    UsageError `volume.resize.refused`, UnavailableError `store.extend`, `anchor.unreachable`;
+    VerificationError `store.rolled_back`.
+    """
+    try:
+        await asyncio.to_thread(native.extend, sector_count)
+    except ValueError as error:
+        raise UsageError("volume.resize.refused", str(error)) from error
+    except _native.StoreRefusedError as error:
+        reason, text = error.args
+        if reason == "anchor.unreachable":
+            raise UnavailableError(reason, text) from error
+        raise VerificationError(reason, text) from error
+    except OSError as error:
+        raise UnavailableError(
+            "store.extend", f"the store can't have {sector_count} sectors: {error}"
+        ) from error
 
 
 def _bad_ticket(why: str) -> ConnectRefusedError:

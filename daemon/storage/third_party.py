@@ -22,7 +22,7 @@ from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.store_anchor import StoreAnchor
-from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.target import Target, extended
 from sealane.daemon.storage.third_party_link import Association, Claim, ThirdParty
 from sealane.daemon.storage.volume_jobs import JOBS_SECONDS, VolumeJobs
 from sealane.daemon.volume_device import OpenDevice, VolumeDevice
@@ -316,6 +316,37 @@ class ThirdPartyStores:
                     raise
                 raise occupied from error
             await _close(*opened)
+
+    async def resize(
+        self,
+        name: str,
+        volume_id: uuid.UUID,
+        *,
+        sector_count: int,
+        larger_sector_count: int,
+        store_key: bytearray,
+        open_device: OpenDevice | None = None,
+    ) -> None:
+        """Make a volume of `sector_count` larger that isn't attached; again is harmless.
+
+        Its namespace must have room for it: UnavailableError `store.extend` else.
+        """
+        identity = StoreIdentity(
+            volume_id=volume_id, sector_count=sector_count, store_key=store_key
+        )
+        device = None if open_device is None else await open_device()
+        try:
+            async with self._using(name) as association:
+                native, anchor = await self.store(association, identity, device, exist="open")
+                try:
+                    await extended(native, larger_sector_count)
+                finally:
+                    await _close(native, anchor)
+            if device is not None:
+                await device.confirm()
+        finally:
+            if device is not None:
+                await device.close()
 
     async def delete(self, name: str, volume_id: uuid.UUID) -> None:
         """Take a volume off its namespace: its sectors stay, but nothing leads to them."""

@@ -61,6 +61,16 @@ class BrokerStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
                 _registered_method=True)
+        self.BeginResize = channel.unary_unary(
+                '/sealane.v1.Broker/BeginResize',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.BeginResizeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                _registered_method=True)
+        self.FinishResize = channel.unary_unary(
+                '/sealane.v1.Broker/FinishResize',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishResizeRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+                _registered_method=True)
         self.SetVolumeShare = channel.unary_unary(
                 '/sealane.v1.Broker/SetVolumeShare',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SetVolumeShareRequest.SerializeToString,
@@ -119,6 +129,20 @@ class BrokerServicer:
     def FinishFilling(self, request, context):
         """From the filling gateway: every sector of the volume is sealed and durable.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginResize(self, request, context):
+        """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
+        until FinishResize says that it is stored so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishResize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -184,6 +208,16 @@ def add_BrokerServicer_to_server(servicer, server):
             'FinishFilling': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishFilling,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
+            ),
+            'BeginResize': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginResize,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.BeginResizeRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
+            ),
+            'FinishResize': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishResize,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishResizeRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.SerializeToString,
             ),
             'SetVolumeShare': grpc.unary_unary_rpc_method_handler(
@@ -347,6 +381,60 @@ class Broker:
             target,
             '/sealane.v1.Broker/FinishFilling',
             sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishFillingRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginResize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/BeginResize',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.BeginResizeRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishResize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Broker/FinishResize',
+            sealane_dot_protocol_dot_v1_dot_broker__pb2.FinishResizeRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_broker__pb2.SignedVolumeDescriptor.FromString,
             options,
             channel_credentials,

@@ -40,6 +40,11 @@ class BrokerStub:
     UnregisterVolume: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]
     FinishFilling: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]
     """From the filling gateway: every sector of the volume is sealed and durable."""
+    BeginResize: _grpc.UnaryUnaryMultiCallable[_broker_pb2.BeginResizeRequest, _broker_pb2.SignedVolumeDescriptor]
+    """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
+    until FinishResize says that it is stored so.
+    """
+    FinishResize: _grpc.UnaryUnaryMultiCallable[_broker_pb2.FinishResizeRequest, _broker_pb2.SignedVolumeDescriptor]
     SetVolumeShare: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SetVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]
     """Lets gateways of another tenant use the volume; again: changes what they may do."""
     RemoveVolumeShare: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RemoveVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]
@@ -62,6 +67,11 @@ class BrokerAsyncStub(BrokerStub):
     UnregisterVolume: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnregisterVolumeRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     FinishFilling: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishFillingRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     """From the filling gateway: every sector of the volume is sealed and durable."""
+    BeginResize: _aio.UnaryUnaryMultiCallable[_broker_pb2.BeginResizeRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
+    """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
+    until FinishResize says that it is stored so.
+    """
+    FinishResize: _aio.UnaryUnaryMultiCallable[_broker_pb2.FinishResizeRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     SetVolumeShare: _aio.UnaryUnaryMultiCallable[_broker_pb2.SetVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
     """Lets gateways of another tenant use the volume; again: changes what they may do."""
     RemoveVolumeShare: _aio.UnaryUnaryMultiCallable[_broker_pb2.RemoveVolumeShareRequest, _broker_pb2.SignedVolumeDescriptor]  # type: ignore[assignment]
@@ -111,6 +121,23 @@ class BrokerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
         """From the filling gateway: every sector of the volume is sealed and durable."""
+
+    @_abc_1.abstractmethod
+    def BeginResize(
+        self,
+        request: _broker_pb2.BeginResizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]:
+        """Lets a volume grow: its descriptor as it will be, for who stores it. The volume keeps its size
+        until FinishResize says that it is stored so.
+        """
+
+    @_abc_1.abstractmethod
+    def FinishResize(
+        self,
+        request: _broker_pb2.FinishResizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SignedVolumeDescriptor, _abc.Awaitable[_broker_pb2.SignedVolumeDescriptor]]: ...
 
     @_abc_1.abstractmethod
     def SetVolumeShare(

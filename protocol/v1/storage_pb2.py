@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from sealane.protocol.v1 import broker_pb2 as sealane_dot_protocol_dot_v1_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/storage.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a sealane/protocol/v1/broker.proto\"P\n\x16\x43reateNamespaceRequest\x12\x36\n\ndescriptor\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\"+\n\x16\x44\x65leteNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"(\n\x13GetNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"\'\n\x12WatchEventsRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"I\n\x0fStartJobRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12#\n\x05start\x18\x02 \x01(\x0b\x32\x14.sealane.v1.JobStart\"L\n\x10\x43hangeJobRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12%\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x15.sealane.v1.JobChange\"\xb0\x01\n\x10OpenQueueRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x10\n\x08host_nqn\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x19\n\x11\x61ssociation_epoch\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x14\n\x0csealed_share\x18\x08 \x01(\x0c\"\xb0\x01\n\x11OpenQueueResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x1a\n\x12target_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06traddr\x18\x05 \x01(\t\x12\x0f\n\x07trsvcid\x18\x06 \x01(\r\x12\x15\n\rsubsystem_nqn\x18\x07 \x01(\t\x12\x14\n\x0csealed_share\x18\x08 \x01(\x0c\"\xe4\x01\n\tNamespace\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x14\n\x0csector_count\x18\x02 \x01(\x04\x12\x17\n\x0fsectors_written\x18\x03 \x01(\x04\x12\r\n\x05reads\x18\x04 \x01(\x04\x12\x0e\n\x06writes\x18\x05 \x01(\x04\x12\x10\n\x08refusals\x18\x06 \x01(\x04\x12\x11\n\tfreshness\x18\x07 \x01(\t\x12\r\n\x05store\x18\x08 \x01(\t\x12\x19\n\x11\x61ssociation_epoch\x18\t \x01(\x04\x12\'\n\x06status\x18\n \x01(\x0b\x32\x17.sealane.v1.StoreStatus\"\xd3\x03\n\x0bStoreStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x17\n\x0fsectors_written\x18\x02 \x01(\x04\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\t\x12\x15\n\ranchor_number\x18\x05 \x01(\x04\x12\x1a\n\ranchor_age_ms\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07pending\x18\x07 \x01(\x04\x12\x13\n\x0bpending_max\x18\x08 \x01(\x04\x12\x16\n\x0elog_pages_used\x18\t \x01(\x04\x12\x15\n\rlog_pages_max\x18\n \x01(\x04\x12\x14\n\x0croot_commits\x18\x0b \x01(\x04\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\x12\x18\n\x10leaf_cache_pages\x18\r \x01(\x04\x12\x17\n\x0fleaf_cache_hits\x18\x0e \x01(\x04\x12\x19\n\x11leaf_cache_misses\x18\x0f \x01(\x04\x12\x13\n\x0brecovery_ms\x18\x10 \x01(\x04\x12\x19\n\x11recovered_changes\x18\x11 \x01(\x04\x12\x1b\n\x13recovered_log_pages\x18\x12 \x01(\x04\x12#\n\x04jobs\x18\x13 \x03(\x0b\x32\x15.sealane.v1.VolumeJobB\x10\n\x0e_anchor_age_ms\"2\n\x08JobStart\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x18\n\x10\x62ytes_per_second\x18\x02 \x01(\x04\"\\\n\tJobChange\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05order\x18\x02 \x01(\t\x12\x1d\n\x10\x62ytes_per_second\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_bytes_per_second\"\xc4\x03\n\tVolumeJob\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x14\n\x0csector_count\x18\x05 \x01(\x04\x12\x0f\n\x07\x63hecked\x18\x06 \x01(\x04\x12\x11\n\tunchecked\x18\x07 \x01(\x04\x12\x11\n\trefreshed\x18\x08 \x01(\x04\x12\r\n\x05\x66ound\x18\t \x01(\x04\x12(\n\x08\x66indings\x18\n \x03(\x0b\x32\x16.sealane.v1.JobFinding\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x18\n\x10\x62ytes_per_second\x18\x0c \x01(\x04\x12\x11\n\tactive_ms\x18\r \x01(\x04\x12\x0e\n\x06yields\x18\x0e \x01(\x04\x12\x15\n\rinterruptions\x18\x0f \x01(\r\x12.\n\nstart_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0crun_position\x18\x12 \x01(\x04\x12\x15\n\rrun_active_ms\x18\x13 \x01(\x04\"F\n\nJobFinding\x12\x10\n\x03lba\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x06\n\x04_lba\"\x95\x01\n\x0bVolumeEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tvolume_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0b\n\x03lba\x18\x05 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x0e\n\x06origin\x18\x07 \x01(\t2\x85\x04\n\x07Storage\x12M\n\x0f\x43reateNamespace\x12\".sealane.v1.CreateNamespaceRequest\x1a\x16.google.protobuf.Empty\x12M\n\x0f\x44\x65leteNamespace\x12\".sealane.v1.DeleteNamespaceRequest\x1a\x16.google.protobuf.Empty\x12H\n\tOpenQueue\x12\x1c.sealane.v1.OpenQueueRequest\x1a\x1d.sealane.v1.OpenQueueResponse\x12\x46\n\x0cGetNamespace\x12\x1f.sealane.v1.GetNamespaceRequest\x1a\x15.sealane.v1.Namespace\x12H\n\x0bWatchEvents\x12\x1e.sealane.v1.WatchEventsRequest\x1a\x17.sealane.v1.VolumeEvent0\x01\x12>\n\x08StartJob\x12\x1b.sealane.v1.StartJobRequest\x1a\x15.sealane.v1.VolumeJob\x12@\n\tChangeJob\x12\x1c.sealane.v1.ChangeJobRequest\x1a\x15.sealane.v1.VolumeJobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!sealane/protocol/v1/storage.proto\x12\nsealane.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a sealane/protocol/v1/broker.proto\"P\n\x16\x43reateNamespaceRequest\x12\x36\n\ndescriptor\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\"P\n\x16ResizeNamespaceRequest\x12\x36\n\ndescriptor\x18\x01 \x01(\x0b\x32\".sealane.v1.SignedVolumeDescriptor\"+\n\x16\x44\x65leteNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"(\n\x13GetNamespaceRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"\'\n\x12WatchEventsRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\"I\n\x0fStartJobRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12#\n\x05start\x18\x02 \x01(\x0b\x32\x14.sealane.v1.JobStart\"L\n\x10\x43hangeJobRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12%\n\x06\x63hange\x18\x02 \x01(\x0b\x32\x15.sealane.v1.JobChange\"\xb0\x01\n\x10OpenQueueRequest\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x10\n\x08host_nqn\x18\x02 \x01(\t\x12\x10\n\x08queue_id\x18\x03 \x01(\r\x12\x12\n\npublic_key\x18\x04 \x01(\x0c\x12\r\n\x05nonce\x18\x05 \x01(\x0c\x12\x19\n\x11\x61ssociation_epoch\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x14\n\x0csealed_share\x18\x08 \x01(\x0c\"\xb0\x01\n\x11OpenQueueResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x1a\n\x12target_incarnation\x18\x04 \x01(\x04\x12\x0e\n\x06traddr\x18\x05 \x01(\t\x12\x0f\n\x07trsvcid\x18\x06 \x01(\r\x12\x15\n\rsubsystem_nqn\x18\x07 \x01(\t\x12\x14\n\x0csealed_share\x18\x08 \x01(\x0c\"\xe4\x01\n\tNamespace\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x14\n\x0csector_count\x18\x02 \x01(\x04\x12\x17\n\x0fsectors_written\x18\x03 \x01(\x04\x12\r\n\x05reads\x18\x04 \x01(\x04\x12\x0e\n\x06writes\x18\x05 \x01(\x04\x12\x10\n\x08refusals\x18\x06 \x01(\x04\x12\x11\n\tfreshness\x18\x07 \x01(\t\x12\r\n\x05store\x18\x08 \x01(\t\x12\x19\n\x11\x61ssociation_epoch\x18\t \x01(\x04\x12\'\n\x06status\x18\n \x01(\x0b\x32\x17.sealane.v1.StoreStatus\"\xd3\x03\n\x0bStoreStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x17\n\x0fsectors_written\x18\x02 \x01(\x04\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\t\x12\x15\n\ranchor_number\x18\x05 \x01(\x04\x12\x1a\n\ranchor_age_ms\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07pending\x18\x07 \x01(\x04\x12\x13\n\x0bpending_max\x18\x08 \x01(\x04\x12\x16\n\x0elog_pages_used\x18\t \x01(\x04\x12\x15\n\rlog_pages_max\x18\n \x01(\x04\x12\x14\n\x0croot_commits\x18\x0b \x01(\x04\x12\r\n\x05\x65poch\x18\x0c \x01(\x04\x12\x18\n\x10leaf_cache_pages\x18\r \x01(\x04\x12\x17\n\x0fleaf_cache_hits\x18\x0e \x01(\x04\x12\x19\n\x11leaf_cache_misses\x18\x0f \x01(\x04\x12\x13\n\x0brecovery_ms\x18\x10 \x01(\x04\x12\x19\n\x11recovered_changes\x18\x11 \x01(\x04\x12\x1b\n\x13recovered_log_pages\x18\x12 \x01(\x04\x12#\n\x04jobs\x18\x13 \x03(\x0b\x32\x15.sealane.v1.VolumeJobB\x10\n\x0e_anchor_age_ms\"2\n\x08JobStart\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x18\n\x10\x62ytes_per_second\x18\x02 \x01(\x04\"\\\n\tJobChange\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05order\x18\x02 \x01(\t\x12\x1d\n\x10\x62ytes_per_second\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_bytes_per_second\"\xc4\x03\n\tVolumeJob\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x14\n\x0csector_count\x18\x05 \x01(\x04\x12\x0f\n\x07\x63hecked\x18\x06 \x01(\x04\x12\x11\n\tunchecked\x18\x07 \x01(\x04\x12\x11\n\trefreshed\x18\x08 \x01(\x04\x12\r\n\x05\x66ound\x18\t \x01(\x04\x12(\n\x08\x66indings\x18\n \x03(\x0b\x32\x16.sealane.v1.JobFinding\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x18\n\x10\x62ytes_per_second\x18\x0c \x01(\x04\x12\x11\n\tactive_ms\x18\r \x01(\x04\x12\x0e\n\x06yields\x18\x0e \x01(\x04\x12\x15\n\rinterruptions\x18\x0f \x01(\r\x12.\n\nstart_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0crun_position\x18\x12 \x01(\x04\x12\x15\n\rrun_active_ms\x18\x13 \x01(\x04\"F\n\nJobFinding\x12\x10\n\x03lba\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x06\n\x04_lba\"\x95\x01\n\x0bVolumeEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tvolume_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0b\n\x03lba\x18\x05 \x01(\x04\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x0e\n\x06origin\x18\x07 \x01(\t2\xd4\x04\n\x07Storage\x12M\n\x0f\x43reateNamespace\x12\".sealane.v1.CreateNamespaceRequest\x1a\x16.google.protobuf.Empty\x12M\n\x0f\x44\x65leteNamespace\x12\".sealane.v1.DeleteNamespaceRequest\x1a\x16.google.protobuf.Empty\x12M\n\x0fResizeNamespace\x12\".sealane.v1.ResizeNamespaceRequest\x1a\x16.google.protobuf.Empty\x12H\n\tOpenQueue\x12\x1c.sealane.v1.OpenQueueRequest\x1a\x1d.sealane.v1.OpenQueueResponse\x12\x46\n\x0cGetNamespace\x12\x1f.sealane.v1.GetNamespaceRequest\x1a\x15.sealane.v1.Namespace\x12H\n\x0bWatchEvents\x12\x1e.sealane.v1.WatchEventsRequest\x1a\x17.sealane.v1.VolumeEvent0\x01\x12>\n\x08StartJob\x12\x1b.sealane.v1.StartJobRequest\x1a\x15.sealane.v1.VolumeJob\x12@\n\tChangeJob\x12\x1c.sealane.v1.ChangeJobRequest\x1a\x15.sealane.v1.VolumeJobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,34 +36,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATENAMESPACEREQUEST']._serialized_start=145
   _globals['_CREATENAMESPACEREQUEST']._serialized_end=225
-  _globals['_DELETENAMESPACEREQUEST']._serialized_start=227
-  _globals['_DELETENAMESPACEREQUEST']._serialized_end=270
-  _globals['_GETNAMESPACEREQUEST']._serialized_start=272
-  _globals['_GETNAMESPACEREQUEST']._serialized_end=312
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=314
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=353
-  _globals['_STARTJOBREQUEST']._serialized_start=355
-  _globals['_STARTJOBREQUEST']._serialized_end=428
-  _globals['_CHANGEJOBREQUEST']._serialized_start=430
-  _globals['_CHANGEJOBREQUEST']._serialized_end=506
-  _globals['_OPENQUEUEREQUEST']._serialized_start=509
-  _globals['_OPENQUEUEREQUEST']._serialized_end=685
-  _globals['_OPENQUEUERESPONSE']._serialized_start=688
-  _globals['_OPENQUEUERESPONSE']._serialized_end=864
-  _globals['_NAMESPACE']._serialized_start=867
-  _globals['_NAMESPACE']._serialized_end=1095
-  _globals['_STORESTATUS']._serialized_start=1098
-  _globals['_STORESTATUS']._serialized_end=1565
-  _globals['_JOBSTART']._serialized_start=1567
-  _globals['_JOBSTART']._serialized_end=1617
-  _globals['_JOBCHANGE']._serialized_start=1619
-  _globals['_JOBCHANGE']._serialized_end=1711
-  _globals['_VOLUMEJOB']._serialized_start=1714
-  _globals['_VOLUMEJOB']._serialized_end=2166
-  _globals['_JOBFINDING']._serialized_start=2168
-  _globals['_JOBFINDING']._serialized_end=2238
-  _globals['_VOLUMEEVENT']._serialized_start=2241
-  _globals['_VOLUMEEVENT']._serialized_end=2390
-  _globals['_STORAGE']._serialized_start=2393
-  _globals['_STORAGE']._serialized_end=2910
+  _globals['_RESIZENAMESPACEREQUEST']._serialized_start=227
+  _globals['_RESIZENAMESPACEREQUEST']._serialized_end=307
+  _globals['_DELETENAMESPACEREQUEST']._serialized_start=309
+  _globals['_DELETENAMESPACEREQUEST']._serialized_end=352
+  _globals['_GETNAMESPACEREQUEST']._serialized_start=354
+  _globals['_GETNAMESPACEREQUEST']._serialized_end=394
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=396
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=435
+  _globals['_STARTJOBREQUEST']._serialized_start=437
+  _globals['_STARTJOBREQUEST']._serialized_end=510
+  _globals['_CHANGEJOBREQUEST']._serialized_start=512
+  _globals['_CHANGEJOBREQUEST']._serialized_end=588
+  _globals['_OPENQUEUEREQUEST']._serialized_start=591
+  _globals['_OPENQUEUEREQUEST']._serialized_end=767
+  _globals['_OPENQUEUERESPONSE']._serialized_start=770
+  _globals['_OPENQUEUERESPONSE']._serialized_end=946
+  _globals['_NAMESPACE']._serialized_start=949
+  _globals['_NAMESPACE']._serialized_end=1177
+  _globals['_STORESTATUS']._serialized_start=1180
+  _globals['_STORESTATUS']._serialized_end=1647
+  _globals['_JOBSTART']._serialized_start=1649
+  _globals['_JOBSTART']._serialized_end=1699
+  _globals['_JOBCHANGE']._serialized_start=1701
+  _globals['_JOBCHANGE']._serialized_end=1793
+  _globals['_VOLUMEJOB']._serialized_start=1796
+  _globals['_VOLUMEJOB']._serialized_end=2248
+  _globals['_JOBFINDING']._serialized_start=2250
+  _globals['_JOBFINDING']._serialized_end=2320
+  _globals['_VOLUMEEVENT']._serialized_start=2323
+  _globals['_VOLUMEEVENT']._serialized_end=2472
+  _globals['_STORAGE']._serialized_start=2475
+  _globals['_STORAGE']._serialized_end=3071
 # @@protoc_insertion_point(module_scope)

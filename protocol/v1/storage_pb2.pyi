@@ -39,6 +39,24 @@ class CreateNamespaceRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ResizeNamespaceRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def descriptor(self) -> broker_pb2.SignedVolumeDescriptor: ...
+    def __init__(
+        self,
+        *,
+        descriptor: broker_pb2.SignedVolumeDescriptor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class DeleteNamespaceRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -46,6 +46,11 @@ class StorageStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.DeleteNamespaceRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.ResizeNamespace = channel.unary_unary(
+                '/sealane.v1.Storage/ResizeNamespace',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ResizeNamespaceRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
         self.OpenQueue = channel.unary_unary(
                 '/sealane.v1.Storage/OpenQueue',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.OpenQueueRequest.SerializeToString,
@@ -85,6 +90,14 @@ class StorageServicer:
 
     def DeleteNamespace(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResizeNamespace(self, request, context):
+        """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
+        ends, and is opened again by its gateway.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -132,6 +145,11 @@ def add_StorageServicer_to_server(servicer, server):
             'DeleteNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteNamespace,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.DeleteNamespaceRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'ResizeNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResizeNamespace,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_storage__pb2.ResizeNamespaceRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'OpenQueue': grpc.unary_unary_rpc_method_handler(
@@ -214,6 +232,33 @@ class Storage:
             target,
             '/sealane.v1.Storage/DeleteNamespace',
             sealane_dot_protocol_dot_v1_dot_storage__pb2.DeleteNamespaceRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResizeNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Storage/ResizeNamespace',
+            sealane_dot_protocol_dot_v1_dot_storage__pb2.ResizeNamespaceRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,

@@ -36,6 +36,10 @@ class StorageStub:
     def __new__(cls, channel: _aio.Channel) -> StorageAsyncStub: ...
     CreateNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.CreateNamespaceRequest, _empty_pb2.Empty]
     DeleteNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteNamespaceRequest, _empty_pb2.Empty]
+    ResizeNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ResizeNamespaceRequest, _empty_pb2.Empty]
+    """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
+    ends, and is opened again by its gateway.
+    """
     OpenQueue: _grpc.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]
     """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
     GetNamespace: _grpc.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]
@@ -51,6 +55,10 @@ class StorageAsyncStub(StorageStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.CreateNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     DeleteNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    ResizeNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.ResizeNamespaceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
+    ends, and is opened again by its gateway.
+    """
     OpenQueue: _aio.UnaryUnaryMultiCallable[_storage_pb2.OpenQueueRequest, _storage_pb2.OpenQueueResponse]  # type: ignore[assignment]
     """Exchanges ephemeral keys for one I/O queue and hands out its single-use ticket."""
     GetNamespace: _aio.UnaryUnaryMultiCallable[_storage_pb2.GetNamespaceRequest, _storage_pb2.Namespace]  # type: ignore[assignment]
@@ -75,6 +83,16 @@ class StorageServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.DeleteNamespaceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+
+    @_abc_1.abstractmethod
+    def ResizeNamespace(
+        self,
+        request: _storage_pb2.ResizeNamespaceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Makes a namespace as large as the descriptor says, which is never smaller. Every queue of it
+        ends, and is opened again by its gateway.
+        """
 
     @_abc_1.abstractmethod
     def OpenQueue(

@@ -179,15 +179,15 @@ class VolumesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResizeVolume(self, request, context):
-        """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
-        sector is bound to its volume.
+        """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloneVolume(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Refused, always, with the reason: a sealed sector is bound to its volume.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

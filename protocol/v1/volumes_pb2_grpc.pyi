@@ -51,10 +51,9 @@ class VolumesStub:
     """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
     ChangeVolumeJob: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ChangeVolumeJobRequest, _storage_pb2.VolumeJob]
     ResizeVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.ResizeVolumeRequest, _volumes_pb2.Volume]
-    """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
-    sector is bound to its volume.
-    """
+    """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next."""
     CloneVolume: _grpc.UnaryUnaryMultiCallable[_volumes_pb2.CloneVolumeRequest, _volumes_pb2.Volume]
+    """Refused, always, with the reason: a sealed sector is bound to its volume."""
 
 @_typing.type_check_only
 class VolumesAsyncStub(VolumesStub):
@@ -77,10 +76,9 @@ class VolumesAsyncStub(VolumesStub):
     """Background jobs where the volume is stored: scrub and refresh, one of each kind at a time."""
     ChangeVolumeJob: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ChangeVolumeJobRequest, _storage_pb2.VolumeJob]  # type: ignore[assignment]
     ResizeVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.ResizeVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
-    """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
-    sector is bound to its volume.
-    """
+    """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next."""
     CloneVolume: _aio.UnaryUnaryMultiCallable[_volumes_pb2.CloneVolumeRequest, _volumes_pb2.Volume]  # type: ignore[assignment]
+    """Refused, always, with the reason: a sealed sector is bound to its volume."""
 
 class VolumesServicer(metaclass=_abc_1.ABCMeta):
     """Volumes as a job sees them; served by the gateway on its Unix socket."""
@@ -172,15 +170,14 @@ class VolumesServicer(metaclass=_abc_1.ABCMeta):
         request: _volumes_pb2.ResizeVolumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
-        """Refused, always, with the reason: a volume's size is in what authenticates it, and a sealed
-        sector is bound to its volume.
-        """
+        """Makes a volume larger; what it gains is unwritten. Hosts see it when it is attached next."""
 
     @_abc_1.abstractmethod
     def CloneVolume(
         self,
         request: _volumes_pb2.CloneVolumeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]: ...
+    ) -> _typing.Union[_volumes_pb2.Volume, _abc.Awaitable[_volumes_pb2.Volume]]:
+        """Refused, always, with the reason: a sealed sector is bound to its volume."""
 
 def add_VolumesServicer_to_server(servicer: VolumesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

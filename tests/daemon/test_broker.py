@@ -326,3 +326,77 @@ async def test_volume_on_a_third_party_is_its_gateways_alone_in_every_mode(
     assert caught_filling.value.reason == "volume.filling"
     await broker.finish_filling(GATEWAY, shared.volume_id)
     await broker.release_key(other, volume_id=shared.volume_id, key_epoch=1, request_id=bytes(16))
+
+
+async def _resized(broker: BrokerService, volume_id: str, size: int) -> tuple[int, int]:
+    """Begin and finish a growth; the sectors that target and gateways are told of."""
+    begun = await broker.begin_resize(GATEWAY, volume_id, size_bytes=size)
+    finished = await broker.finish_resize(GATEWAY, volume_id, size_bytes=size)
+    told = [broker_pb2.VolumeDescriptor.FromString(s.descriptor) for s in (begun, finished)]
+    return told[0].sector_count, told[1].sector_count
+
+
+async def test_volume_grows_when_it_is_stored_so(broker: BrokerService) -> None:
+    made = await _register_mode(broker, "", target_node="s")
+    size = made.sector_count * 4096
+    signed = await broker.begin_resize(GATEWAY, made.volume_id, size_bytes=2 * size)
+    begun = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+    assert begun.sector_count == 2 * made.sector_count
+    still = broker_pb2.VolumeDescriptor.FromString(
+        (await broker.descriptor(GATEWAY, made.volume_id)).descriptor
+    )
+    assert still.sector_count == made.sector_count, "nobody has said that it is stored so"
+    for _ in range(2):
+        signed = await broker.finish_resize(GATEWAY, made.volume_id, size_bytes=2 * size)
+        grown = broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
+        assert grown.sector_count == 2 * made.sector_count
+    assert await _resized(broker, made.volume_id, 2 * size) == (begun.sector_count,) * 2
+    changed = ("sector_count", "key_epoch")
+    for descriptor in (made, grown):
+        for name in changed:
+            descriptor.ClearField(name)
+    assert grown == made
+
+
+async def test_size_that_a_volume_can_not_take_is_refused(broker: BrokerService) -> None:
+    made = await _register_mode(broker, "", target_node="s")
+    size = 4 * made.sector_count * 4096
+    await _resized(broker, made.volume_id, size)
+    for wrong, reason in (
+        (size - 4096, "volume.resize.smaller"),
+        (size + 1, "volume.size"),
+        (0, "volume.size"),
+        ((1 << 52) + 4096, "volume.size"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            await broker.begin_resize(GATEWAY, made.volume_id, size_bytes=wrong)
+        assert caught.value.reason == reason
+    with pytest.raises(UsageError) as caught:
+        await broker.finish_resize(GATEWAY, made.volume_id, size_bytes=2 * size)
+    assert caught.value.reason == "volume.resize.state"
+    await broker.begin_resize(GATEWAY, made.volume_id, size_bytes=2 * size)
+    await broker.begin_resize(GATEWAY, made.volume_id, size_bytes=3 * size)
+    with pytest.raises(UsageError) as caught:
+        await broker.finish_resize(GATEWAY, made.volume_id, size_bytes=2 * size)
+    assert caught.value.reason == "volume.resize.state", "another one was begun since"
+
+
+async def test_volume_of_mode_off_keeps_its_size(broker: BrokerService) -> None:
+    made = await _register_mode(broker, "off", target_node="s")
+    await broker.finish_filling(GATEWAY, made.volume_id)
+    with pytest.raises(UsageError) as caught:
+        await broker.begin_resize(GATEWAY, made.volume_id, size_bytes=1 << 40)
+    assert caught.value.reason == "volume.resize.mode"
+
+
+async def test_only_who_a_volume_belongs_to_resizes_it(broker: BrokerService) -> None:
+    made = await _register_mode(broker, "", target_node="s")
+    third = await _register_mode(broker, "local", target_node="g", third_party="array")
+    for caller, volume_id, reason in (
+        (_subject(tenant="other"), made.volume_id, "volume.not_found"),
+        (_subject(node="other"), third.volume_id, "volume.owner.refused"),
+    ):
+        for call in (broker.begin_resize, broker.finish_resize):
+            with pytest.raises((UsageError, VerificationError)) as caught:
+                await call(caller, volume_id, size_bytes=1 << 40)
+            assert caught.value.reason == reason

@@ -171,13 +171,58 @@ def test_command_line_scrubs_a_volume_and_shows_its_store(cluster: Cluster) -> N
     assert (store["epoch"], store["recovered_changes"]) == (1, 0)
     for arguments, reason in (
         (("scrub", name, "--pause"), "volume.job.over"),
-        (("resize", name, "--size", "8MiB"), "volume.resize.unsupported"),
+        (("resize", name, "--size", "1MiB"), "volume.resize.smaller"),
+        (("resize", "volumes/1", "--size", "8MiB"), "volume.name"),
         (("clone", name), "volume.clone.unsupported"),
     ):
         refused = sealanectl("--socket", cluster.gateway.socket, "volume", *arguments)
         assert refused.returncode == 2
         assert refused.stderr.endswith(f"[{reason}]\n")
     run("volume", "delete", name)
+
+
+async def test_volume_grows_while_it_is_attached_and_has_its_new_size_at_the_next_attach(
+    cluster: Cluster,
+) -> None:
+    data = secrets.token_bytes(64 << 10)
+    old_end, new_end = 4 * MIB - len(data), 40 * MIB - len(data)
+    async with connect(cluster.gateway.socket) as client:
+        volume = await client.volumes.create(size_bytes=4 * MIB)
+        volume = await client.volumes.attach(volume.name, host_nqn=HOST)
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            queue = await host.open_queue(1)
+            await queue.write(old_end // 4096, data)
+            grown = await client.volumes.resize(volume.name, size_bytes=40 * MIB)
+            assert (grown.size_bytes, grown.state) == (40 * MIB, "attached")
+            # The same host goes on, in the size that it knows.
+            back = bytearray(len(data))
+            await queue.read(old_end // 4096, back)
+            assert back == data
+            with pytest.raises(NvmeStatusError):
+                await queue.write(4 * MIB // 4096, data)
+            await queue.close()
+        await client.volumes.detach(volume.name)
+        volume = await client.volumes.attach(volume.name, host_nqn=HOST)
+        async with _host(volume) as host:
+            await host.request_queues(1)
+            namespace = await host.identify_namespace(1)
+            assert namespace.block_count == 40 * MIB // 4096
+            queue = await host.open_queue(1)
+            await queue.read(old_end // 4096, back)
+            assert back == data
+            await queue.read(new_end // 4096, back)
+            assert not any(back)
+            await queue.write(new_end // 4096, data)
+            await queue.read(new_end // 4096, back)
+            assert back == data
+            with pytest.raises(NvmeStatusError):
+                await queue.read(40 * MIB // 4096, back)
+            await queue.close()
+        await client.volumes.detach(volume.name)
+        again = await client.volumes.resize(volume.name, size_bytes=40 * MIB)
+        assert again.size_bytes == 40 * MIB, "again is harmless"
+        await client.volumes.delete(volume.name)
 
 
 async def test_unknown_volume_and_bad_name_are_named(cluster: Cluster) -> None:

@@ -114,11 +114,8 @@ async def test_volume_is_shown_without_its_store_if_that_gives_no_answer(world: 
     assert (volume.HasField("store"), volume.store_unknown) == (False, "namespace.not_found")
 
 
-async def test_another_size_and_clones_are_refused_with_their_reasons(world: World) -> None:
+async def test_clones_are_refused_with_their_reason(world: World) -> None:
     servicer = VolumesServicer(world.volumes)
-    with pytest.raises(UsageError, match="keeps its size") as caught:
-        await servicer.ResizeVolume(volumes_pb2.ResizeVolumeRequest(), None)  # type: ignore[arg-type]
-    assert caught.value.reason == "volume.resize.unsupported"
     with pytest.raises(UsageError, match="bound to their volume") as caught:
         await servicer.CloneVolume(volumes_pb2.CloneVolumeRequest(), None)  # type: ignore[arg-type]
     assert caught.value.reason == "volume.clone.unsupported"

@@ -353,3 +353,47 @@ async def test_barred_gateway_fails_and_leaves_its_volumes(world: World) -> None
     assert "attestation.measurement.unknown" in made.failed
     await asyncio.wait_for(made.detached.wait(), 5)
     assert world.volumes.attached(volume_id) is None
+
+
+async def test_volume_grows_at_broker_and_target(world: World) -> None:
+    volume_id = await create(world)
+    await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    for _ in range(2):
+        grown = await world.volumes.resize(volume_id, size_bytes=512 * 4096)
+        assert grown.sector_count == 512
+    assert world.target.volumes == {uuid.UUID(volume_id): 512}
+    records = cast("MemoryAudit", world.broker.audit).records
+    audited = [record for record in records if record["kind"] == "volume.resize"]
+    assert [record["outcome"] for record in audited[:2]] == ["granted", "done"]
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.resize(volume_id, size_bytes=511 * 4096)
+    assert caught.value.reason == "volume.resize.smaller"
+
+
+async def test_growth_that_the_target_refuses_leaves_the_volume_as_it_is(world: World) -> None:
+    volume_id = await create(world)
+    resize = world.target.resize_volume
+
+    async def fail(volume_id: uuid.UUID, *, sector_count: int) -> None:
+        raise UnavailableError("store.extend", "no room")
+
+    world.target.resize_volume = fail  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError) as caught:
+        await world.volumes.resize(volume_id, size_bytes=512 * 4096)
+    assert caught.value.reason == "store.extend"
+    assert (await world.volumes.get(volume_id)).sector_count == 256
+    world.target.resize_volume = resize  # type: ignore[method-assign]
+    assert (await world.volumes.resize(volume_id, size_bytes=300 * 4096)).sector_count == 300
+
+
+async def test_volume_on_a_third_party_grows_detached_only(world: World) -> None:
+    made = await world.volumes.create(
+        request_id="", display_name="", size_bytes=4096, target_node="", third_party="array"
+    )
+    await world.volumes.attach(made.volume_id, host_nqn=HOST, via=Via())
+    with pytest.raises(UsageError) as caught:
+        await world.volumes.resize(made.volume_id, size_bytes=8192)
+    assert caught.value.reason == "volume.attached.state"
+    await world.volumes.detach(made.volume_id)
+    assert (await world.volumes.resize(made.volume_id, size_bytes=8192)).sector_count == 2
+    assert world.third_parties.resized == [2]

@@ -98,7 +98,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def crashing(patch: pytest.MonkeyPatch, steps: Steps) -> None:
     """Let every change of a file be a step."""
-    for name in ("begin", "_rename", "forget"):
+    for name in ("begin", "begin_replacement", "_rename", "forget", "drop_replacement"):
         real = getattr(Catalogue, name)
 
         def stepped(self: Catalogue, *arguments: object, _real: object = real) -> None:
@@ -155,6 +155,56 @@ async def test_crash_at_any_step_is_no_alarm_and_loses_nothing_that_was_told(
         assert machine.has_volumes in after, survives
         survives += 1
     assert survives > 15
+
+
+async def _replace(machine: Machine, told: list[bytes]) -> None:
+    """Open, and give A another descriptor twice; `told` notes what the tenant was told last."""
+    catalogue = await machine.open()
+    for content in (b"next", b"last"):
+        await catalogue.replace(A, content)
+        told.append(content)
+
+
+async def test_crash_while_a_descriptor_is_replaced_leaves_the_old_one_or_the_new_one(
+    tmp_path: Path,
+) -> None:
+    survives, was_cut = 0, True
+    while was_cut:
+        machine = Machine(tmp_path / str(survives))
+        await machine.create(await machine.open(is_believed=True), A)
+        steps, told, was_cut = Steps(survives), [A.bytes], False
+        with pytest.MonkeyPatch.context() as patch:
+            crashing(patch, steps)
+            patch.setattr(machine.anchor, "steps", steps)
+            try:
+                await _replace(machine, told)
+            except (Crash, UnavailableError):
+                was_cut = True
+        for again in range(6):
+            with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Crash):
+                crashing(patch, again_steps := Steps(again))
+                patch.setattr(machine.anchor, "steps", again_steps)
+                with contextlib.suppress(UnavailableError):
+                    await machine.open()
+        found = await (await machine.open()).scan()
+        after = {A.bytes: b"next", b"next": b"last"}.get(told[-1], told[-1])
+        assert found.volumes in ([(A, told[-1])], [(A, after)]), survives
+        assert (found.replacements, found.strays) == ([], [])
+        survives += 1
+    assert survives > 8
+
+
+async def test_a_descriptor_that_was_replaced_does_not_come_back(machine: Machine) -> None:
+    catalogue = await machine.open(is_believed=True)
+    await machine.create(catalogue, A)
+    await catalogue.replace(A, b"next")
+    path = machine.directory / f"{A}.volume"
+    path.write_bytes(A.bytes)
+    with pytest.raises(VerificationError, match=r"device\.anchor\.mismatch"):
+        await machine.open()
+    path.with_suffix(".volume.next").write_bytes(b"forged")
+    with pytest.raises(VerificationError, match=r"device\.anchor\.mismatch"):
+        await machine.open()
 
 
 async def test_every_older_state_of_the_directory_is_refused(

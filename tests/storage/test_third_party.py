@@ -1,6 +1,7 @@
 """Volumes on a target that isn't ours: for the gateway, an ordinary namespace in a file."""
 
 import asyncio
+import os
 import secrets
 import uuid
 from collections.abc import AsyncIterator
@@ -306,3 +307,43 @@ async def test_gateway_scrubs_its_volume_and_goes_on_over_a_reconnection(world: 
                 if (job := jobs.list()[0]).is_over:
                     break
         assert (job.state, job.checked, job.found) == ("finished", 2, 0)
+
+
+@pytest.mark.parametrize("metadata", [False, True])
+async def test_volume_grows_as_far_as_its_namespace(tmp_path: Path, metadata: bool) -> None:
+    larger = SECTORS + 100
+    async with third_party_world(tmp_path, metadata=metadata) as world:
+        await world.create()
+        content = secrets.token_bytes(2 * PAGE)
+        async with world.attached() as queue:
+            await queue.write(SECTORS - 2, content)
+
+        async def resize() -> None:
+            await world.stores.resize(
+                "disks",
+                world.volume_id,
+                sector_count=SECTORS,
+                larger_sector_count=larger,
+                store_key=bytearray(world.store_key),
+                open_device=world.open_device,
+            )
+
+        if not metadata:
+            with pytest.raises(UnavailableError) as caught:
+                await resize()
+            assert caught.value.reason == "store.extend"
+        await world.plain.apply([])
+        os.truncate(world.image, (PAGES + 5000) * (PAGE + 64 * metadata))
+        await world.plain.apply([world.config(PAGES + 5000)])
+        for _ in range(2):
+            await resize()
+        async with world.attached() as queue:
+            assert await read(queue, SECTORS - 2, 2) == content
+        back = await world.stores.attach(
+            "disks",
+            world.volume_id,
+            sector_count=larger,
+            store_key=bytearray(world.store_key),
+            open_device=world.open_device,
+        )
+        await back.close()

@@ -79,7 +79,7 @@ class Rack:
 
     @contextlib.asynccontextmanager
     async def gateway(
-        self, node: str, key_epochs: Sequence[int] = (1,)
+        self, node: str, key_epochs: Sequence[int] = (1,), *, sectors: int = SECTORS
     ) -> AsyncIterator[AttachedVolume]:
         gateway = Gateway(traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=5.0))
         await gateway.start()
@@ -87,7 +87,7 @@ class Rack:
             VolumeKey(
                 volume_id=self.volume_id,
                 generation=1,
-                sector_count=SECTORS,
+                sector_count=sectors,
                 keys={epoch: self.key_of(epoch) for epoch in key_epochs},
             ),
             counters=[
@@ -343,3 +343,30 @@ async def test_replaced_counters_come_back_once(rack: Rack) -> None:
     (left,) = attached.replace_counters()
     assert (left.arena, left.counter_start, left.counter_end) == ((2, 9), 512, 1 << 20)
     assert attached.replace_counters() == []
+
+
+async def test_gateway_that_attaches_a_grown_volume_has_its_new_size_and_the_others_go_on(
+    rack: Rack,
+) -> None:
+    larger = 4 * SECTORS
+    async with rack.queue("g1") as first:
+        await first.write(SECTORS - 1, content(1))
+        await rack.target.resize_volume(rack.volume_id, sector_count=larger)
+        async with rack.gateway("g3", sectors=larger), rack.queue("g3") as third:
+            assert await read(third, SECTORS - 1) == content(1)
+            assert await read(third, larger - 1) == bytes(SECTOR)
+            await third.write(larger - 1, content(3))
+            assert await read(third, larger - 1) == content(3)
+            await third.write(0, content(3))
+            assert await read(first, 0) == content(3)
+            for lba, queue in ((SECTORS, first), (larger, third)):
+                with pytest.raises(NvmeStatusError):
+                    await queue.write(lba, content(4))
+
+
+async def test_gateway_that_takes_a_volume_for_larger_than_its_target_is_refused(
+    rack: Rack,
+) -> None:
+    async with rack.gateway("g4", sectors=2 * SECTORS), rack.queue("g4") as fourth:
+        with pytest.raises(NvmeStatusError):
+            await fourth.read(SECTORS, bytearray(SECTOR))

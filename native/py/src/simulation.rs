@@ -78,6 +78,7 @@ pub fn simulate<'py>(
         forward,
         backward,
         blackout: blackout_nanos,
+        more_paths: Vec::new(),
         time_max: time_nanos_max,
     };
     let outcome =

@@ -152,7 +152,7 @@ impl Namespace {
             return Err(invalid("a namespace has at least 1 block"));
         }
         let creates = creates(&exist)?;
-        let namespace = py.detach(|| {
+        let namespace = py.detach(|| -> io::Result<EngineNamespace> {
             let options = StoreOptions {
                 kind: &store,
                 block_count,
@@ -165,7 +165,13 @@ impl Namespace {
                 trust: &Trust { secret: secret.as_ref(), anchor, opening: opening.as_deref() },
             };
             let store = selection::open(&options)?;
-            if sealed { namespace_over(store, freshness) } else { EngineNamespace::plain(store) }
+            let namespace = if sealed {
+                namespace_over(store, freshness)?
+            } else {
+                EngineNamespace::plain(store)?
+            };
+            namespace.offer(block_count);
+            Ok(namespace)
         });
         let namespace = namespace.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => invalid(error),
@@ -219,8 +225,10 @@ impl Namespace {
                     RemoteSectorStore::open(blocks, volume_id, &key)?
                 }),
             };
-            selection::check_size(&*store, block_count)?;
-            namespace_over(store, freshness)
+            selection::check_size(&*store, block_count, freshness && !creates)?;
+            let namespace = namespace_over(store, freshness)?;
+            namespace.offer(block_count);
+            Ok(namespace)
         });
         Ok(Self::over(namespace.map_err(store_error)?))
     }
@@ -228,6 +236,13 @@ impl Namespace {
     #[getter]
     fn block_count(&self) -> u64 {
         self.namespace.block_count()
+    }
+
+    fn extend(&self, py: Python<'_>, block_count: u64) -> PyResult<()> {
+        py.detach(|| self.namespace.extend(block_count)).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => invalid(error),
+            _ => store_error(error),
+        })
     }
 
     #[getter]

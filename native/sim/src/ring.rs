@@ -152,7 +152,7 @@ impl Ring {
             message_bytes_min: 0,
             message_bytes_max: site.lengths().max().unwrap_or(0),
             streams: false,
-            ..self.session
+            ..self.session.clone()
         }
     }
 }

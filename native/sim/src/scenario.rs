@@ -11,6 +11,17 @@ pub const MESSAGES_MAX: u32 = 1_000_000;
 /// Bytes of either end's memory in real mode, most.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
 
+/// Another path between the ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathLinks {
+    /// From the sending to the receiving end.
+    pub forward: LinkConfig,
+    /// And back.
+    pub backward: LinkConfig,
+    /// An interval in which both directions lose everything: start, end.
+    pub blackout: Option<(Nanos, Nanos)>,
+}
+
 /// A run: one end sends `count` messages to the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scenario {
@@ -51,6 +62,8 @@ pub struct Scenario {
     pub backward: LinkConfig,
     /// An interval in which both directions lose everything: start, end.
     pub blackout: Option<(Nanos, Nanos)>,
+    /// Paths beside the one that the fields above describe.
+    pub more_paths: Vec<PathLinks>,
     /// Virtual time at which a run that has not finished counts as failed.
     pub time_max: Nanos,
 }
@@ -108,6 +121,7 @@ impl Scenario {
             forward: path,
             backward: path,
             blackout: None,
+            more_paths: Vec::new(),
             time_max: 600_000_000_000,
         }
     }
@@ -153,7 +167,8 @@ impl Scenario {
         if Plan::new(&[row], self.unit_bytes).is_err() {
             return Err(ScenarioError::Reliability(self.reliability));
         }
-        for path in [&self.forward, &self.backward] {
+        let others = self.more_paths.iter().flat_map(|path| [&path.forward, &path.backward]);
+        for path in [&self.forward, &self.backward].into_iter().chain(others) {
             path.validate()?;
             if path.corrupt_parts_per_billion > 0 && self.payload == PayloadMode::LengthsOnly {
                 return Err(ScenarioError::Corruption);

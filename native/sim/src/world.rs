@@ -6,11 +6,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 use sealane_proto::aead::Secret;
 use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
-use sealane_proto::session::packet::{Header, IP_UDP_BYTES, Kind};
+use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
-    Arrival as SessionArrival, CloseReason, Event, Memory, PACKETS_PER_KEY, PostError,
-    ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
-    SessionStatistics, Source, StreamPart, StreamRequest,
+    Arrival as SessionArrival, CloseReason, Departure, Event, IpVersion, Memory, PACKETS_PER_KEY,
+    PathAccount, PostError, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
+    SessionKeys, SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 use crate::bitmap_only::BitmapOnly;
@@ -42,6 +42,8 @@ pub struct Outcome {
     pub forward: LinkCounters,
     /// What the link back did.
     pub backward: LinkCounters,
+    /// What the sending end knows of each path.
+    pub paths: Vec<PathAccount>,
     /// Units that a receiver with bitmaps only would have taken for those of another message …
     pub foreign_units: u64,
     /// … and messages that it would have completed with such units in them.
@@ -124,8 +126,8 @@ pub(crate) struct World<'a> {
     is_woken: bool,
     /// Sending end, receiving end.
     ends: [End; 2],
-    /// Wires out of them.
-    wires: [Wire; 2],
+    /// Wires out of them, by path.
+    wires: [Vec<Wire>; 2],
     credit: CreditChecker,
     /// Sees what the receiving end sees.
     bitmap_only: BitmapOnly,
@@ -178,10 +180,14 @@ impl<'a> World<'a> {
         if sabotage == Some(WorldSabotage::CutWires) {
             forward.loss = Loss::Independent(PARTS);
         }
-        let wires = [
-            Wire::new(forward, scenario.blackout, seeds.next_u64()),
-            Wire::new(scenario.backward, scenario.blackout, seeds.next_u64()),
+        let mut wires = [
+            vec![Wire::new(forward, scenario.blackout, seeds.next_u64())],
+            vec![Wire::new(scenario.backward, scenario.blackout, seeds.next_u64())],
         ];
+        for path in &scenario.more_paths {
+            wires[0].push(Wire::new(path.forward, path.blackout, seeds.next_u64()));
+            wires[1].push(Wire::new(path.backward, path.blackout, seeds.next_u64()));
+        }
         let mut ends = [End::new(scenario, 0, "sends")?, End::new(scenario, 1, "receives")?];
         if let Some(WorldSabotage::Memory(fault)) = sabotage {
             ends[1].memory.sabotage = Some(fault);
@@ -291,6 +297,7 @@ impl<'a> World<'a> {
             self.findings.violations.append(&mut end.memory.findings.violations);
         }
         let [sender, receiver] = &self.ends;
+        let paths = sender.session.path_accounts().collect();
         let (sender, receiver) = (sender.session.statistics(), receiver.session.statistics());
         self.trace.add(&[self.now, sender.wire_bytes_sent, receiver.wire_bytes_sent]);
         Outcome {
@@ -300,8 +307,9 @@ impl<'a> World<'a> {
             steps: self.steps,
             sender,
             receiver,
-            forward: self.wires[0].counters(),
-            backward: self.wires[1].counters(),
+            forward: self.wires[0][0].counters(),
+            backward: self.wires[1][0].counters(),
+            paths,
             foreign_units: self.bitmap_only.foreign_units,
             foreign_messages: self.bitmap_only.foreign_messages,
             violations: self.findings.violations,
@@ -309,15 +317,20 @@ impl<'a> World<'a> {
     }
 
     fn next_at(&self) -> Option<Nanos> {
-        let arrivals = self.wires.iter().filter_map(Wire::next_at);
+        let arrivals = self.wires.iter().flatten().filter_map(Wire::next_at);
         let timers = self.ends.iter().filter_map(|end| end.session.next_timeout());
         arrivals.chain(timers).min()
     }
 
     /// Hands an end everything that has arrived; whether there was anything.
     fn deliver(&mut self, end: usize) -> bool {
+        (0..self.wires[1 - end].len())
+            .fold(false, |is_any, path| self.deliver_on(path, end) | is_any)
+    }
+
+    fn deliver_on(&mut self, path: usize, end: usize) -> bool {
         let mut is_any = false;
-        while let Some(mut arrival) = self.wires[1 - end].arrive(self.now) {
+        while let Some(mut arrival) = self.wires[1 - end][path].arrive(self.now) {
             let End { session, memory, completions, .. } = &mut self.ends[end];
             is_any = true;
             self.steps += 1;
@@ -345,7 +358,7 @@ impl<'a> World<'a> {
                     format!("corrupted: {is_corrupted}, copy: {is_copy}, late: {is_late}")
                 });
             }
-            self.wires[1 - end].recycle(arrival.datagram);
+            self.wires[1 - end][path].recycle(arrival.datagram);
             self.handle_events(end);
         }
         is_any
@@ -376,10 +389,12 @@ impl<'a> World<'a> {
             if end == 0 {
                 self.credit.sent(&self.out, &mut self.findings);
             }
-            let is_short = (wire_bytes as usize) < self.out.len() + IP_UDP_BYTES;
+            let is_short =
+                (wire_bytes as usize) < self.out.len() + session.config().ip.header_bytes();
             debug_assert!(!is_short, "statistics count fewer bytes than were sent");
             self.trace.add(&[self.now, 2 + end as u64, wire_bytes]);
-            self.wires[end].offer(&self.out, session.ecn(), wire_bytes as u32, self.now);
+            let Departure { path, ecn } = session.departure();
+            self.wires[end][path.index()].offer(&self.out, ecn, wire_bytes as u32, self.now);
         }
     }
 
@@ -503,6 +518,8 @@ impl End {
             connection_id_local: 0xa000 + end,
             connection_id_peer: 0xa000 + (1 - end),
             unit_bytes: scenario.unit_bytes,
+            ip: IpVersion::V4,
+            paths: u8::try_from(1 + scenario.more_paths.len()).unwrap_or(u8::MAX),
             chunk_units: scenario.chunk_units,
             slots: scenario.slots,
             rate_bytes_per_second: scenario.rate_bytes_per_second,
@@ -516,11 +533,13 @@ impl End {
         // Keys of a world in which nobody listens: only their being different matters.
         let secret = |direction: u64| Secret::extract(&direction.to_be_bytes(), b"simulation");
         let keys = SessionKeys { send: secret(end), receive: secret(1 - end) };
-        let packet_bytes_max = config.datagram_bytes_max() + IP_UDP_BYTES;
         Ok(Self {
             session: Session::new(config, &keys, 0),
             memory: WatchedMemory::new(scenario),
-            rate: RateChecker::new(scenario.rate_bytes_per_second, packet_bytes_max as u64),
+            rate: RateChecker::new(
+                scenario.rate_bytes_per_second,
+                config.packet_bytes_max() as u64,
+            ),
             completions: CompletionChecker::new(what, scenario.count),
             posted: 0,
             in_flight: 0,

@@ -9,7 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Detection, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig, SessionKeys,
+    Detection, IpVersion, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig,
+    SessionKeys,
 };
 
 use super::layout::Layout;
@@ -182,6 +183,11 @@ impl Endpoint {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
             unit_bytes: self.config.unit_bytes,
+            ip: match start.peer_address {
+                SocketAddr::V4(_) => IpVersion::V4,
+                SocketAddr::V6(_) => IpVersion::V6,
+            },
+            paths: 1,
             chunk_units: self.config.chunk_units,
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,

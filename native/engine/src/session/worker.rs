@@ -233,7 +233,7 @@ impl Worker {
                 time = now();
             }
             let pushed = outbound.push(udp, *peer, |bytes| {
-                session.next_transmit(&*memory, time, bytes).then(|| session.ecn())
+                session.next_transmit(&*memory, time, bytes).then(|| session.departure().ecn)
             });
             if !pushed {
                 outbound.flush(udp, *peer);

@@ -36,6 +36,14 @@ pub trait BlockStore: Debug + Send + Sync {
     fn upkeep(&self) -> io::Result<Option<Box<dyn Upkeep>>> {
         Ok(None)
     }
+    /// Gives the store `block_count` blocks at least, those that it gains unwritten; it has its old
+    /// size or the new one after a power cut. Of a store that has them, makes sure that it keeps
+    /// them. `ResourceBusy` while a channel or an upkeep is open, `InvalidInput` for a size that it
+    /// can't take, `StorageFull` if its device has no room, `Unsupported` if it never grows.
+    fn extend(&mut self, block_count: u64) -> io::Result<()> {
+        let detail = format!("a store of this kind doesn't grow to {block_count} blocks");
+        Err(io::Error::new(io::ErrorKind::Unsupported, detail))
+    }
     /// Counters by name; those of [`StoreCounters`] at least.
     fn statistics(&self) -> Vec<(&'static str, u64)>;
 }

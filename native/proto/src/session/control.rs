@@ -3,18 +3,16 @@
 //! Frames repeat until what came back shows that they arrived; nothing is ever waited for twice
 //! without a timer.
 
-use std::collections::VecDeque;
-
 use crate::link::Nanos;
 
-use super::challenges::Challenges;
-use super::ecn::PathCounts;
 use super::frame::{
     CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, LOSS_COUNTS_BYTES,
-    LOSSES_HEADER_BYTES, LOST_RUN_BYTES, NO_PACKET, PATH_BYTES, PATH_COUNTS_BYTES, PING_BYTES,
+    LOSSES_HEADER_BYTES, LOST_RUN_BYTES, PATH_BYTES, PATH_COUNTS_BYTES, PING_BYTES,
     SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
 };
-use super::gaps::{Gaps, LossCounts};
+use super::gaps::LossCounts;
+use super::path::Path;
+use super::paths::{PathId, Paths};
 use super::receiver::{Progress, Receiver};
 use super::rtt::RoundTrip;
 use super::sender::Sender;
@@ -26,8 +24,6 @@ const ACK_DELAY_MIN: Nanos = 100_000;
 const ACK_DELAY_MAX: Nanos = 25_000_000;
 /// Times that the acknowledgement of an ended message is repeated unasked.
 const ACK_REPEATS: u8 = 2;
-/// Answers to the peer's challenges that may wait.
-const RESPONSES_MAX: usize = 8;
 /// Longest pause between repetitions of an unconfirmed CREDIT, ABORT or STREAM_END.
 const REPEAT_INTERVAL_MAX: Nanos = 1_000_000_000;
 /// Times that CLOSE is sent.
@@ -61,8 +57,6 @@ impl Repeat {
 /// State of the control packets of one end.
 #[derive(Debug, Default)]
 pub struct Control {
-    /// Largest packet number received, and when.
-    newest: Option<(u64, Nanos)>,
     ack_due: Option<Nanos>,
     ack_repeats: u8,
     /// A round of SLICE frames in progress: the next message and unit to report.
@@ -74,32 +68,13 @@ pub struct Control {
     notices_made: u64,
     /// Notices of the round in progress that were in earlier packets of it.
     notices_said: usize,
-    /// A packet is to leave for its number alone; true: and to be answered.
-    probe: Option<bool>,
     lost_runs: Vec<(u64, u32)>,
-    challenges: Challenges,
-    responses: VecDeque<u64>,
     close: Option<(u8, Repeat)>,
     closes_left: u8,
     scratch: Vec<u8>,
 }
 
 impl Control {
-    /// Starts with a search for a path that carries full-size packets.
-    #[must_use]
-    pub fn new(now: Nanos) -> Self {
-        let mut control = Self::default();
-        control.challenges.search(now);
-        control
-    }
-
-    /// An authentic packet arrived.
-    pub fn packet_received(&mut self, number: u64, now: Nanos) {
-        if self.newest.is_none_or(|(newest, _)| number > newest) {
-            self.newest = Some((number, now));
-        }
-    }
-
     /// Something arrived that is to be acknowledged in due time.
     pub fn acknowledge_later(&mut self, rtt: &RoundTrip, now: Nanos) {
         let share = rtt.smoothed().map_or(ACK_DELAY_MIN, |srtt| srtt / ACK_DELAY_SHARE);
@@ -110,11 +85,6 @@ impl Control {
     /// Something arrived that is to be acknowledged at once.
     pub fn acknowledge_now(&mut self, now: Nanos) {
         self.ack_due = Some(now);
-    }
-
-    /// A probe is due; true: to be answered.
-    pub fn probe(&mut self, is_answered: bool) {
-        self.probe = Some(is_answered);
     }
 
     /// A message ended here: say so at once, and again.
@@ -161,25 +131,6 @@ impl Control {
         }
     }
 
-    /// The peer wants an answer.
-    pub fn challenge_received(&mut self, token: u64) {
-        if self.responses.len() == RESPONSES_MAX {
-            self.responses.pop_front();
-        }
-        self.responses.push_back(token);
-    }
-
-    /// Challenges to the peer.
-    #[must_use]
-    pub fn challenges(&self) -> &Challenges {
-        &self.challenges
-    }
-
-    /// See [`Self::challenges`].
-    pub fn challenges_mut(&mut self) -> &mut Challenges {
-        &mut self.challenges
-    }
-
     /// Only CLOSE is said from now on.
     pub fn close(&mut self, code: u8, completed_end: u64, now: Nanos) {
         let mut repeat = Repeat::default();
@@ -195,58 +146,61 @@ impl Control {
         self.close.is_some() && self.closes_left == 0
     }
 
-    /// When the next control packet is to be sent.
+    /// When the next control packet is to be sent, on whatever path.
     #[must_use]
     pub fn next_at(&self, is_established: bool, now: Nanos) -> Option<Nanos> {
         if let Some((_, repeat)) = &self.close {
             return repeat.due.filter(|_| self.closes_left > 0);
         }
-        let is_at_once = self.round.is_some() || !self.responses.is_empty() || self.probe.is_some();
-        let at_once = is_at_once.then_some(now);
+        let at_once = self.round.is_some().then_some(now);
         let credit = self.credit.due.filter(|_| is_established);
-        let dues = [at_once, self.ack_due, self.challenges.due(), credit, self.notices.due];
+        let dues = [at_once, self.ack_due, credit, self.notices.due];
         dues.into_iter().flatten().min()
     }
 
-    /// Appends the frames of a packet with this number and up to `room` bytes; moves all timers on.
+    /// Appends the frames of a packet on `path` with up to `room` bytes; moves all timers on.
     pub fn write(
         &mut self,
         out: &mut Vec<u8>,
         room: usize,
         halves: &Halves<'_>,
-        gaps: &mut Gaps,
+        (paths, path): (&mut Paths, PathId),
         now: Nanos,
     ) {
-        let end = out.len() + room;
+        let (start, end) = (out.len(), out.len() + room);
         let is_new_round = self.start_round(halves, now);
-        let delay = |at: Nanos| u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
-        let echo = self.newest.map(|(number, at)| (number, delay(at)));
-        let (packet_number, delay_nanos) = echo.unwrap_or((NO_PACKET, 0));
         let completed_end = halves.receiver.completed_end();
         let credit_end = halves.sender.credit_end();
-        Frame::Ack { completed_end, credit_end, packet_number, delay_nanos }.encode(out);
-        while let Some(token) = self.responses.pop_front() {
+        Frame::Ack { completed_end, credit_end }.encode(out);
+        while let Some(token) = paths[path].responses.pop_front() {
             Frame::PathResponse { token }.encode(out);
         }
-        if halves.counts.received > 0 && out.len() + PATH_COUNTS_BYTES <= end {
-            Frame::PathCounts { counts: halves.counts }.encode(out);
-        }
-        if self.probe.take() == Some(true) {
+        if paths[path].probe.take() == Some(true) {
             Frame::Ping.encode(out);
+        }
+        for told in paths.in_turn() {
+            let Some((newest, at)) = paths[told].newest else { continue };
+            if out.len() + PATH_COUNTS_BYTES > start + room / 2 {
+                break;
+            }
+            let age_nanos = u32::try_from(now.saturating_sub(at)).unwrap_or(u32::MAX);
+            let counts = paths[told].arrived;
+            Frame::PathCounts { path: told, newest, age_nanos, counts }.encode(out);
         }
         let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES;
         if self.close.is_none() {
-            self.write_losses(out, end - reserved, gaps, is_new_round);
+            self.write_losses(out, end - reserved, paths, is_new_round);
             self.write_notices(out, end - reserved, halves, now);
             if halves.is_established {
                 self.write_credit(out, end - reserved, halves, now);
             }
         }
         self.write_slices(out, end - reserved, halves.receiver);
-        if self.challenges.due().is_some_and(|due| due <= now) && self.close.is_none() {
+        let Path { challenges, rtt, .. } = &mut paths[path];
+        if challenges.due().is_some_and(|due| due <= now) && self.close.is_none() {
             let token = halves.packet_number;
             Frame::PathChallenge { token }.encode(out);
-            if self.challenges.sent(token, halves.timeout, now) {
+            if challenges.sent(token, rtt.timeout(), now) {
                 out.resize(end, 0);
             }
         }
@@ -275,27 +229,38 @@ impl Control {
     }
 
     /// What was lost: news in any packet, what was reported before once a round.
-    fn write_losses(&mut self, out: &mut Vec<u8>, end: usize, gaps: &mut Gaps, is_new_round: bool) {
-        let counts = gaps.counts();
-        let is_news = is_new_round || gaps.is_unreported();
-        if !is_news || out.len() + LOSS_COUNTS_BYTES + LOSSES_HEADER_BYTES > end {
-            return;
+    fn write_losses(
+        &mut self,
+        out: &mut Vec<u8>,
+        end: usize,
+        paths: &mut Paths,
+        is_new_round: bool,
+    ) {
+        for path in paths.in_turn() {
+            let gaps = &mut paths[path].gaps;
+            let counts = gaps.counts();
+            if !(is_new_round || gaps.is_unreported()) {
+                continue;
+            }
+            if out.len() + LOSS_COUNTS_BYTES + LOSSES_HEADER_BYTES > end {
+                return;
+            }
+            if counts != LossCounts::default() {
+                Frame::LossCounts { path, counts }.encode(out);
+            }
+            let room = (end - out.len() - LOSSES_HEADER_BYTES) / LOST_RUN_BYTES;
+            self.lost_runs.clear();
+            gaps.take_reports(room, is_new_round, &mut self.lost_runs);
+            if self.lost_runs.is_empty() {
+                continue;
+            }
+            self.lost_runs.sort_unstable();
+            self.scratch.clear();
+            for run in &self.lost_runs {
+                push_lost_run(&mut self.scratch, *run);
+            }
+            Frame::Losses { path, runs: &self.scratch }.encode(out);
         }
-        if counts != LossCounts::default() {
-            Frame::LossCounts { counts }.encode(out);
-        }
-        let room = (end - out.len() - LOSSES_HEADER_BYTES) / LOST_RUN_BYTES;
-        self.lost_runs.clear();
-        gaps.take_reports(room, is_new_round, &mut self.lost_runs);
-        if self.lost_runs.is_empty() {
-            return;
-        }
-        self.lost_runs.sort_unstable();
-        self.scratch.clear();
-        for run in &self.lost_runs {
-            push_lost_run(&mut self.scratch, *run);
-        }
-        Frame::Losses { runs: &self.scratch }.encode(out);
     }
 
     /// As many notices as there is room for; the next packet goes on where this one ends.
@@ -382,12 +347,10 @@ pub struct Halves<'a> {
     pub sender: &'a Sender,
     /// Messages coming in.
     pub receiver: &'a Receiver,
-    /// Number of the packet being written.
+    /// Number of the packet being written, on its path.
     pub packet_number: u64,
-    /// Whether the path is validated.
+    /// Whether a path is validated.
     pub is_established: bool,
-    /// What has arrived on the path.
-    pub counts: PathCounts,
     /// Smoothed round trip, or a guess.
     pub srtt: Nanos,
     /// Retransmission time-out.

@@ -50,8 +50,8 @@ fn on_wire(epoch: u64) -> u8 {
 pub struct SendKeys {
     chain: Chain,
     key: AeadKey,
-    /// Number of the first packet of this epoch.
-    number_start: u64,
+    /// Packets of this epoch, on all channels.
+    packets: u64,
     packets_per_key: u64,
     /// The peer has opened a packet of this epoch. Until then it may not hold the key after it.
     is_confirmed: bool,
@@ -63,7 +63,7 @@ impl SendKeys {
     pub fn new(secret: &Secret, packets_per_key: u64) -> Self {
         let chain = Chain { secret: secret.clone(), epoch: 0 };
         let key = chain.key();
-        Self { chain, key, number_start: 0, packets_per_key, is_confirmed: false }
+        Self { chain, key, packets: 0, packets_per_key, is_confirmed: false }
     }
 
     /// Key updates so far.
@@ -72,22 +72,25 @@ impl SendKeys {
         self.chain.epoch
     }
 
-    /// The peer has opened the packet of this number.
-    pub fn acknowledged(&mut self, number: u64) {
-        self.is_confirmed |= number >= self.number_start;
+    /// The peer has opened a packet of this epoch.
+    pub fn confirmed(&mut self) {
+        self.is_confirmed = true;
     }
 
-    /// Takes the key on for the packet `number`; its epoch as the header says it. `None` once the
-    /// key may protect no more and the peer has not confirmed it.
-    pub fn begin(&mut self, number: u64) -> Option<u8> {
-        if number - self.number_start >= self.packets_per_key && self.is_confirmed {
+    /// Takes the key on for one more packet; its epoch as the header says it. `None` once the key
+    /// may protect no more and the peer has not confirmed it.
+    pub fn begin(&mut self) -> Option<u8> {
+        if self.packets >= self.packets_per_key && self.is_confirmed {
             self.chain.advance();
             self.key = self.chain.key();
-            self.number_start = number;
+            self.packets = 0;
             self.is_confirmed = false;
         }
-        let is_left = number - self.number_start < PACKETS_PER_KEY_MAX;
-        is_left.then_some(on_wire(self.chain.epoch))
+        if self.packets >= PACKETS_PER_KEY_MAX {
+            return None;
+        }
+        self.packets += 1;
+        Some(on_wire(self.chain.epoch))
     }
 
     /// The key of the packet begun last.
@@ -96,10 +99,10 @@ impl SendKeys {
         &self.key
     }
 
-    /// Whether only what is kept back for closing is left before the packet `number`.
+    /// Whether only what is kept back for closing is left.
     #[must_use]
-    pub fn is_exhausted(&self, number: u64) -> bool {
-        !self.is_confirmed && number - self.number_start >= PACKETS_PER_KEY_MAX - PACKETS_RESERVED
+    pub fn is_exhausted(&self) -> bool {
+        !self.is_confirmed && self.packets >= PACKETS_PER_KEY_MAX - PACKETS_RESERVED
     }
 }
 
@@ -246,13 +249,13 @@ mod tests {
         let (mut send, mut receive) = (SendKeys::new(&secret(), 4), ReceiveKeys::new(&secret()));
         let mut seen = std::collections::BTreeSet::new();
         for number in 0..4 * 600 {
-            let epoch = send.begin(number).unwrap();
+            let epoch = send.begin().unwrap();
             assert_eq!(epoch, (number / 4) as u8);
             let age = receive.find(epoch).unwrap();
             assert!(matching(&send, &receive, age));
             seen.insert(fingerprint(send.key()));
             receive.opened(age, number);
-            send.acknowledged(number);
+            send.confirmed();
         }
         assert_eq!((seen.len(), send.updates(), receive.updates()), (600, 599, 599));
     }
@@ -260,26 +263,25 @@ mod tests {
     #[test]
     fn a_sender_is_never_more_than_one_unconfirmed_epoch_ahead() {
         let mut send = SendKeys::new(&secret(), 4);
-        (0..100).for_each(|number| assert_eq!(send.begin(number), Some(0)));
-        send.acknowledged(3);
-        (100..200).for_each(|number| assert_eq!(send.begin(number), Some(1)));
-        send.acknowledged(99);
-        assert_eq!(send.begin(200), Some(1), "an older packet confirms nothing");
-        send.acknowledged(100);
-        assert_eq!(send.begin(201), Some(2));
+        (0..100).for_each(|_| assert_eq!(send.begin(), Some(0)));
+        send.confirmed();
+        (0..100).for_each(|_| assert_eq!(send.begin(), Some(1)));
+        send.confirmed();
+        assert_eq!(send.begin(), Some(2));
     }
 
     #[test]
     fn no_packet_beyond_the_limit_of_an_unconfirmed_key() {
         let mut send = SendKeys::new(&secret(), 4);
-        let end = PACKETS_PER_KEY_MAX;
-        assert!(!send.is_exhausted(end - PACKETS_RESERVED - 1));
-        assert!(send.is_exhausted(end - PACKETS_RESERVED));
-        assert_eq!(send.begin(end - 1), Some(0));
-        assert_eq!(send.begin(end), None);
-        send.acknowledged(0);
-        assert!(!send.is_exhausted(end));
-        assert_eq!(send.begin(end), Some(1));
+        send.packets = PACKETS_PER_KEY_MAX - PACKETS_RESERVED - 1;
+        assert!(!send.is_exhausted());
+        assert_eq!(send.begin(), Some(0));
+        assert!(send.is_exhausted());
+        (1..=PACKETS_RESERVED).for_each(|_| assert_eq!(send.begin(), Some(0)));
+        assert_eq!(send.begin(), None);
+        send.confirmed();
+        assert!(!send.is_exhausted());
+        assert_eq!(send.begin(), Some(1));
     }
 
     #[test]

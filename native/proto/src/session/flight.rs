@@ -1,8 +1,10 @@
-//! Units under way: when each left, and which of them were lost.
+//! Units under way: when each left and on which path, and which of them were lost.
 
 use std::collections::VecDeque;
 
 use crate::link::Nanos;
+
+use super::paths::PathId;
 
 /// Transmissions remembered: 3 round trips of 25 ms at 400 Gbit/s in 4 KiB units.
 /// When full, nothing new is sent until the oldest is acknowledged or lost.
@@ -14,7 +16,9 @@ const LOOKUPS_MAX: u32 = 1 << 17;
 /// A unit that left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transmission {
-    /// In which packet.
+    /// On which path …
+    pub path: PathId,
+    /// … in which packet of it.
     pub packet: u64,
     /// Its message.
     pub message: u64,
@@ -32,31 +36,56 @@ struct Entry {
     lost: u32,
 }
 
-/// All transmissions of which nobody knows yet what became of them, in the order of their packets.
+/// Those of one path, in the order of their packets.
 #[derive(Debug, Default)]
-pub struct Flight {
+struct Line {
     entries: VecDeque<Entry>,
+    /// Packet of the newest retransmission.
+    repeated_in: Option<u64>,
+}
+
+/// All transmissions of which nobody knows yet what became of them.
+#[derive(Debug)]
+pub struct Flight {
+    /// By path.
+    lines: Vec<Line>,
     /// Reported lost, and not looked at since.
     lost: VecDeque<Transmission>,
     /// Lookups left for the reports of the packet being received.
     lookups: u32,
-    /// Packet of the newest retransmission.
-    repeated_in: Option<u64>,
     /// Transmissions lost by report, and by time-out.
     counts: (u64, u64),
 }
 
 impl Flight {
+    /// Nothing is under way on any of so many paths.
+    #[must_use]
+    pub fn new(paths: u8) -> Self {
+        Self {
+            lines: (0..paths).map(|_| Line::default()).collect(),
+            lost: VecDeque::new(),
+            lookups: 0,
+            counts: (0, 0),
+        }
+    }
+
     /// Nothing more may be sent but what was sent before.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.entries.len() >= TRANSMISSIONS_MAX
+        self.lines.iter().map(|line| line.entries.len()).sum::<usize>() >= TRANSMISSIONS_MAX
     }
 
     /// Whether nothing is under way or to be sent again.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty() && self.lost.is_empty()
+        self.lost.is_empty() && self.lines.iter().all(|line| line.entries.is_empty())
+    }
+
+    /// The oldest of a path: its packet, and when it left.
+    #[must_use]
+    pub fn oldest(&self, path: PathId) -> Option<(u64, Nanos)> {
+        let oldest = &self.lines[path.index()].entries.front()?.transmission;
+        Some((oldest.packet, oldest.sent_at))
     }
 
     /// Whether there are reported losses to look at.
@@ -68,8 +97,11 @@ impl Flight {
     /// Whether something that was sent again is not known to have arrived.
     #[must_use]
     pub fn is_recovering(&self) -> bool {
-        let oldest = self.entries.front().map(|oldest| oldest.transmission.packet);
-        self.has_lost() || oldest.is_some_and(|oldest| self.repeated_in >= Some(oldest))
+        self.has_lost()
+            || self.lines.iter().any(|line| {
+                let oldest = line.entries.front().map(|oldest| oldest.transmission.packet);
+                oldest.is_some_and(|oldest| line.repeated_in >= Some(oldest))
+            })
     }
 
     /// Transmissions lost by report, and by time-out.
@@ -80,10 +112,11 @@ impl Flight {
 
     /// A unit has left.
     pub fn sent(&mut self, transmission: Transmission, is_retransmission: bool) {
+        let line = &mut self.lines[transmission.path.index()];
         if is_retransmission {
-            self.repeated_in = Some(transmission.packet);
+            line.repeated_in = Some(transmission.packet);
         }
-        self.entries.push_back(Entry { transmission, lost: 0 });
+        line.entries.push_back(Entry { transmission, lost: 0 });
     }
 
     /// Reports of one packet follow.
@@ -91,14 +124,15 @@ impl Flight {
         self.lookups = LOOKUPS_MAX;
     }
 
-    /// The peer reports the packets `start..end` as lost.
-    pub fn report(&mut self, start: u64, end: u64) {
-        let from = self.entries.partition_point(|entry| entry.transmission.packet < start);
-        let to = self.entries.partition_point(|entry| entry.transmission.packet < end);
+    /// The peer reports the packets `start..end` of a path as lost.
+    pub fn report(&mut self, path: PathId, start: u64, end: u64) {
+        let entries = &mut self.lines[path.index()].entries;
+        let from = entries.partition_point(|entry| entry.transmission.packet < start);
+        let to = entries.partition_point(|entry| entry.transmission.packet < end);
         let mut at = from;
         while at < to && self.lookups > 0 {
             self.lookups -= 1;
-            let entry = &mut self.entries[at];
+            let entry = &mut entries[at];
             if entry.lost > 0 {
                 at += entry.lost as usize;
                 continue;
@@ -111,44 +145,55 @@ impl Flight {
         }
     }
 
+    /// A path is gone: everything on it counts as lost by its time-out.
+    pub fn abandon(&mut self, path: PathId) {
+        for entry in self.lines[path.index()].entries.drain(..) {
+            if entry.lost == 0 {
+                self.lost.push_back(entry.transmission);
+                self.counts.1 += 1;
+            }
+        }
+    }
+
     /// Takes the oldest transmission that was reported lost.
     pub fn take_lost(&mut self) -> Option<Transmission> {
         self.lost.pop_front()
     }
 
-    /// Forgets the oldest as long as they are lost or not outstanding.
+    /// Forgets the oldest of each path as long as they are lost or not outstanding.
     pub fn prune(&mut self, is_outstanding: impl Fn(&Transmission) -> bool) {
         let is_over = |oldest: &Entry| oldest.lost > 0 || !is_outstanding(&oldest.transmission);
-        while self.entries.front().is_some_and(is_over) {
-            self.entries.pop_front();
+        for line in &mut self.lines {
+            while line.entries.front().is_some_and(is_over) {
+                line.entries.pop_front();
+            }
         }
     }
 
-    /// When the oldest is given up.
+    /// When the first one is given up, and where; each path has a time-out of its own.
     #[must_use]
-    pub fn next_at(&self, timeout: Nanos) -> Option<Nanos> {
-        let oldest = self.entries.front()?;
-        Some(oldest.transmission.sent_at.saturating_add(timeout))
+    pub fn next(&self, timeout: impl Fn(PathId) -> Nanos) -> Option<(Nanos, PathId)> {
+        let paths = (0..self.lines.len()).map(|index| PathId(index as u8));
+        let oldest = paths.filter_map(|path| Some((path, self.oldest(path)?.1)));
+        oldest.map(|(path, sent_at)| (sent_at.saturating_add(timeout(path)), path)).min()
     }
 
-    /// Takes the oldest outstanding transmission whose time is up.
+    /// Takes an outstanding transmission whose time is up.
     pub fn take_expired(
         &mut self,
         now: Nanos,
-        timeout: Nanos,
+        timeout: impl Fn(PathId) -> Nanos,
         is_outstanding: impl Fn(&Transmission) -> bool,
     ) -> Option<Transmission> {
         self.prune(is_outstanding);
-        if self.next_at(timeout)? > now {
-            return None;
-        }
+        let (_, path) = self.next(timeout).filter(|(at, _)| *at <= now)?;
         self.counts.1 += 1;
-        self.entries.pop_front().map(|entry| entry.transmission)
+        self.lines[path.index()].entries.pop_front().map(|entry| entry.transmission)
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.entries.clear();
+        self.lines.iter_mut().for_each(|line| line.entries.clear());
         self.lost.clear();
     }
 }
@@ -157,11 +202,13 @@ impl Flight {
 mod tests {
     use super::*;
 
+    const PATH: PathId = PathId(1);
+
     fn flight(count: u64) -> Flight {
-        let mut flight = Flight::default();
+        let mut flight = Flight::new(2);
         for packet in 0..count {
             let transmission =
-                Transmission { packet, message: 0, coded: packet as u32, sent_at: 0 };
+                Transmission { path: PATH, packet, message: 0, coded: packet as u32, sent_at: 0 };
             flight.sent(transmission, false);
         }
         flight
@@ -172,14 +219,14 @@ mod tests {
         let count = u64::from(LOOKUPS_MAX) * 2;
         let mut flight = flight(count);
         flight.begin_reports();
-        flight.report(0, u64::MAX);
+        flight.report(PATH, 0, u64::MAX);
         assert_eq!(flight.counts().0, u64::from(LOOKUPS_MAX));
         flight.begin_reports();
-        flight.report(0, u64::MAX);
+        flight.report(PATH, 0, u64::MAX);
         // One lookup passes what was marked before.
         assert_eq!(flight.counts().0, count - 1);
         flight.begin_reports();
-        flight.report(1, u64::MAX);
+        flight.report(PATH, 1, u64::MAX);
         assert_eq!(flight.counts().0, count);
         assert!(flight.lookups > LOOKUPS_MAX - 4);
     }
@@ -189,15 +236,41 @@ mod tests {
         let mut flight = flight(6);
         flight.begin_reports();
         for (start, end) in [(1, 3), (2, 4), (9, 12)] {
-            flight.report(start, end);
+            flight.report(PATH, start, end);
         }
         let lost: Vec<u64> =
             std::iter::from_fn(|| flight.take_lost()).map(|lost| lost.packet).collect();
         assert_eq!(lost, [1, 2, 3]);
-        assert!(flight.take_expired(9, 10, |_| true).is_none());
-        let expired = std::iter::from_fn(|| flight.take_expired(10, 10, |t| t.packet != 4));
+        assert!(flight.take_expired(9, |_| 10, |_| true).is_none());
+        let expired = std::iter::from_fn(|| flight.take_expired(10, |_| 10, |t| t.packet != 4));
         assert_eq!(expired.map(|t| t.packet).collect::<Vec<_>>(), [0, 5]);
         assert_eq!(flight.counts(), (3, 2));
         assert!(flight.is_empty());
+    }
+
+    #[test]
+    fn a_report_about_one_path_says_nothing_of_another_and_each_has_its_time() {
+        let mut flight = flight(4);
+        for packet in 0..4 {
+            let transmission = Transmission {
+                path: PathId(0),
+                packet,
+                message: 1,
+                coded: packet as u32,
+                sent_at: 5,
+            };
+            flight.sent(transmission, false);
+        }
+        flight.begin_reports();
+        flight.report(PATH, 1, 3);
+        let lost: Vec<_> = std::iter::from_fn(|| flight.take_lost()).collect();
+        assert!(lost.iter().all(|lost| lost.path == PATH) && lost.len() == 2);
+        let timeout = |path| if path == PATH { 100 } else { 10 };
+        assert_eq!(flight.next(timeout), Some((15, PathId(0))));
+        assert_eq!(flight.take_expired(15, timeout, |_| true).map(|one| one.path), Some(PathId(0)));
+        flight.abandon(PathId(0));
+        assert_eq!(std::iter::from_fn(|| flight.take_lost()).count(), 3);
+        assert_eq!(flight.next(timeout), Some((100, PATH)));
+        assert_eq!(flight.counts(), (2, 4));
     }
 }

@@ -6,6 +6,7 @@
 use super::ecn::PathCounts;
 use super::gaps::LossCounts;
 use super::packet::{Malformed, be};
+use super::paths::PathId;
 
 const PADDING: u8 = 0;
 const ACK: u8 = 1;
@@ -23,7 +24,7 @@ const LOSS_COUNTS: u8 = 12;
 const PATH_COUNTS: u8 = 16;
 
 /// Bytes of an ACK frame.
-pub const ACK_BYTES: usize = 25;
+pub const ACK_BYTES: usize = 13;
 /// Bytes of a SLICE frame without its bitmap.
 pub const SLICE_HEADER_BYTES: usize = 17;
 /// Bytes of a CREDIT frame without its lengths.
@@ -37,19 +38,17 @@ pub const STREAM_END_BYTES_MAX: usize = 21;
 /// Bytes of a PATH_CHALLENGE or PATH_RESPONSE frame.
 pub const PATH_BYTES: usize = 9;
 /// Bytes of a PATH_COUNTS frame.
-pub const PATH_COUNTS_BYTES: usize = 25;
+pub const PATH_COUNTS_BYTES: usize = 38;
 /// Bytes of a PING frame.
 pub const PING_BYTES: usize = 1;
 /// Bytes of a LOSSES frame without its runs.
-pub const LOSSES_HEADER_BYTES: usize = 3;
+pub const LOSSES_HEADER_BYTES: usize = 4;
 /// Bytes of a run in a LOSSES frame.
 pub const LOST_RUN_BYTES: usize = 12;
 /// Bytes of a LOSS_COUNTS frame.
-pub const LOSS_COUNTS_BYTES: usize = 25;
+pub const LOSS_COUNTS_BYTES: usize = 26;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
-/// The packet number that stands for "none received yet".
-pub const NO_PACKET: u64 = u64::MAX;
 
 /// The cumulative count of a message that has ended, whatever its length.
 pub const ENDED: u32 = u32::MAX;
@@ -93,10 +92,6 @@ pub enum Frame<'a> {
         completed_end: u64,
         /// All credit of the peer below this message number is known here.
         credit_end: u64,
-        /// Largest packet number received, [`NO_PACKET`] if none was.
-        packet_number: u64,
-        /// How long ago that was, in nanoseconds (saturated).
-        delay_nanos: u32,
     },
     /// What has arrived of one message.
     Slice {
@@ -145,16 +140,20 @@ pub enum Frame<'a> {
     Ping,
     /// Packets that did not arrive.
     Losses {
+        /// On which path.
+        path: PathId,
         /// Runs of packet numbers, to be read with [`lost_runs`]: rising, none empty or beside
         /// another.
         runs: &'a [u8],
     },
     /// What did not arrive since the start.
     LossCounts {
+        /// On which path.
+        path: PathId,
         /// The counts.
         counts: LossCounts,
     },
-    /// To be answered with the same token.
+    /// To be answered with the same token, on the same path.
     PathChallenge {
         /// Any value.
         token: u64,
@@ -164,8 +163,14 @@ pub enum Frame<'a> {
         /// The challenge's value.
         token: u64,
     },
-    /// What has arrived on the path, by ECN field.
+    /// What has arrived on a path: only said when something has.
     PathCounts {
+        /// On which path.
+        path: PathId,
+        /// Largest packet number received on it …
+        newest: u64,
+        /// … and how long ago that was, in nanoseconds (saturated).
+        age_nanos: u32,
         /// All below 2^48, and the marked ones together no more than all.
         counts: PathCounts,
     },
@@ -180,12 +185,10 @@ impl Frame<'_> {
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match *self {
-            Self::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
+            Self::Ack { completed_end, credit_end } => {
                 out.push(ACK);
                 push_u48(out, completed_end);
                 push_u48(out, credit_end);
-                out.extend_from_slice(&packet_number.to_be_bytes());
-                out.extend_from_slice(&delay_nanos.to_be_bytes());
             }
             Self::Slice { message, cumulative, start, bitmap } => {
                 out.push(SLICE);
@@ -223,13 +226,13 @@ impl Frame<'_> {
                 }
             }
             Self::Ping => out.push(PING),
-            Self::Losses { runs } => {
-                out.push(LOSSES);
+            Self::Losses { path, runs } => {
+                out.extend_from_slice(&[LOSSES, path.0]);
                 out.extend_from_slice(&((runs.len() / LOST_RUN_BYTES) as u16).to_be_bytes());
                 out.extend_from_slice(runs);
             }
-            Self::LossCounts { counts } => {
-                out.push(LOSS_COUNTS);
+            Self::LossCounts { path, counts } => {
+                out.extend_from_slice(&[LOSS_COUNTS, path.0]);
                 for count in [counts.lost, counts.runs, counts.found, counts.duplicates] {
                     push_u48(out, count);
                 }
@@ -242,8 +245,11 @@ impl Frame<'_> {
                 out.push(PATH_RESPONSE);
                 out.extend_from_slice(&token.to_be_bytes());
             }
-            Self::PathCounts { counts: PathCounts { received, ect0, ect1, ce } } => {
-                out.push(PATH_COUNTS);
+            Self::PathCounts { path, newest, age_nanos, counts } => {
+                let PathCounts { received, ect0, ect1, ce } = counts;
+                out.extend_from_slice(&[PATH_COUNTS, path.0]);
+                out.extend_from_slice(&newest.to_be_bytes());
+                out.extend_from_slice(&age_nanos.to_be_bytes());
                 for count in [received, ect0, ect1, ce] {
                     push_u48(out, count);
                 }
@@ -293,13 +299,17 @@ fn push_u48(out: &mut Vec<u8>, value: u64) {
 
 /// The frames of a control packet, padding skipped. Ends after the first malformed one.
 #[derive(Debug, Clone)]
-pub struct Frames<'a>(&'a [u8]);
+pub struct Frames<'a> {
+    rest: &'a [u8],
+    /// Paths that there are to be named.
+    paths: u8,
+}
 
 impl<'a> Frames<'a> {
-    /// Reads the plaintext of a control packet.
+    /// Reads the plaintext of a control packet of a session with so many paths.
     #[must_use]
-    pub fn new(plaintext: &'a [u8]) -> Self {
-        Self(plaintext)
+    pub fn new(plaintext: &'a [u8], paths: u8) -> Self {
+        Self { rest: plaintext, paths }
     }
 
     /// Checks all of them, so that a packet is applied wholly or not at all.
@@ -308,8 +318,8 @@ impl<'a> Frames<'a> {
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(Malformed)?;
-        self.0 = rest;
+        let (taken, rest) = self.rest.split_at_checked(count).ok_or(Malformed)?;
+        self.rest = rest;
         Ok(taken)
     }
 
@@ -317,14 +327,14 @@ impl<'a> Frames<'a> {
         self.take(count).map(be)
     }
 
+    fn path(&mut self) -> Result<PathId, Malformed> {
+        let number = self.number(1)?;
+        if number < self.paths.into() { Ok(PathId(number as u8)) } else { Err(Malformed) }
+    }
+
     fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Malformed> {
         Ok(match kind {
-            ACK => Frame::Ack {
-                completed_end: self.number(6)?,
-                credit_end: self.number(6)?,
-                packet_number: self.number(8)?,
-                delay_nanos: self.number(4)? as u32,
-            },
+            ACK => Frame::Ack { completed_end: self.number(6)?, credit_end: self.number(6)? },
             SLICE => {
                 let message = self.number(6)?;
                 let cumulative = self.number(4)? as u32;
@@ -362,32 +372,37 @@ impl<'a> Frames<'a> {
             }
             PING => Frame::Ping,
             LOSSES => {
+                let path = self.path()?;
                 let count = self.number(2)? as usize;
                 let runs = self.take(count * LOST_RUN_BYTES)?;
                 if !are_rising(runs) {
                     return Err(Malformed);
                 }
-                Frame::Losses { runs }
+                Frame::Losses { path, runs }
             }
             LOSS_COUNTS => {
+                let path = self.path()?;
                 let counts = LossCounts {
                     lost: self.number(6)?,
                     runs: self.number(6)?,
                     found: self.number(6)?,
                     duplicates: self.number(6)?,
                 };
-                Frame::LossCounts { counts }
+                Frame::LossCounts { path, counts }
             }
             PATH_CHALLENGE => Frame::PathChallenge { token: self.number(8)? },
             PATH_RESPONSE => Frame::PathResponse { token: self.number(8)? },
             PATH_COUNTS => {
+                let path = self.path()?;
+                let newest = self.number(8)?;
+                let age_nanos = self.number(4)? as u32;
                 let counts = PathCounts {
                     received: self.number(6)?,
                     ect0: self.number(6)?,
                     ect1: self.number(6)?,
                     ce: self.number(6)?,
                 };
-                Frame::PathCounts { counts: counts.checked()? }
+                Frame::PathCounts { path, newest, age_nanos, counts: counts.checked()? }
             }
             CLOSE => Frame::Close { code: self.number(1)? as u8 },
             _ => return Err(Malformed),
@@ -399,13 +414,13 @@ impl<'a> Iterator for Frames<'a> {
     type Item = Result<Frame<'a>, Malformed>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let skip = self.0.iter().position(|byte| *byte != PADDING).unwrap_or(self.0.len());
-        self.0 = &self.0[skip..];
-        let (kind, rest) = self.0.split_first()?;
-        self.0 = rest;
+        let skip = self.rest.iter().position(|byte| *byte != PADDING).unwrap_or(self.rest.len());
+        self.rest = &self.rest[skip..];
+        let (kind, rest) = self.rest.split_first()?;
+        self.rest = rest;
         let frame = self.frame(*kind);
         if frame.is_err() {
-            self.0 = &[];
+            self.rest = &[];
         }
         Some(frame)
     }
@@ -417,6 +432,7 @@ mod tests {
     use proptest::prelude::*;
 
     const MESSAGES: u64 = 1 << 48;
+    const PATHS: u8 = 4;
 
     fn reasons() -> impl Strategy<Value = AbortReason> {
         use AbortReason::{Cancelled, Completed, TooLong};
@@ -433,14 +449,9 @@ mod tests {
         let bytes = proptest::collection::vec(any::<u8>(), 0..40);
         let lengths = proptest::collection::vec(0_u64..1 << 40, 0..9);
         prop_oneof![
-            (0..MESSAGES, 0..MESSAGES, any::<u64>(), any::<u32>()).prop_map(
-                move |(completed_end, credit_end, packet_number, delay_nanos)| write(Frame::Ack {
-                    completed_end,
-                    credit_end,
-                    packet_number,
-                    delay_nanos
-                })
-            ),
+            (0..MESSAGES, 0..MESSAGES).prop_map(move |(completed_end, credit_end)| write(
+                Frame::Ack { completed_end, credit_end }
+            )),
             (0..MESSAGES, any::<u32>(), 0_u32..1 << 29, bytes).prop_map(
                 move |(message, cumulative, start, bitmap)| write(Frame::Slice {
                     message,
@@ -475,22 +486,22 @@ mod tests {
                     push_lost_run(&mut runs, (start * 10, 9));
                 }
                 assert!(lost_runs(&runs).eq(starts.iter().map(|at| (at * 10, at * 10 + 9))));
-                write(Frame::Losses { runs: &runs })
+                write(Frame::Losses { path: PathId(3), runs: &runs })
             }),
             (0..MESSAGES, 0..MESSAGES, 0..MESSAGES, 0..MESSAGES).prop_map(
                 move |(lost, runs, found, duplicates)| write(Frame::LossCounts {
+                    path: PathId(2),
                     counts: LossCounts { lost, runs, found, duplicates }
                 })
             ),
             any::<u64>().prop_map(move |token| write(Frame::PathChallenge { token })),
             any::<u64>().prop_map(move |token| write(Frame::PathResponse { token })),
-            (0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40, 0_u64..1 << 40).prop_map(
-                move |(ect0, ect1, ce, rest)| {
+            (0..PATHS, any::<u64>(), any::<u32>(), proptest::array::uniform4(0_u64..1 << 40))
+                .prop_map(move |(path, newest, age_nanos, [ect0, ect1, ce, rest])| {
                     let received = ect0 + ect1 + ce + rest;
                     let counts = PathCounts { received, ect0, ect1, ce };
-                    write(Frame::PathCounts { counts })
-                }
-            ),
+                    write(Frame::PathCounts { path: PathId(path), newest, age_nanos, counts })
+                }),
             any::<u8>().prop_map(move |code| write(Frame::Close { code })),
         ]
     }
@@ -498,14 +509,14 @@ mod tests {
     proptest! {
         #[test]
         fn frames_round_trip_and_every_truncation_is_refused(bytes in encoded()) {
-            let frames: Result<Vec<_>, _> = Frames::new(&bytes).collect();
+            let frames: Result<Vec<_>, _> = Frames::new(&bytes, PATHS).collect();
             let frames = frames.unwrap();
             prop_assert_eq!(frames.len(), 1);
             let mut again = Vec::new();
             frames[0].encode(&mut again);
             prop_assert_eq!(&again, &bytes);
             for length in 1..bytes.len() {
-                prop_assert_eq!(Frames::new(&bytes[..length]).validate(), Err(Malformed));
+                prop_assert_eq!(Frames::new(&bytes[..length], PATHS).validate(), Err(Malformed));
             }
         }
 
@@ -516,8 +527,8 @@ mod tests {
             let mut flipped = bytes.clone();
             let at = at.index(bytes.len());
             flipped[at] ^= flip;
-            let original: Vec<_> = Frames::new(&bytes).collect();
-            prop_assert_ne!(Frames::new(&flipped).collect::<Vec<_>>(), original);
+            let original: Vec<_> = Frames::new(&bytes, PATHS).collect();
+            prop_assert_ne!(Frames::new(&flipped, PATHS).collect::<Vec<_>>(), original);
         }
 
         #[test]
@@ -530,15 +541,30 @@ mod tests {
                 packet.extend_from_slice(bytes);
             }
             packet.extend(std::iter::repeat_n(0, padding));
-            prop_assert_eq!(Frames::new(&packet).validate(), Ok(()));
-            prop_assert_eq!(Frames::new(&packet).count(), list.len());
+            prop_assert_eq!(Frames::new(&packet, PATHS).validate(), Ok(()));
+            prop_assert_eq!(Frames::new(&packet, PATHS).count(), list.len());
         }
 
         #[test]
         fn no_bytes_make_the_parser_panic(bytes: Vec<u8>) {
-            let frames = Frames::new(&bytes);
+            let frames = Frames::new(&bytes, PATHS);
             prop_assert!(frames.clone().count() <= bytes.len());
             let _ = frames.validate();
+        }
+    }
+
+    #[test]
+    fn frames_about_a_path_that_is_none_are_malformed() {
+        let path = PathId(PATHS);
+        for frame in [
+            Frame::PathCounts { path, newest: 0, age_nanos: 0, counts: PathCounts::default() },
+            Frame::Losses { path, runs: &[] },
+            Frame::LossCounts { path, counts: LossCounts::default() },
+        ] {
+            let mut out = Vec::new();
+            frame.encode(&mut out);
+            assert_eq!(Frames::new(&out, PATHS).validate(), Err(Malformed), "{frame:?}");
+            assert_eq!(Frames::new(&out, PATHS + 1).validate(), Ok(()));
         }
     }
 
@@ -550,8 +576,8 @@ mod tests {
                 push_lost_run(&mut runs, *run);
             }
             let mut out = Vec::new();
-            Frame::Losses { runs: &runs }.encode(&mut out);
-            Frames::new(&out).validate()
+            Frame::Losses { path: PathId(0), runs: &runs }.encode(&mut out);
+            Frames::new(&out, PATHS).validate()
         };
         assert_eq!(frame(&[(1, 2), (4, 1), (6, 1)]), Ok(()));
         for list in [&[(5, 0)][..], &[(1, 2), (3, 1)], &[(4, 1), (1, 1)], &[(u64::MAX, 9)]] {

@@ -50,6 +50,17 @@ impl LossCounts {
     }
 }
 
+impl std::iter::Sum for LossCounts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |sum, one| Self {
+            lost: sum.lost.saturating_add(one.lost),
+            runs: sum.runs.saturating_add(one.runs),
+            found: sum.found.saturating_add(one.found),
+            duplicates: sum.duplicates.saturating_add(one.duplicates),
+        })
+    }
+}
+
 /// What decides how long a gap may stay open.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {

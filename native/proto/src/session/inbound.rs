@@ -3,11 +3,12 @@
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
-use super::breaker::{Report, Verdict};
 use super::challenges::Answer;
+use super::congestion::Verdict;
 use super::ecn::PathCounts;
-use super::frame::{Frame, Frames, NO_PACKET};
-use super::packet::{Header, IP_UDP_BYTES, Kind};
+use super::frame::{Frame, Frames};
+use super::packet::{Header, Kind};
+use super::paths::PathId;
 use super::receiver::{Outcome, StreamEnd, Unit};
 use super::types::{Arrival, CloseReason, Detection, Event, Memory, Source};
 use super::{Session, State, frame, layout, packet};
@@ -21,24 +22,27 @@ impl Session {
         memory: &mut impl Memory,
         now: Nanos,
     ) {
+        let Some(path) = self.paths.named(header.channel) else { return };
         self.last_received = now;
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {
             self.statistics.stalled_nanos += now.saturating_sub(self.stalled_since);
         }
         self.statistics.packets_received += 1;
-        self.counts.add(arrival.ecn);
-        self.control.packet_received(header.packet_number, now);
-        self.gaps.packet_received(header.packet_number, self.timing(), now);
+        self.paths.heard(path);
+        let heard = &mut self.paths[path];
+        heard.arrived.add(arrival.ecn);
+        heard.packet_received(header.packet_number, now);
         self.is_elsewhere = arrival.source == Source::Elsewhere;
-        self.packet_received(header, plaintext, memory, now);
+        self.packet_received(path, header, plaintext, memory, now);
         if self.is_elsewhere {
-            self.control.challenges_mut().search(now);
+            self.paths[path].challenges.search(now);
         }
     }
 
     fn packet_received(
         &mut self,
+        path: PathId,
         header: &Header,
         plaintext: &[u8],
         memory: &mut impl Memory,
@@ -46,19 +50,21 @@ impl Session {
     ) {
         let payload_bytes = match header.kind {
             Kind::Control => {
-                self.control_received(plaintext, memory, now);
+                self.control_received(path, plaintext, memory, now);
                 plaintext.len() + packet::HEADER_BYTES
             }
             Kind::Unit { message, unit, length, k, m, is_stream, immediate } => {
                 let unit = Unit { message, coded: unit, length, k, m, is_stream, immediate };
-                self.unit_received(unit, plaintext, memory, now)
+                self.unit_received(path, unit, plaintext, memory, now)
             }
         };
-        self.statistics.wire_bytes_received += (payload_bytes + TAG_BYTES + IP_UDP_BYTES) as u64;
+        let wire_bytes = payload_bytes + TAG_BYTES + self.config.ip.header_bytes();
+        self.statistics.wire_bytes_received += wire_bytes as u64;
     }
 
     fn unit_received(
         &mut self,
+        path: PathId,
         unit: Unit,
         payload: &[u8],
         memory: &mut impl Memory,
@@ -81,16 +87,16 @@ impl Session {
             Outcome::Late => {
                 // An uncoded message has ended with all of its units, unless one end gave it up.
                 if unit.k == 0 {
-                    self.gaps.duplicate();
+                    self.paths[path].gaps.duplicate();
                 }
-                self.control.acknowledge_later(&self.rtt, now);
+                self.control.acknowledge_later(&self.paths[path].rtt, now);
                 self.control.notices_missed(now);
             }
             Outcome::Duplicate => {
-                self.gaps.duplicate();
-                self.control.acknowledge_later(&self.rtt, now);
+                self.paths[path].gaps.duplicate();
+                self.control.acknowledge_later(&self.paths[path].rtt, now);
             }
-            _ => self.control.acknowledge_later(&self.rtt, now),
+            _ => self.control.acknowledge_later(&self.paths[path].rtt, now),
         }
         let immediate_bytes = unit.immediate.map_or(0, |_| packet::IMMEDIATE_BYTES);
         let layout = layout::Layout::new(unit.length, self.config.unit_bytes, unit.k, unit.m);
@@ -100,14 +106,21 @@ impl Session {
         packet::HEADER_BYTES + packet::DESCRIPTOR_BYTES + immediate_bytes + payload_bytes
     }
 
-    fn control_received(&mut self, plaintext: &[u8], memory: &mut impl Memory, now: Nanos) {
-        let frames = Frames::new(plaintext);
+    fn control_received(
+        &mut self,
+        path: PathId,
+        plaintext: &[u8],
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) {
+        let frames = Frames::new(plaintext, self.paths.count());
         if frames.validate().is_err() {
             self.statistics.malformed += 1;
             return;
         }
+        self.sender.begin_reports();
         for frame in frames.flatten() {
-            self.frame_received(frame, memory, now);
+            self.frame_received(path, frame, memory, now);
             if matches!(self.state, State::Closing | State::Closed) {
                 return;
             }
@@ -117,16 +130,15 @@ impl Session {
         self.refresh_notices(now);
     }
 
-    fn frame_received(&mut self, frame: Frame<'_>, memory: &mut impl Memory, now: Nanos) {
+    fn frame_received(
+        &mut self,
+        path: PathId,
+        frame: Frame<'_>,
+        memory: &mut impl Memory,
+        now: Nanos,
+    ) {
         match frame {
-            Frame::Ack { completed_end, credit_end, packet_number, delay_nanos } => {
-                if packet_number != NO_PACKET {
-                    self.protection.acknowledged(packet_number);
-                    let end = packet_number.saturating_add(1);
-                    let end = end.min(self.protection.next_packet_number());
-                    self.reported_end = self.reported_end.max(end);
-                    self.rtt.echo_received(packet_number, delay_nanos.into(), now);
-                }
+            Frame::Ack { completed_end, credit_end } => {
                 let posted_end = self.receiver.posted_end();
                 self.control.credit_confirmed(credit_end, posted_end, now);
                 self.sender.completed_end_received(completed_end, now, &mut self.events);
@@ -158,19 +170,22 @@ impl Session {
                 }
             }
             Frame::Ping => self.control.acknowledge_now(now),
-            Frame::Losses { runs } => {
+            Frame::Losses { path, runs } => {
                 if self.config.detection == Detection::Reports {
-                    self.sender.losses_received(frame::lost_runs(runs));
+                    self.sender.losses_received(path, frame::lost_runs(runs));
                 }
             }
-            Frame::LossCounts { counts } => self.peer_losses.merge(counts),
+            Frame::LossCounts { path, counts } => self.paths[path].peer_losses.merge(counts),
             Frame::PathChallenge { token } => {
-                self.control.challenge_received(token);
+                self.paths[path].challenge_received(token);
                 self.control.acknowledge_now(now);
             }
-            Frame::PathCounts { counts } => self.counts_received(counts, now),
+            Frame::PathCounts { path: told, newest, age_nanos, counts } => {
+                self.newest_received((path, told), newest, age_nanos.into(), now);
+                self.counts_received(told, counts, now);
+            }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
-            Frame::PathResponse { token } => self.response_received(token, now),
+            Frame::PathResponse { token } => self.response_received(path, token, now),
             Frame::Close { code } => {
                 self.end(CloseReason::from_code(code), true, now);
                 self.state = State::Closed;
@@ -178,43 +193,69 @@ impl Session {
         }
     }
 
-    fn counts_received(&mut self, counts: PathCounts, now: Nanos) {
-        self.marking.counts_received(counts);
-        self.narrow.received(counts.received);
-        if self.narrow.is_suspected(self.rtt.timeout(), now)
-            && !self.is_stalled
-            && !self.control.challenges().is_searching()
-        {
-            self.control.challenges_mut().search(now);
+    /// The newest packet of a path that the peer has, as told on another or the same one.
+    fn newest_received(
+        &mut self,
+        (on, path): (PathId, PathId),
+        number: u64,
+        age: Nanos,
+        now: Nanos,
+    ) {
+        self.protection.acknowledged(path, number);
+        let sent = self.protection.next_packet_number(path);
+        let reported = number.saturating_add(1).min(sent);
+        let known = &mut self.paths[path];
+        if reported > known.packets_reported {
+            known.packets_reported = reported;
+            known.is_silent = false;
         }
-        let report = Report {
-            sent: self.reported_end,
-            received: counts.received,
-            ce: counts.ce,
-            wire_bytes: self.statistics.wire_bytes_sent,
-            srtt: self.rtt.smoothed().unwrap_or(0),
-        };
-        match self.breaker.report(report, now) {
-            Verdict::Unchanged => {}
-            Verdict::Rate(rate) => self.pacer.set_rate(rate, now),
-            Verdict::Fatal => self.close(CloseReason::PathOverloaded, now),
+        known.rtt.echo_received(number, age, on == path, now);
+        self.paths.measured();
+    }
+
+    fn counts_received(&mut self, path: PathId, counts: PathCounts, now: Nanos) {
+        let known = &mut self.paths[path];
+        known.marking.counts_received(counts);
+        known.narrow.received(counts.received);
+        if known.narrow.is_suspected(known.rtt.timeout(), now)
+            && !self.is_stalled
+            && !known.challenges.is_searching()
+        {
+            known.challenges.search(now);
+        }
+        if self.paths.reported(path, now) == Verdict::Hopeless {
+            self.abandon(path, CloseReason::PathOverloaded, now);
         }
     }
 
-    fn response_received(&mut self, token: u64, now: Nanos) {
-        match self.control.challenges_mut().answered(token, now) {
+    fn response_received(&mut self, path: PathId, token: u64, now: Nanos) {
+        let known = &mut self.paths[path];
+        match known.challenges.answered(token, now) {
             None | Some(Answer::Small) => {}
-            Some(Answer::TooNarrow) => self.close(CloseReason::PathMtu, now),
+            Some(Answer::TooNarrow) => self.abandon(path, CloseReason::PathMtu, now),
             Some(Answer::Validated(rtt)) => {
-                self.narrow.forget();
+                known.narrow.forget();
+                if !known.is_validated() {
+                    known.rtt.sample(rtt);
+                }
+                known.validated();
+                self.paths.measured();
                 if self.state == State::Connecting {
-                    let packet_bytes = self.config.datagram_bytes_max() + IP_UDP_BYTES;
-                    self.path_mtu_bytes = packet_bytes as u64;
-                    self.rtt.sample(rtt);
+                    self.path_mtu_bytes = self.config.packet_bytes_max() as u64;
                     self.state = State::Established;
                     self.events.push(Event::Established { rtt }, 0);
                 }
             }
         }
+    }
+
+    /// A path will not do: the others have to, if there are any.
+    fn abandon(&mut self, path: PathId, reason: CloseReason, now: Nanos) {
+        let is_last = self.paths.iter().all(|(id, other)| id == path || other.is_abandoned());
+        if is_last {
+            return self.close(reason, now);
+        }
+        self.paths[path].abandon();
+        self.sender.abandon_path(path);
     }
 }

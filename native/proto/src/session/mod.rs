@@ -3,11 +3,13 @@
 //! It is driven by three sources only: the user (`post_*`, `close`), the network (`receive`) and a
 //! timer (`handle_timeout`). After every one of them its outputs are pulled until empty:
 //! `next_transmit`, then `next_timeout`, then `next_event`. Wire format and rules:
-//! `docs/session-wire.md`. Not built yet: congestion control, several paths.
+//! `docs/session-wire.md`. What a path may carry and which one a unit takes is decided behind two
+//! seams, [`Congestion`] and [`PathChoice`].
 
 mod bitmap;
 mod breaker;
 mod challenges;
+mod congestion;
 mod control;
 mod ecn;
 mod epochs;
@@ -24,6 +26,9 @@ mod outgoing;
 mod pacing;
 pub mod packet;
 mod parity;
+mod path;
+mod path_choice;
+mod paths;
 mod plan;
 mod probes;
 mod protection;
@@ -39,22 +44,22 @@ mod tests;
 
 use crate::link::Nanos;
 
-use breaker::Breaker;
 use control::Control;
-use ecn::Marking;
 use events::Events;
-use gaps::{Gaps, LossCounts};
-use narrow::Narrow;
-use packet::IP_UDP_BYTES;
-use probes::Probes;
+use path::Pace;
+use paths::Paths;
 use protection::{Protection, Refusal};
 use receiver::Receiver;
-use rtt::RoundTrip;
 use sender::Sender;
 
+pub use congestion::{Allowance, Congestion, MandatoryRate, Verdict};
 pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
+pub use gaps::LossCounts;
 pub use pacing::BURST_PACKETS;
+pub use path::PathAccount;
+pub use path_choice::{PathChoice, RoundRobin};
+pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
 pub use stream::STREAM_PARTS_MAX;
@@ -68,7 +73,7 @@ const PROBES_PER_IDLE_TIMEOUT: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The path is being validated.
+    /// No path is validated yet.
     Connecting,
     /// Units may flow.
     Established,
@@ -88,70 +93,68 @@ pub struct Session {
     plan: Plan,
     receiver: Receiver,
     control: Control,
-    rtt: RoundTrip,
+    paths: Paths,
+    /// Of all that leaves, on whatever path.
     pacer: pacing::Pacer,
-    breaker: Breaker,
-    /// Packets sent up to the newest that the peer has.
-    reported_end: u64,
+    /// The path of the datagram that was written last.
+    departed: PathId,
     /// When the peer was last heard.
     last_received: Nanos,
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
     silent_since: Nanos,
     is_stalled: bool,
     stalled_since: Nanos,
-    /// What of the peer's packets did not arrive …
-    gaps: Gaps,
-    /// … and of this end's, as the peer says.
-    peer_losses: LossCounts,
-    probes: Probes,
     /// The datagram being received came from another address than the path's.
     is_elsewhere: bool,
     events: Events,
-    /// What arrived on the path …
-    counts: PathCounts,
-    /// … and whether what leaves on it is marked.
-    marking: Marking,
-    narrow: Narrow,
     path_mtu_bytes: u64,
     statistics: SessionStatistics,
 }
 
 impl Session {
-    /// A session that begins to validate its path at `now`.
+    /// A session that begins to validate its paths at `now`, and then uses them in turn at the
+    /// session's rate ([`RoundRobin`], [`MandatoryRate`]).
     ///
     /// # Panics
     /// If [`SessionConfig::validate`] refuses the configuration.
     #[must_use]
     pub fn new(config: SessionConfig, keys: &SessionKeys, now: Nanos) -> Self {
+        let congestion = MandatoryRate::new(config.rate_bytes_per_second, config.paths);
+        Self::steered(config, keys, (Box::new(RoundRobin::default()), Box::new(congestion)), now)
+    }
+
+    /// A session whose paths are chosen and filled by others than [`Self::new`]'s.
+    ///
+    /// # Panics
+    /// If [`SessionConfig::validate`] refuses the configuration.
+    #[must_use]
+    pub fn steered(
+        config: SessionConfig,
+        keys: &SessionKeys,
+        (choice, congestion): (Box<dyn PathChoice>, Box<dyn Congestion>),
+        now: Nanos,
+    ) -> Self {
         if let Err(error) = config.validate() {
             panic!("{error}");
         }
         let SessionConfig { unit_bytes, chunk_units, slots, payload, .. } = config;
-        let packet_bytes_max = config.datagram_bytes_max() + IP_UDP_BYTES;
         Self {
             config,
             state: State::Connecting,
             protection: Protection::new(&config, keys),
-            sender: Sender::new(unit_bytes, slots),
+            sender: Sender::new(unit_bytes, slots, config.paths),
             plan: Plan::default(),
             receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
-            control: Control::new(now),
-            rtt: RoundTrip::default(),
-            pacer: pacing::Pacer::new(config.rate_bytes_per_second, packet_bytes_max as u64, now),
-            breaker: Breaker::new(config.rate_bytes_per_second),
-            reported_end: 0,
+            control: Control::default(),
+            paths: Paths::new(&config, choice, congestion, now),
+            pacer: Pace::of(&config).pacer(now),
+            departed: PathId(0),
             last_received: now,
             silent_since: now,
             is_stalled: false,
             stalled_since: now,
-            gaps: Gaps::new(config.reordering),
-            peer_losses: LossCounts::default(),
-            probes: Probes::default(),
             is_elsewhere: false,
             events: Events::default(),
-            counts: PathCounts::default(),
-            marking: Marking::default(),
-            narrow: Narrow::default(),
             path_mtu_bytes: 0,
             statistics: SessionStatistics::default(),
         }
@@ -271,9 +274,10 @@ impl Session {
         if matches!(self.state, State::Closing | State::Closed) {
             return false;
         }
+        let path = packet::channel_of(datagram).and_then(|channel| self.paths.named(channel));
         let is_foreign = match arrival.source {
             Source::Path => false,
-            Source::Elsewhere => self.state != State::Connecting,
+            Source::Elsewhere => path.is_some_and(|path| !self.paths[path].is_challenged()),
             Source::Foreign => true,
         };
         let refusal = match self.protection.open(datagram, is_foreign, now) {
@@ -314,9 +318,13 @@ impl Session {
                 }
                 self.protection.retire(now);
                 self.sender.prune();
-                if self.gaps.settle(self.timing(), now) {
-                    self.control.acknowledge_now(now);
+                for (_, path) in self.paths.iter_mut() {
+                    let timing = path.timing();
+                    if path.gaps.settle(timing, now) {
+                        self.control.acknowledge_now(now);
+                    }
                 }
+                self.watch_paths(now);
                 self.probe(now);
                 self.probe_tail(now);
             }
@@ -325,8 +333,8 @@ impl Session {
 
     // Outputs.
 
-    /// Appends one whole datagram to `out`; false if nothing may be sent now. How to mark it says
-    /// [`Self::ecn`].
+    /// Appends one whole datagram to `out`; false if nothing may be sent now. How it is to leave
+    /// says [`Self::departure`].
     pub fn next_transmit(&mut self, memory: &impl Memory, now: Nanos, out: &mut Vec<u8>) -> bool {
         if self.state == State::Closed || self.pacer.next_at() > now {
             return false;
@@ -334,17 +342,20 @@ impl Session {
         if self.state != State::Closing && self.protection.is_send_exhausted() {
             self.close(CloseReason::PacketLimit, now);
         }
-        let is_established = self.state == State::Established;
-        if self.control.next_at(is_established, now).is_some_and(|due| due <= now) {
-            return self.transmit_control(now, out);
+        if let Some((_, path)) = self.control_due(now).filter(|(due, _)| *due <= now) {
+            return self.transmit_control(path, now, out);
         }
-        is_established && !self.is_stalled && self.transmit_unit(memory, now, out)
+        if self.state != State::Established || self.is_stalled {
+            return false;
+        }
+        let open = self.paths.open(now);
+        !open.is_empty() && self.transmit_unit(open, memory, now, out)
     }
 
-    /// The ECN field of the datagram that was appended last.
+    /// How the datagram that was appended last is to leave.
     #[must_use]
-    pub fn ecn(&self) -> Ecn {
-        self.marking.codepoint()
+    pub fn departure(&self) -> Departure {
+        Departure { path: self.departed, ecn: self.paths[self.departed].marking.codepoint() }
     }
 
     /// When [`Self::handle_timeout`] and [`Self::next_transmit`] are to be called next.
@@ -356,14 +367,15 @@ impl Session {
         }
         let is_established = self.state == State::Established;
         let paced = |at: Nanos| at.max(self.pacer.next_at());
-        let control = self.control.next_at(is_established, 0).map(paced);
+        let control = self.control_due(0).map(|(at, _)| paced(at));
         if self.state == State::Closing {
             return control.or(Some(0));
         }
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
-        let unit = self.sender.next_at(0, self.rtt.timeout());
-        let unit = unit.filter(|_| is_established && !self.is_stalled).map(paced);
-        let gap = self.gaps.next_at(self.timing());
+        let unit = self.sender.next_at(0, |path| self.paths.timeout_on(path));
+        let unit = unit.filter(|_| is_established && !self.is_stalled);
+        let unit = unit.and_then(|at| Some(paced(at.max(self.paths.open_at()?))));
+        let gap = self.paths.iter().filter_map(|(_, path)| path.gaps.next_at(path.timing())).min();
         let dues = [control, idle, unit, gap, self.probe_at(), self.tail_probe_at()];
         dues.into_iter().flatten().min()
     }
@@ -398,7 +410,9 @@ impl Session {
     pub fn statistics(&self) -> SessionStatistics {
         let (key_updates_sent, key_updates_received) = self.protection.key_updates();
         let (reported_losses, timeouts) = self.sender.losses();
-        let (ours, theirs) = (self.peer_losses, self.gaps.counts());
+        let ours = self.paths.iter().map(|(_, path)| path.peer_losses).sum::<LossCounts>();
+        let theirs = self.paths.iter().map(|(_, path)| path.gaps.counts()).sum::<LossCounts>();
+        let paths = || self.paths.iter().map(|(_, path)| path);
         let mut statistics = SessionStatistics {
             lost_packets: ours.lost.saturating_sub(ours.found),
             lost_runs: ours.runs,
@@ -410,19 +424,25 @@ impl Session {
             timeouts,
             key_updates_sent,
             key_updates_received,
-            rate_bytes_per_second: self.breaker.rate(),
-            breaker_trips: self.breaker.trips(),
+            rate_bytes_per_second: self.paths.rate().min(self.config.rate_bytes_per_second),
+            breaker_trips: self.paths.trips(),
             path_mtu_bytes: self.path_mtu_bytes,
-            ce_received: self.counts.ce,
-            ce_echoed: self.marking.peer().ce,
-            is_ecn_capable: u64::from(self.marking.codepoint() != Ecn::NotEct),
+            ce_received: paths().map(|path| path.arrived.ce).sum(),
+            ce_echoed: paths().map(|path| path.marking.peer().ce).sum(),
+            is_ecn_capable: u64::from(paths().any(|path| path.marking.codepoint() != Ecn::NotEct)),
+            paths_validated: paths().filter(|path| path.is_validated()).count() as u64,
             decoded_units: self.receiver.decoded_units(),
-            srtt_nanos: self.rtt.smoothed().unwrap_or(0),
-            rto_nanos: self.rtt.timeout(),
+            srtt_nanos: self.paths.srtt().unwrap_or(0),
+            rto_nanos: self.paths.timeout(),
             ..self.statistics
         };
         self.events.count_into(&mut statistics);
         statistics
+    }
+
+    /// What is known of the packets of each path, in the order of their ids.
+    pub fn path_accounts(&self) -> impl Iterator<Item = PathAccount> {
+        self.paths.iter().map(|(_, path)| path.account())
     }
 
     /// Wire bytes sent so far (also in [`Self::statistics`], but cheaper here).

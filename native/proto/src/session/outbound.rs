@@ -5,8 +5,8 @@ use crate::link::Nanos;
 
 use super::challenges::CHALLENGE_INTERVAL;
 use super::control::Halves;
-use super::gaps::Timing;
-use super::packet::{DATA_OVERHEAD_BYTES_MAX, IP_UDP_BYTES, Kind};
+use super::packet::Kind;
+use super::paths::{PathId, PathSet};
 use super::types::{Detection, Memory, PayloadMode};
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
@@ -14,14 +14,14 @@ impl Session {
     /// When silence of the peer calls for a challenge or a stall, if it has not yet.
     pub(super) fn probe_at(&self) -> Option<Nanos> {
         let is_waiting = self.sender.has_outstanding();
-        let is_challenging = self.control.challenges().due().is_some();
+        let is_challenging = self.paths.iter().any(|(_, path)| path.challenges.due().is_some());
         let is_done = is_challenging && (self.is_stalled || !is_waiting);
         if self.state != State::Established || is_done {
             return None;
         }
         let patience = self.config.idle_timeout / PROBES_PER_IDLE_TIMEOUT;
         let silence = if is_waiting {
-            patience.min(self.rtt.timeout().saturating_mul(STALL_TIMEOUTS))
+            patience.min(self.paths.timeout().saturating_mul(STALL_TIMEOUTS))
         } else {
             patience
         };
@@ -32,81 +32,138 @@ impl Session {
         if self.probe_at().is_none_or(|at| at > now) {
             return;
         }
-        self.control.challenges_mut().start(now);
+        for (_, path) in self.paths.iter_mut().filter(|(_, path)| path.is_validated()) {
+            path.challenges.start(now);
+        }
         if self.sender.has_outstanding() && !self.is_stalled {
             self.is_stalled = true;
             self.stalled_since = now;
-            self.breaker.interrupt();
-            self.narrow.forget();
+            for index in 0..self.paths.count() {
+                self.paths.interrupted(PathId(index), now);
+                self.paths[PathId(index)].narrow.forget();
+            }
             self.statistics.stalls += 1;
         }
     }
 
-    pub(super) fn timing(&self) -> Timing {
-        Timing { srtt: self.rtt.smoothed(), timeout: self.rtt.timeout() }
+    /// Passes over paths of which nothing is heard, if there are others: what is under way on them
+    /// goes out again, and challenges find out when they are back.
+    pub(super) fn watch_paths(&mut self, now: Nanos) {
+        for path in (0..self.paths.count()).map(PathId) {
+            let known = &self.paths[path];
+            let Some((packet, sent_at)) = self.sender.oldest_on(path) else { continue };
+            let is_late = sent_at.saturating_add(self.paths.timeout_on(path)) <= now;
+            // What is late although newer packets were reported is lost, and the path is well.
+            let is_unheard = known.packets_reported <= packet;
+            if !(is_late && is_unheard) || known.is_silent || !self.paths.has_other(path) {
+                continue;
+            }
+            self.paths[path].is_silent = true;
+            self.paths[path].narrow.forget();
+            self.paths[path].challenges.start(now);
+            self.paths.interrupted(path, now);
+            self.sender.abandon_path(path);
+            self.statistics.path_silences += 1;
+        }
     }
 
-    /// When a probe is due behind the last unit, while units are unacknowledged and nothing else is
-    /// to be sent, or may be.
+    /// When a probe is due on a path behind its last unit, while units on it are unacknowledged and
+    /// nothing else is to be sent, or may be.
+    fn tail_probe_on(&self, path: PathId) -> Option<Nanos> {
+        self.sender.oldest_on(path)?;
+        let known = &self.paths[path];
+        Some(known.probes.next_at(known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL)))
+    }
+
+    /// See [`Self::tail_probe_on`]: the first one.
     pub(super) fn tail_probe_at(&self) -> Option<Nanos> {
         let is_quiet = self.is_stalled || !(self.sender.has_new() || self.sender.has_lost());
-        let is_waiting = self.state == State::Established
-            && self.config.detection == Detection::Reports
-            && self.sender.has_outstanding();
+        let is_waiting =
+            self.state == State::Established && self.config.detection == Detection::Reports;
+        let paths = (0..self.paths.count()).map(PathId);
         (is_quiet && is_waiting)
-            .then(|| self.probes.next_at(self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL)))
+            .then(|| paths.filter_map(|path| self.tail_probe_on(path)).min())
+            .flatten()
     }
 
     pub(super) fn probe_tail(&mut self, now: Nanos) {
-        if self.tail_probe_at().is_some_and(|at| at <= now) {
-            let is_answered = self.probes.sent(now);
-            self.control.probe(is_answered);
-            self.statistics.probes_sent += 1;
+        if self.tail_probe_at().is_none_or(|at| at > now) {
+            return;
+        }
+        for path in (0..self.paths.count()).map(PathId) {
+            if self.tail_probe_on(path).is_some_and(|at| at <= now) {
+                let known = &mut self.paths[path];
+                known.probe = Some(known.probes.sent(now));
+                self.statistics.probes_sent += 1;
+            }
         }
     }
 
-    pub(super) fn transmit_control(&mut self, now: Nanos, out: &mut Vec<u8>) -> bool {
+    /// When a control packet is due, and the path that it has to take if there is one.
+    pub(super) fn control_due(&self, now: Nanos) -> Option<(Nanos, Option<PathId>)> {
+        let anywhere = self.control.next_at(self.state == State::Established, now);
+        if self.state == State::Closing {
+            return anywhere.map(|at| (at, None));
+        }
+        let bound = self.paths.iter().filter_map(|(id, path)| {
+            path.control_due(now).map(|at| (at.max(path.paced_at()), Some(id)))
+        });
+        bound.chain(anywhere.map(|at| (at, None))).min_by_key(|(at, _)| *at)
+    }
+
+    pub(super) fn transmit_control(
+        &mut self,
+        path: Option<PathId>,
+        now: Nanos,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let start = out.len();
+        let is_unheard = now.saturating_sub(self.last_received) > self.paths.timeout();
+        let is_closing = self.state == State::Closing;
+        let path = path.unwrap_or_else(|| self.paths.for_control(is_unheard || is_closing));
         let halves = Halves {
             sender: &self.sender,
             receiver: &self.receiver,
-            packet_number: self.protection.next_packet_number(),
+            packet_number: self.protection.next_packet_number(path),
             is_established: self.state == State::Established,
-            counts: self.counts,
-            srtt: self.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL),
-            timeout: self.rtt.timeout(),
+            srtt: self.paths.srtt().unwrap_or(CHALLENGE_INTERVAL),
+            timeout: self.paths.timeout(),
         };
-        let Some(packet) = self.protection.begin(Kind::Control, out) else { return false };
-        let room = usize::from(self.config.unit_bytes) + DATA_OVERHEAD_BYTES_MAX
-            - packet::HEADER_BYTES
-            - TAG_BYTES;
-        self.control.write(out, room, &halves, &mut self.gaps, now);
-        if self.gaps.is_unreported() {
+        let Some(packet) = self.protection.begin(path, Kind::Control, out) else { return false };
+        let room = self.config.datagram_bytes_max() - packet::HEADER_BYTES - TAG_BYTES;
+        self.control.write(out, room, &halves, (&mut self.paths, path), now);
+        if self.paths.iter().any(|(_, path)| path.gaps.is_unreported()) {
             self.control.acknowledge_now(now);
-        } else if self.gaps.is_repeating() {
-            self.control.acknowledge_later(&self.rtt, now);
+        } else if self.paths.iter().any(|(_, path)| path.gaps.is_repeating()) {
+            self.control.acknowledge_later(&self.paths[path].rtt, now);
         }
-        let wire_bytes = out.len() - start + TAG_BYTES + IP_UDP_BYTES;
+        let wire_bytes = out.len() - start + TAG_BYTES + self.config.ip.header_bytes();
         self.protection.finish(packet, out);
         self.statistics.control_packets_sent += 1;
-        self.narrow.sent(false, now);
-        self.account(wire_bytes, now);
+        self.paths[path].narrow.sent(false, now);
+        self.account(path, wire_bytes, now);
         true
     }
 
     pub(super) fn transmit_unit(
         &mut self,
+        open: PathSet,
         memory: &impl Memory,
         now: Nanos,
         out: &mut Vec<u8>,
     ) -> bool {
-        let Some(pick) = self.sender.pick(now, self.rtt.timeout()) else { return false };
+        let paths = &self.paths;
+        let Some(pick) = self.sender.pick(now, |path| paths.timeout_on(path)) else {
+            return false;
+        };
         let Some((kind, is_parity, payload_bytes)) = self.sender.describe(pick) else {
             return false;
         };
+        let Some(path) = self.paths.choose(open, now) else { return false };
         let start = out.len();
-        let Some(packet) = self.protection.begin(kind, out) else { return false };
-        let wire_bytes = out.len() - start + payload_bytes + TAG_BYTES + IP_UDP_BYTES;
+        let Some(packet) = self.protection.begin(path, kind, out) else { return false };
+        let header_bytes = out.len() - start;
+        let wire_bytes = header_bytes + payload_bytes + TAG_BYTES + self.config.ip.header_bytes();
         if self.config.payload == PayloadMode::Real {
             self.sender.write_payload(pick, memory, out);
         }
@@ -114,23 +171,26 @@ impl Session {
         if !self.sender.has_outstanding() && !pick.is_retransmission {
             self.silent_since = now;
         }
-        let number = self.protection.next_packet_number() - 1;
-        self.sender.sent(pick, number, now, &mut self.events);
-        self.probes.restart(now);
-        self.narrow.sent(payload_bytes == usize::from(self.config.unit_bytes), now);
+        let number = self.protection.next_packet_number(path) - 1;
+        self.sender.sent(pick, (path, number), now, &mut self.events);
+        self.paths[path].probes.restart(now);
+        self.paths[path].narrow.sent(payload_bytes == usize::from(self.config.unit_bytes), now);
         self.statistics.data_packets_sent += u64::from(!is_parity);
         self.statistics.parity_packets_sent += u64::from(is_parity);
         self.statistics.retransmitted_packets += u64::from(pick.is_retransmission);
         self.statistics.fallbacks += u64::from(pick.is_fallback);
-        self.account(wire_bytes, now);
+        self.account(path, wire_bytes, now);
         true
     }
 
-    fn account(&mut self, wire_bytes: usize, now: Nanos) {
-        self.marking.packet_sent(self.state != State::Connecting);
+    /// A packet has been written for a path.
+    fn account(&mut self, path: PathId, wire_bytes: usize, now: Nanos) {
+        let wire_bytes = wire_bytes as u64;
+        self.departed = path;
         self.statistics.packets_sent += 1;
-        self.statistics.wire_bytes_sent += wire_bytes as u64;
-        self.pacer.sent(wire_bytes as u64, now);
-        self.rtt.packet_sent(self.protection.next_packet_number() - 1, now);
+        self.statistics.wire_bytes_sent += wire_bytes;
+        self.pacer.sent(wire_bytes, now);
+        let number = self.protection.next_packet_number(path) - 1;
+        self.paths.sent(path, number, wire_bytes, now);
     }
 }

@@ -5,7 +5,7 @@
 use crate::aead::{NONCE_BYTES, TAG_BYTES};
 
 /// The version this machine speaks, in the high half of the first byte.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes of the header that every packet has.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the message descriptor that follows it in unit packets.
@@ -15,8 +15,6 @@ pub const IMMEDIATE_BYTES: usize = 4;
 /// What a unit costs beside its payload, at most.
 pub const DATA_OVERHEAD_BYTES_MAX: usize =
     HEADER_BYTES + DESCRIPTOR_BYTES + IMMEDIATE_BYTES + TAG_BYTES;
-/// IPv4 and UDP headers, as counted by pacing and statistics.
-pub const IP_UDP_BYTES: usize = 28;
 /// First message number that does not fit its 48 bits.
 pub const MESSAGE_END: u64 = 1 << 48;
 
@@ -58,7 +56,7 @@ pub struct Header {
     pub connection_id: u64,
     /// Which key.
     pub epoch: u8,
-    /// Which sending thread; first part of the nonce.
+    /// Which path; first part of the nonce.
     pub channel: u32,
     /// Rises by one per packet of a channel; second part of the nonce.
     pub packet_number: u64,
@@ -144,6 +142,12 @@ impl Header {
     }
 }
 
+/// The channel that a datagram names, if it is long enough to: nothing of it is checked.
+#[must_use]
+pub fn channel_of(datagram: &[u8]) -> Option<u32> {
+    datagram.get(10..14).map(|bytes| be(bytes) as u32)
+}
+
 /// A big-endian number of up to eight bytes.
 pub(super) fn be(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
@@ -192,6 +196,7 @@ mod tests {
             let mut bytes = Vec::new();
             header.encode(&mut bytes);
             prop_assert_eq!(Header::decode(&bytes), Ok((header, bytes.len())));
+            prop_assert_eq!(channel_of(&bytes), Some(header.channel));
             for length in 0..bytes.len() {
                 prop_assert_eq!(Header::decode(&bytes[..length]), Err(Malformed));
             }
@@ -231,7 +236,7 @@ mod tests {
         };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
-        let expected: Vec<u8> = std::iter::once(0x3b).chain(1..=0x2a).collect();
+        let expected: Vec<u8> = std::iter::once(0x4b).chain(1..=0x2a).collect();
         assert_eq!(bytes, expected);
         let nonce = [0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15];
         assert_eq!(header.nonce(), nonce);

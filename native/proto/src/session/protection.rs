@@ -5,11 +5,20 @@ use crate::link::Nanos;
 
 use super::epochs::{ReceiveKeys, SendKeys};
 use super::packet::{Header, Kind};
+use super::paths::PathId;
 use super::replay::ReplayWindow;
 use super::types::{PayloadMode, SessionConfig, SessionKeys};
 
-/// The only channel: a session has one sending thread.
-const CHANNEL: u32 = 0;
+/// One channel, which is one path: its numbers at both ends.
+#[derive(Debug, Default)]
+struct Channel {
+    /// Number of the next packet: taken in [`Protection::begin`] and nowhere else. It never starts
+    /// anew, so one replay window serves all epochs of a channel.
+    next_packet_number: u64,
+    /// Number of its first packet of the sending key's epoch.
+    epoch_start: u64,
+    replay: ReplayWindow,
+}
 
 /// A packet whose number has been taken and whose payload is being appended.
 #[derive(Debug)]
@@ -40,12 +49,9 @@ pub enum Refusal {
 /// Both directions of one session.
 #[derive(Debug)]
 pub struct Protection {
-    /// Number of the next packet: taken in [`Self::begin`] and nowhere else. It never starts anew,
-    /// so one replay window serves all epochs of a channel.
-    next_packet_number: u64,
+    channels: Vec<Channel>,
     send: SendKeys,
     receive: ReceiveKeys,
-    replay: ReplayWindow,
     connection_id_local: u64,
     connection_id_peer: u64,
     payload: PayloadMode,
@@ -56,20 +62,19 @@ impl Protection {
     #[must_use]
     pub fn new(config: &SessionConfig, keys: &SessionKeys) -> Self {
         Self {
-            next_packet_number: 0,
+            channels: (0..config.paths).map(|_| Channel::default()).collect(),
             send: SendKeys::new(&keys.send, config.packets_per_key),
             receive: ReceiveKeys::new(&keys.receive),
-            replay: ReplayWindow::default(),
             connection_id_local: config.connection_id_local,
             connection_id_peer: config.connection_id_peer,
             payload: config.payload,
         }
     }
 
-    /// The number that the next packet will have.
+    /// The number that the next packet on a path will have.
     #[must_use]
-    pub fn next_packet_number(&self) -> u64 {
-        self.next_packet_number
+    pub fn next_packet_number(&self, path: PathId) -> u64 {
+        self.channels[path.index()].next_packet_number
     }
 
     /// Key updates so far: of what is sent, of what is received.
@@ -78,10 +83,11 @@ impl Protection {
         (self.send.updates(), self.receive.updates())
     }
 
-    /// The peer says that it has opened the packet of this number.
-    pub fn acknowledged(&mut self, number: u64) {
-        if number < self.next_packet_number {
-            self.send.acknowledged(number);
+    /// The peer says that it has opened the packet of this number on a path.
+    pub fn acknowledged(&mut self, path: PathId, number: u64) {
+        let channel = &self.channels[path.index()];
+        if (channel.epoch_start..channel.next_packet_number).contains(&number) {
+            self.send.confirmed();
         }
     }
 
@@ -94,7 +100,7 @@ impl Protection {
     /// confirmed it.
     #[must_use]
     pub fn is_send_exhausted(&self) -> bool {
-        self.send.is_exhausted(self.next_packet_number)
+        self.send.is_exhausted()
     }
 
     /// Whether a receiving key has met too many forgeries.
@@ -103,14 +109,21 @@ impl Protection {
         self.receive.is_exhausted()
     }
 
-    /// Takes a packet number and appends the header; the payload is appended next.
+    /// Takes a packet number of a path and appends the header; the payload is appended next.
     /// `None` once the key may protect no more.
-    pub fn begin(&mut self, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
-        let packet_number = self.next_packet_number;
-        let epoch = self.send.begin(packet_number)?;
+    pub fn begin(&mut self, path: PathId, kind: Kind, out: &mut Vec<u8>) -> Option<Unsealed> {
+        let updates = self.send.updates();
+        let epoch = self.send.begin()?;
+        if self.send.updates() != updates {
+            for channel in &mut self.channels {
+                channel.epoch_start = channel.next_packet_number;
+            }
+        }
+        let number = &mut self.channels[path.index()].next_packet_number;
+        let packet_number = *number;
+        *number += 1;
         let connection_id = self.connection_id_peer;
-        let header = Header { connection_id, epoch, channel: CHANNEL, packet_number, kind };
-        self.next_packet_number += 1;
+        let header = Header { connection_id, epoch, channel: path.0.into(), packet_number, kind };
         let start = out.len();
         header.encode(out);
         Some(Unsealed { header, start, payload_start: out.len() })
@@ -138,14 +151,15 @@ impl Protection {
         now: Nanos,
     ) -> Result<(Header, &'a [u8]), Refusal> {
         let (header, end) = Header::decode(datagram).map_err(|_| Refusal::Malformed)?;
-        if header.connection_id != self.connection_id_local || header.channel != CHANNEL {
+        if header.connection_id != self.connection_id_local {
             return Err(Refusal::Misdirected);
         }
+        let channel = self.channels.get_mut(header.channel as usize).ok_or(Refusal::Misdirected)?;
         if is_foreign {
             return Err(Refusal::Foreign);
         }
         let age = self.receive.find(header.epoch).ok_or(Refusal::UnknownEpoch)?;
-        if !self.replay.is_fresh(header.packet_number) {
+        if !channel.replay.is_fresh(header.packet_number) {
             return Err(Refusal::Replayed);
         }
         let (aad, sealed) = datagram.split_at_mut(end);
@@ -162,7 +176,7 @@ impl Protection {
             };
             plaintext
         };
-        if !self.replay.accept(header.packet_number) {
+        if !channel.replay.accept(header.packet_number) {
             return Err(Refusal::Replayed);
         }
         self.receive.opened(age, now);
@@ -176,14 +190,24 @@ mod tests {
 
     use super::*;
     use crate::aead::Secret;
-    use crate::session::Detection;
     use crate::session::epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY};
+    use crate::session::{Detection, IpVersion};
 
     fn pair_with(packets_per_key: u64) -> (Protection, Protection) {
+        pair_of(packets_per_key, 3)
+    }
+
+    fn pair_of_paths(paths: u8) -> (Protection, Protection) {
+        pair_of(PACKETS_PER_KEY, paths)
+    }
+
+    fn pair_of(packets_per_key: u64, paths: u8) -> (Protection, Protection) {
         let config = |connection_id_local, connection_id_peer| SessionConfig {
             connection_id_local,
             connection_id_peer,
             unit_bytes: 1408,
+            ip: IpVersion::V4,
+            paths,
             chunk_units: 1,
             slots: 4,
             rate_bytes_per_second: 1,
@@ -204,12 +228,16 @@ mod tests {
     }
 
     fn sealed(from: &mut Protection) -> Vec<u8> {
+        sealed_on(from, PathId(0))
+    }
+
+    fn sealed_on(from: &mut Protection, path: PathId) -> Vec<u8> {
         let immediate = Some(9);
         let kind =
             Kind::Unit { message: 5, unit: 6, length: 7, k: 0, m: 0, is_stream: false, immediate };
         let mut out = b"a datagram before it in the same buffer".to_vec();
         let start = out.len();
-        let packet = from.begin(kind, &mut out).unwrap();
+        let packet = from.begin(path, kind, &mut out).unwrap();
         out.extend_from_slice(b"payload");
         from.finish(packet, &mut out);
         out.split_off(start)
@@ -279,7 +307,7 @@ mod tests {
     fn a_replay_is_refused_even_with_a_good_tag() {
         let (mut a, mut b) = pair();
         let old = sealed(&mut a);
-        a.next_packet_number = 100_000;
+        a.channels[0].next_packet_number = 100_000;
         let new = sealed(&mut a);
         assert!(open(&mut b, &new).is_ok());
         assert_eq!(open(&mut b, &old), Err(Refusal::Replayed), "behind the window");
@@ -291,8 +319,9 @@ mod tests {
         let mut ledger = BTreeSet::new();
         let mut stragglers = Vec::new();
         for index in 0..900_u64 {
-            let datagram = sealed(&mut a);
-            let number = index;
+            let path = PathId((index / 5 % 3) as u8);
+            let number = a.next_packet_number(path);
+            let datagram = sealed_on(&mut a, path);
             // What a key does to nothing under an unused nonce tells it from every other key.
             let key = a.send.key().seal([0xff; 12], b"", &mut []);
             let nonce = Header::decode(&datagram).unwrap().0.nonce();
@@ -302,7 +331,7 @@ mod tests {
                 continue;
             }
             assert_eq!(open(&mut b, &datagram), Ok(number));
-            a.acknowledged(number);
+            a.acknowledged(path, number);
             for datagram in stragglers.drain(..) {
                 assert!(open(&mut b, &datagram).is_ok(), "of this epoch or the one before it");
             }
@@ -315,13 +344,48 @@ mod tests {
     fn a_confirmation_of_what_was_never_sent_moves_nothing() {
         let (mut a, _) = pair_with(2);
         let _ = (sealed(&mut a), sealed(&mut a));
-        a.acknowledged(2);
-        a.acknowledged(u64::MAX - 1);
+        a.acknowledged(PathId(0), 2);
+        a.acknowledged(PathId(0), u64::MAX - 1);
+        a.acknowledged(PathId(1), 1);
         let _ = sealed(&mut a);
         assert_eq!(a.key_updates().0, 0);
-        a.acknowledged(2);
+        a.acknowledged(PathId(0), 2);
         let _ = sealed(&mut a);
         assert_eq!(a.key_updates().0, 1);
+    }
+
+    #[test]
+    fn what_was_sent_under_the_key_before_confirms_nothing_on_any_path() {
+        let (mut a, _) = pair_with(4);
+        let (first, second) = (PathId(0), PathId(1));
+        let sent = [first, first, second, second].map(|path| sealed_on(&mut a, path));
+        a.acknowledged(second, 0);
+        let more = [second, second, second, second].map(|path| sealed_on(&mut a, path));
+        assert_eq!((sent.len(), more.len(), a.key_updates().0), (4, 4, 1));
+        for (path, number) in [(first, 1), (second, 1), (first, 2)] {
+            a.acknowledged(path, number);
+            let _ = sealed_on(&mut a, second);
+            assert_eq!(a.key_updates().0, 1, "{path:?} {number}");
+        }
+        a.acknowledged(second, 2);
+        let _ = sealed_on(&mut a, first);
+        assert_eq!(a.key_updates().0, 2);
+    }
+
+    #[test]
+    fn each_path_has_numbers_and_a_replay_window_of_its_own() {
+        let (mut a, mut b) = pair();
+        let paths = [PathId(0), PathId(2)];
+        let datagrams = paths.map(|path| sealed_on(&mut a, path));
+        for datagram in &datagrams {
+            assert_eq!(open(&mut b, datagram), Ok(0));
+            assert_eq!(open(&mut b, datagram), Err(Refusal::Replayed));
+        }
+        // The number is the same, so the nonce must tell them apart.
+        let nonces = datagrams.map(|datagram| Header::decode(&datagram).unwrap().0.nonce());
+        assert_ne!(nonces[0], nonces[1]);
+        let unknown = sealed_on(&mut pair_of_paths(4).0, PathId(3));
+        assert_eq!(open(&mut b, &unknown), Err(Refusal::Misdirected));
     }
 
     #[test]
@@ -330,7 +394,7 @@ mod tests {
         let mut datagrams = Vec::new();
         for number in 0..5 {
             datagrams.push(sealed(&mut a));
-            a.acknowledged(number);
+            a.acknowledged(PathId(0), number);
         }
         assert_eq!(open(&mut b, &datagrams[2]), Err(Refusal::UnknownEpoch), "two ahead");
         for datagram in &datagrams[1..4] {

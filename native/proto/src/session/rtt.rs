@@ -15,35 +15,56 @@ const MARKS_PER_RTT: u64 = 256;
 /// Send times remembered: four round trips of them.
 const MARKS_MAX: usize = 1024;
 
+/// A packet that left.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    number: u64,
+    sent_at: Nanos,
+    /// Wire bytes sent up to its end.
+    bytes: u64,
+}
+
 /// Estimates of one path.
 #[derive(Debug, Default)]
 pub struct RoundTrip {
-    /// (packet number, sent at), rising in both.
-    marks: VecDeque<(u64, Nanos)>,
+    /// Some packets that left, rising in all.
+    marks: VecDeque<Mark>,
+    /// Bytes up to the newest of them that the peer has reported.
+    reported_bytes: u64,
     smoothed: Option<Nanos>,
 }
 
 impl RoundTrip {
-    /// Remembers that a packet left.
-    pub fn packet_sent(&mut self, number: u64, now: Nanos) {
+    /// Remembers that a packet left: its number, and the bytes that have left up to its end.
+    pub fn packet_sent(&mut self, (number, bytes): (u64, u64), now: Nanos) {
         let gap = self.smoothed.map_or(0, |srtt| srtt / MARKS_PER_RTT);
-        if self.marks.back().is_none_or(|(_, sent_at)| now.saturating_sub(*sent_at) >= gap) {
+        if self.marks.back().is_none_or(|last| now.saturating_sub(last.sent_at) >= gap) {
             if self.marks.len() == MARKS_MAX {
                 self.marks.pop_front();
             }
-            self.marks.push_back((number, now));
+            self.marks.push_back(Mark { number, sent_at: now, bytes });
         }
     }
 
     /// The peer reports the newest packet it has, and for how long. Each mark is used once.
-    pub fn echo_received(&mut self, number: u64, delay: Nanos, now: Nanos) {
+    /// `is_round`: the report came back the way that the packet went; else it measures nothing.
+    pub fn echo_received(&mut self, number: u64, delay: Nanos, is_round: bool, now: Nanos) {
         let mut newest = None;
-        while self.marks.front().is_some_and(|(marked, _)| *marked <= number) {
+        while self.marks.front().is_some_and(|mark| mark.number <= number) {
             newest = self.marks.pop_front();
         }
-        if let Some((_, sent_at)) = newest {
-            self.sample(now.saturating_sub(sent_at).saturating_sub(delay));
+        if let Some(mark) = newest {
+            self.reported_bytes = mark.bytes;
+            if is_round {
+                self.sample(now.saturating_sub(mark.sent_at).saturating_sub(delay));
+            }
         }
+    }
+
+    /// Bytes up to the newest remembered packet that the peer has reported.
+    #[must_use]
+    pub fn reported_bytes(&self) -> u64 {
+        self.reported_bytes
     }
 
     /// Takes a sample into the average (weight 1/8, as RFC 6298 does).
@@ -58,11 +79,17 @@ impl RoundTrip {
         self.smoothed
     }
 
-    /// How long a unit may stay unacknowledged.
+    /// How long something may stay unanswered whose answer comes back the same way.
     #[must_use]
     pub fn timeout(&self) -> Nanos {
-        self.smoothed.map_or(RTO_INITIAL, |srtt| (srtt * (1 + RTO_ALPHA)).max(RTO_MIN))
+        timeout_of(self.smoothed)
     }
+}
+
+/// How long something may stay unanswered on a path with this average.
+#[must_use]
+pub fn timeout_of(srtt: Option<Nanos>) -> Nanos {
+    srtt.map_or(RTO_INITIAL, |srtt| (srtt * (1 + RTO_ALPHA)).max(RTO_MIN))
 }
 
 #[cfg(test)]
@@ -72,13 +99,21 @@ mod tests {
     #[test]
     fn samples_are_exact_when_the_newest_packet_was_marked() {
         let mut rtt = RoundTrip::default();
-        rtt.packet_sent(0, 1_000);
-        rtt.packet_sent(1, 2_000);
-        rtt.echo_received(1, 500, 25_002_500);
+        rtt.packet_sent((0, 100), 1_000);
+        rtt.packet_sent((1, 150), 2_000);
+        rtt.echo_received(1, 500, true, 25_002_500);
         assert_eq!(rtt.smoothed(), Some(25_000_000));
-        assert_eq!(rtt.timeout(), 75_000_000);
-        rtt.echo_received(1, 500, 90_000_000);
+        assert_eq!((rtt.timeout(), rtt.reported_bytes()), (75_000_000, 150));
+        rtt.echo_received(1, 500, true, 90_000_000);
         assert_eq!(rtt.smoothed(), Some(25_000_000), "a mark counts once");
+    }
+
+    #[test]
+    fn a_report_that_came_another_way_measures_nothing() {
+        let mut rtt = RoundTrip::default();
+        rtt.packet_sent((0, 100), 1_000);
+        rtt.echo_received(0, 0, false, 9_000);
+        assert_eq!((rtt.smoothed(), rtt.reported_bytes()), (None, 100));
     }
 
     #[test]
@@ -86,10 +121,10 @@ mod tests {
         let mut rtt = RoundTrip::default();
         rtt.sample(25_000_000);
         for number in 0..1_000_000 {
-            rtt.packet_sent(number, number * 100);
+            rtt.packet_sent((number, number), number * 100);
         }
         assert!(rtt.marks.len() <= MARKS_MAX);
-        rtt.echo_received(999_999, 0, 999_999 * 100 + 25_000_000);
+        rtt.echo_received(999_999, 0, true, 999_999 * 100 + 25_000_000);
         let srtt = rtt.smoothed().unwrap();
         assert!((25_000_000..=25_000_000 + 25_000_000 / 256).contains(&srtt), "{srtt}");
     }

@@ -11,6 +11,7 @@ use super::layout::{Layout, Place};
 use super::outgoing::{Body, Outgoing, State, Window};
 use super::packet::{Kind, MESSAGE_END};
 use super::parity::ParityCache;
+use super::paths::PathId;
 use super::plan::code_of;
 use super::stream::Stream;
 use super::types::{
@@ -54,7 +55,7 @@ pub struct Sender {
 impl Sender {
     /// No messages yet.
     #[must_use]
-    pub fn new(unit_bytes: u16, slots: u16) -> Self {
+    pub fn new(unit_bytes: u16, slots: u16, paths: u8) -> Self {
         Self {
             unit_bytes,
             slots: usize::from(slots),
@@ -64,7 +65,7 @@ impl Sender {
             ready_streams: BTreeSet::new(),
             notices: BTreeSet::new(),
             notices_made: 0,
-            flight: Flight::default(),
+            flight: Flight::new(paths),
             parity: ParityCache::default(),
         }
     }
@@ -227,12 +228,21 @@ impl Sender {
         }
     }
 
-    /// The peer says which packets did not arrive: runs of their numbers, rising.
-    pub fn losses_received(&mut self, runs: impl Iterator<Item = (u64, u64)>) {
+    /// What one packet of the peer says about losses follows.
+    pub fn begin_reports(&mut self) {
         self.flight.begin_reports();
+    }
+
+    /// The peer says which packets of a path did not arrive: runs of their numbers, rising.
+    pub fn losses_received(&mut self, path: PathId, runs: impl Iterator<Item = (u64, u64)>) {
         for (start, end) in runs {
-            self.flight.report(start, end);
+            self.flight.report(path, start, end);
         }
+    }
+
+    /// Nothing that is under way on a path is waited for any more.
+    pub fn abandon_path(&mut self, path: PathId) {
+        self.flight.abandon(path);
     }
 
     /// The peer gives a message up. It is to be told that this end knows.
@@ -278,11 +288,17 @@ impl Sender {
 
     /// When something may be sent: `now` at the latest if there is something new.
     #[must_use]
-    pub fn next_at(&self, now: Nanos, timeout: Nanos) -> Option<Nanos> {
+    pub fn next_at(&self, now: Nanos, timeout: impl Fn(PathId) -> Nanos) -> Option<Nanos> {
         if self.has_new() || self.flight.has_lost() {
             return Some(now);
         }
-        self.flight.next_at(timeout)
+        self.flight.next(timeout).map(|(at, _)| at)
+    }
+
+    /// The oldest unit on a path that is not acknowledged: its packet, and when it left.
+    #[must_use]
+    pub fn oldest_on(&self, path: PathId) -> Option<(u64, Nanos)> {
+        self.flight.oldest(path)
     }
 
     /// Whether units were sent that are not acknowledged.
@@ -323,10 +339,10 @@ impl Sender {
     }
 
     /// Chooses the unit to send now: what was lost first, then what is new, by message number.
-    pub fn pick(&mut self, now: Nanos, timeout: Nanos) -> Option<Pick> {
+    pub fn pick(&mut self, now: Nanos, timeout: impl Fn(PathId) -> Nanos) -> Option<Pick> {
         let Self { flight, window, .. } = self;
         while let Some(lost) = flight.take_lost().or_else(|| {
-            flight.take_expired(now, timeout, |transmission| window.is_outstanding(transmission))
+            flight.take_expired(now, &timeout, |transmission| window.is_outstanding(transmission))
         }) {
             let Transmission { message: number, coded, .. } = lost;
             // A report may be older than what was acknowledged since.
@@ -396,12 +412,18 @@ impl Sender {
         }
     }
 
-    /// A picked unit has left in this packet.
-    pub fn sent(&mut self, pick: Pick, packet: u64, now: Nanos, events: &mut Events) {
+    /// A picked unit has left in this packet of a path.
+    pub fn sent(
+        &mut self,
+        pick: Pick,
+        (path, packet): (PathId, u64),
+        now: Nanos,
+        events: &mut Events,
+    ) {
         let Pick { message: number, coded, .. } = pick;
         let Some(message) = self.window.get_mut(number) else { return };
         if message.is_reliable {
-            let transmission = Transmission { packet, message: number, coded, sent_at: now };
+            let transmission = Transmission { path, packet, message: number, coded, sent_at: now };
             self.flight.sent(transmission, pick.is_retransmission);
         }
         if pick.is_retransmission {

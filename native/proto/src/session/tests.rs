@@ -3,6 +3,7 @@
 
 use super::events::Events;
 use super::frame::ENDED;
+use super::paths::PathId;
 use super::receiver::{Outcome, Receiver, SCRATCH_BYTES_MAX, StreamEnd, Unit};
 use super::sender::Sender;
 use super::types::{
@@ -126,7 +127,7 @@ fn parity_beyond_the_scratch_is_dropped_unclaimed() {
 }
 
 fn sender() -> Sender {
-    let mut sender = Sender::new(256, 4);
+    let mut sender = Sender::new(256, 4, 1);
     let reliability = Reliability::SelectiveRepeat;
     let request =
         SendRequest { offset: 0, length: 1000, reliability, immediate: None, user_data: 0 };
@@ -147,9 +148,9 @@ fn what_was_never_sent_cannot_be_confirmed() {
     sender.credit_received(0, [1000, 1000].into_iter());
     sender.advance(0, &mut events);
     for coded in [0, 1, 2, 3] {
-        let pick = sender.pick(0, 1).unwrap();
+        let pick = sender.pick(0, |_| 1).unwrap();
         assert_eq!((pick.message, pick.coded), (0, coded));
-        sender.sent(pick, 0, 0, &mut events);
+        sender.sent(pick, (PathId(0), 0), 0, &mut events);
     }
     sender.completed_end_received(2, 5, &mut events);
     assert!(events.pop().is_some());
@@ -174,8 +175,8 @@ fn slices_of_any_content_are_harmless() {
     let mut sender = sender();
     sender.credit_received(0, [1000].into_iter());
     sender.advance(0, &mut events);
-    let pick = sender.pick(0, 1).unwrap();
-    sender.sent(pick, 0, 0, &mut events);
+    let pick = sender.pick(0, |_| 1).unwrap();
+    sender.sent(pick, (PathId(0), 0), 0, &mut events);
     sender.slice_received(0, (0, u32::MAX - 7, &[0xff; 9]), 0, &mut events);
     sender.slice_received(0, (3, 0, &[0xff; 99]), 0, &mut events);
     assert_eq!(events.pop(), None, "only the cumulative count ends a message");
@@ -229,23 +230,27 @@ fn reports_of_losses_cost_one_retransmission_each_and_bounded_work() {
     let mut sender = sender();
     sender.credit_received(0, [1000].into_iter());
     sender.advance(0, &mut events);
-    sender.losses_received([(0, u64::MAX)].into_iter());
+    sender.begin_reports();
+    sender.losses_received(PathId(0), [(0, u64::MAX)].into_iter());
     for packet in 0..4 {
-        let pick = sender.pick(0, 1_000).unwrap();
+        let pick = sender.pick(0, |_| 1_000).unwrap();
         assert!(!pick.is_retransmission);
-        sender.sent(pick, 10 + packet, 0, &mut events);
+        sender.sent(pick, (PathId(0), 10 + packet), 0, &mut events);
     }
-    assert_eq!(sender.pick(0, 1_000), None, "what was not sent cannot be lost");
-    sender.losses_received([(11, 13), (20, u64::MAX)].into_iter());
-    sender.losses_received([(0, u64::MAX)].into_iter());
-    sender.losses_received([(0, 12), (13, 14)].into_iter());
+    assert_eq!(sender.pick(0, |_| 1_000), None, "what was not sent cannot be lost");
+    sender.begin_reports();
+    sender.losses_received(PathId(0), [(11, 13), (20, u64::MAX)].into_iter());
+    sender.begin_reports();
+    sender.losses_received(PathId(0), [(0, u64::MAX)].into_iter());
+    sender.begin_reports();
+    sender.losses_received(PathId(0), [(0, 12), (13, 14)].into_iter());
     assert_eq!(sender.losses(), (4, 0), "each once");
     sender.slice_received(0, (0, 0, &[0b0100]), 0, &mut events);
     let mut repeated = Vec::new();
-    while let Some(pick) = sender.pick(0, 1_000) {
+    while let Some(pick) = sender.pick(0, |_| 1_000) {
         assert!(pick.is_retransmission);
         repeated.push(pick.coded);
-        sender.sent(pick, 20 + u64::from(pick.coded), 0, &mut events);
+        sender.sent(pick, (PathId(0), 20 + u64::from(pick.coded)), 0, &mut events);
     }
     assert_eq!(repeated, [1, 0, 3], "in the order of reports, but for what has arrived");
     assert!(sender.is_recovering());
@@ -254,7 +259,7 @@ fn reports_of_losses_cost_one_retransmission_each_and_bounded_work() {
 #[test]
 fn a_stream_without_its_end_cannot_be_confirmed() {
     let mut events = Events::default();
-    let mut sender = Sender::new(256, 4);
+    let mut sender = Sender::new(256, 4, 1);
     let reliability = Reliability::SelectiveRepeat;
     let request = StreamRequest { length: 1000, reliability, immediate: None, user_data: 0 };
     sender.post_stream(request).unwrap();
@@ -262,8 +267,8 @@ fn a_stream_without_its_end_cannot_be_confirmed() {
     sender.continue_stream(0, part).unwrap();
     sender.credit_received(0, [1000].into_iter());
     sender.advance(0, &mut events);
-    let pick = sender.pick(0, 1).unwrap();
-    sender.sent(pick, 0, 0, &mut events);
+    let pick = sender.pick(0, |_| 1).unwrap();
+    sender.sent(pick, (PathId(0), 0), 0, &mut events);
     sender.slice_received(0, (ENDED, 0, &[]), 0, &mut events);
     sender.completed_end_received(1, 0, &mut events);
     assert_eq!(events.pop(), None);

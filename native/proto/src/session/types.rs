@@ -7,6 +7,7 @@ use crate::link::Nanos;
 use super::ecn::Ecn;
 use super::epochs::PACKETS_PER_KEY_MAX;
 use super::packet;
+use super::paths::{PATHS_MAX, PathId};
 use super::receiver::SCRATCH_BYTES_MAX;
 
 /// Bytes of a payload unit, fewest and most. The most leaves room for all headers in one datagram.
@@ -41,6 +42,27 @@ pub enum Detection {
     Timeout,
 }
 
+/// Which IP carries the packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IpVersion {
+    /// Version 4.
+    #[default]
+    V4,
+    /// Version 6.
+    V6,
+}
+
+impl IpVersion {
+    /// Bytes of the IP and UDP headers of a packet, without options.
+    #[must_use]
+    pub fn header_bytes(self) -> usize {
+        match self {
+            Self::V4 => 20 + 8,
+            Self::V6 => 40 + 8,
+        }
+    }
+}
+
 /// Fixed for the life of a session, and equal at both ends but for the connection ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionConfig {
@@ -50,6 +72,10 @@ pub struct SessionConfig {
     pub connection_id_peer: u64,
     /// Payload bytes of a full unit.
     pub unit_bytes: u16,
+    /// What carries the packets, which is counted with them.
+    pub ip: IpVersion,
+    /// Paths between the ends: from 1 to [`PATHS_MAX`].
+    pub paths: u8,
     /// Units of a chunk, the grain in which a landing message is published. At least 1.
     pub chunk_units: u16,
     /// Messages in flight each way. A power of two.
@@ -73,13 +99,22 @@ pub struct SessionConfig {
 /// Where a datagram came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The address that this end sends to.
+    /// The address that this end sends to on the path that the datagram names.
     Path,
     /// Another one, which this end would follow if the datagram is authentic: see
     /// [`super::Session::receive`].
     Elsewhere,
     /// Another one.
     Foreign,
+}
+
+/// How a datagram is to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Departure {
+    /// By which path.
+    pub path: PathId,
+    /// The ECN field of its IP header.
+    pub ecn: Ecn,
 }
 
 /// What the socket says of a datagram.
@@ -103,6 +138,9 @@ pub enum ConfigError {
     /// The number of slots is no power of two, or too large.
     #[error("slots is {0}: a power of two up to {SLOTS_MAX} is needed")]
     Slots(u16),
+    /// There is no path, or there are too many.
+    #[error("paths is {0}: from 1 to {PATHS_MAX} is needed")]
+    Paths(u8),
     /// Nothing could ever be sent.
     #[error("rate_bytes_per_second is 0")]
     Rate,
@@ -119,6 +157,9 @@ impl SessionConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !(UNIT_BYTES_MIN..=UNIT_BYTES_MAX).contains(&self.unit_bytes) {
             return Err(ConfigError::UnitBytes(self.unit_bytes));
+        }
+        if !(1..=PATHS_MAX).contains(&self.paths) {
+            return Err(ConfigError::Paths(self.paths));
         }
         if self.chunk_units == 0 {
             return Err(ConfigError::ChunkUnits);
@@ -142,6 +183,12 @@ impl SessionConfig {
     #[must_use]
     pub fn datagram_bytes_max(&self) -> usize {
         packet::DATA_OVERHEAD_BYTES_MAX + usize::from(self.unit_bytes)
+    }
+
+    /// Bytes of the largest packet, UDP and IP headers included.
+    #[must_use]
+    pub fn packet_bytes_max(&self) -> usize {
+        self.datagram_bytes_max() + self.ip.header_bytes()
     }
 }
 
@@ -422,7 +469,7 @@ pub enum PostError {
 
 counters! {
     /// Counters since the start of the session. Bytes and packets are of UDP datagrams; wire bytes
-    /// include IPv4 and UDP headers.
+    /// include IP and UDP headers.
     pub struct SessionStatistics {
         /// Datagrams sent.
         pub packets_sent: u64,
@@ -474,7 +521,7 @@ counters! {
         pub receives_completed: u64,
         /// Requests that completed otherwise.
         pub failed: u64,
-        /// Smoothed round trip, in nanoseconds (0 before the first).
+        /// Smoothed round trip, in nanoseconds (0 before the first): of the slowest path in use.
         pub srtt_nanos: u64,
         /// Retransmission time-out in force, in nanoseconds.
         pub rto_nanos: u64,
@@ -521,5 +568,9 @@ counters! {
         pub breaker_trips: u64,
         /// Largest IP packet that the path is known to carry (0 before it is validated).
         pub path_mtu_bytes: u64,
+        /// Paths that are validated, and not given up.
+        pub paths_validated: u64,
+        /// Times that a path was passed over because it had gone silent.
+        pub path_silences: u64,
     }
 }

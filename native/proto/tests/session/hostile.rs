@@ -8,15 +8,17 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::frame::{AbortReason, ENDED, Frame, push_credit_length};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
-    Arrival, CloseReason, Detection, Ecn, Event, Memory, PathCounts, PayloadMode, ReceiveRequest,
-    Reliability, SendRequest, Session, SessionConfig, SessionKeys, SessionStatistics, Source,
-    StreamPart, StreamRequest,
+    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, Memory, PathCounts, PathId,
+    PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
+    SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 const UNIT: u64 = 256;
 const MEMORY_BYTES: usize = 1 << 16;
 const STRIDE: u64 = 4096;
 const CONNECTION: u64 = 7;
+/// Paths of the session; only the first is validated.
+const PATHS: u8 = 2;
 /// The machine's burst, a challenge, an acknowledgement round and CLOSE: far below what would hurt.
 const DATAGRAMS_PER_INSTANT_MAX: usize = 200;
 /// Nanoseconds of virtual time in a step of the script.
@@ -110,6 +112,8 @@ impl World {
             connection_id_local: CONNECTION,
             connection_id_peer: 8,
             unit_bytes: UNIT as u16,
+            ip: IpVersion::V4,
+            paths: PATHS,
             chunk_units: 2,
             slots: 4,
             rate_bytes_per_second: 12_500_000,
@@ -202,16 +206,12 @@ impl World {
             1 => AbortReason::Cancelled,
             _ => AbortReason::Completed,
         };
+        let path = PathId(script.byte() % (PATHS + 1));
         let mut lengths = Vec::new();
         let count = usize::from(script.byte() % 8);
         let bitmap = script.take(count);
         let frame = match kind % 11 {
-            0 => Frame::Ack {
-                completed_end: message,
-                credit_end: script.number(1 << 48),
-                packet_number: script.number(u64::MAX),
-                delay_nanos: script.number(1 << 32) as u32,
-            },
+            0 => Frame::Ack { completed_end: message, credit_end: script.number(1 << 48) },
             1 => Frame::Slice {
                 message,
                 cumulative: script.number(u64::from(ENDED) + 1) as u32,
@@ -239,13 +239,14 @@ impl World {
                 let ce = script.number(1 << 40);
                 let received = ce + script.number(1 << 40);
                 let counts = PathCounts { received, ect0: received - ce, ect1: 0, ce };
-                Frame::PathCounts { counts }
+                let (newest, age_nanos) = (script.number(u64::MAX), script.number(1 << 32) as u32);
+                Frame::PathCounts { path, newest, age_nanos, counts }
             }
             _ => {
                 let first = script.number(u64::MAX);
                 lengths.extend_from_slice(&first.to_be_bytes());
                 lengths.extend_from_slice(&(script.number(1 << 32) as u32).to_be_bytes());
-                Frame::Losses { runs: &lengths }
+                Frame::Losses { path, runs: &lengths }
             }
         };
         self.control(&[frame]);

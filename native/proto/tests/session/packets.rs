@@ -85,7 +85,7 @@ fn a_path_that_erases_marks_is_not_marked_on() {
             }
         }
     }
-    assert!(pair.ends.iter().all(|end| end.is_established() && end.ecn() == Ecn::NotEct));
+    assert!(pair.ends.iter().all(|end| end.is_established() && end.departure().ecn == Ecn::NotEct));
 }
 
 #[test]

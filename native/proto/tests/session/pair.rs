@@ -3,8 +3,8 @@
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, Detection, Ecn, Event, Memory, PACKETS_PER_KEY, PayloadMode, ReceiveRequest,
-    Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
+    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PayloadMode,
+    ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
 };
 
 pub const MILLISECOND: Nanos = 1_000_000;
@@ -62,6 +62,8 @@ pub fn config(index: u64) -> SessionConfig {
         connection_id_local: 100 + index,
         connection_id_peer: 101 - index,
         unit_bytes: UNIT as u16,
+        ip: IpVersion::V4,
+        paths: 1,
         chunk_units: 2,
         slots: 4,
         rate_bytes_per_second: 12_500_000,

@@ -36,13 +36,30 @@ pub trait IoQueue: Send {
 pub trait Device: BlockFile {
     /// Pages that it has.
     fn page_count(&self) -> u64;
+    /// Gives it so many pages at least, where it can grow. `StorageFull` if it has fewer and can't.
+    fn extend(&self, page_count: u64) -> io::Result<()> {
+        check_room(self.page_count(), page_count)
+    }
     /// A queue for one channel. The event descriptor becomes readable with every end.
     fn queue(self: Arc<Self>, event: Arc<OwnedFd>) -> io::Result<Box<dyn IoQueue>>;
+}
+
+/// Refuses a device with fewer pages than a store takes.
+pub fn check_room(found: u64, needed: u64) -> io::Result<()> {
+    if found >= needed {
+        return Ok(());
+    }
+    let detail = format!("the device has {found} pages of 4096 bytes, the store takes {needed}");
+    Err(io::Error::new(io::ErrorKind::StorageFull, detail))
 }
 
 impl Device for DeviceFile {
     fn page_count(&self) -> u64 {
         DeviceFile::page_count(self)
+    }
+
+    fn extend(&self, page_count: u64) -> io::Result<()> {
+        DeviceFile::extend(self, page_count)
     }
 
     fn queue(self: Arc<Self>, event: Arc<OwnedFd>) -> io::Result<Box<dyn IoQueue>> {

@@ -164,6 +164,10 @@ impl BlockStore for EmulatedStore {
         }))
     }
 
+    fn extend(&mut self, block_count: u64) -> io::Result<()> {
+        self.memory.extend(block_count)
+    }
+
     fn statistics(&self) -> Vec<(&'static str, u64)> {
         self.memory.statistics()
     }

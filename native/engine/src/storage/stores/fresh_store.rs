@@ -44,6 +44,8 @@ pub trait Place: Debug + Send + Sync + Sized + 'static {
     fn file(&self) -> io::Result<Arc<dyn BlockFile>>;
     /// Refuses a device that has no room for so much.
     fn check_size(&self, geometry: &Geometry) -> io::Result<()>;
+    /// Gives the device room for so much, where it can grow; nothing uses it meanwhile.
+    fn extend(&self, geometry: &Geometry) -> io::Result<()>;
     /// A channel to a store there, which asks for flushes and room at `requests`.
     fn channel(
         shared: &Arc<Shared<Self>>,
@@ -68,7 +70,8 @@ pub struct Shared<P: Place> {
 #[derive(Debug)]
 pub struct FreshStore<P: Place> {
     pub(super) shared: Arc<Shared<P>>,
-    journal: Journal,
+    /// None after it could not be started again: nothing is made durable any more.
+    journal: Option<Journal>,
 }
 
 impl<P: Place> FreshStore<P> {
@@ -80,7 +83,7 @@ impl<P: Place> FreshStore<P> {
         trust: &Trust<'_>,
     ) -> io::Result<Self> {
         let superblock = Superblock { uuid, seed: random()?, geometry };
-        place.check_size(&geometry)?;
+        place.check_size(&superblock.geometry)?;
         let map =
             Map::create(place.file()?, &superblock, &trust.authority(), trust.anchor.clone())?;
         Self::start(place, map)
@@ -91,10 +94,10 @@ impl<P: Place> FreshStore<P> {
     pub(super) fn take_up(place: P, trust: &Trust<'_>) -> io::Result<Self> {
         let file = place.file()?;
         let (superblock, keys) = Superblock::read(&*file, &trust.authority())?;
-        place.check_size(&superblock.geometry)?;
         let (anchor, nobody) = (trust.anchor.clone(), Opening::default());
         let opening = trust.opening.unwrap_or(&nobody);
-        let map = Map::open_watched(file, &superblock, keys, anchor, opening)?;
+        let check = |geometry: &Geometry| place.check_size(geometry);
+        let map = Map::open_watched(file, &superblock, keys, anchor, opening, check)?;
         Self::start(place, map)
     }
 
@@ -106,7 +109,7 @@ impl<P: Place> FreshStore<P> {
 
     fn start(place: P, map: Map<P::Layout>) -> io::Result<Self> {
         let map = Arc::new(map);
-        let journal = Journal::start(Arc::clone(&map))?;
+        let journal = Some(Journal::start(Arc::clone(&map))?);
         let shared = Shared { place, map, counters: StoreCounters::default() };
         Ok(Self { shared: Arc::new(shared), journal })
     }
@@ -122,7 +125,10 @@ impl<P: Place> BlockStore for FreshStore<P> {
     }
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
-        P::channel(&self.shared, self.journal.requests())
+        let Some(journal) = &self.journal else {
+            return Err(io::Error::other("the store is closed"));
+        };
+        P::channel(&self.shared, journal.requests())
     }
 
     fn layout(&self) -> &'static str {
@@ -133,11 +139,31 @@ impl<P: Place> BlockStore for FreshStore<P> {
         P::upkeep(&self.shared).map(Some)
     }
 
+    fn extend(&mut self, block_count: u64) -> io::Result<()> {
+        let shared = Arc::get_mut(&mut self.shared).ok_or_else(in_use)?;
+        if shared.map.geometry().block_count >= block_count {
+            // A growth that its anchor had not answered to is anchored now.
+            return shared.map.finish();
+        }
+        let geometry = shared.map.grown_to(block_count)?;
+        shared.place.extend(&geometry)?;
+        // Its end flushes, and leaves the map to this thread.
+        self.journal = None;
+        let grown = Arc::get_mut(&mut shared.map).ok_or_else(in_use)?.grow(geometry);
+        self.journal = Some(Journal::start(Arc::clone(&shared.map))?);
+        grown
+    }
+
     fn statistics(&self) -> Vec<(&'static str, u64)> {
         let mut named = self.shared.counters.by_name();
         named.extend(self.shared.map.statistics());
         named
     }
+}
+
+/// The refusal of a store that somebody uses.
+pub(super) fn in_use() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "the store is in use: it can't grow now")
 }
 
 /// A UUID that nobody else has (RFC 9562: version 4, variant 10).

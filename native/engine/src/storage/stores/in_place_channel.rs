@@ -23,6 +23,7 @@ use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::{Map, take_leaf};
 use super::fresh_store::Shared;
+use super::in_place_parts::Parts;
 use super::in_place_store::InPlace;
 use super::raw_pages::wait_for_end;
 use super::ring::{event, hush};
@@ -66,6 +67,8 @@ pub(super) struct InPlaceChannel {
     /// Readable when the event or the raw channel's descriptor is.
     either: OwnedFd,
     operations: HashMap<u64, Operation>,
+    /// Reads and writes of blocks of two extents.
+    parts: Parts,
     /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
     /// Writes that wait for an announcement which was not asked for yet.
@@ -81,7 +84,7 @@ pub(super) struct InPlaceChannel {
 impl InPlaceChannel {
     /// A channel that asks for flushes, announcements and room at `requests`.
     pub fn new(shared: Arc<Shared<InPlace>>, requests: &Arc<Requests>) -> io::Result<Self> {
-        let (raw, event) = (shared.place.raw.store().open()?, event()?);
+        let (raw, event) = (shared.place.raw.open()?, event()?);
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [Some(event.as_fd()), raw.as_fd()].into_iter().flatten() {
             epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
@@ -95,6 +98,7 @@ impl InPlaceChannel {
             event,
             either,
             operations: HashMap::new(),
+            parts: Parts::default(),
             fetches: HashMap::new(),
             unannounced: Vec::new(),
             announcements: HashMap::new(),
@@ -107,6 +111,12 @@ impl InPlaceChannel {
     fn name(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    /// Reads or writes blocks of the volume, wherever they lie.
+    fn move_blocks(&mut self, id: u64, request: StoreRequest) {
+        let geometry = self.shared.map.geometry();
+        self.parts.submit(&mut *self.raw, geometry, id, request);
     }
 
     // Reads.
@@ -124,11 +134,10 @@ impl InPlaceChannel {
             return self.finish(operation);
         }
         let id = self.name();
-        let lba = self.shared.map.geometry().in_place_block(lba);
         if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             let buffer = std::mem::take(buffer);
             self.operations.insert(id, operation);
-            self.raw.submit(id, StoreRequest::Read { lba, buffer });
+            self.move_blocks(id, StoreRequest::Read { lba, buffer });
         }
     }
 
@@ -233,11 +242,11 @@ impl InPlaceChannel {
     /// The announcement is durable: the blocks may be written.
     fn write(&mut self, id: u64, mut operation: Operation) {
         operation.stage = Stage::Writing;
-        let lba = self.shared.map.geometry().in_place_block(operation.lba);
+        let lba = operation.lba;
         if let StoreRequest::Write { buffer, .. } = &mut operation.request {
             let buffer = std::mem::take(buffer);
             self.operations.insert(id, operation);
-            self.raw.submit(id, StoreRequest::Write { lba, buffer, durable: false });
+            self.move_blocks(id, StoreRequest::Write { lba, buffer, durable: false });
         }
     }
 
@@ -283,6 +292,7 @@ impl InPlaceChannel {
         if let Some((id, fetch)) = self.fetches.remove(&done.ticket) {
             return self.leaf_came(id, fetch, done);
         }
+        let Some(done) = self.parts.ended(done) else { return };
         let Some(mut operation) = self.operations.remove(&done.ticket) else { return };
         if let StoreRequest::Read { buffer, .. } | StoreRequest::Write { buffer, .. } =
             &mut operation.request

@@ -30,7 +30,7 @@ pub struct InPlace {
 /// Blocks that a raw store must have for so many sealed ones.
 #[must_use]
 pub fn raw_blocks(block_count: u64) -> u64 {
-    sizes(block_count).device_blocks()
+    sizes(block_count).device_pages()
 }
 
 fn sizes(block_count: u64) -> Geometry {
@@ -46,12 +46,23 @@ impl Place for InPlace {
     }
 
     fn check_size(&self, geometry: &Geometry) -> io::Result<()> {
-        let (found, needed) = (self.raw.store().block_count(), geometry.device_blocks());
+        let (found, needed) = (self.raw.block_count(), geometry.device_pages());
         if found < needed {
             let detail = format!("the device has {found} blocks, the store takes {needed}");
             return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
         }
         Ok(())
+    }
+
+    fn extend(&self, geometry: &Geometry) -> io::Result<()> {
+        if self.raw.block_count() < geometry.device_pages() {
+            match self.raw.extend(geometry.device_pages()) {
+                // What doesn't grow must be large enough.
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+                extended => extended?,
+            }
+        }
+        self.check_size(geometry)
     }
 
     fn channel(
@@ -84,7 +95,7 @@ impl InPlaceStore {
         trust: &Trust<'_>,
         block_count: u64,
     ) -> io::Result<Self> {
-        let raw = Arc::new(RawPages::new(raw.into())?);
+        let raw = Arc::new(RawPages::new(raw)?);
         check_empty(&*raw)?;
         Self::lay_out(InPlace { raw }, uuid, sizes(block_count), trust)
     }
@@ -92,7 +103,7 @@ impl InPlaceStore {
     /// Opens a store and brings it to the state that its last flush, at least, left. An error with
     /// [`Refusal::RolledBack`](super::fresh::failure::Refusal) if its anchor knows of a later one.
     pub fn open(raw: Box<dyn BlockStore>, trust: &Trust<'_>) -> io::Result<Self> {
-        let raw = Arc::new(RawPages::new(raw.into())?);
+        let raw = Arc::new(RawPages::new(raw)?);
         Self::take_up(InPlace { raw }, trust)
     }
 
@@ -102,7 +113,7 @@ impl InPlaceStore {
         uuid: [u8; 16],
         trust: &Trust<'_>,
     ) -> io::Result<Self> {
-        let raw = Arc::new(RawPages::new(raw.into())?);
+        let raw = Arc::new(RawPages::new(raw)?);
         check_name(&*raw, uuid)?;
         Self::take_up(InPlace { raw }, trust)
     }
@@ -278,7 +289,7 @@ mod tests {
         let world = World::new();
         world.write(7, 1);
         world.merge();
-        let geometry = *world.store.shared.map.geometry();
+        let geometry = world.store.shared.map.geometry().clone();
         let places = [0, 1].map(|copy| geometry.leaf(0, copy));
         let (old, old_block) = (world.raw(places[0]), world.raw(world.place(7)));
         world.write(7, 2);

@@ -44,7 +44,7 @@ fn check(found: &Found, iv: &Iv, report: &mut Report) -> io::Result<()> {
 
 impl InPlaceUpkeep {
     pub fn new(shared: Arc<Shared<InPlace>>) -> io::Result<Self> {
-        let raw = shared.place.raw.store().open()?;
+        let raw = shared.place.raw.open()?;
         Ok(Self { walk: Walk::new(Arc::clone(&shared.map)), shared, raw })
     }
 

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters, StoreRequest};
+use super::fresh_store::in_use;
 use super::immediate::{Immediate, ImmediateChannel};
 use super::pages::lock;
 
@@ -51,6 +52,14 @@ impl InlineFileStore {
             let detail = format!("{} has {found} bytes of {expected}", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, detail));
         }
+        Ok(Self::over(file, block_count))
+    }
+
+    /// Opens what exists, with as many blocks as it has.
+    pub fn open_whole(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        lock(&file)?;
+        let block_count = file.metadata()?.len() / BLOCK_BYTES as u64;
         Ok(Self::over(file, block_count))
     }
 
@@ -113,6 +122,16 @@ impl BlockStore for InlineFileStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(ImmediateChannel::new(&self.shared)))
+    }
+
+    fn extend(&mut self, block_count: u64) -> io::Result<()> {
+        let shared = Arc::get_mut(&mut self.shared).ok_or_else(in_use)?;
+        if shared.block_count < block_count {
+            shared.file.set_len(file_bytes(block_count)?)?;
+            shared.file.sync_all()?;
+            shared.block_count = block_count;
+        }
+        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

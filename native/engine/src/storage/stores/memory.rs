@@ -12,6 +12,7 @@ use sealane_proto::sector::{Block, field, metadata};
 use super::super::store::{
     BLOCK_BYTES, BlockStore, DATA_BYTES, StoreChannel, StoreCounters, StoreRequest,
 };
+use super::fresh_store::in_use;
 use super::immediate::{Immediate, ImmediateChannel};
 
 /// Blocks per region. A region is allocated by its first write and freed when all of it is
@@ -71,6 +72,14 @@ impl BlockStore for MemoryStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(self.channel()))
+    }
+
+    fn extend(&mut self, block_count: u64) -> io::Result<()> {
+        let shared = Arc::get_mut(&mut self.shared).ok_or_else(in_use)?;
+        shared.block_count = shared.block_count.max(block_count);
+        let regions = shared.block_count.div_ceil(REGION_BLOCKS) as usize;
+        shared.regions.resize_with(regions, RwLock::default);
+        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

@@ -8,6 +8,7 @@ pub mod fresh;
 pub mod fresh_store;
 mod immediate;
 mod in_place_channel;
+mod in_place_parts;
 pub mod in_place_store;
 mod in_place_upkeep;
 pub mod inline_file;
@@ -31,6 +32,8 @@ pub mod slots;
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod extend_tests;
 #[cfg(test)]
 mod scratch;
 #[cfg(test)]

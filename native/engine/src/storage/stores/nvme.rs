@@ -18,6 +18,7 @@ use super::super::store::{
     BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
 use super::fresh::failure::copy_error;
+use super::fresh_store::in_use;
 use super::nvme_command::{
     IDENTIFY_BYTES, Passthrough, ZEROES_BLOCKS_MAX, check_namespace, transfer_blocks,
 };
@@ -81,18 +82,30 @@ fn identify(device: &File, nsid: u32, cns: u8) -> io::Result<Box<[u8; IDENTIFY_B
 }
 
 impl NvmeStore {
-    /// Opens a generic namespace device, whose format must be 4096 + 64 bytes. Blocks keep what
-    /// they have.
+    /// Opens a generic namespace device, whose format must be 4096 + 64 bytes, for its first
+    /// blocks. They keep what they have.
     pub fn open(path: &Path, block_count: u64) -> io::Result<Self> {
-        let device = OpenOptions::new().read(true).write(true).open(path)?;
-        lock(&device)?;
-        // SAFETY: see `IdentifierIoctl`.
-        let nsid = unsafe { ioctl::ioctl(&device, IdentifierIoctl)? };
-        let found = check_namespace(&*identify(&device, nsid, 0)?)?;
+        let whole = Self::open_whole(path)?;
+        let found = whole.shared.block_count;
         if found < block_count {
             let detail = format!("{} has {found} blocks of {block_count}", path.display());
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail));
         }
+        whole.of(block_count)
+    }
+
+    fn of(mut self, block_count: u64) -> io::Result<Self> {
+        Arc::get_mut(&mut self.shared).ok_or_else(in_use)?.block_count = block_count;
+        Ok(self)
+    }
+
+    /// The same for all of its blocks.
+    pub fn open_whole(path: &Path) -> io::Result<Self> {
+        let device = OpenOptions::new().read(true).write(true).open(path)?;
+        lock(&device)?;
+        // SAFETY: see `IdentifierIoctl`.
+        let nsid = unsafe { ioctl::ioctl(&device, IdentifierIoctl)? };
+        let block_count = check_namespace(&*identify(&device, nsid, 0)?)?;
         let controller = identify(&device, nsid, 1)?;
         let shared = Shared {
             device: Arc::new(device),
@@ -149,6 +162,18 @@ impl BlockStore for NvmeStore {
 
     fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
         Ok(Box::new(self.channel()?))
+    }
+
+    /// The namespace must have them, and may have been made larger since it was opened.
+    fn extend(&mut self, block_count: u64) -> io::Result<()> {
+        let shared = Arc::get_mut(&mut self.shared).ok_or_else(in_use)?;
+        let found = check_namespace(&*identify(&shared.device, shared.nsid, 0)?)?;
+        if found < block_count {
+            let detail = format!("the namespace has {found} blocks, the store takes {block_count}");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
+        }
+        shared.block_count = shared.block_count.max(block_count);
+        Ok(())
     }
 
     fn statistics(&self) -> Vec<(&'static str, u64)> {

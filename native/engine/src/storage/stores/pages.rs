@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, SeekFrom, flock, seek};
@@ -13,6 +14,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::sector::METADATA_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::device::check_room;
 use crate::clock;
 
 /// Bytes of a page: the data of one block, and the unit of everything that stores write.
@@ -87,7 +89,7 @@ pub fn runs(places: &[u64]) -> impl Iterator<Item = &[u64]> {
 #[derive(Debug)]
 pub struct DeviceFile {
     file: File,
-    page_count: u64,
+    page_count: AtomicU64,
 }
 
 impl DeviceFile {
@@ -97,8 +99,7 @@ impl DeviceFile {
         if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
             return Self::open(path, page_count);
         }
-        let bytes = page_count.checked_mul(PAGE_BYTES as u64);
-        let bytes = bytes.ok_or_else(|| io::Error::other("store too large for a file"))?;
+        let bytes = file_bytes(page_count)?;
         let file = open_direct(path, OpenOptions::new().create_new(true).mode(0o600))?;
         lock(&file)?;
         file.set_len(bytes)?;
@@ -106,7 +107,7 @@ impl DeviceFile {
         // The name is durable once the directory is.
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
-        Ok(Self { file, page_count })
+        Ok(Self { file, page_count: page_count.into() })
     }
 
     /// Opens what exists, which must hold `page_count` pages at least.
@@ -118,14 +119,30 @@ impl DeviceFile {
             let detail = format!("{} has {found} pages of {page_count}", path.display());
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, detail));
         }
-        Ok(Self { file, page_count: found })
+        Ok(Self { file, page_count: found.into() })
     }
 
     /// Pages that it has.
     #[must_use]
     pub fn page_count(&self) -> u64 {
-        self.page_count
+        self.page_count.load(Ordering::Relaxed)
     }
+
+    /// Gives it so many pages at least: a file becomes longer, a block device must have them.
+    pub fn extend(&self, page_count: u64) -> io::Result<()> {
+        if self.file.metadata()?.is_file() && page_count > self.page_count() {
+            self.file.set_len(file_bytes(page_count)?)?;
+            self.file.sync_all()?;
+        }
+        let found = seek(&self.file, SeekFrom::End(0))? / PAGE_BYTES as u64;
+        self.page_count.store(found, Ordering::Relaxed);
+        check_room(found, page_count)
+    }
+}
+
+fn file_bytes(page_count: u64) -> io::Result<u64> {
+    let bytes = page_count.checked_mul(PAGE_BYTES as u64);
+    bytes.ok_or_else(|| io::Error::other("store too large for a file"))
 }
 
 /// Has the file to this opening alone, until all I/O on it has ended, which may be after the process

@@ -1,7 +1,7 @@
 //! Pages of 4096 bytes on a store of 4160-byte blocks: the data of each, for who may block.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -93,8 +93,9 @@ pub fn wait_for_end(channel: &dyn StoreChannel) -> io::Result<()> {
 
 /// The pages.
 pub struct RawPages {
-    store: Arc<dyn BlockStore>,
-    channel: Mutex<Box<dyn StoreChannel>>,
+    store: RwLock<Box<dyn BlockStore>>,
+    /// None: the store was grown, and no channel could be opened since.
+    channel: Mutex<Option<Box<dyn StoreChannel>>>,
 }
 
 impl std::fmt::Debug for RawPages {
@@ -105,31 +106,52 @@ impl std::fmt::Debug for RawPages {
 
 impl RawPages {
     /// Those of a store.
-    pub fn new(store: Arc<dyn BlockStore>) -> io::Result<Self> {
-        let channel = Mutex::new(store.open()?);
-        Ok(Self { store, channel })
+    pub fn new(store: Box<dyn BlockStore>) -> io::Result<Self> {
+        let channel = Mutex::new(Some(store.open()?));
+        Ok(Self { store: RwLock::new(store), channel })
     }
 
-    /// The store.
+    /// Blocks of the store.
     #[must_use]
-    pub fn store(&self) -> &Arc<dyn BlockStore> {
-        &self.store
+    pub fn block_count(&self) -> u64 {
+        self.store.read().unwrap_or_else(PoisonError::into_inner).block_count()
     }
 
-    fn channel(&self) -> MutexGuard<'_, Box<dyn StoreChannel>> {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A channel to the store.
+    pub fn open(&self) -> io::Result<Box<dyn StoreChannel>> {
+        self.store.read().unwrap_or_else(PoisonError::into_inner).open()
+    }
+
+    /// Gives the store so many blocks; no channel that [`RawPages::open`] made may be left.
+    pub fn extend(&self, block_count: u64) -> io::Result<()> {
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        *channel = None;
+        let mut store = self.store.write().unwrap_or_else(PoisonError::into_inner);
+        let extended = store.extend(block_count);
+        *channel = Some(store.open()?);
+        extended
+    }
+
+    fn with_channel<T>(
+        &self,
+        use_it: impl FnOnce(&mut dyn StoreChannel) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match &mut *self.channel.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(channel) => use_it(&mut **channel),
+            None => Err(io::Error::other("the store has no channel")),
+        }
     }
 
     fn write_blocks(&self, page: u64, pages: &[Page], durable: bool) -> io::Result<()> {
         for (lba, part) in (page..).step_by(MOVE_BLOCKS).zip(pages.chunks(MOVE_BLOCKS)) {
-            execute(&mut **self.channel(), write_of(lba, part, durable))?;
+            self.with_channel(|channel| execute(channel, write_of(lba, part, durable)))?;
         }
         Ok(())
     }
 
     fn read_blocks(&self, lba: u64, blocks: usize) -> io::Result<Vec<u8>> {
         let read = StoreRequest::Read { lba, buffer: vec![0; blocks * BLOCK_BYTES] };
-        execute(&mut **self.channel(), read)
+        self.with_channel(|channel| execute(channel, read))
     }
 }
 
@@ -155,21 +177,22 @@ impl BlockFile for RawPages {
     fn read_each(&self, places: &[u64], pages: &mut [Page]) -> io::Result<()> {
         let read = |lba, blocks| StoreRequest::Read { lba, buffer: vec![0; blocks * BLOCK_BYTES] };
         let mut moves = parts(places).map(|(first, run)| (first, read(run[0], run.len())));
-        execute_all(&mut **self.channel(), &mut moves, |first, buffer| {
+        let mut take = |first: usize, buffer: &[u8]| {
             for (page, block) in pages[first..].iter_mut().zip(buffer.chunks_exact(BLOCK_BYTES)) {
                 page.0.copy_from_slice(&block[..DATA_BYTES]);
             }
-        })
+        };
+        self.with_channel(|channel| execute_all(channel, &mut moves, &mut take))
     }
 
     fn write_each(&self, places: &[u64], pages: &[Page]) -> io::Result<()> {
         let mut moves = parts(places)
             .map(|(first, run)| (first, write_of(run[0], &pages[first..first + run.len()], false)));
-        execute_all(&mut **self.channel(), &mut moves, |_, _| {})
+        self.with_channel(|channel| execute_all(channel, &mut moves, |_, _| {}))
     }
 
     fn sync(&self) -> io::Result<()> {
-        execute(&mut **self.channel(), StoreRequest::Flush).map(drop)
+        self.with_channel(|channel| execute(channel, StoreRequest::Flush).map(drop))
     }
 
     fn read_metadata(&self, page: u64) -> io::Result<[u8; METADATA_BYTES]> {

@@ -30,7 +30,7 @@ fn plain(pages: u64) -> Arc<Namespace> {
 }
 
 fn pages(block_count: u64) -> u64 {
-    Geometry::placed(block_count, Placed::ENTRIES_PER_LEAF).page_count()
+    Geometry::placed(block_count, Placed::ENTRIES_PER_LEAF).device_pages()
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::super::store::{BLOCK_BYTES, DATA_BYTES, StoreChannel, StoreDone, Stor
 use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
 use super::device::{IoQueue, Piece};
 use super::fresh::failure::{Refusal, copy_error};
+use super::fresh::geometry::Geometry;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
 use super::fresh::map::take_leaf;
@@ -65,20 +66,21 @@ pub(super) struct SealedChannel {
     ends: Ends,
 }
 
-/// The runs of entries that have slots.
-pub(super) fn runs(entries: &[Known<PlacedEntry>]) -> Vec<Run> {
+/// The runs of entries whose slots lie one behind the other.
+pub(super) fn runs(entries: &[Known<PlacedEntry>], geometry: &Geometry) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let Known::Entry(PlacedEntry { slot, .. }) = *entry else { continue };
+        let place = geometry.slot(slot);
         match runs.last_mut() {
             Some((first, count, start))
                 if *first + *count == index
-                    && *start + *count as u64 == slot
+                    && *start + *count as u64 == place
                     && *count < IO_PAGES_MAX =>
             {
                 *count += 1;
             }
-            _ => runs.push((index, 1, slot)),
+            _ => runs.push((index, 1, place)),
         }
     }
     runs
@@ -201,7 +203,7 @@ impl SealedChannel {
     }
 
     fn move_data(&mut self, mut operation: Operation) {
-        let runs = runs(&operation.entries);
+        let runs = runs(&operation.entries, self.shared.map.geometry());
         operation.stage = Stage::Moving;
         operation.pieces = runs.len();
         if runs.is_empty() {
@@ -209,9 +211,8 @@ impl SealedChannel {
         }
         let id = self.next;
         self.next += 1;
-        for (first, count, slot) in runs {
+        for (first, count, place) in runs {
             let mut pages = self.ring.buffer(count);
-            let place = self.shared.map.geometry().slot(slot);
             let io = if let StoreRequest::Write { buffer, .. } = &operation.request {
                 let blocks = buffer.chunks_exact(BLOCK_BYTES).skip(first);
                 for (page, block) in pages.iter_mut().zip(blocks) {

@@ -12,7 +12,7 @@ use sealane_proto::freshness::leaf::LeafFormat;
 
 use super::super::store::StoreChannel;
 use super::super::upkeep::Upkeep;
-use super::device::Device;
+use super::device::{Device, check_room};
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::Requests;
 use super::fresh::placed::Placed;
@@ -41,13 +41,11 @@ impl Place for Slots {
     }
 
     fn check_size(&self, geometry: &Geometry) -> io::Result<()> {
-        let (found, needed) = (self.device.page_count(), geometry.page_count());
-        if found < needed {
-            let detail =
-                format!("the device has {found} pages of 4096 bytes, the store takes {needed}");
-            return Err(io::Error::new(io::ErrorKind::StorageFull, detail));
-        }
-        Ok(())
+        check_room(self.device.page_count(), geometry.device_pages())
+    }
+
+    fn extend(&self, geometry: &Geometry) -> io::Result<()> {
+        self.device.extend(geometry.device_pages())
     }
 
     fn channel(
@@ -67,7 +65,7 @@ impl SealedFileStore {
     /// whose contents are lost.
     pub fn create(path: &Path, block_count: u64, trust: &Trust<'_>) -> io::Result<Self> {
         let geometry = sizes(block_count);
-        let device = Arc::new(DeviceFile::create(path, geometry.page_count())?);
+        let device = Arc::new(DeviceFile::create(path, geometry.device_pages())?);
         Self::lay_out(Slots { device }, new_uuid()?, geometry, trust)
     }
 
@@ -156,7 +154,7 @@ mod tests {
         let scratch = Scratch::new();
         let store =
             SealedFileStore::create(&scratch.file(), 1000, &Trust::default()).expect("store");
-        let geometry = *store.map().geometry();
+        let geometry = store.map().geometry().clone();
         let mut channel = store.open().expect("channel");
         write(&mut *channel, 100, 300, 1);
         conformance::execute(&mut *channel, StoreRequest::Flush).expect("flush");

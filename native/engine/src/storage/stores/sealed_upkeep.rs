@@ -38,8 +38,7 @@ impl Upkeep for SealedUpkeep {
 
     fn scrub(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()> {
         let entries = self.walk.entries(&piece, report)?;
-        for (first, count, slot) in runs(&entries) {
-            let place = self.shared.map.geometry().slot(slot);
+        for (first, count, place) in runs(&entries, self.shared.map.geometry()) {
             let pages = read_each(count, PAGE_BYTES, |run| {
                 let mut pages = vec![Page::ZERO; run.len()];
                 self.shared.place.device.read(place + run.start as u64, &mut pages)?;

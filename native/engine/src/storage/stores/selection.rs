@@ -48,17 +48,18 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
     }
     let store = if is_in_place {
-        let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
         let store = if creates {
+            let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
             InPlaceStore::create(raw, block_count, trust)?
         } else {
-            InPlaceStore::open(raw, trust)?
+            InPlaceStore::open(open_whole(options)?, trust)?
         };
         Box::new(store)
     } else {
         open_raw(options)?
     };
-    check_size(&*store, block_count)?;
+    let can_be_larger = uses_trust && is_fresh && !creates;
+    check_size(&*store, block_count, can_be_larger)?;
     Ok(store)
 }
 
@@ -101,9 +102,20 @@ fn open_raw(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
     })
 }
 
-/// Refuses a store of another size.
-pub fn check_size(store: &dyn BlockStore, block_count: u64) -> io::Result<()> {
-    if store.block_count() == block_count {
+/// Opens the device of a store in place with all of its blocks: how many there must be, what lies
+/// there says.
+fn open_whole(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
+    Ok(match (options.kind, options.path) {
+        ("inline", Some(path)) if !options.in_place => Box::new(InlineFileStore::open_whole(path)?),
+        ("nvme", Some(path)) => Box::new(NvmeStore::open_whole(path)?),
+        _ => return open_raw(options),
+    })
+}
+
+/// Refuses a store of another size. One that `can_be_larger` has grown, and nobody was told of it.
+pub fn check_size(store: &dyn BlockStore, block_count: u64, can_be_larger: bool) -> io::Result<()> {
+    let found = store.block_count();
+    if found == block_count || can_be_larger && found > block_count {
         return Ok(());
     }
     let detail = format!("the store has {} blocks, not {block_count}", store.block_count());
@@ -176,8 +188,13 @@ mod tests {
         let path = scratch.file();
         let file = StoreOptions { kind: "file", path: Some(&path), ..MEMORY };
         open(&file).expect("file");
-        let other = StoreOptions { creates: false, block_count: 9, ..file };
-        let error = open(&other).expect_err("another size");
+        let other = StoreOptions { creates: false, block_count: 11, ..file };
+        let error = open(&other).expect_err("a smaller one");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let larger = StoreOptions { creates: false, block_count: 9, ..file };
+        assert_eq!(open(&larger).expect("one that grew").block_count(), 10);
+        let bare = StoreOptions { is_fresh: false, ..larger };
+        let error = open(&bare).expect_err("what never grows");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 }

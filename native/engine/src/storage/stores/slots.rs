@@ -32,6 +32,28 @@ impl Slots {
         self.free
     }
 
+    /// Has so many slots from now on; the new ones are free.
+    ///
+    /// # Panics
+    /// If that are fewer than before.
+    pub fn extend(&mut self, count: u64) {
+        assert!(count >= self.count, "slots are never taken away");
+        let beyond = |count: u64| u64::MAX << (count % WORD);
+        if let Some(last) = self.used.last_mut()
+            && !self.count.is_multiple_of(WORD)
+        {
+            *last &= !beyond(self.count);
+        }
+        self.used.resize(count.div_ceil(WORD) as usize, 0);
+        if let Some(last) = self.used.last_mut()
+            && !count.is_multiple_of(WORD)
+        {
+            *last |= beyond(count);
+        }
+        self.free += count - self.count;
+        self.count = count;
+    }
+
     /// Marks a slot that a recovered map refers to. False if it can't be: beyond the store, or
     /// taken already.
     pub fn claim(&mut self, slot: u64) -> bool {
@@ -109,6 +131,18 @@ mod tests {
         assert!(slots.claim(69));
         assert!(!slots.claim(69) && !slots.claim(70) && !slots.claim(u64::MAX));
         assert_eq!(slots.free(), 69);
+    }
+
+    #[test]
+    fn slots_that_are_added_are_free_and_the_others_stay_taken() {
+        for (before, after) in [(70, 70), (70, 100), (64, 65), (60, 300), (130, 192)] {
+            let mut slots = Slots::new(before);
+            slots.take(before).expect("all");
+            slots.extend(after);
+            assert_eq!(slots.free(), after - before);
+            assert_eq!(slots.take(after - before), Some((before..after).collect()));
+            assert_eq!(slots.take(1), None);
+        }
     }
 
     #[test]

@@ -173,7 +173,7 @@ fn a_wrong_leaf_page_is_found_also_while_memory_has_the_right_one() {
     let world = World::in_place();
     world.write(300, 100, 1);
     world.store.map().merge().expect("merge");
-    let geometry = *world.store.map().geometry();
+    let geometry = world.store.map().geometry().clone();
     for copy in [0, 1] {
         world.flip(geometry.leaf(0, copy) * BLOCK_BYTES as u64);
     }
@@ -193,7 +193,7 @@ fn a_wrong_page_of_the_slot_map_is_found() {
     let world = World::out_of_place();
     world.write(500, 1, 1);
     world.store.map().merge().expect("merge");
-    let geometry = *world.store.map().geometry();
+    let geometry = world.store.map().geometry().clone();
     assert_eq!(world.scrub().findings, []);
     for copy in [0, 1] {
         world.flip(geometry.leaf(geometry.sets(), copy) * PAGE_BYTES as u64);

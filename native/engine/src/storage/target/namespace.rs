@@ -78,7 +78,7 @@ impl Assigned {
         NamespaceFormat {
             nsid: self.nsid,
             block_bytes: self.namespace.block_bytes,
-            block_count: self.namespace.block_count,
+            block_count: self.namespace.block_count(),
             commands,
             access: match self.state.access() {
                 Access::Full if self.is_read_only => Access::ReadOnly,
@@ -151,7 +151,7 @@ pub struct Namespace {
     store: RwLock<Option<Box<dyn BlockStore>>>,
     layout: &'static str,
     block_bytes: usize,
-    block_count: u64,
+    block_count: AtomicU64,
     is_sealed: bool,
     /// Whether the store tells what is unwritten and reads current sectors only.
     is_fresh: bool,
@@ -196,7 +196,7 @@ impl Namespace {
             layout: store.layout(),
             store: RwLock::new(Some(store)),
             block_bytes,
-            block_count,
+            block_count: block_count.into(),
             is_sealed,
             is_fresh,
             locks: Mutex::default(),
@@ -248,6 +248,28 @@ impl Namespace {
         }
     }
 
+    /// Offers the first blocks of a store only that grew without anybody being told.
+    pub fn offer(&self, block_count: u64) {
+        self.block_count.fetch_min(block_count, Ordering::Relaxed);
+    }
+
+    /// Offers `block_count` blocks from now on, to queues that start then. `ResourceBusy` while a
+    /// queue or a background job is running, `InvalidInput` for fewer blocks than before; see
+    /// [`BlockStore::extend`].
+    pub fn extend(&self, block_count: u64) -> io::Result<()> {
+        if block_count < self.block_count() {
+            let detail = format!("a namespace of {} blocks never shrinks", self.block_count());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
+        let mut store = self.store.write().unwrap_or_else(PoisonError::into_inner);
+        match &mut *store {
+            Some(store) => store.extend(block_count)?,
+            None => return Err(io::Error::other("the namespace is closed")),
+        }
+        self.block_count.store(block_count, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Lets the store go, as soon as the last queue that uses it has.
     pub fn close(&self) {
         *self.store.write().unwrap_or_else(PoisonError::into_inner) = None;
@@ -276,7 +298,7 @@ impl Namespace {
     /// Blocks.
     #[must_use]
     pub fn block_count(&self) -> u64 {
-        self.block_count
+        self.block_count.load(Ordering::Relaxed)
     }
 
     /// Events so far and the descriptor that tells of them.

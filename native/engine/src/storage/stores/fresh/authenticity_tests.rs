@@ -28,6 +28,7 @@ const GEOMETRY: Geometry = Geometry {
     slot_count: 260,
     log_pages: 8,
     pending_max: 40,
+    earlier: Vec::new(),
 };
 const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry: GEOMETRY };
 

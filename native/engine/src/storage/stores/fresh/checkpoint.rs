@@ -2,12 +2,17 @@
 
 use super::super::pages::Page;
 use super::codec::{Fields, get, get_u64};
-use super::keys::{Kind, StoreKeys, Tag};
+use super::geometry::{GROWTHS_MAX, Sizes};
+use super::keys::{BODY_BYTES, Kind, StoreKeys, Tag};
 
 const MAGIC: [u8; 8] = *b"SEALCHKP";
 
 /// Regions of the pages of nodes; each can be made void at once.
 pub const REGIONS: usize = 400;
+/// Bytes of the fields that every checkpoint has.
+const FIXED_BYTES: usize = 112 + 8 * REGIONS;
+/// Where the growths begin: at the end of the body.
+const GROWTHS_AT: usize = 3824;
 
 /// Where tree and log stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +39,15 @@ pub struct Checkpoint {
     pub root: Tag,
     /// Of every region: pages of nodes with a number before this one are void.
     pub void_since: Box<[u64; REGIONS]>,
+    /// What the store had after each time it grew.
+    pub growths: Vec<Sizes>,
 }
 
 impl Checkpoint {
     /// The page, and its tag.
+    ///
+    /// # Panics
+    /// If the store grew more often than it can.
     #[must_use]
     pub fn encode(&self, keys: &StoreKeys) -> (Page, Tag) {
         let mut page = Page::ZERO;
@@ -54,6 +64,18 @@ impl Checkpoint {
         }
         fields.put(&self.root);
         self.void_since.iter().for_each(|number| fields.put_u64(*number));
+        assert!(self.growths.len() <= GROWTHS_MAX, "more growths than a checkpoint holds");
+        fields.next(GROWTHS_AT - FIXED_BYTES);
+        fields.put_u64(self.growths.len() as u64);
+        for sizes in &self.growths {
+            let Sizes { block_count, slot_count, log_pages, pending_max } = *sizes;
+            fields.put_u64(block_count);
+            fields.put_u64(slot_count);
+            for count in [log_pages, pending_max] {
+                // Sound ones are 32 bits long: `Geometry::with_extent`.
+                fields.put(&(count as u32).to_le_bytes());
+            }
+        }
         let tag = keys.pages().seal(Kind::Checkpoint, &mut page);
         (page, tag)
     }
@@ -72,6 +94,15 @@ impl Checkpoint {
         let mut void_since = Box::new([0; REGIONS]);
         void_since.iter_mut().for_each(|number| *number = get_u64(rest));
         let tag = keys.pages().check(Kind::Checkpoint, page)?;
+        let rest = &mut &page.0[GROWTHS_AT..];
+        let growths = usize::try_from(get_u64(rest)).ok().filter(|count| *count <= GROWTHS_MAX)?;
+        let sizes = |()| {
+            let [block_count, slot_count] = [(); 2].map(|()| get_u64(rest));
+            let [log_pages, pending_max] =
+                [(); 2].map(|()| u64::from(u32::from_le_bytes(get(rest))));
+            Sizes { block_count, slot_count, log_pages, pending_max }
+        };
+        let growths = std::iter::repeat_n((), growths).map(sizes).collect();
         let is_anchored = match is_anchored {
             0 => false,
             1 => true,
@@ -89,7 +120,10 @@ impl Checkpoint {
             is_anchored,
             root,
             void_since,
+            growths,
         };
         Some((checkpoint, tag))
     }
 }
+
+const _: () = assert!(FIXED_BYTES <= GROWTHS_AT && GROWTHS_AT + 8 + 24 * GROWTHS_MAX <= BODY_BYTES);

@@ -131,7 +131,7 @@ impl<F: Layout> Map<F> {
         self.guard(ended)
     }
 
-    fn guard<T>(&self, result: io::Result<T>) -> io::Result<T> {
+    pub(super) fn guard<T>(&self, result: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &result
             && !matches!(Refusal::of(error), Some(Refusal::AnchorUnreachable(_)))
         {
@@ -348,6 +348,7 @@ impl<F: Layout> Map<F> {
             is_anchored: writer.anchored.is_some(),
             root: root.tag,
             void_since: self.leaves.void_since(),
+            growths: self.geometry.growths().collect(),
         };
         let (page, tag) = checkpoint.encode(&self.keys);
         self.file.write(self.geometry.checkpoint(number), &[page])?;
@@ -405,7 +406,7 @@ impl<F: Layout> Map<F> {
 
     /// Has the anchor name the last checkpoint, if it doesn't: what the one before needs may then be
     /// written over.
-    fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
+    pub(super) fn settle(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         if writer.is_settled { Ok(()) } else { self.advance(writer) }
     }
 }

@@ -97,7 +97,7 @@ fn a_random_write_costs_at_most_1_2_device_ios_in_steady_state() {
     let device = Arc::new(Counted::default());
     let file = Arc::clone(&device) as Arc<dyn BlockFile>;
     let map = Map::create(Arc::clone(&file), &superblock, &Authority::Device, None).expect("store");
-    for lba in 0..geometry.block_count {
+    for lba in 0..superblock.geometry.block_count {
         write(&map, &device, lba, 1);
     }
     map.merge().expect("merge");

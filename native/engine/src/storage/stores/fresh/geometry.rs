@@ -1,4 +1,7 @@
 //! Sizes of a store, and where its pages are (`docs/stores.md` §2).
+//!
+//! A store that grew has an *extent* more for each time: areas behind all that was there before, so
+//! that nothing moves. Sets, slots and blocks go on counting from one extent to the next.
 
 use super::checkpoint::REGIONS;
 use super::nodes::NODES_PER_PAGE;
@@ -15,9 +18,36 @@ const PENDING_MIN: u64 = 4096;
 const CHANGES_PER_LOG_PAGE: u64 = 16;
 /// Fewest pages of the log (16 MiB): so many flushes between two merges of a small store.
 const LOG_PAGES_MIN: u64 = 4096;
+/// Far above any device, and far from overflow in sums of pages.
+const COUNT_MAX: u64 = 1 << 47;
+/// How often a store can grow: its checkpoint's page has room for so many sizes.
+pub const GROWTHS_MAX: usize = 10;
+
+/// How much of everything a store has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Blocks that the store offers.
+    pub block_count: u64,
+    /// Slots for the data of blocks; the spare ones take new versions. None if blocks are written
+    /// in place.
+    pub slot_count: u64,
+    /// Pages of the log.
+    pub log_pages: u64,
+    /// Most changes, of entries and of ranges, that may wait to be merged into leaf pages.
+    pub pending_max: u64,
+}
+
+/// An extent behind which others follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// What the store had with it as its last.
+    sizes: Sizes,
+    /// The first page behind it.
+    end: u64,
+}
 
 /// Sizes of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// Blocks that the store offers.
     pub block_count: u64,
@@ -30,6 +60,57 @@ pub struct Geometry {
     pub log_pages: u64,
     /// Most changes, of entries and of ranges, that may wait to be merged into leaf pages.
     pub pending_max: u64,
+    /// All extents but the last; none in a store that never grew.
+    pub earlier: Vec<Extent>,
+}
+
+/// Items of one kind in one extent, one page each, and where they are.
+struct Area {
+    first: u64,
+    count: u64,
+    place: u64,
+}
+
+impl Area {
+    fn behind(&self, items: std::ops::Range<u64>, copies: u64) -> Self {
+        Self {
+            first: items.start,
+            count: items.end - items.start,
+            place: self.place + self.count * copies,
+        }
+    }
+}
+
+/// Areas of one extent, in their order.
+struct Areas {
+    log: Area,
+    nodes: Area,
+    leaves: Area,
+    slots: Area,
+    blocks: Area,
+}
+
+impl Sizes {
+    fn sets(&self, leaf_entries: u64) -> u64 {
+        self.block_count.div_ceil(leaf_entries)
+    }
+
+    fn slot_maps(&self) -> u64 {
+        self.slot_count.div_ceil(SLOTS_PER_MAP)
+    }
+
+    fn leaves(&self, leaf_entries: u64) -> u64 {
+        self.sets(leaf_entries) + self.slot_maps()
+    }
+
+    fn node_pages(&self, leaf_entries: u64) -> u64 {
+        self.leaves(leaf_entries).div_ceil(NODES_PER_PAGE)
+    }
+
+    /// Blocks that have pages of their own.
+    fn in_place_blocks(&self) -> u64 {
+        if self.slot_count == 0 { self.block_count } else { 0 }
+    }
 }
 
 impl Geometry {
@@ -40,7 +121,8 @@ impl Geometry {
         let pending_max = (block_count / 4).clamp(PENDING_MIN, PENDING_MAX);
         let slot_count = block_count + pending_max + pending_max / 4;
         let log_pages = (pending_max / CHANGES_PER_LOG_PAGE).max(LOG_PAGES_MIN);
-        Self { block_count, leaf_entries, slot_count, log_pages, pending_max }
+        let earlier = Vec::new();
+        Self { block_count, leaf_entries, slot_count, log_pages, pending_max, earlier }
     }
 
     /// The sizes for so many blocks, in place.
@@ -49,17 +131,62 @@ impl Geometry {
         Self { slot_count: 0, ..Self::placed(block_count, leaf_entries) }
     }
 
-    /// Blocks of a device that a store of so many blocks in place takes, its own pages among them.
+    // Growing.
+
+    /// What the store has now.
     #[must_use]
-    pub fn device_blocks(&self) -> u64 {
-        self.in_place_block(self.block_count)
+    pub fn sizes(&self) -> Sizes {
+        let Self { block_count, slot_count, log_pages, pending_max, .. } = *self;
+        Sizes { block_count, slot_count, log_pages, pending_max }
     }
 
-    /// Where a block written in place is.
+    /// The store with an extent more, for so many blocks in all: sizes as for a new store, but
+    /// nothing becomes smaller. None: it has grown too often, or doesn't grow.
     #[must_use]
-    pub fn in_place_block(&self, lba: u64) -> u64 {
-        self.page_count() + lba
+    pub fn grown_to(&self, block_count: u64) -> Option<Self> {
+        if block_count >= COUNT_MAX {
+            return None;
+        }
+        let new = Self::placed(block_count, self.leaf_entries);
+        let is_in_place = self.slot_count == 0;
+        self.with_extent(Sizes {
+            block_count,
+            slot_count: if is_in_place { 0 } else { new.slot_count.max(self.slot_count) },
+            log_pages: new.log_pages.max(self.log_pages),
+            pending_max: new.pending_max.max(self.pending_max),
+        })
     }
+
+    /// The store with an extent more, after which it has these sizes. None: they are no growth.
+    #[must_use]
+    pub fn with_extent(&self, sizes: Sizes) -> Option<Self> {
+        let before = self.sizes();
+        let grows = before.block_count < sizes.block_count
+            && before.slot_count <= sizes.slot_count
+            && before.log_pages <= sizes.log_pages
+            && before.pending_max <= sizes.pending_max
+            && (before.slot_count == 0) == (sizes.slot_count == 0);
+        let is_sane = [sizes.block_count, sizes.slot_count, sizes.log_pages, sizes.pending_max]
+            .iter()
+            .all(|count| *count < COUNT_MAX)
+            && u32::try_from(sizes.log_pages.max(sizes.pending_max)).is_ok();
+        if !grows || !is_sane || self.earlier.len() == GROWTHS_MAX {
+            return None;
+        }
+        let mut earlier = self.earlier.clone();
+        earlier.push(Extent { sizes: before, end: self.device_pages() });
+        let Sizes { block_count, slot_count, log_pages, pending_max } = sizes;
+        let leaf_entries = self.leaf_entries;
+        Some(Self { block_count, leaf_entries, slot_count, log_pages, pending_max, earlier })
+    }
+
+    /// What the store had after each growth, the last one included.
+    pub fn growths(&self) -> impl Iterator<Item = Sizes> + '_ {
+        let all = self.earlier.iter().map(|extent| extent.sizes);
+        all.chain([self.sizes()]).skip(1)
+    }
+
+    // Counts.
 
     /// Most writes in place that may be announced and not ended.
     #[must_use]
@@ -74,28 +201,34 @@ impl Geometry {
         self.intents_max().div_ceil(records_per_page)
     }
 
+    /// Pages of the log that are kept for the next opening, which logs anew what waits.
+    #[must_use]
+    pub fn log_reserve(&self, records_per_page: u64) -> u64 {
+        self.pending_max.div_ceil(records_per_page)
+    }
+
     /// Sets of blocks: each has one leaf page.
     #[must_use]
     pub fn sets(&self) -> u64 {
-        self.block_count.div_ceil(self.leaf_entries)
+        self.sizes().sets(self.leaf_entries)
     }
 
     /// Pages of the slot map.
     #[must_use]
     pub fn slot_maps(&self) -> u64 {
-        self.slot_count.div_ceil(SLOTS_PER_MAP)
+        self.sizes().slot_maps()
     }
 
     /// Leaves of the tree: leaf pages of the sets, then pages of the slot map.
     #[must_use]
     pub fn leaves(&self) -> u64 {
-        self.sets() + self.slot_maps()
+        self.sizes().leaves(self.leaf_entries)
     }
 
     /// Pages of nodes.
     #[must_use]
     pub fn node_pages(&self) -> u64 {
-        self.leaves().div_ceil(NODES_PER_PAGE)
+        self.sizes().node_pages(self.leaf_entries)
     }
 
     /// Pages of nodes per region.
@@ -104,47 +237,9 @@ impl Geometry {
         self.node_pages().div_ceil(REGIONS as u64)
     }
 
-    /// Where a checkpoint goes, by its number.
-    #[must_use]
-    pub fn checkpoint(&self, number: u64) -> u64 {
-        1 + number % 2
-    }
-
-    /// Where a log page goes, by its number.
-    #[must_use]
-    pub fn log(&self, number: u64) -> u64 {
-        LOG_START + number % self.log_pages
-    }
-
-    /// Where one of the two copies of a page of nodes is.
-    #[must_use]
-    pub fn nodes(&self, index: u64, copy: u8) -> u64 {
-        LOG_START + self.log_pages + u64::from(copy) * self.node_pages() + index
-    }
-
-    /// Where one of the two copies of a leaf is.
-    #[must_use]
-    pub fn leaf(&self, leaf: u64, copy: u8) -> u64 {
-        self.nodes(0, 2) + u64::from(copy) * self.leaves() + leaf
-    }
-
-    /// Where a slot is.
-    #[must_use]
-    pub fn slot(&self, slot: u64) -> u64 {
-        self.leaf(0, 2) + slot
-    }
-
-    /// Pages of the whole store.
-    #[must_use]
-    pub fn page_count(&self) -> u64 {
-        self.slot(self.slot_count)
-    }
-
     /// Whether a store can have these sizes with so many records in a log page.
     #[must_use]
     pub fn is_sound(&self, records_per_page: u64) -> bool {
-        // Far above any device, and far from overflow in the sums above.
-        const COUNT_MAX: u64 = 1 << 47;
         let has_counts = [self.block_count, self.leaf_entries, self.log_pages, self.pending_max]
             .iter()
             .all(|count| (1..COUNT_MAX).contains(count));
@@ -154,9 +249,174 @@ impl Geometry {
             && self.log_pages > self.log_reserve(records_per_page) + 1
     }
 
-    /// Pages of the log that are kept for the next opening, which logs anew what waits.
+    // Places.
+
+    /// Where a checkpoint goes, by its number.
     #[must_use]
-    pub fn log_reserve(&self, records_per_page: u64) -> u64 {
-        self.pending_max.div_ceil(records_per_page)
+    pub fn checkpoint(&self, number: u64) -> u64 {
+        1 + number % 2
+    }
+
+    /// Where a log page goes, by its number: in the last extent that has a log.
+    #[must_use]
+    pub fn log(&self, number: u64) -> u64 {
+        let mut logs = self.extents().map(|areas| areas.log);
+        let log = logs.find(|log| log.count > 0).unwrap_or_else(|| self.areas(0).log);
+        log.place + number % self.log_pages
+    }
+
+    /// Where one of the two copies of a page of nodes is.
+    #[must_use]
+    pub fn nodes(&self, index: u64, copy: u8) -> u64 {
+        self.place(|areas| areas.nodes, index, copy)
+    }
+
+    /// Where one of the two copies of a leaf is.
+    #[must_use]
+    pub fn leaf(&self, leaf: u64, copy: u8) -> u64 {
+        self.place(|areas| areas.leaves, leaf, copy)
+    }
+
+    /// Where a slot is.
+    #[must_use]
+    pub fn slot(&self, slot: u64) -> u64 {
+        self.place(|areas| areas.slots, slot, 0)
+    }
+
+    /// Where a block written in place is.
+    #[must_use]
+    pub fn in_place_block(&self, lba: u64) -> u64 {
+        self.place(|areas| areas.blocks, lba, 0)
+    }
+
+    /// How many neighbours of a page of nodes, itself among them, lie one behind the other.
+    #[must_use]
+    pub fn nodes_together(&self, index: u64) -> u64 {
+        let area = self.area(|areas| areas.nodes, index);
+        area.first + area.count - index
+    }
+
+    /// The same of a block written in place.
+    #[must_use]
+    pub fn blocks_together(&self, lba: u64) -> u64 {
+        let area = self.area(|areas| areas.blocks, lba);
+        area.first + area.count - lba
+    }
+
+    /// Pages of a device that the store takes; blocks in place are pages, too.
+    #[must_use]
+    pub fn device_pages(&self) -> u64 {
+        let blocks = self.areas(self.earlier.len()).blocks;
+        blocks.place + blocks.count
+    }
+
+    fn place(&self, kind: impl Fn(Areas) -> Area, index: u64, copy: u8) -> u64 {
+        let area = self.area(kind, index);
+        area.place + u64::from(copy) * area.count + (index - area.first)
+    }
+
+    fn area(&self, kind: impl Fn(Areas) -> Area, index: u64) -> Area {
+        let mut areas = self.extents().map(&kind);
+        areas.find(|area| area.first <= index).unwrap_or_else(|| kind(self.areas(0)))
+    }
+
+    /// Areas of the extents, the last one first.
+    fn extents(&self) -> impl Iterator<Item = Areas> + '_ {
+        (0..=self.earlier.len()).rev().map(|extent| self.areas(extent))
+    }
+
+    fn areas(&self, extent: usize) -> Areas {
+        let earlier = extent.checked_sub(1).map(|before| self.earlier[before]);
+        let before = earlier.map_or_else(Sizes::default, |earlier| earlier.sizes);
+        let after = self.earlier.get(extent).map_or_else(|| self.sizes(), |extent| extent.sizes);
+        let place = earlier.map_or(LOG_START, |earlier| earlier.end);
+        // A log that became larger is another one.
+        let log_pages = if after.log_pages > before.log_pages { after.log_pages } else { 0 };
+        let range = |count: &dyn Fn(&Sizes) -> u64| count(&before)..count(&after);
+        let log = Area { first: 0, count: log_pages, place };
+        let nodes = log.behind(range(&|sizes| sizes.node_pages(self.leaf_entries)), 1);
+        let leaves = nodes.behind(range(&|sizes| sizes.leaves(self.leaf_entries)), 2);
+        let slots = leaves.behind(range(&|sizes| sizes.slot_count), 2);
+        let blocks = slots.behind(range(&Sizes::in_place_blocks), 1);
+        Areas { log, nodes, leaves, slots, blocks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn places(geometry: &Geometry) -> Vec<u64> {
+        let mut places = vec![0, geometry.checkpoint(0), geometry.checkpoint(1)];
+        places.extend((0..geometry.log_pages).map(|number| geometry.log(number)));
+        for copy in 0..2 {
+            places.extend((0..geometry.node_pages()).map(|index| geometry.nodes(index, copy)));
+            places.extend((0..geometry.leaves()).map(|leaf| geometry.leaf(leaf, copy)));
+        }
+        places.extend((0..geometry.slot_count).map(|slot| geometry.slot(slot)));
+        if geometry.slot_count == 0 {
+            places.extend((0..geometry.block_count).map(|lba| geometry.in_place_block(lba)));
+        }
+        places
+    }
+
+    #[test]
+    fn every_page_has_a_place_of_its_own_and_growing_moves_none() {
+        for first in [Geometry::placed(100, 75), Geometry::in_place(100, 340)] {
+            let mut geometry = first;
+            for block_count in [101, 40_000, 90_000] {
+                let grown = geometry.grown_to(block_count).expect("larger");
+                let found = places(&grown);
+                let distinct: HashSet<_> = found.iter().collect();
+                assert_eq!(distinct.len(), found.len());
+                assert!(found.iter().all(|place| *place < grown.device_pages()));
+                assert!((0..geometry.leaves()).all(|l| geometry.leaf(l, 1) == grown.leaf(l, 1)));
+                assert!(
+                    (0..geometry.node_pages())
+                        .all(|index| geometry.nodes(index, 1) == grown.nodes(index, 1))
+                );
+                assert!((0..geometry.slot_count).all(|s| geometry.slot(s) == grown.slot(s)));
+                let first_new = geometry.device_pages();
+                assert!(grown.leaf(grown.leaves() - 1, 0) >= first_new || block_count == 101);
+                geometry = grown;
+            }
+            assert_eq!(geometry.growths().count(), 3);
+            let sizes: Vec<_> = geometry.growths().collect();
+            assert_eq!(sizes[2], geometry.sizes());
+        }
+    }
+
+    #[test]
+    fn a_log_that_does_not_become_larger_stays() {
+        let geometry = Geometry::placed(100, 75);
+        let grown = geometry.grown_to(50_000).expect("larger");
+        assert_eq!(grown.log(7), geometry.log(7));
+        let larger = grown.grown_to(1 << 20).expect("larger");
+        assert!(larger.log_pages > grown.log_pages);
+        assert!(larger.log(0) >= grown.device_pages());
+    }
+
+    #[test]
+    fn what_is_no_growth_is_refused_and_so_is_one_too_many() {
+        let mut geometry = Geometry::placed(100, 75);
+        assert_eq!(geometry.grown_to(100), None);
+        assert_eq!(geometry.grown_to(99), None);
+        assert_eq!(geometry.with_extent(Sizes { slot_count: 0, ..geometry.sizes() }), None);
+        let overflowing = Sizes { block_count: u64::MAX, ..geometry.sizes() };
+        assert_eq!(geometry.with_extent(overflowing), None);
+        for growth in 1..=GROWTHS_MAX as u64 {
+            geometry = geometry.grown_to(100 + growth).expect("larger");
+        }
+        assert_eq!(geometry.grown_to(1000), None);
+    }
+
+    #[test]
+    fn neighbours_end_with_their_extent() {
+        let geometry = Geometry::in_place(100, 340).grown_to(1000).expect("larger");
+        assert_eq!(geometry.blocks_together(90), 10);
+        assert_eq!(geometry.blocks_together(100), 900);
+        assert_eq!(geometry.nodes_together(0), 1);
     }
 }

@@ -30,6 +30,7 @@ const GEOMETRY: Geometry = Geometry {
     slot_count: 0,
     log_pages: 12,
     pending_max: 80,
+    earlier: Vec::new(),
 };
 const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry: GEOMETRY };
 /// Blocks that the workload writes: some in each set, so that versions meet.
@@ -37,7 +38,7 @@ const BLOCKS: [u64; 12] = [0, 1, 2, 3, 338, 339, 340, 341, 342, 680, 681, 899];
 
 /// A torn disk whose pages begin with their metadata: block and metadata change together.
 #[derive(Debug)]
-struct SectorDisk(TornDisk);
+pub struct SectorDisk(pub TornDisk);
 
 impl BlockFile for SectorDisk {
     fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {

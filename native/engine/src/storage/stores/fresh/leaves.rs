@@ -104,6 +104,9 @@ struct State {
     /// By region: leaves that aren't void, and where its pages are void before.
     held: Vec<u64>,
     void_since: Box<[u64; REGIONS]>,
+    /// The next checkpoint writes every page of nodes, and earlier ones are void: regions aren't
+    /// what they were.
+    is_renewed: bool,
     cache: Cache<u64, Arc<LeafPage>>,
 }
 
@@ -128,6 +131,7 @@ impl Leaves {
             dirty_regions: BTreeSet::new(),
             held: vec![0; REGIONS],
             void_since: Box::new([0; REGIONS]),
+            is_renewed: false,
             cache: Cache::new(CACHE_PAGES),
         };
         Self { geometry, key, counters, state: Mutex::new(state) }
@@ -366,6 +370,32 @@ impl Leaves {
         self.state().cache.clear();
     }
 
+    /// Has the leaves of a store that grew. Those that there are keep what they have.
+    pub fn grow(&mut self, geometry: Geometry) {
+        let key = Arc::clone(&self.key);
+        let region_pages = geometry.region_pages();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut tree = Tree::new(key, geometry.leaves());
+        state.held.fill(0);
+        for (index, page) in (0..).zip(&state.pages) {
+            let Some(page) = page else { continue };
+            let leaves = (index * NODES_PER_PAGE..).zip(0..NODES_PER_PAGE as usize);
+            let nodes = leaves.filter_map(|(leaf, place)| {
+                page.copies.get(place)?;
+                Some((leaf, state.tree.node(leaf)))
+            });
+            let nodes: Vec<_> = nodes.collect();
+            state.held[(index / region_pages) as usize] += nodes.len() as u64;
+            state.dirty.insert(index);
+            tree.update(&nodes);
+        }
+        state.tree = tree;
+        state.pages.resize_with(geometry.node_pages() as usize, || None);
+        state.dirty_regions.clear();
+        state.is_renewed = true;
+        self.geometry = geometry;
+    }
+
     // Checkpoints.
 
     /// Begins a checkpoint: the pages of nodes that it has to write. Regions in which every leaf is
@@ -373,6 +403,9 @@ impl Leaves {
     pub fn begin_checkpoint(&self, number: u64) -> Vec<u64> {
         let mut state = self.state();
         let mut dirty = std::mem::take(&mut state.dirty);
+        if std::mem::take(&mut state.is_renewed) {
+            state.void_since.fill(number);
+        }
         for region in std::mem::take(&mut state.dirty_regions) {
             let pages = self.pages_of(region);
             if state.held[region] > 0 {

@@ -124,7 +124,7 @@ fn the_root_is_the_same_however_many_threads_hash() {
     batch.dedup();
     let root = |hashers| {
         let key = NodeKey::new(&Secret::take(&mut [5; 32]));
-        let leaves = Leaves::new(superblock.geometry, key, Arc::<Counters>::default());
+        let leaves = Leaves::new(superblock.geometry.clone(), key, Arc::<Counters>::default());
         let written: Vec<Written> = batch
             .iter()
             .map(|leaf| {

@@ -238,7 +238,7 @@ impl<F: Layout> Map<F> {
     }
 
     /// Writes leaves, sorted, to their spare copies and takes them over.
-    fn write_leaves(&self, leaves: &[Written], hashers: usize) -> io::Result<()> {
+    pub(super) fn write_leaves(&self, leaves: &[Written], hashers: usize) -> io::Result<()> {
         let page = |Written { leaf, page, .. }: &Written| {
             let (page, held) = page.as_ref()?;
             Some((self.geometry.leaf(*leaf, held.copy), Arc::clone(page)))

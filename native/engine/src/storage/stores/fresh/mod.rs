@@ -8,6 +8,7 @@ mod commit;
 pub mod counters;
 pub mod failure;
 pub mod geometry;
+mod growth;
 mod hashers;
 pub mod in_place;
 mod intents;
@@ -30,6 +31,8 @@ pub mod upkeep;
 mod authenticity_tests;
 #[cfg(test)]
 mod cost_tests;
+#[cfg(test)]
+mod growth_tests;
 #[cfg(test)]
 mod in_place_tests;
 #[cfg(test)]

@@ -30,6 +30,7 @@ const GEOMETRY: Geometry = Geometry {
     slot_count: 310,
     log_pages: 8,
     pending_max: 40,
+    earlier: Vec::new(),
 };
 const SUPERBLOCK: Superblock = Superblock { uuid: [1; 16], seed: [2; 32], geometry: GEOMETRY };
 /// Largest write of the workload.
@@ -697,7 +698,7 @@ fn every_power_cut_of_somebody_elses_target_leaves_each_block_whole() {
     let next = Mutex::new(ChaCha8Rng::seed_from_u64(10));
     let watcher = watcher(Arc::clone(&oracle), None, Arc::clone(&images), next, 1);
     let machine = Machine::new(Run::simple().disk().whole().observed(watcher), None);
-    let served = Arc::new(Served::disk(&machine.disk, GEOMETRY.page_count()));
+    let served = Arc::new(Served::disk(&machine.disk, GEOMETRY.device_pages()));
     let map = machine.open_over(Arc::clone(&served) as Arc<dyn BlockFile>).expect("store");
     let mut run = Run::of(machine, served, map, oracle);
     for _ in 0..60 {

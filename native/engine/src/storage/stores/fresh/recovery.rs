@@ -17,6 +17,7 @@ use super::checkpoint::Checkpoint;
 use super::commit::{Writer, fits};
 use super::counters::{Counters, count};
 use super::failure::{Refusal, damaged};
+use super::geometry::{Geometry, Sizes};
 use super::intents::{Intents, announced};
 use super::keys::{Authority, StoreKeys, Tag};
 use super::leaves::Leaves;
@@ -49,6 +50,48 @@ fn rolled_back(detail: impl Into<String>) -> io::Error {
     Refusal::RolledBack(detail.into()).into()
 }
 
+/// The checkpoint to go on from: exactly the anchored one if there is an anchor, else the last.
+fn find_checkpoint(
+    file: &dyn BlockFile,
+    superblock: &Superblock,
+    keys: &StoreKeys,
+    anchored: Option<&Anchored>,
+) -> io::Result<(Checkpoint, Tag)> {
+    let mut pages = [Page::ZERO; 2];
+    file.read(superblock.geometry.checkpoint(0), &mut pages)?;
+    let mut whole = pages.iter().filter_map(|page| Checkpoint::decode(page, keys));
+    let found = match anchored {
+        None => whole.max_by_key(|(checkpoint, _)| checkpoint.number),
+        Some(anchored) => {
+            let wanted = (anchored.checkpoint, anchored.checkpoint_tag);
+            let found = whole.find(|(checkpoint, tag)| (checkpoint.number, *tag) == wanted);
+            if found.is_none() {
+                return Err(rolled_back("it lacks the checkpoint that its anchor names"));
+            }
+            found
+        }
+    };
+    let found = found.ok_or_else(|| damaged("no checkpoint is whole"))?;
+    let last = &found.0;
+    let numbers = [last.number, last.log_start, last.log_flushed, last.sequence, last.epoch];
+    if numbers.iter().any(|number| *number > NUMBER_MAX) {
+        return Err(damaged("its checkpoint has a number that no store reaches"));
+    }
+    Ok(found)
+}
+
+/// What a store has grown to since it was created.
+fn grown<F: Layout>(created: &Geometry, growths: &[Sizes]) -> io::Result<Geometry> {
+    let unknown = || damaged("it has sizes that no store has");
+    if !fits::<F>(created) {
+        return Err(unknown());
+    }
+    let all = growths.iter().try_fold(created.clone(), |geometry, sizes| {
+        geometry.with_extent(*sizes).filter(fits::<F>)
+    });
+    all.ok_or_else(unknown)
+}
+
 impl<F: Layout> Map<F> {
     /// Lays out an empty store. Everything that the file held before is void.
     pub fn create(
@@ -57,7 +100,7 @@ impl<F: Layout> Map<F> {
         authority: &Authority<'_>,
         anchor: Option<Arc<dyn Anchor>>,
     ) -> io::Result<Self> {
-        let geometry = superblock.geometry;
+        let geometry = superblock.geometry.clone();
         if !fits::<F>(&geometry) {
             let detail = format!("a store can't have these sizes: {geometry:?}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
@@ -69,7 +112,7 @@ impl<F: Layout> Map<F> {
         let page = superblock.encode(&keys);
         // Pages of a store that was here before must not be taken for parts of this one: its keys
         // are others.
-        let map = Self::assemble(file, superblock, keys, anchor, 0);
+        let map = Self::assemble(file, geometry, keys, anchor);
         map.begin_epoch(0, &Pending::default())?;
         map.file.write(0, &[page])?;
         map.file.sync()?;
@@ -86,26 +129,31 @@ impl<F: Layout> Map<F> {
         keys: StoreKeys,
         anchor: Option<Arc<dyn Anchor>>,
     ) -> io::Result<Self> {
-        Self::open_watched(file, superblock, keys, anchor, &Opening::default())
+        Self::open_watched(file, superblock, keys, anchor, &Opening::default(), |_| Ok(()))
     }
 
-    /// The same, while somebody watches how far it is.
+    /// The same, while somebody watches how far it is. `check_size` refuses sizes that the device
+    /// has no room for.
     pub fn open_watched(
         file: Arc<dyn BlockFile>,
         superblock: &Superblock,
         keys: StoreKeys,
         anchor: Option<Arc<dyn Anchor>>,
         opening: &Opening,
+        check_size: impl FnOnce(&Geometry) -> io::Result<()>,
     ) -> io::Result<Self> {
         let begun = clock::now();
-        if !fits::<F>(&superblock.geometry) {
-            return Err(damaged("it has sizes that no store has"));
-        }
-        let geometry = &superblock.geometry;
-        opening.expect(geometry.node_pages() + geometry.log_pages + geometry.slot_maps());
         let anchored = anchor.as_ref().map(|anchor| anchor.latest()).transpose()?.flatten();
-        let mut map = Self::assemble(file, superblock, keys, anchor, 0);
-        let (checkpoint, tag) = map.find_checkpoint(anchored.as_ref())?;
+        let found = find_checkpoint(&*file, superblock, &keys, anchored.as_ref());
+        let (checkpoint, tag) = found?;
+        let is_lost = |anchor: &Arc<dyn Anchor>| anchored.is_none() && !anchor.is_believed();
+        if checkpoint.is_anchored && anchor.as_ref().is_some_and(is_lost) {
+            return Err(rolled_back("it was anchored, and its anchor knows nothing of it"));
+        }
+        let geometry = grown::<F>(&superblock.geometry, &checkpoint.growths)?;
+        check_size(&geometry)?;
+        opening.expect(geometry.node_pages() + geometry.log_pages + geometry.slot_maps());
+        let mut map = Self::assemble(file, geometry, keys, anchor);
         map.load_leaves(&checkpoint, opening)?;
         let recovered = map.replay(checkpoint, tag, anchored.as_ref(), opening)?;
         let claimed = map.claim_slots(&recovered.pending, opening)?;
@@ -120,12 +168,10 @@ impl<F: Layout> Map<F> {
 
     fn assemble(
         file: Arc<dyn BlockFile>,
-        superblock: &Superblock,
+        geometry: Geometry,
         keys: StoreKeys,
         anchor: Option<Arc<dyn Anchor>>,
-        sequence: u64,
     ) -> Self {
-        let geometry = superblock.geometry;
         let counters = Arc::<Counters>::default();
         let writer = Writer {
             epoch: 0,
@@ -156,56 +202,28 @@ impl<F: Layout> Map<F> {
             retired: Vec::new(),
             failure: None,
         };
-        let leaves = Leaves::new(geometry, NodeKey::new(keys.tree()), Arc::clone(&counters));
+        let leaves =
+            Leaves::new(geometry.clone(), NodeKey::new(keys.tree()), Arc::clone(&counters));
         Self {
             file,
             geometry,
             keys,
             anchor,
             leaves,
-            sequence: AtomicU64::new(sequence),
+            sequence: AtomicU64::new(0),
             state: Mutex::new(state),
             writer: Mutex::new(writer),
             counters,
         }
     }
 
-    /// The checkpoint to go on from: exactly the anchored one if there is an anchor, else the last.
-    fn find_checkpoint(&self, anchored: Option<&Anchored>) -> io::Result<(Checkpoint, Tag)> {
-        let mut pages = [Page::ZERO; 2];
-        self.file.read(self.geometry.checkpoint(0), &mut pages)?;
-        let whole = pages.iter().filter_map(|page| Checkpoint::decode(page, &self.keys));
-        let found = match anchored {
-            None => whole.max_by_key(|(checkpoint, _)| checkpoint.number),
-            Some(anchored) => {
-                let wanted = (anchored.checkpoint, anchored.checkpoint_tag);
-                let mut whole = whole;
-                let found = whole.find(|(checkpoint, tag)| (checkpoint.number, *tag) == wanted);
-                if found.is_none() {
-                    return Err(rolled_back("it lacks the checkpoint that its anchor names"));
-                }
-                found
-            }
-        };
-        let found = found.ok_or_else(|| damaged("no checkpoint is whole"))?;
-        let last = &found.0;
-        let numbers = [last.number, last.log_start, last.log_flushed, last.sequence, last.epoch];
-        if numbers.iter().any(|number| *number > NUMBER_MAX) {
-            return Err(damaged("its checkpoint has a number that no store reaches"));
-        }
-        let is_lost = |anchor: &Arc<dyn Anchor>| anchored.is_none() && !anchor.is_believed();
-        if last.is_anchored && self.anchor.as_ref().is_some_and(is_lost) {
-            return Err(rolled_back("it was anchored, and its anchor knows nothing of it"));
-        }
-        Ok(found)
-    }
-
     fn load_leaves(&mut self, checkpoint: &Checkpoint, opening: &Opening) -> io::Result<()> {
         self.leaves.load_regions(&checkpoint.void_since);
         let count = self.geometry.node_pages();
         let mut copies = [0, 1].map(|_| vec![Page::ZERO; READ_PAGES.min(count) as usize]);
-        for first in (0..count).step_by(READ_PAGES as usize) {
-            let part = READ_PAGES.min(count - first) as usize;
+        let mut first = 0;
+        while first < count {
+            let part = READ_PAGES.min(self.geometry.nodes_together(first)) as usize;
             for (copy, pages) in (0..).zip(&mut copies) {
                 self.file.read(self.geometry.nodes(first, copy), &mut pages[..part])?;
             }
@@ -214,6 +232,7 @@ impl<F: Layout> Map<F> {
                 self.leaves.load(checkpoint.number, index, pages);
             }
             opening.pass(part as u64);
+            first += part as u64;
         }
         if self.leaves.root().tag != checkpoint.root {
             return Err(damaged("pages of its tree are missing or older"));

@@ -22,6 +22,16 @@ impl SlotMaps {
         Self { pages, dirty: BTreeSet::new() }
     }
 
+    /// Has so many pages from now on, none fewer.
+    pub fn extend(&mut self, page_count: u64) {
+        self.pages.resize_with(page_count as usize, || None);
+    }
+
+    /// The pages that tell of a slot, by index. Nothing has changed since they were asked for.
+    pub fn all(&self) -> impl Iterator<Item = (u64, Arc<LeafPage>)> + '_ {
+        (0..).zip(&self.pages).filter_map(|(index, page)| Some((index, Arc::new(**page.as_ref()?))))
+    }
+
     /// Takes a page as the device has it.
     pub fn load(&mut self, index: u64, page: &LeafPage) {
         self.pages[index as usize] = Some(Box::new(*page));

@@ -19,7 +19,7 @@ pub struct Superblock {
     pub uuid: [u8; 16],
     /// The root of its keys, or what makes that of a secret this layout's own.
     pub seed: [u8; 32],
-    /// Its sizes.
+    /// Its sizes when it was created: what it has grown by since, its checkpoint says.
     pub geometry: Geometry,
 }
 
@@ -34,7 +34,7 @@ impl Superblock {
         fields.put(&[0; 4]);
         fields.put(&self.uuid);
         fields.put(&self.seed);
-        let Geometry { block_count, leaf_entries, slot_count, log_pages, pending_max } =
+        let Geometry { block_count, leaf_entries, slot_count, log_pages, pending_max, .. } =
             self.geometry;
         for count in [block_count, leaf_entries, slot_count, log_pages, pending_max] {
             fields.put_u64(count);
@@ -62,7 +62,9 @@ impl Superblock {
         let (uuid, seed) = (get(rest), get(rest));
         let [block_count, leaf_entries, slot_count, log_pages, pending_max] =
             [(); 5].map(|()| get_u64(rest));
-        let geometry = Geometry { block_count, leaf_entries, slot_count, log_pages, pending_max };
+        let earlier = Vec::new();
+        let geometry =
+            Geometry { block_count, leaf_entries, slot_count, log_pages, pending_max, earlier };
         Ok(Self { uuid, seed, geometry })
     }
 

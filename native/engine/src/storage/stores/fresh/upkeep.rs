@@ -89,6 +89,10 @@ impl<F: Layout> Walk<F> {
         let next = next.into_iter().flatten().min()?;
         let start = lba.max(next * F::ENTRIES_PER_LEAF);
         let end = ((next + 1) * F::ENTRIES_PER_LEAF).min(block_count).min(start + PIECE_BLOCKS);
+        // One run of blocks of the device, where they are in place.
+        let geometry = self.map.geometry();
+        let end =
+            if F::IS_IN_PLACE { end.min(start + geometry.blocks_together(start)) } else { end };
         Some(start..end)
     }
 

@@ -224,7 +224,7 @@ fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
 fn test_20_a_leaf_page_with_a_bit_changed_is_refused() {
     let mut store = Store::new();
     store.merged(LBA, 1);
-    for page in 0..store.life.map.geometry().page_count() {
+    for page in 0..store.life.map.geometry().device_pages() {
         if store.is_leaf(page)
             && let Some(mut changed) = store.world.device.answer(page).map(|block| *block)
         {
@@ -262,8 +262,8 @@ fn test_29_a_torn_write_is_the_old_version_or_the_new() {
     store.write(LBA, 1);
     store.flush();
     store.write(LBA, 2);
-    let geometry = *store.life.map.geometry();
-    let mut slots = geometry.slot(0)..geometry.page_count();
+    let geometry = store.life.map.geometry().clone();
+    let mut slots = geometry.slot(0)..geometry.device_pages();
     // Half of what the newest slot got.
     let newest = slots.rfind(|page| store.world.device.answer(*page).is_some()).expect("a slot");
     let mut torn = *store.world.device.answer(newest).expect("its page");

@@ -32,6 +32,8 @@ struct Block {
 pub struct History {
     blocks: BTreeMap<u64, Block>,
     clock: u64,
+    /// Blocks that a growth was told to have ended with; 0: none was.
+    pub block_count: u64,
 }
 
 impl Block {
@@ -133,6 +135,6 @@ impl History {
             Block { base, ..Block::unwritten() }
         };
         let blocks = self.blocks.iter().map(|(lba, block)| (*lba, left(block))).collect();
-        Self { blocks, clock: self.clock }
+        Self { blocks, clock: self.clock, block_count: self.block_count }
     }
 }

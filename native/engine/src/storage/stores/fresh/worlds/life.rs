@@ -15,7 +15,7 @@ use super::super::map::{Map, take_leaf};
 use super::history::{History, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
 use super::workload::Workload;
-use super::{Violation, chance, pick};
+use super::{Violation, chance, grown, pick};
 
 /// Blocks of a write.
 const WRITE_BLOCKS_MAX: u64 = 6;
@@ -51,6 +51,8 @@ pub struct Life<F: Workload> {
     pub doubtful: BTreeSet<u64>,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
+    /// Growths that have ended.
+    pub growths: u64,
     /// Reads that were answered, and refused.
     pub reads: [u64; 2],
     /// What happened, for who looks at one world.
@@ -76,6 +78,7 @@ impl<F: Workload> Life<F> {
             late: Vec::new(),
             doubtful: BTreeSet::new(),
             vouched: Cell::new(0),
+            growths: 0,
             reads: [0; 2],
             trace: Vec::new(),
         }
@@ -198,6 +201,9 @@ impl<F: Workload> Life<F> {
                 let found = self.finish_read(read.lba, read.known);
                 self.found(read.lba, found).map(|()| true)
             }
+            35 if self.writes.is_empty() && self.slow_reads.is_empty() && chance(random, 50) => {
+                self.grow()
+            }
             35..=39 => F::other(self, random),
             _ => Ok(true),
         }
@@ -297,6 +303,22 @@ impl<F: Workload> Life<F> {
             self.history.settle();
         }
         Ok(())
+    }
+
+    /// The store grows, if it still can.
+    fn grow(&mut self) -> Result<bool, Violation> {
+        let Some(geometry) = grown(self.map.geometry()) else { return Ok(true) };
+        let began = self.history.now();
+        let block_count = geometry.block_count;
+        let outcome = self.map.grow(geometry);
+        if !self.persisted("growth", outcome)? {
+            return Ok(false);
+        }
+        self.growths += 1;
+        self.history.block_count = block_count;
+        self.history.flushed(began);
+        self.history.settle();
+        Ok(true)
     }
 
     /// The anchor doesn't answer for once; then the store goes on, or settles it first.

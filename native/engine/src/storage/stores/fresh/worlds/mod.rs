@@ -21,7 +21,7 @@ use sealane_proto::freshness::leaf::Ivs;
 
 use super::super::pages::BlockFile;
 use super::anchor::{Anchor, AnchorPolicy};
-use super::geometry::Geometry;
+use super::geometry::{Geometry, Sizes};
 use super::keys::{Authority, StoreKeys};
 use super::map::Map;
 use super::placed::Placed;
@@ -53,10 +53,26 @@ fn chance(random: &mut ChaCha8Rng, percent: u32) -> bool {
     random.next_u32() % 100 < percent
 }
 
-/// Pages of a device that has a store of these sizes.
+/// How often a store grows at most.
+const GROWTHS_MAX: usize = 2;
+
+/// A store that grows by half a set, or by some: the next sizes.
+fn grown(geometry: &Geometry) -> Option<Geometry> {
+    let sizes = geometry.sizes();
+    let more = geometry.leaf_entries * [3, 1][geometry.earlier.len() % 2] / 2;
+    let (block_count, log_pages) = (sizes.block_count + more, sizes.log_pages + 2);
+    let slot_count = if sizes.slot_count == 0 { 0 } else { sizes.slot_count + more };
+    let next = Sizes { block_count, slot_count, log_pages, ..sizes };
+    geometry.with_extent(next).filter(|next| next.earlier.len() <= GROWTHS_MAX)
+}
+
+/// Pages of a device that a store of these sizes may grow on.
 fn device_pages(geometry: &Geometry) -> u64 {
-    let in_place = if geometry.slot_count == 0 { geometry.block_count } else { 0 };
-    geometry.page_count() + in_place
+    let mut largest = geometry.clone();
+    while let Some(next) = grown(&largest) {
+        largest = next;
+    }
+    largest.device_pages()
 }
 
 /// Counts over worlds, so that a run shows what it tried.
@@ -67,6 +83,7 @@ struct Tally {
     steps: u64,
     kills: u64,
     power_cuts: u64,
+    growths: u64,
     openings_cut_off: u64,
     openings_refused: u64,
     forks: u64,
@@ -84,6 +101,7 @@ impl Tally {
         self.steps += steps;
         self.kills += kills;
         self.power_cuts += power_cuts;
+        self.growths += other.growths;
         self.openings_cut_off += other.openings_cut_off;
         self.openings_refused += other.openings_refused;
         self.forks += other.forks;
@@ -128,7 +146,8 @@ impl<F: Workload> World<F> {
     fn of(seed: u64, kind: Kind) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed ^ u64::MAX);
         let geometry = F::geometry(&mut random);
-        let superblock = Superblock { uuid: SUPERBLOCK_UUID, seed: SUPERBLOCK_SEED, geometry };
+        let superblock =
+            Superblock { uuid: SUPERBLOCK_UUID, seed: SUPERBLOCK_SEED, geometry: geometry.clone() };
         let device =
             Arc::new(Device::new(device_pages(&geometry), !F::IS_IN_PLACE, !kind.is_honest));
         let anchor = kind.policy.map(|policy| Arc::new(PoweredAnchor::new(&device, policy)));
@@ -138,11 +157,11 @@ impl<F: Workload> World<F> {
             secret: Secret::take(&mut [seed as u8; 32]),
             device,
             anchor,
-            adversary: Adversary::new(geometry),
             random,
             version: 0,
             tally: Tally { worlds: 1, ..Tally::default() },
             trace: vec![format!("seed {seed}: {}, {kind:?}, {geometry:?}", F::NAME)],
+            adversary: Adversary::new(geometry),
             layout: PhantomData,
         }
     }
@@ -177,6 +196,7 @@ impl<F: Workload> World<F> {
             self.tally.reads_answered += life.reads[0];
             self.tally.reads_refused += life.reads[1];
             self.tally.reads_vouched += life.vouched.get();
+            self.tally.growths += life.growths;
             lived?;
             self.crash();
             let history = life.history.next();
@@ -303,6 +323,13 @@ impl<F: Workload> World<F> {
             match self.map() {
                 Ok(map) => {
                     self.trace.push("opened".into());
+                    // Without an anchor nothing is said of a device of an adversary's.
+                    let is_known = self.kind.is_honest || self.kind.policy.is_some();
+                    let (found, told) = (map.geometry().block_count, history.block_count);
+                    if is_known && found < told {
+                        let shrunk = format!("shrunk: {found} blocks, {told} were told");
+                        return Err(Violation(shrunk));
+                    }
                     self.device.fail_after(None);
                     return Ok(Some(self.life(map, history.clone())));
                 }
@@ -382,9 +409,10 @@ fn number(variable: &str) -> Option<u64> {
 fn no_world_is_stale_refused_or_mixed() {
     let (tally, wrong) = run_all(0..1500);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    let counts = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
+    let ends = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
+    let counts = ends.into_iter().chain([tally.growths]);
     let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
-    for count in counts.into_iter().chain(reads).chain(tally.attacks) {
+    for count in counts.chain(reads).chain(tally.attacks) {
         assert!(count > 0, "something was never tried: {tally:#?}");
     }
 }

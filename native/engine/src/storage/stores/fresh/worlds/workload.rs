@@ -76,6 +76,7 @@ impl Workload for Placed {
             slot_count: block_count + pending_max + pending_max / 2,
             log_pages: 5 + random.next_u64() % 8,
             pending_max,
+            earlier: Vec::new(),
         }
     }
 
@@ -161,6 +162,7 @@ impl Workload for Ivs {
             slot_count: 0,
             log_pages: 5 + random.next_u64() % 8,
             pending_max: 24 + random.next_u64() % 32,
+            earlier: Vec::new(),
         }
     }
 

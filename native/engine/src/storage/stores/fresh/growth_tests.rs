@@ -1,0 +1,415 @@
+//! Growing, with power cut at every write and sync of it: each image opens in the old or the new
+//! size, with every block that was flushed before. And who puts the smaller store back.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::SeedableRng;
+use sealane_proto::freshness::leaf::Ivs;
+use sealane_proto::sector::{DATA_BYTES, field};
+
+use super::super::pages::{BlockFile, Page};
+use super::super::torn_disk::TornDisk;
+use super::anchor::{Anchor, AnchorPolicy, MemoryAnchor};
+use super::failure::Refusal;
+use super::geometry::{Geometry, Sizes};
+use super::in_place_tests::SectorDisk;
+use super::keys::{Authority, StoreKeys};
+use super::map::{Layout, Map};
+use super::placed::Placed;
+use super::superblock::Superblock;
+use super::test_blocks::{block, version_of};
+
+/// What a test needs of a layout.
+trait Blocks: Layout + Sized {
+    /// Sizes of a small store, and what it grows to.
+    const SIZES: [Sizes; 2];
+    /// Begins a write, and has its data on the device.
+    fn write(world: &World<Self>, lba: u64, version: u64);
+    /// The version of a block of the volume; 0: unwritten, None: refused.
+    fn read(world: &World<Self>, lba: u64) -> Option<u64>;
+}
+
+const fn sizes(block_count: u64, slot_count: u64, log_pages: u64, pending_max: u64) -> Sizes {
+    Sizes { block_count, slot_count, log_pages, pending_max }
+}
+
+impl Blocks for Placed {
+    const SIZES: [Sizes; 2] = [sizes(250, 310, 8, 40), sizes(700, 900, 16, 80)];
+
+    fn write(world: &World<Self>, lba: u64, version: u64) {
+        let entries = world.map.place(&block(lba, version)).expect("place").expect("room");
+        let page = Page(*block(lba, version).first_chunk().expect("data"));
+        world.disk.write(world.map.geometry().slot(entries[0].slot), &[page]).expect("write");
+        world.map.commit(lba, &entries).expect("commit");
+    }
+
+    fn read(world: &World<Self>, lba: u64) -> Option<u64> {
+        let Some(entry) = world.entry(lba) else { return Some(0) };
+        let mut page = [Page::ZERO];
+        world.disk.read(world.map.geometry().slot(entry.slot), &mut page).expect("read");
+        version_of(lba, &page[0], &entry.metadata())
+    }
+}
+
+/// A page as the disk of a store in place has it: its metadata first.
+fn sector(lba: u64, version: u64) -> Page {
+    let mut page = Page::ZERO;
+    let metadata = &block(lba, version)[DATA_BYTES..];
+    page.0[..metadata.len()].copy_from_slice(metadata);
+    page
+}
+
+impl Blocks for Ivs {
+    const SIZES: [Sizes; 2] = [sizes(900, 0, 12, 80), sizes(2100, 0, 24, 160)];
+
+    fn write(world: &World<Self>, lba: u64, version: u64) {
+        let ivs = world.map.intend(lba, &block(lba, version)).expect("intent").expect("room");
+        world.map.announce().expect("announcement");
+        let place = world.map.geometry().in_place_block(lba);
+        world.disk.write(place, &[sector(lba, version)]).expect("write");
+        world.map.arrived(lba, &ivs).expect("arrived");
+    }
+
+    fn read(world: &World<Self>, lba: u64) -> Option<u64> {
+        let Some(iv) = world.entry(lba) else { return Some(0) };
+        let place = world.map.geometry().in_place_block(lba);
+        let found = world.disk.read_metadata(place).expect("read");
+        let version = u64::from_le_bytes(iv[..8].try_into().expect("8 bytes"));
+        (found[field::IV.0..field::IV.1] == iv).then_some(version)
+    }
+}
+
+struct World<F: Layout> {
+    disk: Arc<SectorDisk>,
+    anchor: Option<Arc<MemoryAnchor>>,
+    superblock: Superblock,
+    map: Map<F>,
+}
+
+fn file(disk: &Arc<SectorDisk>) -> Arc<dyn BlockFile> {
+    Arc::clone(disk) as Arc<dyn BlockFile>
+}
+
+fn dynamic(anchor: Option<&Arc<MemoryAnchor>>) -> Option<Arc<dyn Anchor>> {
+    anchor.map(|anchor| Arc::clone(anchor) as Arc<dyn Anchor>)
+}
+
+/// An anchor of its own that stands where this one does.
+fn copied(anchor: Option<&Arc<MemoryAnchor>>) -> Option<Arc<MemoryAnchor>> {
+    anchor.map(|anchor| Arc::new(anchor.copy()))
+}
+
+fn superblock_of<F: Blocks>(sizes: Sizes) -> Superblock {
+    let Sizes { block_count, slot_count, log_pages, pending_max } = sizes;
+    let (leaf_entries, earlier) = (F::ENTRIES_PER_LEAF, Vec::new());
+    let geometry =
+        Geometry { block_count, leaf_entries, slot_count, log_pages, pending_max, earlier };
+    Superblock { uuid: [1; 16], seed: [2; 32], geometry }
+}
+
+impl<F: Blocks> World<F> {
+    fn create(policy: Option<AnchorPolicy>, sizes: Sizes) -> Self {
+        let superblock = superblock_of::<F>(sizes);
+        let disk = Arc::new(SectorDisk(TornDisk::default()));
+        let anchor = policy.map(|policy| Arc::new(MemoryAnchor::new(policy)));
+        let map =
+            Map::create(file(&disk), &superblock, &Authority::Device, dynamic(anchor.as_ref()));
+        Self { disk, anchor, superblock, map: map.expect("store") }
+    }
+
+    fn open(
+        disk: TornDisk,
+        anchor: Option<Arc<MemoryAnchor>>,
+        superblock: &Superblock,
+    ) -> io::Result<Self> {
+        let disk = Arc::new(SectorDisk(disk));
+        let keys = StoreKeys::new(&superblock.uuid, &superblock.seed, &Authority::Device);
+        let map = Map::open(file(&disk), superblock, keys, dynamic(anchor.as_ref()))?;
+        Ok(Self { disk, anchor, superblock: superblock.clone(), map })
+    }
+
+    /// The store after a power cut that left this image.
+    fn after(&self, image: TornDisk) -> io::Result<Self> {
+        Self::open(image, copied(self.anchor.as_ref()), &self.superblock)
+    }
+
+    fn entry(&self, lba: u64) -> Option<F::Entry> {
+        let (set, index) = (lba / F::ENTRIES_PER_LEAF, lba % F::ENTRIES_PER_LEAF);
+        self.map.set_entries(set).expect("leaf page")[index as usize]
+    }
+
+    fn blocks(&self) -> u64 {
+        self.map.geometry().block_count
+    }
+
+    fn grow(&mut self, sizes: Sizes) -> io::Result<()> {
+        let geometry = self.map.geometry().with_extent(sizes).expect("a growth");
+        self.map.grow(geometry)
+    }
+
+    /// Some blocks in leaf pages, some in the log, some overwritten and one deallocated.
+    fn fill(&self) {
+        for lba in (0..self.blocks()).step_by(20) {
+            F::write(self, lba, 1);
+        }
+        F::write(self, self.blocks() - 1, 1);
+        self.map.merge().expect("merge");
+        for lba in [0, 40, self.blocks() - 1] {
+            F::write(self, lba, 2);
+        }
+        assert!(self.map.deallocate(20, 1).expect("deallocate"));
+        self.map.flush().expect("flush");
+    }
+
+    /// What [`World::fill`] left of the first `count` blocks.
+    fn check(&self, count: u64) {
+        for lba in 0..count {
+            let expected = match lba {
+                20 => 0,
+                0 | 40 => 2,
+                _ if lba == count - 1 => 2,
+                _ => u64::from(lba.is_multiple_of(20)),
+            };
+            assert_eq!(F::read(self, lba), Some(expected), "block {lba}");
+        }
+        for lba in count..self.blocks() {
+            assert_eq!(F::read(self, lba), Some(0), "block {lba} was never written");
+        }
+    }
+}
+
+/// Opens images of every instant at which a growth is about to write or sync. Returns in how many
+/// the store had its old and its new size.
+fn cut_everywhere<F: Blocks>(policy: Option<AnchorPolicy>) -> [u64; 2] {
+    let [before, after] = F::SIZES;
+    let small = World::<F>::create(policy, before);
+    small.fill();
+    let (is_on, found) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new([0, 0])));
+    let (anchor, superblock) = (copied(small.anchor.as_ref()), small.superblock.clone());
+    let (is_watching, counts, for_images) =
+        (Arc::clone(&is_on), Arc::clone(&found), anchor.clone());
+    let random = Mutex::new(ChaCha8Rng::seed_from_u64(7));
+    let observer = move |disk: &TornDisk| {
+        if !is_watching.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut random = random.lock().expect("random");
+        let mut images = vec![disk.lost(), disk.whole()];
+        images.extend((0..3).map(|_| disk.random_image(&mut random)));
+        for image in images {
+            let world = World::<F>::open(image, copied(for_images.as_ref()), &superblock);
+            let world = world.expect("an honest power cut");
+            let is_new = world.blocks() == after.block_count;
+            assert!(is_new || world.blocks() == before.block_count, "{}", world.blocks());
+            world.check(before.block_count);
+            counts.lock().expect("counts")[usize::from(is_new)] += 1;
+        }
+    };
+    let observed = small.disk.0.whole().observed(Box::new(observer));
+    let mut world = World::<F>::open(observed, anchor, &small.superblock).expect("store");
+    is_on.store(true, Ordering::Relaxed);
+    world.grow(after).expect("growth");
+    is_on.store(false, Ordering::Relaxed);
+    let [old, new] = *found.lock().expect("counts");
+    let grown = world.after(world.disk.0.lost()).expect("store");
+    assert_eq!(grown.blocks(), after.block_count, "it has ended");
+    [old, new]
+}
+
+#[test]
+fn a_power_cut_leaves_the_old_size_or_the_new_one_and_every_block() {
+    for policy in [None, Some(AnchorPolicy::EveryCommit), Some(AnchorPolicy::Checkpoints)] {
+        for [old, new] in [cut_everywhere::<Placed>(policy), cut_everywhere::<Ivs>(policy)] {
+            assert!(old > 25, "{old} images of the old size");
+            // An anchored one has the new size when its anchor knows, which is after the last sync.
+            assert!(new > 0 || policy.is_some(), "no image of the new size");
+        }
+    }
+}
+
+fn lives_on<F: Blocks>() {
+    let [before, after] = F::SIZES;
+    let mut world = World::<F>::create(Some(AnchorPolicy::EveryCommit), before);
+    world.fill();
+    world.grow(after).expect("growth");
+    world.check(before.block_count);
+    let last = after.block_count - 1;
+    for version in 3..40 {
+        // On both sides of the border, over and over: slots and log turn round.
+        for lba in [before.block_count - 2, before.block_count, last - 300, last] {
+            F::write(&world, lba, version);
+        }
+        world.map.flush().expect("flush");
+        if version % 8 == 0 {
+            world.map.merge().expect("merge");
+            world.map.leaves().forget_pages();
+        }
+    }
+    let again = Sizes { block_count: after.block_count + 1000, ..after };
+    let again = Sizes { slot_count: after.slot_count * 2, ..again };
+    world.grow(again).expect("another growth");
+    let mut world = world.after(world.disk.0.lost()).expect("store");
+    assert_eq!(world.blocks(), again.block_count);
+    for lba in [before.block_count - 2, before.block_count, last - 300, last] {
+        assert_eq!(F::read(&world, lba), Some(39));
+    }
+    assert_eq!(F::read(&world, 40), Some(2));
+    assert_eq!(F::read(&world, last + 1), Some(0));
+    F::write(&world, last + 1, 1);
+    world.map.merge().expect("merge");
+    let statistics = world.map.statistics();
+    let counter = |name| statistics.iter().find(|(known, _)| *known == name).expect("counter").1;
+    let written = (0..world.blocks()).filter(|lba| F::read(&world, *lba) != Some(0)).count();
+    assert_eq!(counter("sectors_written"), written as u64);
+    assert!(world.map.deallocate(0, again.block_count).expect("deallocate"));
+    world.map.merge().expect("merge");
+    world = world.after(world.disk.0.lost()).expect("store");
+    assert!((0..world.blocks()).all(|lba| F::read(&world, lba) == Some(0)));
+}
+
+#[test]
+fn a_store_that_grew_lives_on_in_its_new_size_and_grows_again() {
+    lives_on::<Placed>();
+    lives_on::<Ivs>();
+}
+
+#[test]
+fn root_commits_count_on_and_nothing_is_forgotten_by_growing() {
+    let [before, after] = Placed::SIZES;
+    let mut world = World::<Placed>::create(None, before);
+    world.fill();
+    let commits = |world: &World<Placed>| {
+        let statistics = world.map.statistics();
+        statistics.iter().find(|(name, _)| *name == "root_commits").expect("counter").1
+    };
+    let before = commits(&world);
+    world.grow(after).expect("growth");
+    let grown = commits(&world);
+    // One of the merge of what was noted, its slot maps', and that of the slot maps' new numbers.
+    assert!((before + 1..before + 10).contains(&grown), "{before} and then {grown}");
+}
+
+fn put_back<F: Blocks>() {
+    let [before, after] = F::SIZES;
+    let mut world = World::<F>::create(Some(AnchorPolicy::EveryCommit), before);
+    world.fill();
+    let smaller = world.disk.0.whole();
+    world.grow(after).expect("growth");
+    let error = world.after(smaller).map(|_| ()).expect_err("it is smaller than it was");
+    assert!(matches!(Refusal::of(&error), Some(Refusal::RolledBack(_))), "{error}");
+    // The last checkpoint alone, of the size before: the other one names the new size.
+    let image = world.disk.0.whole();
+    let pages: [Page; 2] = [1, 2].map(|place| {
+        let mut page = [Page::ZERO];
+        image.read(place, &mut page).expect("read");
+        page[0]
+    });
+    image.write(1, &[pages[1], pages[0]]).expect("write");
+    let swapped = world.after(image.whole()).expect("either place serves").blocks();
+    assert_eq!(swapped, after.block_count);
+}
+
+#[test]
+fn a_smaller_store_that_is_put_back_is_rolled_back() {
+    put_back::<Placed>();
+    put_back::<Ivs>();
+}
+
+#[test]
+fn an_anchor_that_gives_no_answer_is_asked_again() {
+    for is_made in [false, true] {
+        let [before, after] = Placed::SIZES;
+        let mut world = World::<Placed>::create(Some(AnchorPolicy::EveryCommit), before);
+        world.fill();
+        let geometry = world.map.geometry().with_extent(after).expect("a growth");
+        let anchor = world.anchor.clone().expect("anchored");
+        anchor.fail_next(is_made);
+        let error = world.map.grow(geometry.clone()).expect_err("no answer");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(world.blocks(), before.block_count, "it was asked of the merge");
+        anchor.recover();
+        world.map.grow(geometry).expect("growth");
+        world.map.finish().expect("answered");
+        let grown = world.after(world.disk.0.lost()).expect("store");
+        assert_eq!(grown.blocks(), after.block_count);
+        grown.check(before.block_count);
+    }
+}
+
+#[test]
+fn a_device_that_fails_leaves_the_old_size() {
+    let [before, after] = Placed::SIZES;
+    for writes in 0..4 {
+        let mut world = World::<Placed>::create(None, before);
+        world.fill();
+        world.disk.0.fail_after(writes);
+        assert!(world.grow(after).is_err());
+        assert!(world.map.flush().is_err(), "it has failed for good");
+        let grown = world.after(world.disk.0.lost()).expect("store");
+        assert_eq!(grown.blocks(), before.block_count);
+        grown.check(before.block_count);
+    }
+}
+
+#[test]
+fn a_write_in_place_that_failed_before_may_still_be_there_afterwards() {
+    let [before, after] = Ivs::SIZES;
+    let mut world = World::<Ivs>::create(None, before);
+    world.fill();
+    world.map.intend(60, &block(60, 9)).expect("intent").expect("room");
+    world.map.announce().expect("announcement");
+    world.map.give_up(60, 1);
+    world.grow(after).expect("growth");
+    // It comes late.
+    let place = world.map.geometry().in_place_block(60);
+    world.disk.write(place, &[sector(60, 9)]).expect("write");
+    let grown = world.after(world.disk.0.whole()).expect("store");
+    assert_eq!(Ivs::read(&grown, 60), Some(9));
+}
+
+/// A store whose slot map has two pages, both with slots.
+#[test]
+fn pages_of_the_slot_map_that_take_each_others_numbers_survive_a_power_cut() {
+    let before = sizes(250, 40_000, 800, 40_000);
+    let small = World::<Placed>::create(None, before);
+    Placed::write(&small, 1, 1);
+    let mut held = Vec::new();
+    let many: Vec<u8> = (0..200).flat_map(|lba| block(lba, 1)).collect();
+    while held.len() < 33_000 {
+        held.extend(small.map.place(&many).expect("place").expect("room"));
+    }
+    Placed::write(&small, 2, 1);
+    small.map.abandon(&held);
+    assert!(small.entry(2).expect("written").slot > super::geometry::SLOTS_PER_MAP);
+    small.map.merge().expect("merge");
+    // One set more: the second page takes a new number, the first the second's.
+    let after = Sizes { block_count: 301, ..before };
+    let (is_on, superblock) = (Arc::new(AtomicBool::new(false)), small.superblock.clone());
+    let is_watching = Arc::clone(&is_on);
+    let observer = move |disk: &TornDisk| {
+        if is_watching.load(Ordering::Relaxed) {
+            for image in [disk.lost(), disk.whole()] {
+                let world = World::<Placed>::open(image, None, &superblock).expect("store");
+                assert_eq!([1, 2].map(|lba| Placed::read(&world, lba)), [Some(1); 2]);
+                assert_eq!(world.map.free_slots(), before.slot_count - 2);
+            }
+        }
+    };
+    let observed = small.disk.0.whole().observed(Box::new(observer));
+    let mut world = World::<Placed>::open(observed, None, &small.superblock).expect("store");
+    is_on.store(true, Ordering::Relaxed);
+    world.grow(after).expect("growth");
+}
+
+#[test]
+fn a_size_that_no_store_can_have_is_refused() {
+    let world = World::<Placed>::create(None, Placed::SIZES[0]);
+    for block_count in [0, 249, 250, u64::MAX] {
+        let error = world.map.grown_to(block_count).expect_err("refused");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{block_count}");
+    }
+    assert_eq!(world.map.grown_to(251).expect("larger").block_count, 251);
+}

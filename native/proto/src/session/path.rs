@@ -1,0 +1,273 @@
+//! One path: a pair of addresses with its own packet numbers, and all that is known of it.
+//!
+//! Packets of a path are numbered on their own, so that what is late on one says nothing of another:
+//! loss, round trip, marks and size are found path by path.
+
+use std::collections::VecDeque;
+
+use crate::link::Nanos;
+
+use super::challenges::Challenges;
+use super::congestion::Allowance;
+use super::ecn::{Marking, PathCounts};
+use super::gaps::{Gaps, LossCounts, Timing};
+use super::narrow::Narrow;
+use super::pacing::Pacer;
+use super::probes::Probes;
+use super::rtt::RoundTrip;
+use super::types::SessionConfig;
+
+/// Answers to the peer's challenges that may wait.
+const RESPONSES_MAX: usize = 8;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing is known of it yet.
+    Challenged,
+    /// It has carried a packet of full size to the peer, whose answer came back on it.
+    Validated,
+    /// It is too narrow, or too full, and nothing is sent on it any more.
+    Abandoned,
+}
+
+/// What is known of the packets of one path, counted since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PathAccount {
+    /// Whether units may take it.
+    pub is_validated: bool,
+    /// Packets sent.
+    pub packets_sent: u64,
+    /// Wire bytes of those.
+    pub wire_bytes_sent: u64,
+    /// Packets up to the newest that the peer has: arrived, lost or late.
+    pub packets_reported: u64,
+    /// Packets that arrived, by mark, as the peer has counted.
+    pub received: PathCounts,
+    /// Packets that the peer counts as lost and that have not come since.
+    pub lost_packets: u64,
+    /// Runs of packets that were lost one after the other.
+    pub lost_runs: u64,
+    /// Wire bytes behind the newest packet that the peer has reported (0.4 % of a round trip's may
+    /// be counted that are not).
+    pub in_flight_bytes: u64,
+    /// Smoothed round trip in nanoseconds; 0 before the first.
+    pub srtt: Nanos,
+    /// Packets received from the peer on it, by mark.
+    pub arrived: PathCounts,
+}
+
+/// What bounds all paths of a session together.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// Wire bytes a second.
+    pub rate_bytes_per_second: u64,
+    /// Wire bytes of the largest packet.
+    pub packet_bytes_max: u64,
+}
+
+impl Pace {
+    /// Of a session.
+    #[must_use]
+    pub fn of(config: &SessionConfig) -> Self {
+        let rate_bytes_per_second = config.rate_bytes_per_second;
+        Self { rate_bytes_per_second, packet_bytes_max: config.packet_bytes_max() as u64 }
+    }
+
+    /// A full bucket of it.
+    #[must_use]
+    pub fn pacer(self, now: Nanos) -> Pacer {
+        Pacer::new(self.rate_bytes_per_second, self.packet_bytes_max, now)
+    }
+}
+
+/// One path of one end.
+#[derive(Debug)]
+pub struct Path {
+    state: State,
+    /// Units on it have waited for a time-out without any report about it, and there are others.
+    pub is_silent: bool,
+    /// Round trip and time-out.
+    pub rtt: RoundTrip,
+    /// Questions to the peer whether it carries packets …
+    pub challenges: Challenges,
+    /// … and answers that wait.
+    pub responses: VecDeque<u64>,
+    /// A packet is to leave for its number alone; true: and to be answered.
+    pub probe: Option<bool>,
+    /// When the next one is.
+    pub probes: Probes,
+    /// Largest packet number received, and when.
+    pub newest: Option<(u64, Nanos)>,
+    /// What of the peer's packets did not arrive …
+    pub gaps: Gaps,
+    /// … and what did.
+    pub arrived: PathCounts,
+    /// Whether what leaves on it is marked.
+    pub marking: Marking,
+    /// Whether it has become too narrow.
+    pub narrow: Narrow,
+    /// What of this end's packets did not arrive, as the peer says.
+    pub peer_losses: LossCounts,
+    /// Packets sent up to the newest that the peer has.
+    pub packets_reported: u64,
+    packets_sent: u64,
+    wire_bytes_sent: u64,
+    /// If it may be given less than the session's rate.
+    pacer: Option<Pacer>,
+    window_bytes: u64,
+}
+
+impl Path {
+    /// A path of which nothing is known. `reordering`: the skew that both ends know of.
+    #[must_use]
+    pub fn new(reordering: Nanos, now: Nanos) -> Self {
+        let mut challenges = Challenges::default();
+        challenges.search(now);
+        Self {
+            state: State::Challenged,
+            is_silent: false,
+            rtt: RoundTrip::default(),
+            challenges,
+            responses: VecDeque::new(),
+            probe: None,
+            probes: Probes::default(),
+            newest: None,
+            gaps: Gaps::new(reordering),
+            arrived: PathCounts::default(),
+            marking: Marking::default(),
+            narrow: Narrow::default(),
+            peer_losses: LossCounts::default(),
+            packets_reported: 0,
+            packets_sent: 0,
+            wire_bytes_sent: 0,
+            pacer: None,
+            window_bytes: u64::MAX,
+        }
+    }
+
+    /// Whether it carries units.
+    #[must_use]
+    pub fn is_validated(&self) -> bool {
+        self.state == State::Validated
+    }
+
+    /// Whether nothing is known of it yet.
+    #[must_use]
+    pub fn is_challenged(&self) -> bool {
+        self.state == State::Challenged
+    }
+
+    /// It carries units from now on.
+    pub fn validated(&mut self) {
+        self.is_silent = false;
+        if self.state == State::Challenged {
+            self.state = State::Validated;
+        }
+    }
+
+    /// Nothing is sent on it any more.
+    pub fn abandon(&mut self) {
+        self.state = State::Abandoned;
+        self.challenges = Challenges::default();
+        self.responses.clear();
+        self.probe = None;
+    }
+
+    /// Whether nothing is sent on it any more.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.state == State::Abandoned
+    }
+
+    /// The peer wants an answer on it.
+    pub fn challenge_received(&mut self, token: u64) {
+        if self.is_abandoned() {
+            return;
+        }
+        if self.responses.len() == RESPONSES_MAX {
+            self.responses.pop_front();
+        }
+        self.responses.push_back(token);
+    }
+
+    /// When a control packet has to leave on this path and no other.
+    #[must_use]
+    pub fn control_due(&self, now: Nanos) -> Option<Nanos> {
+        let is_at_once = !self.responses.is_empty() || self.probe.is_some();
+        let at_once = is_at_once.then_some(now);
+        [at_once, self.challenges.due()].into_iter().flatten().min()
+    }
+
+    /// An authentic packet arrived on it.
+    pub fn packet_received(&mut self, number: u64, now: Nanos) {
+        if self.newest.is_none_or(|(newest, _)| number > newest) {
+            self.newest = Some((number, now));
+        }
+        self.gaps.packet_received(number, self.timing(), now);
+    }
+
+    /// A packet of this number leaves on it.
+    pub fn sent(&mut self, number: u64, wire_bytes: u64, now: Nanos) {
+        self.marking.packet_sent(self.state != State::Challenged);
+        self.packets_sent += 1;
+        self.wire_bytes_sent += wire_bytes;
+        if let Some(pacer) = &mut self.pacer {
+            pacer.sent(wire_bytes, now);
+        }
+        self.rtt.packet_sent((number, self.wire_bytes_sent), now);
+    }
+
+    /// What may leave on it from now on.
+    pub fn allow(&mut self, allowance: Allowance, pace: Pace, now: Nanos) {
+        self.window_bytes = allowance.window_bytes;
+        let rate = allowance.rate_bytes_per_second;
+        if rate >= pace.rate_bytes_per_second {
+            self.pacer = None;
+        } else if let Some(pacer) = &mut self.pacer {
+            pacer.set_rate(rate, now);
+        } else {
+            let mut pacer = Pacer::new(rate, pace.packet_bytes_max, now);
+            pacer.restart(now);
+            self.pacer = Some(pacer);
+        }
+    }
+
+    /// When a unit may leave on it; `None`: when the peer reports.
+    #[must_use]
+    pub fn allows_at(&self) -> Option<Nanos> {
+        (self.in_flight_bytes() < self.window_bytes).then(|| self.paced_at())
+    }
+
+    /// When a packet may leave on it.
+    #[must_use]
+    pub fn paced_at(&self) -> Nanos {
+        self.pacer.as_ref().map_or(0, Pacer::next_at)
+    }
+
+    /// What decides how late is lost.
+    #[must_use]
+    pub fn timing(&self) -> Timing {
+        Timing { srtt: self.rtt.smoothed(), timeout: self.rtt.timeout() }
+    }
+
+    /// What is known of its packets.
+    #[must_use]
+    pub fn account(&self) -> PathAccount {
+        PathAccount {
+            is_validated: self.is_validated(),
+            packets_sent: self.packets_sent,
+            wire_bytes_sent: self.wire_bytes_sent,
+            packets_reported: self.packets_reported,
+            received: self.marking.peer(),
+            lost_packets: self.peer_losses.lost.saturating_sub(self.peer_losses.found),
+            lost_runs: self.peer_losses.runs,
+            in_flight_bytes: self.in_flight_bytes(),
+            srtt: self.rtt.smoothed().unwrap_or(0),
+            arrived: self.arrived,
+        }
+    }
+
+    fn in_flight_bytes(&self) -> u64 {
+        self.wire_bytes_sent - self.rtt.reported_bytes()
+    }
+}

@@ -1,0 +1,107 @@
+//! Several paths: what is late on one is not lost, and what one loses the others carry.
+
+use sealane_proto::link::{LinkConfig, Loss};
+use sealane_proto::session::Reliability;
+
+use super::{CODED, MILLISECOND, Outcome, PERCENT, Scenario, check};
+use crate::PathLinks;
+
+/// One way, of each path: the slowest takes four times as long as the fastest.
+const DELAYS: [u64; 4] = [5 * MILLISECOND, 8 * MILLISECOND, 12 * MILLISECOND, 20 * MILLISECOND];
+/// The time-out of the slowest path.
+const TIMEOUT: u64 = 3 * 2 * DELAYS[3];
+
+fn link(delay: u64) -> LinkConfig {
+    LinkConfig::clean(200_000_000, delay, 1 << 20)
+}
+
+/// Messages of 600 kB over four paths, at the rate of one of them.
+fn scenario(seed: u64, count: u32) -> Scenario {
+    let path = |delay| PathLinks { forward: link(delay), backward: link(delay), blackout: None };
+    Scenario {
+        message_bytes_min: 600_000,
+        message_bytes_max: 600_000,
+        count,
+        depth: 2,
+        forward: link(DELAYS[0]),
+        backward: link(DELAYS[0]),
+        more_paths: DELAYS[1..].iter().copied().map(path).collect(),
+        ..Scenario::small(seed)
+    }
+}
+
+fn with_blackout(mut scenario: Scenario, broken: usize, start: u64, time: u64) -> Scenario {
+    let blackout = match broken {
+        0 => &mut scenario.blackout,
+        other => &mut scenario.more_paths[other - 1].blackout,
+    };
+    *blackout = Some((start, start + time));
+    scenario
+}
+
+fn longest(outcome: &Outcome) -> u64 {
+    outcome.completion_nanos.iter().flatten().copied().max().expect("messages")
+}
+
+#[test]
+fn paths_of_different_delays_share_the_units_and_nothing_counts_as_lost() {
+    for reliability in [Reliability::SelectiveRepeat, CODED] {
+        let outcome = check(&Scenario { reliability, ..scenario(1, 8) });
+        let (sender, receiver) = (&outcome.sender, &outcome.receiver);
+        assert_eq!((sender.retransmitted_packets, sender.timeouts), (0, 0));
+        assert_eq!((receiver.missing_packets, receiver.reordered_packets), (0, 0));
+        // Parity behind what is whole already is late, and no repetition.
+        assert_eq!(receiver.duplicates, 0);
+        assert_eq!(sender.spurious_retransmissions, 0);
+        assert_eq!((sender.paths_validated, sender.path_silences), (4, 0));
+        let units = sender.data_packets_sent + sender.parity_packets_sent;
+        for (path, delay) in outcome.paths.iter().zip(DELAYS) {
+            assert!(path.is_validated && path.packets_sent > units / 5, "{path:?}");
+            assert!((2 * delay..2 * delay + MILLISECOND).contains(&path.srtt), "{path:?}");
+            // All but the packets behind the last report.
+            assert!(path.received.received + 64 > path.packets_sent, "{path:?}");
+            assert!(path.in_flight_bytes < 64 * 1500, "{path:?}");
+        }
+    }
+}
+
+#[test]
+fn losses_are_told_apart_by_path() {
+    let mut scenario = scenario(2, 12);
+    scenario.more_paths[1].forward.loss = Loss::Independent(3 * PERCENT);
+    let outcome = check(&scenario);
+    let lost: Vec<u64> = outcome.paths.iter().map(|path| path.lost_packets).collect();
+    assert!(lost[2] > 20 && lost[0] + lost[1] + lost[3] == 0, "{lost:?}");
+    assert_eq!(outcome.sender.spurious_retransmissions, 0);
+    assert_eq!(outcome.sender.retransmitted_packets, outcome.sender.reported_losses);
+    assert_eq!(outcome.sender.timeouts, 0);
+}
+
+#[test]
+fn a_path_that_goes_down_is_passed_over_within_a_time_out_and_comes_back() {
+    let undisturbed = longest(&check(&scenario(3, 30)));
+    for broken in 0..4 {
+        let start = 150 * MILLISECOND + broken as u64 * 7 * MILLISECOND;
+        let outcome = check(&with_blackout(scenario(3, 30), broken, start, 250 * MILLISECOND));
+        assert_eq!((outcome.sender.path_silences, outcome.sender.stalls), (1, 0), "{broken}");
+        assert_eq!(outcome.sender.paths_validated, 4);
+        // Its time-out, and the way of what goes out again.
+        let slower = longest(&outcome).saturating_sub(undisturbed);
+        assert!(slower < TIMEOUT + 2 * DELAYS[3], "{broken}: {slower}");
+        // It carries units again once it is back.
+        let carried: Vec<u64> = outcome.paths.iter().map(|path| path.packets_sent).collect();
+        let before = start * 25 / 1500 / 1000 / 4;
+        assert!(carried[broken] > before + carried.iter().sum::<u64>() / 20, "{carried:?}");
+    }
+}
+
+#[test]
+fn a_path_that_is_down_from_the_start_delays_nobody() {
+    for broken in 0..4 {
+        let outcome = check(&with_blackout(scenario(4, 4), broken, 0, 100_000 * MILLISECOND));
+        assert_eq!(outcome.sender.paths_validated, 3);
+        assert_eq!(outcome.sender.retransmitted_packets, 0);
+        // Nothing but challenges was tried on it.
+        assert!(outcome.paths[broken].packets_sent < 40, "{:?}", outcome.paths[broken]);
+    }
+}
