@@ -96,6 +96,10 @@ freshness-world: ## one of them, step by step: SEED=n
 ring-stress: ## post, land and complete on two threads, 10^7 messages (minutes)
 	cd native && RING_ROUNDS=10000000 cargo test --locked --release -p sealane-engine --lib ring_stress -- --nocapture
 
+.PHONY: ring-lab
+ring-lab: build ## all-reduce of eight sites in the link lab, float32 and bfloat16 (root)
+	SEALANE_RING_SITES=$(or $(SITES),8) $(BIN)/pytest tests/collectives/test_lab.py --durations=3 $(ARGS)
+
 .PHONY: torch-test
 torch-test: build ## torch.distributed over sessions, with Debian's python3-torch (installed if root)
 	[ -d $(DEBIAN_TORCH)/torch ] || { apt-get update -q && apt-get install -q -y --no-install-recommends python3-torch; }
@@ -129,6 +133,10 @@ bench-sessions-simulate: build ## the experiments of SDR-RDMA in virtual time, b
 .PHONY: sessions-short
 sessions-short: build ## the same with a tenth of the messages: what CI runs (a minute)
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions simulate --quick --output sealane-sessions/short $(ARGS)
+
+.PHONY: bench-allreduce
+bench-allreduce: build ## all-reduces around rings of 2 to 8 sites in virtual time, beside the model (5 minutes)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks.sessions allreduce $(ARGS)
 
 .PHONY: bench-sessions-lab
 bench-sessions-lab: build ## messages over long links beside TCP and QUIC (root; 10 minutes, goes on when run again)

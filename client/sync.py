@@ -13,14 +13,18 @@ import contextlib
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from sealane.client import connection
+from sealane.client import collectives, connection
+from sealane.client.collectives import Member
+from sealane.client.collectives.group import SLOT_BYTES, SLOTS
 from sealane.client.connection import DEFAULT_SOCKET, NodeStatus, Volume, front_end_of
 from sealane.client.disk import Disk as AsyncDisk
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.loop import Loop, entered, left, running
+from sealane.client.messages import Reliability
+from sealane.client.sync_collectives import Group, entered_group
 from sealane.client.sync_session import Operation, Session, entered_session, wait
 from sealane.transport.nvme.volume_queue import Readable
 
@@ -31,6 +35,7 @@ __all__ = [
     "Client",
     "Disk",
     "DiskFile",
+    "Group",
     "Operation",
     "Session",
     "Volumes",
@@ -267,6 +272,34 @@ class Client:
         )
         with entered_session(self._loop, opening) as session:
             yield session
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        name: str,
+        *,
+        rank: int,
+        members: Sequence[Member],
+        rate_bits_per_second: int,
+        reliability: Reliability | None = None,
+        slot_bytes: int = SLOT_BYTES,
+        slots: int = SLOTS,
+        timeout_seconds: float = 60.0,
+    ) -> Iterator[Group]:
+        """Form a group with all members, as `sealane.client.collectives.join`."""
+        joining = collectives.join(
+            self._client,
+            name,
+            rank=rank,
+            members=members,
+            rate_bits_per_second=rate_bits_per_second,
+            reliability=reliability,
+            slot_bytes=slot_bytes,
+            slots=slots,
+            timeout_seconds=timeout_seconds,
+        )
+        with entered_group(self._loop, joining) as group:
+            yield group
 
     @contextlib.contextmanager
     def listen_session(self, display_name: str, *, region_bytes: int) -> Iterator[Session]:

@@ -14,16 +14,20 @@ import atexit
 import contextlib
 import ctypes
 import datetime as dt
+import inspect
 import json
 import os
 import secrets
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from sealane.client.collectives import Group, Member, Operator, join
 from sealane.client.collectives.reduction import BFLOAT16, Elements
@@ -34,6 +38,7 @@ from sealane.errors import UsageError
 SOCKET_VARIABLE: Final = "SEALANE_SOCKET"
 RATE_VARIABLE: Final = "SEALANE_RATE"
 RATE_BITS_PER_SECOND: Final = 1_000_000_000
+ENDED_KEPT: Final = 8
 _NAME_KEY: Final = "sealane/name"
 
 _OPERATORS: Final = (
@@ -54,6 +59,10 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
     def __init__(self, store: Any, rank: int, size: int, timeout: dt.timedelta) -> None:
         super().__init__(rank, size)
+        # torch's older versions forget what Python has of a work that only C++ still holds: those
+        # under way live here, and the newest that have ended, which somebody may be about to ask.
+        self._under_way: set[Operation] = set()
+        self._ended: deque[Operation] = deque(maxlen=ENDED_KEPT)
         self._loop = Loop()
         self._stack = contextlib.AsyncExitStack()
         self._finalizer = weakref.finalize(self, _leave, self._loop, self._stack)
@@ -69,35 +78,83 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
     def allreduce(self, tensors: list[Any], opts: Any = None) -> Any:
         """Combine a tensor of all ranks; each gets the result in place."""
         (tensor,) = tensors
-        operator = Operator.SUM if opts is None else _operator(opts.reduceOp)
+        operator, seconds = _operator(opts), _seconds(opts)
 
         def start(elements: Elements, dtype: str) -> Coroutine[Any, Any, None]:
-            return self._group.all_reduce(elements, operator, dtype=dtype)
+            return self._group.all_reduce(elements, operator, dtype=dtype, timeout_seconds=seconds)
 
         return self._work(tensors, _in_place(tensor, start))
+
+    def reduce(self, tensors: list[Any], opts: Any) -> Any:
+        """Combine a tensor of all ranks; the root gets the result in place."""
+        (tensor,) = tensors
+        operator, seconds = _operator(opts), _seconds(opts)
+
+        async def run() -> None:
+            copy = tensor.detach().clone().contiguous()
+            elements, dtype = _elements(copy)
+            await self._group.all_reduce(elements, operator, dtype=dtype, timeout_seconds=seconds)
+            if self._group.rank == opts.rootRank:
+                tensor.detach().copy_(copy)
+
+        return self._work(tensors, run())
 
     def broadcast(self, tensors: list[Any], opts: Any) -> Any:
         """Give all ranks the root's tensor."""
         (tensor,) = tensors
-        root = opts.rootRank
+        root, seconds = opts.rootRank, _seconds(opts)
 
         def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
-            return self._group.broadcast(elements, root)
+            return self._group.broadcast(elements, root, timeout_seconds=seconds)
 
         return self._work(tensors, _in_place(tensor, start))
 
-    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:  # noqa: ARG002
+    def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:
         """Give all ranks everybody's tensor."""
         (tensor,), (gathered,) = inputs, outputs
 
         async def run() -> None:
             own = tensor.detach().contiguous()
             room = torch.empty((self.size(), *own.shape), dtype=own.dtype)
-            await self._group.all_gather(_elements(own)[0], _elements(room)[0])
+            await self._group.all_gather(
+                _elements(own)[0], _elements(room)[0], timeout_seconds=_seconds(opts)
+            )
             for output, part in zip(gathered, room, strict=True):
                 output.copy_(part)
 
-        return self._work(outputs, run())
+        return self._work(outputs[0], run())
+
+    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+        """Give all ranks everybody's tensor, in one."""
+        own = tensor.detach().contiguous()
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.all_gather(
+                _elements(own)[0], elements, timeout_seconds=_seconds(opts)
+            )
+
+        return self._work([output], _in_place(output, start))
+
+    def reduce_scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> Any:
+        """Combine a list of tensors of all ranks; each gets the one of its number."""
+        (output,), (tensors,) = outputs, inputs
+        return self._reduce_scatter_base(output, torch.stack(list(tensors)), opts)
+
+    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any) -> Any:
+        """Combine tensors of all ranks; each gets the part of its number."""
+        operator, seconds = _operator(opts), _seconds(opts)
+        given = tensor.detach().contiguous()
+
+        def start(elements: Elements, dtype: str) -> Coroutine[Any, Any, None]:
+            return self._group.reduce_scatter(
+                _elements(given)[0], elements, operator, dtype=dtype, timeout_seconds=seconds
+            )
+
+        return self._work([output], _in_place(output, start))
+
+    # As newer versions of torch call them.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Any:
         """Send a tensor to one rank; it takes them in this order, tags are compared only."""
@@ -117,23 +174,87 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
         return self._work(tensors, _in_place(tensor, start))
 
-    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002 - there are no devices to choose
+    def barrier(self, opts: Any = None) -> Any:
         """Complete when all ranks have called it."""
-        return self._work([], self._group.barrier())
+        return self._work([], self._group.barrier(timeout_seconds=_seconds(opts)))
 
-    def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> Any:
-        future = torch.futures.Future()
+    def abort(self) -> None:
+        """End the group at once, at all ranks; what is under way fails."""
+        self._loop.call(self._group.abort)
+
+    def shutdown(self) -> None:
+        """Leave the group in order, when the others have everything."""
+        self._finalizer()
+
+    def _work(self, result: list[Any], operation: Coroutine[Any, Any, None]) -> "Operation":
+        work = Operation(result)
 
         async def run() -> None:
             try:
                 await operation
             except BaseException as error:  # noqa: BLE001 - whoever waits for the work gets it
-                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+                work.settle(RuntimeError(f"{type(error).__name__}: {error}"))
             else:
-                future.set_result(result)
+                work.settle(None)
+            self._under_way.discard(work)
+            self._ended.append(work)
 
+        self._under_way.add(work)
         self._loop.start(run())
-        return torch._C._distributed_c10d._create_work_from_future(future)  # noqa: SLF001
+        return work
+
+
+class Operation(Work):  # type: ignore[misc] # torch has no types here
+    """An operation under way: torch's Work. `wait` raises what went wrong, as a RuntimeError.
+
+    torch's own Work of a future keeps that to itself.
+    """
+
+    def __init__(self, result: list[Any]) -> None:
+        super().__init__()
+        self._result = result
+        self._future = torch.futures.Future()
+        self._has_ended = threading.Event()
+        self._error: RuntimeError | None = None
+
+    def settle(self, error: RuntimeError | None) -> None:
+        """Say how it ended."""
+        self._error = error
+        if error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(error)
+        self._has_ended.set()
+
+    def wait(self, timeout: dt.timedelta = dt.timedelta()) -> bool:
+        """Wait for the end; a time-out of 0 is none. Who stops waiting does not stop it."""
+        seconds = timeout.total_seconds()
+        if not self._has_ended.wait(seconds if seconds > 0 else None):
+            raise RuntimeError(f"not within {seconds:g} s; it goes on [group.wait]")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Any:
+        """Return what ends with it."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._has_ended.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> RuntimeError | None:
+        """Return what went wrong."""
+        return self._error
+
+    def result(self) -> list[Any]:
+        """Return the tensors, when it has ended."""
+        self.wait()
+        return self._result
 
 
 def _in_place(
@@ -165,11 +286,21 @@ def _elements(tensor: Any) -> tuple[Elements, str]:
     return np.frombuffer(memory, np.uint16 if dtype == BFLOAT16 else np.dtype(dtype)), dtype
 
 
-def _operator(wanted: Any) -> Operator:
+def _operator(opts: Any) -> Operator:
+    if opts is None:
+        return Operator.SUM
     for known, operator in _OPERATORS:
-        if wanted == known:
+        if opts.reduceOp == known:
             return operator
-    raise UsageError("group.operator", f"{wanted} is not offered")
+    raise UsageError("group.operator", f"{opts.reduceOp} is not offered")
+
+
+def _seconds(opts: Any) -> float | None:
+    """Return the time-out of an operation; None is the group's, as torch's -1 ms is."""
+    found = getattr(opts, "timeout", None)
+    if not isinstance(found, dt.timedelta) or found < dt.timedelta():
+        return None
+    return found.total_seconds()
 
 
 async def _join(
@@ -212,4 +343,12 @@ def _create(store: Any, rank: int, size: int, timeout: dt.timedelta) -> SealaneP
     return SealaneProcessGroup(store, rank, size, timeout)
 
 
-dist.Backend.register_backend("sealane", _create)
+def _register() -> None:
+    """Register the back end; since torch 2.0 one says for which devices."""
+    takes_devices = "devices" in inspect.signature(dist.Backend.register_backend).parameters
+    dist.Backend.register_backend(
+        "sealane", _create, **({"devices": "cpu"} if takes_devices else {})
+    )
+
+
+_register()

@@ -6,7 +6,9 @@ server's own admission, which knows who was revoked. A stream is checked again w
 """
 
 import asyncio
+import datetime as dt
 import functools
+import hashlib
 import secrets
 import time
 import uuid
@@ -142,9 +144,7 @@ class Authorizer:
         now = utc_now()
         try:
             token, verifier = _token_of(context)
-            certificate = _parse_der(verifier)
-            verify_verifier(certificate, anchor=self._anchor, now=now)
-            result = verified_result(token, verifier)
+            result = check_result(token, verifier, anchor=self._anchor, now=now)
             result.check(leaf=leaf, subject=caller.spiffe_id, now=now)
         except VerificationError as error:
             self._metrics.token_refusals.labels(error.reason).inc()
@@ -160,6 +160,11 @@ class Authorizer:
     def certificate_digest(context: Context) -> bytes:
         """Return SHA-256 (DER) of the leaf that the caller showed."""
         return _leaf_of(context).fingerprint(SHA256())
+
+    @staticmethod
+    def token_digest(context: Context) -> bytes:
+        """Return SHA-256 of the attestation result that came with the call."""
+        return hashlib.sha256(_token_of(context)[0].encode()).digest()
 
 
 def _check_tls(properties: Mapping[str, Any]) -> None:
@@ -213,6 +218,17 @@ def _parse_der(der: bytes) -> x509.Certificate:
         raise VerificationError(
             "certificate.profile", "the verifier's certificate can't be parsed"
         ) from error
+
+
+def check_result(
+    token: str, verifier: bytes, *, anchor: x509.Certificate, now: dt.datetime
+) -> AttestationResult:
+    """Return a result of a verifier of ours; whose and when it is, is for the caller to check.
+
+    VerificationError `token.…` or `certificate.…`.
+    """
+    verify_verifier(_parse_der(verifier), anchor=anchor, now=now)
+    return verified_result(token, verifier)
 
 
 @functools.lru_cache(maxsize=1024)

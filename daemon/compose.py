@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from cryptography.hazmat.primitives.hashes import SHA256
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -42,6 +41,7 @@ from sealane.daemon.fabric.servicer import (
     reach_over,
 )
 from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
@@ -60,7 +60,7 @@ from sealane.daemon.storage.exported import Portal
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
-from sealane.daemon.storage.target import FILE_STORES, Target
+from sealane.daemon.storage.target import KEPT_STORES, Target
 from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.storage_control import StorageService, StorageServicer
@@ -77,6 +77,7 @@ from sealane.protocol.v1 import (
     subsystems_pb2_grpc,
     volumes_pb2_grpc,
 )
+from sealane.transport.establish import Shown
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
@@ -176,7 +177,7 @@ class Daemon:
         identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
         directory, device, catalogue = None, None, None
-        if config.store in FILE_STORES:
+        if config.store in KEPT_STORES:
             directory = Path(self.config.target_directory)
             client = DeviceClient(self._enrolled.config, identity)
             # Before the target, so that it is let go after all that the target still writes.
@@ -195,6 +196,7 @@ class Daemon:
             trsvcid=trsvcid,
             store_kind=config.store,
             drive=config.drive,
+            namespaces=[Path(path) for path in config.namespaces],
             directory=directory,
             device=device,
         )
@@ -348,8 +350,11 @@ class Daemon:
                 await authorizations.require(peer_of(subject))
                 yield PeerChannel(
                     channel=connection.channel,
-                    certificate_digest=connection.own.leaf.fingerprint(SHA256()),
+                    shown=own_shown(connection.own),
                     subject=subject,
+                    check_result=lambda result: responder_shown(
+                        result, pins=connection.pins, anchor=identity.anchor, now=utc_now()
+                    ),
                 )
 
         service = FabricService(
@@ -361,11 +366,12 @@ class Daemon:
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
                 reordering_micros=config.reordering_micros,
-                unit_bytes=config.unit_bytes,
+                unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,
                 assumed_loss=config.assumed_loss,
                 plan_objective=config.plan_objective,
             ),
             own=lambda: identity.subject,
+            own_result=lambda: own_result(identity.own),
             kem=identity.keys.kem,
             reach_peer=reach_over(connect_peer),
         )
@@ -386,7 +392,10 @@ class Daemon:
         def identify(context: Any) -> Peer:
             return Peer(
                 subject=authorizer.caller(context),
-                certificate_digest=authorizer.certificate_digest(context),
+                shown=Shown(
+                    certificate=authorizer.certificate_digest(context),
+                    token=authorizer.token_digest(context),
+                ),
             )
 
         server = new_server(self.metrics, authorizer)

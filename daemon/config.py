@@ -30,6 +30,7 @@ from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
 from sealane.errors import UsageError
 
 THIRD_PARTIES_MAX: Final = 256
+TARGET_NAMESPACES_MAX: Final = 1024
 ROLE_SECTIONS: Final = ("broker", "target", "gateway", "fabric")
 
 
@@ -195,8 +196,11 @@ class TargetConfig(Section):
 
     listen: BindAddress = "127.0.0.1:4420"
     control_listen: BindAddress = "127.0.0.1:7442"
-    store: Literal["emulated", "file", "inline", "memory"] = "file"
+    store: Literal["emulated", "file", "inline", "memory", "nvme"] = "file"
     drive: str | None = None
+    namespaces: Annotated[
+        list[AbsolutePath], Field(default_factory=list, max_length=TARGET_NAMESPACES_MAX)
+    ]
     directory: AbsolutePath | None = None
     anchor: AnchorKind = "broker"
     anchor_index: NvIndex = 0x0180_5EA2
@@ -213,6 +217,10 @@ class TargetConfig(Section):
     def _check(self) -> Self:
         if (self.drive is not None) != (self.store == "emulated"):
             raise ValueError("a drive with the store emulated, none with the others")
+        if bool(self.namespaces) != (self.store == "nvme"):
+            raise ValueError("namespaces with the store nvme, none with the others")
+        if len({*self.namespaces}) != len(self.namespaces):
+            raise ValueError("each namespace once")
         if self.subsystems and not (self.allow_plain_network or is_loopback(self.listen)):
             raise ValueError(
                 "plain subsystems on a loopback target.listen only, unless "
@@ -272,7 +280,7 @@ class FabricConfig(Section):
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    unit_bytes: Annotated[int, Field(ge=256, le=65_000)] = UNIT_BYTES
+    unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
     plan_objective: Literal["mean", "p99", "p999"] = "mean"
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600

@@ -123,6 +123,11 @@ class Identity:
         return anchor_key(self.anchor)
 
     @property
+    def own(self) -> Own:
+        """What this end shows now; UnavailableError before the first enrolment and while barred."""
+        return self._current()
+
+    @property
     def certificate(self) -> x509.Certificate:
         """The current leaf; UnavailableError before the first enrolment and while barred."""
         return self._current().leaf

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +67,8 @@ class Site:
         """Write the configuration of node `broker`."""
         return self.write_config(
             "broker",
-            f'[broker]\nlisten = "{listen}"\nattestation_listen = "127.0.0.1:0"\n'
+            f'[broker]\nlisten = "{listen}"\n'
+            f'attestation_listen = "{listen.rpartition(":")[0]}:0"\n'
             f'policy_file = "{self.root / "policy.toml"}"\nkey_file = "{self.root / "kek"}"\n'
             "allow_unsigned_policy = true\n",
         )
@@ -130,11 +131,11 @@ def short_directory() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def start(config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start sealaned; at the end of the block it is gone in any case."""
+def start(config: Path, *, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """Start sealaned, by a command that becomes it; at the end of the block it is gone."""
     with config.with_suffix(".log").open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "sealane.daemon.main", "--config", str(config)],
+            [*prefix, sys.executable, "-m", "sealane.daemon.main", "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -148,11 +149,11 @@ def start(config: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextlib.contextmanager
-def daemon(config: Path, *, exit_code: int = 0) -> Iterator[Daemon]:
+def daemon(config: Path, *, exit_code: int = 0, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
     """Run sealaned until the end of the block; it must then end with `exit_code`."""
     run_dir = config.with_name(f"{config.stem}-run")
     log = config.with_suffix(".log")
-    with start(config) as process:
+    with start(config, prefix=prefix) as process:
         addresses = _wait_ready(process, run_dir / "ready.json", log)
         running = Daemon(process, run_dir, log, addresses)
         yield running

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.calls import CallInterceptor
-from sealane.daemon.fabric.establishment import Answer, Offer
+from sealane.daemon.fabric.establishment import Answer, Offer, Result
 from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.servicer import (
     PeerChannel,
@@ -23,11 +24,13 @@ from sealane.daemon.fabric.servicer import (
 )
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.metrics import Metrics
+from sealane.errors import VerificationError
 from sealane.protocol.v1.sessions_pb2_grpc import (
     SessionsStub,
     add_SessionPeerServicer_to_server,
     add_SessionsServicer_to_server,
 )
+from sealane.transport.establish import Shown
 
 RATE_MAX = 400_000_000
 REGION_MAX = 8 << 20
@@ -63,7 +66,10 @@ def named_peer(name: str) -> Callable[..., contextlib.AbstractAsyncContextManage
     async def connect(address: str, node: str) -> AsyncIterator[PeerChannel]:
         async with grpc.aio.insecure_channel(address, interceptors=[Name()]) as channel:
             yield PeerChannel(
-                channel=channel, certificate_digest=certificate_digest(name), subject=subject(node)
+                channel=channel,
+                shown=shown(name),
+                subject=subject(node),
+                check_result=lambda result: check_named(result, node),
             )
 
     return connect
@@ -73,9 +79,24 @@ def certificate_digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()
 
 
+def result(name: str) -> Result:
+    return Result(token=f"result of {name}", verifier=b"v")
+
+
+def shown(name: str) -> Shown:
+    return Shown(certificate=certificate_digest(name), token=result(name).thumbprint)
+
+
+def check_named(found: Result, node: str) -> Shown:
+    if not found.token.endswith(node):
+        raise VerificationError("token.subject", "of another node")
+    return Shown(certificate=certificate_digest(node), token=found.thumbprint)
+
+
 @functools.cache
 def kem(node: str) -> X25519KemKey:
-    return X25519KemKey.create()
+    """Of a node, the same in all processes of a test."""
+    return X25519KemKey(X25519PrivateKey.from_private_bytes(certificate_digest(f"kem {node}")))
 
 
 def subject(node: str) -> Subject:
@@ -90,7 +111,7 @@ def subject(node: str) -> Subject:
 
 def identify(context: Any) -> Peer:
     node = str(dict(context.invocation_metadata())["node"])
-    return Peer(subject=subject(node), certificate_digest=certificate_digest(node))
+    return Peer(subject=subject(node), shown=shown(node))
 
 
 Change = Callable[[Offer], Offer]
@@ -104,7 +125,7 @@ async def fabric(
     *,
     change_offer: Change = lambda offer: offer,
     change_answer: ChangeAnswer = lambda answer: answer,
-    change_digest: Callable[[bytes], bytes] = lambda digest: digest,
+    change_shown: Callable[[Shown], Shown] = lambda shown: shown,
     change_subject: Callable[[Subject], Subject] = lambda subject: subject,
 ) -> AsyncIterator[Fabric]:
     """Run one fabric; its exchange may be tampered with on the way out or back."""
@@ -119,16 +140,23 @@ async def fabric(
 
             yield replace(
                 link,
-                certificate_digest=change_digest(link.certificate_digest),
+                shown=change_shown(link.shown),
                 subject=change_subject(link.subject),
                 establish=establish,
             )
 
-    service = FabricService(config, own=lambda: subject(name), kem=kem(name), reach_peer=reach)
+    service = FabricService(
+        config,
+        own=lambda: subject(name),
+        own_result=lambda: (certificate_digest(name), result(name)),
+        kem=kem(name),
+        reach_peer=reach,
+    )
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)
     add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    host = config.listen_data
+    address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
     async with service.running():
         await server.start()
         try:

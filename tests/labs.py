@@ -57,6 +57,10 @@ class RunningLab:
         descriptor = self.connection.ask("host", host=host)["descriptor"]
         return f"/proc/{self.connection.pid}/fd/{descriptor}"
 
+    def entering(self, host: str) -> list[str]:
+        """What, put before a command, has it run as a host."""
+        return ["nsenter", f"--net={self.namespace(host)}", "--"]
+
     def open_socket(
         self, host: str, kind: int = socket.SOCK_DGRAM, protocol: int = 0
     ) -> socket.socket:

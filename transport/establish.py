@@ -15,16 +15,30 @@ from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
 from sealane.errors import VerificationError
 
-VERSION: Final = 2
+VERSION: Final = 3
 CONNECTION_ID_BYTES: Final = 8
 NONCE_BYTES: Final = 32
-CERTIFICATE_DIGEST_BYTES: Final = 32
+DIGEST_BYTES: Final = 32
 
-_OFFER: Final = "sealane session offer v2"
-_TRANSCRIPT: Final = "sealane session v2"
-_INITIATOR_KEY: Final = "sealane session v2 initiator to responder"
-_RESPONDER_KEY: Final = "sealane session v2 responder to initiator"
-_CONFIRMATION_KEY: Final = "sealane session v2 confirmation"
+_OFFER: Final = "sealane session offer v3"
+_TRANSCRIPT: Final = "sealane session v3"
+_INITIATOR_KEY: Final = "sealane session v3 initiator to responder"
+_RESPONDER_KEY: Final = "sealane session v3 responder to initiator"
+_CONFIRMATION_KEY: Final = "sealane session v3 confirmation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What an end shows of itself on the control channel, as thumbprints (SHA-256, 32 bytes)."""
+
+    certificate: bytes
+    """Of its leaf (DER)."""
+    token: bytes
+    """Of its attestation result (the compact JWS), whose `cnf` is that leaf."""
+
+    def __post_init__(self) -> None:
+        _check_length("certificate", self.certificate, DIGEST_BYTES)
+        _check_length("token", self.token, DIGEST_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +50,8 @@ class SessionOffer:
     initiator: Subject
     """As its certificate has it: node, incarnation, KEM key."""
     responder: Subject
-    initiator_certificate: bytes
-    """SHA-256 (DER) of the leaf that the initiator showed on this very channel."""
+    initiator_shown: Shown
+    """On this very channel."""
     connection_id: bytes
     """8 bytes; names packets sent to the initiator."""
     public_key: bytes
@@ -53,7 +67,6 @@ class SessionOffer:
                 "session.establish.version",
                 f"session version {self.version} is not supported, only {VERSION}",
             )
-        _check_length("initiator_certificate", self.initiator_certificate, CERTIFICATE_DIGEST_BYTES)
         _check_end(self.connection_id, self.public_key, self.nonce)
 
     def encode(self) -> bytes:
@@ -64,7 +77,8 @@ class SessionOffer:
             self.display_name.encode(),
             *_subject(self.initiator),
             *_subject(self.responder),
-            self.initiator_certificate,
+            self.initiator_shown.certificate,
+            self.initiator_shown.token,
             self.connection_id,
             self.public_key,
             self.nonce,
@@ -82,6 +96,8 @@ class Transcript:
     """
 
     offer: SessionOffer
+    responder_shown: Shown
+    """With its answer; the leaf is one that its TLS end may show."""
     connection_id: bytes
     """8 bytes; names packets sent to the responder."""
     public_key: bytes
@@ -97,6 +113,8 @@ class Transcript:
         return fields(
             _TRANSCRIPT,
             self.offer.encode(),
+            self.responder_shown.certificate,
+            self.responder_shown.token,
             self.connection_id,
             self.public_key,
             self.nonce,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.sessions packets | simulate | lab`: what sessions cost and reach."""
+"""`python -m benchmarks.sessions packets | simulate | allreduce | lab`: cost and reach."""
 
 import argparse
 import importlib
@@ -8,6 +8,7 @@ from typing import Final
 COMMANDS: Final = {
     "packets": "benchmarks.sessions.packets_command",
     "simulate": "benchmarks.sessions.simulate.command",
+    "allreduce": "benchmarks.sessions.allreduce_command",
     "lab": "benchmarks.sessions.lab.command",
 }
 

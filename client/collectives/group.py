@@ -138,6 +138,31 @@ class Group:
         plan = schedule.all_reduce(self.rank, self.size, elements.size, self._piece(elements))
         await self._run(plan, elements, timeout_seconds, merge)
 
+    async def reduce_scatter(
+        self,
+        array: Any,
+        into: Any,
+        operator: Operator = Operator.SUM,
+        *,
+        dtype: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Combine arrays of as many equal parts as there are ranks; rank r gets the r-th part.
+
+        `array` stays as it is; `into` is as long as a part.
+        """
+        given, name = flat(array, dtype)
+        own, _ = flat(into, dtype)
+        if given.size != own.size * self.size or given.dtype != own.dtype:
+            raise UsageError(
+                "group.array", f"{given.size} elements; {own.size} for each rank are needed"
+            )
+        elements = given.copy()
+        merge = Merge(operator, elements, name, self.size)
+        plan = schedule.reduce_scatter(self.rank, self.size, own.size, self._piece(own))
+        await self._run(plan, elements, timeout_seconds, merge)
+        own[:] = elements[self.rank * own.size : (self.rank + 1) * own.size]
+
     async def broadcast(
         self, array: Any, root: int = 0, *, timeout_seconds: float | None = None
     ) -> None:

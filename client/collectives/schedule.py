@@ -39,6 +39,17 @@ class Schedule:
     sends: tuple[Send, ...]
     receives: tuple[Receive, ...]
 
+    def in_bytes(
+        self, itemsize: int
+    ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, bool]]]:
+        """Return what the simulator of rings takes, for elements of so many bytes."""
+        sends = [(one.start * itemsize, one.end * itemsize, one.after) for one in self.sends]
+        receives = [
+            (one.start * itemsize, one.end * itemsize, one.arrival is not Arrival.STORE)
+            for one in self.receives
+        ]
+        return sends, receives
+
 
 def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
     """Reduce-scatter, then all-gather: 2 (size - 1) / size of the elements go out per rank."""
@@ -49,6 +60,15 @@ def all_reduce(rank: int, size: int, length: int, piece: int) -> Schedule:
         cut.step((rank - step) % size, (rank - step - 1) % size, arrival)
     for step in range(size - 1):
         cut.step((rank + 1 - step) % size, (rank - step) % size, Arrival.STORE)
+    return cut.schedule()
+
+
+def reduce_scatter(rank: int, size: int, length: int, piece: int) -> Schedule:
+    """Combine `size` segments of `length` elements; each rank gets the one of its number."""
+    cut = Cut(size, length * size, piece)
+    for step in range(size - 1):
+        arrival = Arrival.FINISH if step == size - 2 else Arrival.COMBINE
+        cut.step((rank - step - 1) % size, (rank - step - 2) % size, arrival)
     return cut.schedule()
 
 

@@ -3,7 +3,9 @@
 Blocks as the KEM key does (a TPM takes milliseconds): to be called on a thread of its own.
 """
 
+import hashlib
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sealane.crypto.certificates import Subject
@@ -16,6 +18,7 @@ from sealane.transport.establish import (
     VERSION,
     SessionKeys,
     SessionOffer,
+    Shown,
     Transcript,
     confirm,
     derive,
@@ -39,8 +42,31 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """An attestation result, and who signed it."""
+
+    token: str
+    """The compact JWS."""
+    verifier: bytes
+    """The certificate of its signer (DER)."""
+
+    @property
+    def thumbprint(self) -> bytes:
+        """SHA-256 of the token, 32 bytes."""
+        return hashlib.sha256(self.token.encode()).digest()
+
+
+CheckResult = Callable[[Result], Shown]
+"""What a responder with this result shows. VerificationError `token.…` unless the result is one of
+the peer, in force, for a leaf that its end of the channel may show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What the responder adds, with its proof that it derived the same keys."""
+
+    result: Result
+    """Of the responder: the initiator has shown its own with the call."""
 
     connection_id: bytes
     public_key: bytes
@@ -54,8 +80,8 @@ class Answer:
 class Initiation:
     """The initiator's side of one exchange: `offer` goes out, the answer to `keys`, once.
 
-    `certificate_digest` is of the leaf that we show on the channel, `responder` whom the one that
-    the peer shows speaks for.
+    `shown` is what we show on the channel, `responder` whom the leaf that the peer shows there
+    speaks for, `check_result` what its attestation result has to pass.
     """
 
     def __init__(
@@ -64,7 +90,8 @@ class Initiation:
         display_name: str,
         own: Subject,
         responder: Subject,
-        certificate_digest: bytes,
+        shown: Shown,
+        check_result: CheckResult,
         kem: KemKey,
         unit_bytes: int,
         rate_bits_per_second: int,
@@ -72,13 +99,14 @@ class Initiation:
     ) -> None:
         self._exchange = Exchange()
         self._kem = kem
+        self._check_result = check_result
         self._share = new_share()
         self._signed = SessionOffer(
             version=VERSION,
             display_name=display_name,
             initiator=own,
             responder=responder,
-            initiator_certificate=certificate_digest,
+            initiator_shown=shown,
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=self._exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
@@ -101,11 +129,13 @@ class Initiation:
     def keys(self, answer: Answer) -> SessionKeys:
         """Derive the session's keys; wipes our share.
 
-        VerificationError: `secret.sealed` for a share that the responder didn't seal to us for
-        this, `session.establish.confirmation` if it derived other keys.
+        VerificationError: `token.…` for an attestation result that isn't the responder's,
+        `secret.sealed` for a share that it didn't seal to us for this,
+        `session.establish.confirmation` if it derived other keys.
         """
         try:
-            transcript = _transcript(self._signed, answer)
+            shown = self._check_result(answer.result)
+            transcript = _transcript(self._signed, shown, answer)
             established = derive(
                 self._exchange,
                 transcript,
@@ -122,12 +152,16 @@ def respond(
     offer: Offer,
     *,
     initiator: Subject,
-    certificate_digest: bytes,
+    initiator_shown: Shown,
     own: Subject,
+    own_certificate: bytes,
+    own_result: Result,
     kem: KemKey,
     data_address: str,
 ) -> tuple[Answer, SessionKeys]:
-    """Answer an offer of `initiator`, who showed the leaf with this digest.
+    """Answer an offer of `initiator`, who showed `initiator_shown`.
+
+    `own_certificate` is the thumbprint of our leaf, SHA-256 (DER), which `own_result` names.
 
     VerificationError: `secret.sealed` for a share that it didn't seal to us for this,
     `session.establish.version` or `.malformed`, `exchange.share.low_order`.
@@ -137,7 +171,7 @@ def respond(
         display_name=offer.display_name,
         initiator=initiator,
         responder=own,
-        initiator_certificate=certificate_digest,
+        initiator_shown=initiator_shown,
         connection_id=offer.connection_id,
         public_key=offer.public_key,
         nonce=offer.nonce,
@@ -150,6 +184,7 @@ def respond(
     try:
         exchange = Exchange()
         unsealed = Answer(
+            result=own_result,
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
@@ -157,7 +192,8 @@ def respond(
             sealed_share=b"",
             confirmation=b"",
         )
-        transcript = _transcript(signed, unsealed)
+        shown = Shown(certificate=own_certificate, token=own_result.thumbprint)
+        transcript = _transcript(signed, shown, unsealed)
         sealed_share = _sealed_to(initiator, responder_share, transcript)
         established = derive(
             exchange,
@@ -180,9 +216,10 @@ def _sealed_to(peer: Subject, share: bytearray, bound: SessionOffer | Transcript
     )
 
 
-def _transcript(offer: SessionOffer, answer: Answer) -> Transcript:
+def _transcript(offer: SessionOffer, responder_shown: Shown, answer: Answer) -> Transcript:
     return Transcript(
         offer=offer,
+        responder_shown=responder_shown,
         connection_id=answer.connection_id,
         public_key=answer.public_key,
         nonce=answer.nonce,

@@ -10,7 +10,7 @@ import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -18,13 +18,21 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
-from sealane.daemon.fabric.establishment import Answer, Initiation, Offer, respond
+from sealane.daemon.fabric.establishment import (
+    Answer,
+    CheckResult,
+    Initiation,
+    Offer,
+    Result,
+    respond,
+)
 from sealane.daemon.fabric.session import Identity, Session, Start, State
-from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
+from sealane.daemon.fabric.units import UNIT_BYTES_MAX, UNIT_BYTES_MIN, candidates, route_mtu
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
-from sealane.transport.establish import VERSION
+from sealane.transport.establish import VERSION, Shown
 from sealane.transport.tasks import TaskOwner
 
 CLOSED_SESSIONS_MAX = 64
@@ -41,6 +49,10 @@ QUIET_REASONS = frozenset(
 """Ends of a session that are no fault; others are logged as warnings."""
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
+_TOO_LARGE = frozenset({"session.path_mtu", "session.unit.range"})
+"""Why a session with smaller units may be opened all the same."""
+LISTEN_AGAIN_SECONDS = 0.2
+"""From the end of an attempt until the next: the peer's job listens again at once."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 REGION_BYTES_MIN = 4096
 SNAPSHOT_SECONDS = 1.0
@@ -61,8 +73,8 @@ class Peer:
     """Who made the offer, as mutual TLS proved it."""
 
     subject: Subject
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf it showed."""
+    shown: Shown
+    """Leaf and attestation result of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +83,21 @@ class PeerLink:
 
     subject: Subject
     """Whom the leaf at its end speaks for."""
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf that we show there."""
+    shown: Shown
+    """What we show there."""
+    check_result: CheckResult
+    """What the peer's attestation result has to pass."""
     establish: Callable[[Offer], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """Where a session is to go, and how fast."""
+
+    node: str
+    address: str
+    rate_bits_per_second: int
+    via_address: str
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
@@ -88,11 +112,14 @@ class FabricService:
         settings: FabricSettings,
         *,
         own: Callable[[], Subject],
+        own_result: Callable[[], tuple[bytes, Result]],
         kem: KemKey,
         reach_peer: ReachPeer,
     ) -> None:
         self._settings = settings
         self._own = own
+        self._own_result = own_result
+        """The thumbprint of our leaf, and the attestation result that names it."""
         self._kem = kem
         self._reach_peer = reach_peer
         self._sessions: dict[str, Session] = {}
@@ -141,7 +168,11 @@ class FabricService:
                     "session.listener.exists", f"somebody listens for {display_name!r} already"
                 )
             self._check_room()
-            session = self._register(display_name, region_bytes, is_initiator=False)
+            # The offer decides if the unit is not fixed.
+            unit_bytes = self._settings.unit_bytes or UNIT_BYTES
+            session = self._register(
+                display_name, region_bytes, is_initiator=False, unit_bytes=unit_bytes
+            )
             try:
                 await session.wait_begun()
             except asyncio.CancelledError:
@@ -176,29 +207,45 @@ class FabricService:
         self._check_rate(rate_bits_per_second)
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
+        target = _Target(
+            node=peer_node,
+            address=peer_address,
+            rate_bits_per_second=rate_bits_per_second,
+            via_address=via_address,
+        )
+        units = self._units(via_address or peer_address)
+        for unit_bytes in units[:-1]:
+            try:
+                return await self._open(display_name, region_bytes, target, unit_bytes)
+            except (UnavailableError, UsageError) as error:
+                if error.reason not in _TOO_LARGE:
+                    raise
+            await self._wait_listening_again()
+        return await self._open(display_name, region_bytes, target, units[-1])
+
+    async def _open(
+        self, display_name: str, region_bytes: int, target: "_Target", unit_bytes: int
+    ) -> Grant:
+        """Open a session with units of one size."""
         self._check_room()
-        session = self._register(display_name, region_bytes, is_initiator=True)
+        session = self._register(
+            display_name, region_bytes, is_initiator=True, unit_bytes=unit_bytes
+        )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
-            await self._initiate(
-                session,
-                peer_node=peer_node,
-                peer_address=peer_address,
-                rate_bits_per_second=rate_bits_per_second,
-                via_address=via_address,
-            )
+            await self._initiate(session, target)
             undo.pop_all()
         await self._settle(session)
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
                 "session.path_mtu",
-                f"the path to {peer_node} carries small packets, and none with units of "
-                f"{self._settings.unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+                f"the path to {target.node} carries small packets, and none with units of "
+                f"{unit_bytes} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state is not State.ESTABLISHED:
             raise UnavailableError(
                 "session.establish.timeout",
-                f"the path to {peer_node} was not validated within "
+                f"the path to {target.node} was not validated within "
                 f"{self._settings.establish_timeout_seconds:g} s ({session.close_reason})",
             )
         return self._grant(session)
@@ -211,11 +258,7 @@ class FabricService:
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
         self._check_rate(offer.rate_bits_per_second)
-        if offer.unit_bytes != self._settings.unit_bytes:
-            raise UsageError(
-                "session.unit.range",
-                f"unit of {offer.unit_bytes} bytes; allowed: {self._settings.unit_bytes}",
-            )
+        self._check_unit(offer.unit_bytes)
         _check_address(offer.data_address, "session.establish.malformed")
         session = self._listener(offer.display_name)
         if session is None:
@@ -223,12 +266,15 @@ class FabricService:
                 "session.listener.absent",
                 f"nobody listens for a session {offer.display_name!r} at {self._own().node}",
             )
+        certificate, result = self._own_result()
         answer, keys = await asyncio.to_thread(
             respond,
             offer,
             initiator=peer.subject,
-            certificate_digest=peer.certificate_digest,
+            initiator_shown=peer.shown,
             own=self._own(),
+            own_certificate=certificate,
+            own_result=result,
             kem=self._kem,
             data_address=session.data_address,
         )
@@ -242,7 +288,7 @@ class FabricService:
             is_initiator=False,
         )
         # Refused if another offer, or the listener's end, came first.
-        session.begin(_agreed(session, peer.subject, offer.rate_bits_per_second), start)
+        session.begin(_agreed(session, peer.subject, offer), start)
         return answer
 
     def get(self, name: str) -> Session:
@@ -278,26 +324,19 @@ class FabricService:
         for session in [*self._sessions.values()]:
             session.close("session.closed.barred")
 
-    async def _initiate(
-        self,
-        session: Session,
-        *,
-        peer_node: str,
-        peer_address: str,
-        rate_bits_per_second: int,
-        via_address: str,
-    ) -> None:
+    async def _initiate(self, session: Session, target: "_Target") -> None:
         """Exchange keys with the peer and start the worker."""
-        async with self._reach_peer(peer_address, peer_node) as link:
+        async with self._reach_peer(target.address, target.node) as link:
             initiation = await asyncio.to_thread(
                 Initiation,
                 display_name=session.identity.display_name,
                 own=self._own(),
                 responder=link.subject,
-                certificate_digest=link.certificate_digest,
+                shown=link.shown,
+                check_result=link.check_result,
                 kem=self._kem,
-                unit_bytes=self._settings.unit_bytes,
-                rate_bits_per_second=rate_bits_per_second,
+                unit_bytes=session.identity.unit_bytes,
+                rate_bits_per_second=target.rate_bits_per_second,
                 data_address=session.data_address,
             )
             offer = initiation.offer
@@ -305,14 +344,14 @@ class FabricService:
         _check_address(answer.data_address, "session.establish.malformed")
         start = Start(
             keys=await asyncio.to_thread(initiation.keys, answer),
-            peer_address=via_address or answer.data_address,
+            peer_address=target.via_address or answer.data_address,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self._settings.idle_timeout_seconds,
             reordering_micros=self._settings.reordering_micros,
             is_initiator=True,
         )
-        session.begin(_agreed(session, link.subject, rate_bits_per_second), start)
+        session.begin(_agreed(session, link.subject, offer), start)
 
     async def _settle(self, session: Session) -> None:
         try:
@@ -336,7 +375,20 @@ class FabricService:
             None,
         )
 
-    def _register(self, display_name: str, region_bytes: int, *, is_initiator: bool) -> Session:
+    def _units(self, address: str) -> Sequence[int]:
+        """Units to try towards `address`, in bytes, largest first."""
+        if self._settings.unit_bytes is not None:
+            return [self._settings.unit_bytes]
+        version = ipaddress.ip_address(self._settings.listen_data).version
+        return candidates(version, route_mtu(address))
+
+    async def _wait_listening_again(self) -> None:
+        """Let the peer's end notice, and its job listen again, before the next attempt."""
+        await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+
+    def _register(
+        self, display_name: str, region_bytes: int, *, is_initiator: bool, unit_bytes: int
+    ) -> Session:
         address = ipaddress.ip_address(self._settings.listen_data)
         host = f"[{address}]" if address.version == 6 else str(address)
         try:
@@ -344,7 +396,7 @@ class FabricService:
                 f"{host}:0",
                 region_bytes,
                 self._settings.ring_entries,
-                unit_bytes=self._settings.unit_bytes,
+                unit_bytes=unit_bytes,
                 chunk_units=self._settings.chunk_units,
                 slots=self._settings.slots,
             )
@@ -357,7 +409,7 @@ class FabricService:
             name=f"sessions/{secrets.token_hex(8)}",
             display_name=display_name,
             is_initiator=is_initiator,
-            unit_bytes=self._settings.unit_bytes,
+            unit_bytes=unit_bytes,
         )
         session = Session(identity, endpoint, on_closed=self._retire)
         self._sessions[identity.name] = session
@@ -442,6 +494,15 @@ class FabricService:
                 f"{self._settings.region_bytes_max} (fabric.region_bytes_max)",
             )
 
+    def _check_unit(self, unit_bytes: int) -> None:
+        fixed = self._settings.unit_bytes
+        least, most = (UNIT_BYTES_MIN, UNIT_BYTES_MAX) if fixed is None else (fixed, fixed)
+        if not least <= unit_bytes <= most:
+            raise UsageError(
+                "session.unit.range",
+                f"unit of {unit_bytes} bytes; allowed: {least} to {most} (fabric.unit_bytes)",
+            )
+
     def _check_rate(self, rate_bits_per_second: int) -> None:
         if not 8 <= rate_bits_per_second <= self._settings.rate_max_bits_per_second:
             raise UsageError(
@@ -475,10 +536,11 @@ def _check_address(address: str, reason: str) -> None:
     raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
-def _agreed(session: Session, peer: Subject, rate_bits_per_second: int) -> Identity:
+def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:
     return replace(
         session.identity,
         peer_node=peer.node,
         peer=peer_of(peer),
-        rate_bits_per_second=rate_bits_per_second,
+        unit_bytes=offer.unit_bytes,
+        rate_bits_per_second=offer.rate_bits_per_second,
     )

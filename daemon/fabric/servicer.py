@@ -12,12 +12,13 @@ import grpc
 from google.protobuf import empty_pb2
 
 from sealane.crypto.certificates import Subject
-from sealane.daemon.fabric.establishment import Answer, Offer
+from sealane.daemon.fabric.establishment import Answer, CheckResult, Offer, Result
 from sealane.daemon.fabric.service import FabricService, Grant, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.session import Session, State
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
+from sealane.transport.establish import Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +26,12 @@ class PeerChannel:
     """A channel on which the peer has proved to be that node's fabric, and which may act."""
 
     channel: grpc.aio.Channel
-    certificate_digest: bytes
-    """SHA-256 (DER) of the leaf that we show there."""
+    shown: Shown
+    """What we show there."""
     subject: Subject
     """Whom the peer's leaf speaks for."""
+    check_result: CheckResult
+    """What the peer's attestation result has to pass."""
 
 
 ConnectPeer = Callable[[str, str], AbstractAsyncContextManager[PeerChannel]]
@@ -67,7 +70,8 @@ def reach_over(connect_peer: ConnectPeer) -> ReachPeer:
 
             yield PeerLink(
                 subject=connected.subject,
-                certificate_digest=connected.certificate_digest,
+                shown=connected.shown,
+                check_result=connected.check_result,
                 establish=establish,
             )
 
@@ -98,6 +102,7 @@ def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
         data_address=response.data_address,
         sealed_share=response.sealed_share,
         confirmation=response.confirmation,
+        result=Result(token=response.attestation_result, verifier=response.verifier),
     )
 
 
@@ -192,6 +197,8 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
             data_address=answer.data_address,
             sealed_share=answer.sealed_share,
             confirmation=answer.confirmation,
+            attestation_result=answer.result.token,
+            verifier=answer.result.verifier,
         )
 
 

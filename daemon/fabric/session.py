@@ -91,6 +91,16 @@ class Session:
             raise UnavailableError(
                 "session.begin.state", f"{self.identity.name} is {self.state.value}, not waiting"
             )
+        try:
+            if identity.unit_bytes != self.identity.unit_bytes:
+                self._endpoint.set_unit_bytes(identity.unit_bytes)
+        except OSError as error:
+            start.keys.wipe()
+            raise UnavailableError(
+                "session.endpoint.resources",
+                f"no shared memory for units of {identity.unit_bytes} bytes: "
+                f"{error.strerror or error}",
+            ) from error
         self._endpoint.start(
             peer_address=start.peer_address,
             connection_id_local=int.from_bytes(start.connection_id_local, "big"),

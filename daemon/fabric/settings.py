@@ -33,7 +33,8 @@ class FabricSettings:
     """Share of packets that a path is taken to lose before it has shown what it does."""
     plan_objective: str = "mean"
     """What of a message's completion time is to be small: an `Objective` of the planner."""
-    unit_bytes: int = UNIT_BYTES
+    unit_bytes: int | None = UNIT_BYTES
+    """Payload of a packet; None: as large as the path carries."""
     chunk_units: int = 16
     slots: int = 64
     ring_entries: int = 256

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
@@ -21,6 +21,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
 from sealane.daemon.storage.device import Device
+from sealane.daemon.storage.drives import Drives
 from sealane.daemon.storage.events import EventFeed, StorageEvent
 from sealane.daemon.storage.exported import (
     Admission,
@@ -44,13 +45,14 @@ from sealane.protocol.nvme.constants import (
 from sealane.protocol.nvme.nqn import check_nqn, volume_nqn
 from sealane.protocol.nvme.subsystem import Subsystem, volume_subsystem
 
+StoreKind: TypeAlias = Literal["emulated", "file", "inline", "memory", "nvme"]
 TICKET_SECONDS = 30.0
 GATEWAYS_MAX = 128
 """Gateways of one volume whose association epochs are known at a time."""
 _TICKETS_MAX = 1024
 _EPOCH_OF_FORGOTTEN = 1 << 64
-FILE_STORES: Final = ("file", "inline")
-"""Stores that keep files in a directory."""
+KEPT_STORES: Final = ("file", "inline", "nvme")
+"""Stores that outlive the process: a directory has their files, or links to their namespaces."""
 _METADATA_BYTES = 64
 _NAMESPACE_ID = 1
 
@@ -359,11 +361,12 @@ class Target(Provider):
     """NVMe/TCP target of sealed volumes. No discovery log shows them: hosts bring a ticket.
 
     `store_kind` "file" keeps each volume in `directory`/`<uuid>.sectors`, "inline" too, but laid
-    out as on a drive with metadata; "memory" keeps it in memory, as long as the process lives;
-    "emulated" too, at the pace of the named `drive`.
-    A "file" and an "inline" keep freshness themselves, under keys of `device`, and are anchored as
-    the device is: one that was rolled back while no process ran isn't opened. "emulated" does too,
-    without an anchor; what "memory" holds is in this process.
+    out as on a drive with metadata; "nvme" lays each out on one of `namespaces`, to which that is
+    a link; "memory" keeps it in memory, as long as the process lives; "emulated" too, at the pace
+    of the named `drive`.
+    "file", "inline" and "nvme" keep freshness themselves, under keys of `device`, and are anchored
+    as the device is: one that was rolled back while no process ran isn't opened. "emulated" keeps
+    it, too, without an anchor; what "memory" holds is in this process.
     """
 
     def __init__(
@@ -371,17 +374,21 @@ class Target(Provider):
         *,
         traddr: str,
         trsvcid: int,
-        store_kind: Literal["emulated", "file", "inline", "memory"],
+        store_kind: StoreKind,
         drive: str | None = None,
+        namespaces: Sequence[Path] = (),
         directory: Path | None = None,
         device: Device | None = None,
     ) -> None:
-        if (store_kind in FILE_STORES) != (directory is not None):
+        if (store_kind in KEPT_STORES) != (directory is not None):
             raise UsageError("target.store", f"store {store_kind!r} with directory {directory}")
+        if (store_kind == "nvme") != bool(namespaces):
+            raise UsageError("target.store", f"store {store_kind!r} with namespaces {namespaces}")
         ipaddress.ip_address(traddr)
         self._store_kind = store_kind
         self._drive = drive
         self._directory = directory
+        self._drives = Drives(namespaces, directory) if namespaces and directory else None
         self._device = device
         self._volumes: dict[str, TargetSubsystem] = {}
         self.openings = Openings()
@@ -459,8 +466,9 @@ class Target(Provider):
         if volume_nqn(volume_id) in self._volumes:
             raise UsageError("volume.exists", f"volume {volume_id} exists already")
         secret, anchor = None, None
-        # In mode off an inline store has nothing that a key would be for.
-        keeps = self._store_kind == "file" or (self._store_kind == "inline" and freshness)
+        # In mode off a store in place has nothing that a key would be for.
+        is_in_place = self._store_kind in {"inline", "nvme"}
+        keeps = self._store_kind == "file" or (is_in_place and freshness)
         if self._device is not None and keeps:
             secret = self._device.tree_secret(volume_id, generation=generation)
             if freshness and self._device.is_anchored:
@@ -496,6 +504,8 @@ class Target(Provider):
         anchor: StoreAnchor | None,
     ) -> _native.Namespace:
         path = self._path(volume_id)
+        if self._drives is not None and exist == "create":
+            await asyncio.to_thread(self._drives.claim, volume_id, sector_count)
         try:
             with self.openings.shown(volume_id) as opening:
                 return await asyncio.to_thread(
@@ -562,6 +572,8 @@ class Target(Provider):
         path = self._path(volume_id)
         if path is None or volume_nqn(volume_id) in self._volumes:
             return
+        if self._drives is not None:
+            await asyncio.to_thread(self._drives.release, volume_id)
         for gone in (path, path.with_suffix(JOBS_SUFFIX)):
             await asyncio.to_thread(gone.unlink, missing_ok=True)
         if self._device is not None:

@@ -402,6 +402,8 @@ class EstablishResponse(message.Message):
     DATA_ADDRESS_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
     CONFIRMATION_FIELD_NUMBER: builtins.int
+    ATTESTATION_RESULT_FIELD_NUMBER: builtins.int
+    VERIFIER_FIELD_NUMBER: builtins.int
     connection_id: builtins.bytes
     public_key: builtins.bytes
     nonce: builtins.bytes
@@ -410,6 +412,10 @@ class EstablishResponse(message.Message):
     """32 bytes, HPKE to the initiator's attested KEM key"""
     confirmation: builtins.bytes
     """MAC over the transcript: proof that both sides derive the same keys"""
+    attestation_result: builtins.str
+    """of the responder: compact JWS"""
+    verifier: builtins.bytes
+    """certificate of the result's signer, DER"""
     def __init__(
         self,
         *,
@@ -419,9 +425,11 @@ class EstablishResponse(message.Message):
         data_address: builtins.str = ...,
         sealed_share: builtins.bytes = ...,
         confirmation: builtins.bytes = ...,
+        attestation_result: builtins.str = ...,
+        verifier: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["confirmation", b"confirmation", "connection_id", b"connection_id", "data_address", b"data_address", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attestation_result", b"attestation_result", "confirmation", b"confirmation", "connection_id", b"connection_id", "data_address", b"data_address", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "verifier", b"verifier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -256,7 +256,7 @@ class Namespace(message.Message):
     freshness: builtins.str
     """"tree", "own memory" (nothing to put back) or "none" """
     store: builtins.str
-    """"file", "inline", "memory" or "emulated" """
+    """"file", "inline", "memory", "emulated" or "nvme" """
     association_epoch: builtins.int
     """the caller's newest since the target started; 0: none"""
     @builtins.property
@@ -309,7 +309,7 @@ class StoreStatus(message.Message):
     RECOVERED_LOG_PAGES_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """"file", "inline", "memory", "emulated", or "third party" """
+    """"file", "inline", "memory", "emulated", "nvme" or "third party" """
     sectors_written: builtins.int
     layout: builtins.str
     """"out of place" or "in place"; empty: it keeps no freshness"""

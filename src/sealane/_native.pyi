@@ -43,6 +43,9 @@ class SessionEndpoint:
         initiator: bool,
         reordering_ns: int = 0,
     ) -> None: ...
+    # Makes the memories anew; the socket stays. RuntimeError once it was started, or the job has
+    # its descriptors.
+    def set_unit_bytes(self, unit_bytes: int) -> None: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
@@ -446,6 +449,16 @@ class StoreAnchor:
     def answer(
         self, number: int, *, lost: str | None = None, unreachable: str | None = None
     ) -> None: ...
+
+# Blocks of an NVMe namespace of 4096 + 64 bytes that nobody uses, and whether the first one's data
+# are zeros. OSError if it is another format, in use, or no namespace.
+def examine_drive(path: str | os.PathLike[str]) -> tuple[int, bool]: ...
+
+# Takes a store off it. OSError.
+def erase_drive(path: str | os.PathLike[str]) -> None: ...
+
+# Blocks that a new store of so many sectors takes.
+def drive_blocks(sector_count: int) -> int: ...
 
 @final
 class Namespace:

@@ -72,6 +72,25 @@ async def test_bfloat16_is_added_in_single_precision(ring: Ring, size: int) -> N
     assert all(np.array_equal(one, arrays[0]) for one in arrays)
 
 
+@pytest.mark.parametrize("operator", [Operator.SUM, Operator.AVERAGE])
+async def test_reduce_scatter_gives_each_rank_its_part(ring: Ring, operator: Operator) -> None:
+    chance = np.random.default_rng(9)
+    data = [chance.normal(size=(4, 1001)) for _ in range(4)]
+    given = [one.copy() for one in data]
+
+    async def act(group: Group) -> Any:
+        part = np.zeros(1001)
+        await group.reduce_scatter(given[group.rank], part, operator)
+        with pytest.raises(UsageError):
+            await group.reduce_scatter(given[group.rank], np.zeros(1000))
+        return part
+
+    expected = EXPECTED[operator](data)
+    parts = await ring.run(act, slot_bytes=4096, slots=4)
+    assert np.allclose(parts, expected)
+    assert np.array_equal(given, data), "what was given stays as it is"
+
+
 async def test_gather_broadcast_and_barrier(ring: Ring) -> None:
     entered: list[int] = []
 

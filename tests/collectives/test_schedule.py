@@ -54,6 +54,21 @@ def test_all_reduce_sums_at_every_rank(size: int, length: int, piece: int) -> No
 
 
 @pytest.mark.parametrize(("size", "length", "piece"), SHAPES)
+def test_reduce_scatter_leaves_each_rank_the_sum_of_its_number(
+    size: int, length: int, piece: int
+) -> None:
+    data = [[(rank + 1) * place for place in range(length * size)] for rank in range(size)]
+    expected = [sum(column) for column in zip(*data, strict=True)]
+    plans = [schedule.reduce_scatter(rank, size, length, piece) for rank in range(size)]
+    run(plans, data)
+    for rank, plan in enumerate(plans):
+        own = slice(rank * length, (rank + 1) * length)
+        assert data[rank][own] == expected[own]
+        finished = [one for one in plan.receives if one.arrival is Arrival.FINISH]
+        assert sum(one.end - one.start for one in finished) == length
+
+
+@pytest.mark.parametrize(("size", "length", "piece"), SHAPES)
 def test_all_gather_puts_ranks_in_order(size: int, length: int, piece: int) -> None:
     data = [[0] * (length * size) for _ in range(size)]
     for rank in range(size):

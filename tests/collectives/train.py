@@ -27,6 +27,18 @@ def collectives(rank: int, size: int) -> None:
         gathered = [torch.zeros(5, 2).to(dtype) for _ in range(size)]
         dist.all_gather(gathered, torch.full((5, 2), rank).to(dtype))
         assert all((part == index).all() for index, part in enumerate(gathered))
+        parts = [torch.full((3, 4), rank + index).to(dtype) for index in range(size)]
+        part = torch.zeros(3, 4).to(dtype)
+        dist.reduce_scatter(part, parts)
+        assert (part == sum(range(size)) + rank * size).all()
+        rooted = torch.full((7,), rank + 1).to(dtype)
+        dist.reduce(rooted, dst=1)
+        assert (rooted == (sum(range(1, size + 1)) if rank == 1 else rank + 1)).all()
+        whole = torch.zeros(size * 5).to(dtype)
+        dist.all_gather_into_tensor(whole, torch.full((5,), rank).to(dtype))
+        assert (whole.reshape(size, 5) == torch.arange(size)[:, None]).all()
+        dist.reduce_scatter_tensor(part, torch.stack(parts))
+        assert (part == sum(range(size)) + rank * size).all()
     if rank == 0:
         dist.send(torch.arange(100_000), dst=1, tag=3)
     elif rank == 1:

@@ -108,6 +108,30 @@ MISTAKES = {
             "[config.value]"
         ),
     ),
+    "nvme store without namespaces": (
+        NODE + ENROLMENT + '[target]\nstore = "nvme"\n',
+        (
+            'target: found {"store": "nvme"}; allowed: namespaces with the store nvme, none with '
+            "the others [config.value]"
+        ),
+    ),
+    "one namespace twice": (
+        NODE
+        + ENROLMENT
+        + '[target]\nstore = "nvme"\n'
+        + 'namespaces = ["/dev/ng0n1", "/dev/ng0n1"]\n',
+        (
+            'target: found {"store": "nvme", "namespaces": ["/dev/ng0n1", "/dev/ng0n1"]}; allowed: '
+            "each namespace once [config.value]"
+        ),
+    ),
+    "namespaces of a file store": (
+        NODE + ENROLMENT + '[target]\nnamespaces = ["/dev/ng0n1"]\n',
+        (
+            'target: found {"namespaces": ["/dev/ng0n1"]}; allowed: namespaces with the store '
+            "nvme, none with the others [config.value]"
+        ),
+    ),
     "emulated store without a drive": (
         NODE + ENROLMENT + '[target]\nstore = "emulated"\n',
         (

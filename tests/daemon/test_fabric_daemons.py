@@ -16,9 +16,10 @@ import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from sealane.client import connect, sync
+from sealane.client.collectives import Member
 from sealane.client.grants import listen_session, open_session
 from sealane.client.messages import SelectiveRepeat
-from sealane.errors import Error
+from sealane.errors import Error, SessionError
 
 if TYPE_CHECKING:
     from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
@@ -132,6 +133,57 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         for example in examples:
             tasks.create_task(run(example))
+
+
+async def test_examples_of_collectives_run(fabrics: tuple[Daemon, Daemon]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text()
+    waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
+    names = {
+        "near_address": fabrics[0].addresses["fabric_control"],
+        "far_address": fabrics[1].addresses["fabric_control"],
+    }
+
+    async def wait(rank: int, socket: str, gradients: object) -> None:
+        own = {**names, "rank": rank, "socket": socket, "gradients": gradients}
+        code = compile(waiting, "collectives.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        await eval(code, own)  # noqa: S307 - our own documentation
+
+    def block(rank: int, socket: str, gradients: object) -> None:
+        exec(blocking, {**names, "rank": rank, "socket": socket, "gradients": gradients})  # noqa: S102
+
+    arrays = [np.full(1000, rank + 1.0, np.float32) for rank in range(2)]
+    async with asyncio.timeout(60):
+        ranks = [(n, fabric.socket, arrays[n]) for n, fabric in enumerate(fabrics)]
+        await asyncio.gather(*(wait(*one) for one in ranks))
+        assert all((array == 3).all() for array in arrays)
+        await asyncio.gather(*(asyncio.to_thread(block, *one) for one in ranks))
+        assert all((array == 3).all() for array in arrays), "the mean of two threes"
+
+
+def test_group_that_a_thread_leaves_by_an_error_ends_at_all_ranks(
+    fabrics: tuple[Daemon, Daemon],
+) -> None:
+    members = [
+        Member(node=name, address=fabric.addresses["fabric_control"])
+        for name, fabric in zip("ab", fabrics, strict=True)
+    ]
+
+    def be(rank: int) -> str:
+        with pytest.raises((SessionError, ValueError)) as ended:  # noqa: PT012, SIM117
+            with (
+                sync.connect(fabrics[rank].socket) as client,
+                client.join(
+                    "fails", rank=rank, members=members, rate_bits_per_second=10**8
+                ) as group,
+            ):
+                group.barrier()
+                if rank == 1:
+                    raise ValueError("this rank has failed")
+                group.all_reduce(np.zeros(1000), timeout_seconds=30)
+        return getattr(ended.value, "reason", str(ended.value))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(be, range(2))) == ["group.aborted", "this rank has failed"]
 
 
 def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) -> None:

@@ -25,7 +25,7 @@ def make_fabric(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContext
     def make(name: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Fabric]:
         changes = {
             key: options.pop(key)
-            for key in ("change_offer", "change_answer", "change_digest", "change_subject")
+            for key in ("change_offer", "change_answer", "change_shown", "change_subject")
             if key in options
         }
         return fabric(replace(settings(tmp_path, name), **options), name, **changes)

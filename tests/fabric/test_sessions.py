@@ -343,15 +343,43 @@ async def test_peer_that_is_somebody_else_shares_no_secret(
     assert error.reason == "secret.sealed"
 
 
-async def test_certificate_of_another_channel_is_noticed(make_fabric: MakeFabric) -> None:
+@pytest.mark.parametrize("name", ["certificate", "token"])
+async def test_certificate_or_result_of_another_call_is_noticed(
+    make_fabric: MakeFabric, name: str
+) -> None:
     async with (
-        make_fabric("fabric-a", change_digest=lambda _: bytes(32)) as left,
+        make_fabric(
+            "fabric-a", change_shown=lambda shown: replace(shown, **{name: bytes(32)})
+        ) as left,
         make_fabric("fabric-b") as right,
         listening(right),
     ):
         error = await refused(open_directly(left, right))
 
     assert error.reason == "secret.sealed"
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        pytest.param("result of fabric-c", "token.subject", id="of another node"),
+        pytest.param("older result of fabric-b", "secret.sealed", id="another of its own"),
+    ],
+)
+async def test_result_of_the_responder_can_not_be_swapped(
+    make_fabric: MakeFabric, token: str, reason: str
+) -> None:
+    def swap(answer: Answer) -> Answer:
+        return replace(answer, result=replace(answer.result, token=token))
+
+    async with (
+        make_fabric("fabric-a", change_answer=swap) as left,
+        make_fabric("fabric-b") as right,
+        listening(right),
+    ):
+        error = await refused(open_directly(left, right))
+
+    assert error.reason == reason
 
 
 @pytest.mark.parametrize(

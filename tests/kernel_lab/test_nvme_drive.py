@@ -62,7 +62,14 @@ def anchored(output: str) -> str:
     return re.findall(r"ANCHORED ([0-9a-f]{130})\b", output)[-1]
 
 
-@pytest.mark.parametrize("test", ["behaves_as_a_store", "behaves_as_a_store_that_keeps_freshness"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "behaves_as_a_store",
+        "behaves_as_a_store_that_keeps_freshness",
+        "grows_as_far_as_the_namespace",
+    ],
+)
 def test_drive_does_what_every_store_does(
     lab: Lab, engine_tests: Path, image: Path, test: str
 ) -> None:

@@ -1,11 +1,20 @@
 """An all-reduce of session machines in virtual time: what it computes, how long it takes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from sealane import _native
 from sealane.client.collectives import schedule
-from sealane.client.collectives.schedule import Arrival
+from sealane.transport.model import (
+    PACKET_OVERHEAD_BYTES,
+    ErasureCoded,
+    Loss,
+    Path,
+    SelectiveRepeat,
+    all_reduce,
+)
 
 LOSSY = _native.LinkSettings(
     rate_bits_per_second=200_000_000,
@@ -13,22 +22,11 @@ LOSSY = _native.LinkSettings(
     buffer_bytes=1 << 22,
     loss_parts_per_billion=10_000_000,
 )
-PIECE = 1000
 
 
-def sites_of(size: int, length: int, itemsize: int) -> list[tuple[list, list]]:  # type: ignore[type-arg]
-    """The client's schedules, in bytes."""
-    plans = [schedule.all_reduce(rank, size, length, PIECE) for rank in range(size)]
-    return [
-        (
-            [(send.start * itemsize, send.end * itemsize, send.after) for send in plan.sends],
-            [
-                (one.start * itemsize, one.end * itemsize, one.arrival is not Arrival.STORE)
-                for one in plan.receives
-            ],
-        )
-        for plan in plans
-    ]
+def sites_of(size: int, length: int, itemsize: int, piece: int = 1000) -> list[Any]:
+    plans = (schedule.all_reduce(rank, size, length, piece) for rank in range(size))
+    return [plan.in_bytes(itemsize) for plan in plans]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -85,3 +83,42 @@ def test_rings_that_cannot_be_are_refused(change: dict[str, object], words: str)
     arguments = {"sites": sites_of(2, 10, 4), "arrays": None} | change
     with pytest.raises(ValueError, match=words):
         _native.simulate_ring(**arguments)
+
+
+@pytest.mark.parametrize("sites", [2, 4])
+@pytest.mark.parametrize(("pieces", "depth"), [(1, 1), (1, 16), (8, 64)])
+@pytest.mark.parametrize("scheme", [SelectiveRepeat(), ErasureCoded(32, 8)])
+def test_rings_take_what_the_model_says(
+    sites: int, pieces: int, depth: int, scheme: SelectiveRepeat | ErasureCoded
+) -> None:
+    array_bytes, rate, repeats = sites << 19, 400_000_000_000, 40
+    path = Path(
+        rate_bits_per_second=rate,
+        round_trip_seconds=0.025,
+        loss=Loss(rate=1e-3),
+        unit_bytes=4096,
+        overhead_bytes=PACKET_OVERHEAD_BYTES,
+    )
+
+    result = _native.simulate_ring(
+        sites=sites_of(sites, array_bytes, 1, array_bytes // sites // pieces),
+        repeats=repeats,
+        seed=4,
+        depth=depth,
+        slots=64,
+        erasure_code=(scheme.k, scheme.m) if isinstance(scheme, ErasureCoded) else None,
+        link=_native.LinkSettings(
+            rate_bits_per_second=rate,
+            delay_nanos=12_500_000,
+            buffer_bytes=1 << 26,
+            loss_parts_per_billion=1_000_000,
+        ),
+    )
+
+    assert [session["violations"] for session in result["sessions"]] == [[]] * sites
+    times = np.asarray(result["completion_nanos"]) / 1e9
+    random = np.random.default_rng(5)
+    options = {"pieces": pieces, "depth": depth, "count": 2000, "random": random}
+    expected = all_reduce(path, array_bytes, sites, scheme, **options)
+    chance = 4 * times.std() / np.sqrt(repeats)
+    assert abs(times.mean() - expected.mean()) < chance + 0.05 * expected.mean()

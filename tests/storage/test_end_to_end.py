@@ -10,7 +10,7 @@ from sealane import _native
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage import listener
 from sealane.daemon.storage.gateway import Gateway
-from sealane.daemon.storage.target import FILE_STORES
+from sealane.daemon.storage.target import KEPT_STORES
 from sealane.errors import UnavailableError, UsageError
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from storage.pair import (
@@ -28,7 +28,7 @@ async def test_eight_mebibytes_come_back_and_the_store_holds_no_plaintext(
     tmp_path: Path, kind: Literal["emulated", "file", "inline", "memory"]
 ) -> None:
     content = data(8 * MEBIBYTE)
-    directory = tmp_path / "store" if kind in FILE_STORES else None
+    directory = tmp_path / "store" if kind in KEPT_STORES else None
     made = make_world(directory, store_kind=kind)
     async with made as world:
         async with world.queue() as queue:

@@ -10,6 +10,7 @@ from sealane.transport.establish import (
     VERSION,
     Established,
     SessionOffer,
+    Shown,
     Transcript,
     confirm,
     derive,
@@ -30,7 +31,7 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
         display_name="gradients",
         initiator=subject("fabric-a"),
         responder=subject("fabric-b"),
-        initiator_certificate=b"c" * 32,
+        initiator_shown=Shown(certificate=b"c" * 32, token=b"t" * 32),
         connection_id=bytes(range(8)),
         public_key=initiator.public_key,
         nonce=b"i" * 32,
@@ -40,6 +41,7 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
     )
     return Transcript(
         offer=offer,
+        responder_shown=Shown(certificate=b"d" * 32, token=b"u" * 32),
         connection_id=bytes(range(8, 16)),
         public_key=responder.public_key,
         nonce=b"r" * 32,
@@ -106,6 +108,8 @@ def test_shares_are_wiped_and_count() -> None:
 def changed(value: Any, name: str) -> Any:
     if isinstance(value, Subject):
         return replace(value, incarnation=b"m" * 16)
+    if isinstance(value, Shown):
+        return replace(value, token=b"v" * 32)
     if isinstance(value, int):
         return value + 1
     if isinstance(value, str):
@@ -156,6 +160,20 @@ def test_everything_that_a_certificate_says_is_in_the_offer(change: dict[str, An
     assert replace(offer, responder=replace(offer.responder, **change)).encode() != encoded
 
 
+@pytest.mark.parametrize("name", ["certificate", "token"])
+def test_what_both_ends_have_shown_is_in_the_transcript(name: str) -> None:
+    transcript = make(Exchange(), Exchange())
+    offer, encoded = transcript.offer, transcript.encode()
+
+    shown = replace(transcript.responder_shown, **{name: b"v" * 32})
+    assert replace(transcript, responder_shown=shown).encode() != encoded
+    shown = replace(offer.initiator_shown, **{name: b"v" * 32})
+    assert replace(offer, initiator_shown=shown).encode() != offer.encode()
+    with pytest.raises(VerificationError) as refused:
+        replace(shown, **{name: b"short"})
+    assert refused.value.reason == "session.establish.malformed"
+
+
 def test_another_version_is_refused() -> None:
     offer = make(Exchange(), Exchange()).offer
 
@@ -175,13 +193,12 @@ def test_fields_can_not_run_into_each_other() -> None:
     assert shifted.encode() != offer.encode()
 
 
-@pytest.mark.parametrize("name", ["initiator_certificate", "connection_id", "public_key", "nonce"])
+@pytest.mark.parametrize("name", ["connection_id", "public_key", "nonce"])
 def test_values_of_wrong_length_are_refused(name: str) -> None:
     transcript = make(Exchange(), Exchange())
 
     with pytest.raises(VerificationError) as refused:
         replace(transcript.offer, **{name: b"short"})
     assert refused.value.reason == "session.establish.malformed"
-    if name != "initiator_certificate":
-        with pytest.raises(VerificationError):
-            replace(transcript, **{name: b"short"})
+    with pytest.raises(VerificationError):
+        replace(transcript, **{name: b"short"})

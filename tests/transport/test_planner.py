@@ -77,7 +77,7 @@ def test_a_quantile_holds_to_the_end_of_its_row() -> None:
         rate_bits_per_second=1e8, round_trip_seconds=0.025, loss=Loss(rate=1e-2), unit_bytes=1413
     )
 
-    row = next(row for row in plan(path, Objective.P99).rows if row.length_max >= 65536)
+    row = plan(path, Objective.P99).row(65536)
 
     assert evaluate(path, 65536, row.scheme).p99 < 1.1 * ideal(path, 65536)
 
@@ -141,9 +141,9 @@ def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective) -> 
     close = 0
     for power in range(10):
         path = long_path(10 ** (-6.5 + power / 2))
-        rows = plan(path, objective).rows
+        found = plan(path, objective)
         for size in sizes:
-            row = next((r for r in rows if size <= r.length_max), rows[-1])
+            row = found.row(size)
             best = rank(path, size, objective)[0].score(objective)
             score = evaluate(path, size, row.scheme).score(objective)
             close += score <= best * (1.05 if objective is Objective.MEAN else 1.10)

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from control_plane import Daemon, Site, daemon, short_directory
@@ -39,6 +39,7 @@ from sealane.daemon.config import GatewayConfig
 from sealane.daemon.fabric.establishment import Initiation
 from sealane.daemon.fabric.servicer import answer_of, establish_request
 from sealane.daemon.fabric.settings import UNIT_BYTES
+from sealane.daemon.fabric.shown import own_shown, responder_shown
 from sealane.daemon.ports import OpenQueue, QueueGrant, VolumeKey
 from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage.gateway import Gateway, GatewaySettings
@@ -411,20 +412,23 @@ async def test_a_stolen_leaf_of_a_fabric_opens_no_session() -> None:
             connect(fabric.socket) as client,
         ):
             thief = Thief(victim)
-            (leaf, *_) = await victim.trust.leaves("f", "fabric")
-            responder = verify_leaf(leaf, anchor=victim.identity.anchor, now=utc_now())
+            pins = await victim.trust.leaves("f", "fabric")
             async with thief.channel(fabric.addresses["fabric_control"], "f", "fabric") as channel:
                 with pytest.raises(VerificationError) as caught:
-                    await _session_keys(client, channel, victim, responder, thief.kem)
+                    await _session_keys(client, channel, victim, pins, thief.kem)
                 assert caught.value.reason == "secret.sealed"
                 # It is the KEM key that it lacks, and nothing else.
                 kem = victim.identity.keys.kem
-                keys = await _session_keys(client, channel, victim, responder, kem)
+                keys = await _session_keys(client, channel, victim, pins, kem)
                 assert len(keys.send) == len(keys.receive) == 32
 
 
 async def _session_keys(
-    client: Client, channel: grpc.aio.Channel, victim: Insider, responder: Subject, kem: KemKey
+    client: Client,
+    channel: grpc.aio.Channel,
+    victim: Insider,
+    pins: Sequence[x509.Certificate],
+    kem: KemKey,
 ) -> SessionKeys:
     """Ask for a session as the victim, with this KEM key; what the asker derives."""
     name = secrets.token_hex(4)
@@ -434,8 +438,11 @@ async def _session_keys(
     initiation = Initiation(
         display_name=name,
         own=victim.identity.subject,
-        responder=responder,
-        certificate_digest=victim.identity.certificate.fingerprint(SHA256()),
+        responder=verify_leaf(pins[0], anchor=victim.identity.anchor, now=utc_now()),
+        shown=own_shown(victim.identity.own),
+        check_result=lambda result: responder_shown(
+            result, pins=pins, anchor=victim.identity.anchor, now=utc_now()
+        ),
         kem=kem,
         unit_bytes=UNIT_BYTES,
         rate_bits_per_second=1_000_000,

@@ -7,6 +7,7 @@ erasure-coded form, `sampling` the Monte-Carlo that both are checked against.
 from sealane.transport.model.blocks import block_losses, block_success, check_code, xor_success
 from sealane.transport.model.completion import Completion
 from sealane.transport.model.path import PACKET_OVERHEAD_BYTES, Loss, Path, ideal
+from sealane.transport.model.ring import all_reduce, all_reduce_ideal
 from sealane.transport.model.sampling import sample, sample_losses
 from sealane.transport.model.schemes import (
     NACK_FACTOR,
@@ -28,6 +29,8 @@ __all__ = [
     "Path",
     "Scheme",
     "SelectiveRepeat",
+    "all_reduce",
+    "all_reduce_ideal",
     "block_losses",
     "block_success",
     "check_code",

@@ -111,6 +111,11 @@ class Plan:
     rows: tuple[PlanRow, ...]
     """By rising `length_max`; the last one is for all longer messages, too."""
 
+    def row(self, message_bytes: int) -> PlanRow:
+        """Return the row for a length."""
+        rows = (row for row in self.rows if row.length_max >= message_bytes)
+        return next(rows, self.rows[-1])
+
 
 def parity_units_max(units: int, objective: Objective, parity_budget: float) -> float:
     """Return the parity units that a message of so many data units may have."""

@@ -1,7 +1,9 @@
-"""What is measured in the lab: losses, lengths, warm and cold, and by whom.
+"""What is measured in the lab: links, losses, lengths, warm and cold, and by whom.
 
-Lengths are scaled with the rate: 1, 8 and 128 MiB at 12.8 Gbit/s where the link has 100 Mbit/s.
-The round trip is that of the paper, and so is the time on the wire over the round trip.
+Lengths are scaled with the rate: 1, 8 and 128 MiB at 12.8 Gbit/s. The round trip is that of the
+paper, and so is the time on the wire over the round trip; packets in flight are fewer. Of the two
+kinds of links one has messages enough for quantiles. The other has packets enough in flight: how
+far TCP falls back at a loss is a matter of packets, not of time.
 """
 
 from collections.abc import Iterator
@@ -19,11 +21,8 @@ MTU: Final = 1500
 UNIT_BYTES: Final = MTU - OVERHEAD_BYTES
 ROUND_TRIP: Final = 0.025
 FULL_RATE: Final = 12_800_000_000
-SIZES: Final = (MIB, 8 * MIB, 128 * MIB)
-RATES: Final = (100_000_000, 50_000_000, 20_000_000)
-"""Of a link, in bit/s: the first that this machine carries on all links."""
-LANES: Final = 3
-"""Links of each way of sending, side by side: their messages are taken together."""
+BACKWARD_SHARE: Final = 4
+"""The way back has this part of the rate, for acknowledgements: the machine carries more so."""
 WAYS: Final = {
     "session": "sealed session, scheme by plan",
     "cubic": "TCP CUBIC",
@@ -57,24 +56,62 @@ CONDITIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Links of one kind, all alike; each way of sending has `lanes` of them, side by side."""
+
+    name: str
+    rates: tuple[int, ...]
+    """In bit/s: the first that this machine carries on all links is taken."""
+    lanes: int
+    """Messages of a way's links are taken together."""
+    sizes: tuple[int, ...]
+    """Lengths before scaling."""
+    conditions: tuple[Condition, ...]
+    seconds_warm: tuple[float, ...]
+    """Longest time for a cell, by length; slow ways get fewer messages."""
+    seconds_cold: float
+
+
+WIDE: Final = Links(
+    name="wide",
+    rates=(400_000_000, 300_000_000, 200_000_000, 100_000_000),
+    lanes=1,
+    sizes=(128 * MIB,),
+    conditions=CONDITIONS[2:],
+    seconds_warm=(20.0,),
+    seconds_cold=5.0,
+)
+NARROW: Final = Links(
+    name="narrow",
+    rates=(100_000_000, 50_000_000, 20_000_000),
+    lanes=3,
+    sizes=(MIB, 8 * MIB, 128 * MIB),
+    conditions=CONDITIONS,
+    seconds_warm=(20.0, 20.0, 40.0),
+    seconds_cold=4.0,
+)
+LINKS: Final = (WIDE, NARROW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """How much is measured."""
 
     count: int
     """Messages of a cell and way, all lanes together."""
-    seconds_warm: float
-    """Longest time for them; slow ways get fewer messages."""
-    seconds_cold: float
+    share: float
+    """Of the longest times."""
 
 
-FULL: Final = Effort(count=1002, seconds_warm=40.0, seconds_cold=9.0)
-QUICK: Final = Effort(count=60, seconds_warm=3.0, seconds_cold=2.0)
+FULL: Final = Effort(count=1002, share=1.0)
+QUICK: Final = Effort(count=60, share=0.15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One length over one link, warm or cold; all ways at once, each on links of its own."""
+    """One length over one kind of link, warm or cold; all ways at once, each on its own links."""
 
+    links: Links
     condition: Condition
     full_bytes: int
     """Before scaling."""
@@ -97,9 +134,21 @@ class Cell:
         return ideal(self.path, self.bytes)
 
     @property
-    def key(self) -> tuple[str, int, bool, int]:
+    def seconds(self) -> float:
+        """Longest time for it."""
+        if self.is_cold:
+            return self.links.seconds_cold
+        return self.links.seconds_warm[self.links.sizes.index(self.full_bytes)]
+
+    @property
+    def expected_losses(self) -> float:
+        """Lost packets of a message, in the mean."""
+        return self.path.units(self.bytes) * self.condition.loss.rate
+
+    @property
+    def key(self) -> tuple[str, str, int, bool, int]:
         """Name of the measurement."""
-        return self.condition.name, self.full_bytes, self.is_cold, self.rate
+        return self.links.name, self.condition.name, self.full_bytes, self.is_cold, self.rate
 
 
 def path_of(condition: Condition, rate: int) -> Path:
@@ -113,19 +162,20 @@ def path_of(condition: Condition, rate: int) -> Path:
     )
 
 
-def cells(condition: Condition, rate: int) -> Iterator[Cell]:
+def cells(links: Links, condition: Condition, rate: int) -> Iterator[Cell]:
     """All of one condition; warm ones first."""
-    for is_cold, size in product((False, True), SIZES):
-        yield Cell(condition=condition, full_bytes=size, is_cold=is_cold, rate=rate)
+    for is_cold, size in product((False, True), links.sizes):
+        yield Cell(links=links, condition=condition, full_bytes=size, is_cold=is_cold, rate=rate)
 
 
-def topology(condition: Condition, rate: int) -> Topology:
+def topology(links: Links, condition: Condition, rate: int) -> Topology:
     """Return a link for each way and lane, with a buffer of one round trip."""
     link = {
         "rate_bits_per_second": rate,
         "delay_micros": round(ROUND_TRIP / 2 * 1e6),
         "buffer_bytes": round(rate / 8 * ROUND_TRIP),
         **condition.settings,
+        "backward": {"rate_bits_per_second": rate // BACKWARD_SHARE},
     }
     return Topology.model_validate(
         {
@@ -133,7 +183,7 @@ def topology(condition: Condition, rate: int) -> Topology:
             "wan": [
                 {"name": f"{way}-{lane}", "left": [f"{way}-{lane}-l"], "right": [f"{way}-{lane}-r"]}
                 | link
-                for way, lane in product(WAYS, range(LANES))
+                for way, lane in product(WAYS, range(links.lanes))
             ],
         }
     )

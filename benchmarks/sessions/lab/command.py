@@ -1,9 +1,10 @@
 """`python -m benchmarks.sessions lab`: completion times of messages beside TCP and QUIC.
 
-One lab for each loss, links of its own for each way of sending, all alike: 25 ms of round trip, one
-MTU, one rate, to which sessions and TCP also pace. All ways send at the same time. Cells that the
-machine disturbed are repeated; what is measured is kept, and the same command again goes on. Prints
-a table, keeps every time as JSON, draws a plot. Needs root (namespaces) and Cargo (the QUIC peer).
+One lab for each kind of link and loss, links of its own for each way of sending, all alike: 25
+ms of round trip, one MTU, one rate, to which sessions and TCP also pace. All ways send at once.
+Cells that the machine disturbed are repeated; what is measured is kept, and the same command again
+goes on. Prints tables, keeps every time as JSON, draws a plot. Needs root (namespaces) and Cargo
+(the QUIC peer).
 """
 
 import argparse
@@ -20,11 +21,13 @@ from benchmarks.sessions.lab import lanes, report, session_peer, tcp_peer
 from benchmarks.sessions.lab.cells import (
     CONDITIONS,
     FULL,
+    LINKS,
     MTU,
     QUICK,
-    RATES,
     Cell,
+    Condition,
     Effort,
+    Links,
     cells,
     topology,
 )
@@ -42,24 +45,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--quick", action="store_true", help="60 messages of each kind")
     add("--minutes", type=float, default=9.0, help="start no cell after this time (9)")
+    add("--links", nargs="+", choices=[links.name for links in LINKS], help="only these (all)")
     add("--loss", nargs="+", choices=[c.name for c in CONDITIONS], help="only these (all)")
     add(
         "--rate",
         type=int,
-        choices=RATES,
-        help="of the links (the last run's, or what this machine carries)",
+        help="of the links, bit/s (the last run's, or what this machine carries)",
     )
     add("--output", type=Path, default=Path("sealane-sessions/lab"), help="directory")
+    add("--images", type=Path, help="keep the plot there, too, for the documentation")
 
 
-def rate() -> int:
-    """Return the highest rate that this machine carries on all links."""
-    capacity = asyncio.run(measure(mtu=MTU, relays=False))
-    allowed = SHARE_MAX * capacity.packets_per_second
-    for found in RATES:
-        if topology(CONDITIONS[0], found).packets_per_second <= allowed:
+def choose_rate(links: Links, allowed: float) -> int:
+    """Return the highest rate of which all links together have no more than `allowed` packets/s."""
+    for found in links.rates:
+        if topology(links, links.conditions[0], found).packets_per_second <= allowed:
             return found
     raise UnavailableError("lab.capacity", f"{allowed:.0f} packets a second are not enough")
+
+
+def _rates(wanted: Sequence[Links], store: "Store", asked: int | None) -> dict[str, int]:
+    """Rates by kind of link: as asked, or those of what is known, or what the machine carries."""
+    found = {links.name: asked or store.rate(links) for links in wanted}
+    if all(found.values()):
+        return {name: rate for name, rate in found.items() if rate}
+    capacity = asyncio.run(measure(mtu=MTU, relays=False))
+    allowed = SHARE_MAX * capacity.packets_per_second
+    return {links.name: found[links.name] or choose_rate(links, allowed) for links in wanted}
 
 
 class Store:
@@ -81,10 +93,10 @@ class Store:
         """Return what was measured, if it was."""
         return self._known.get(cell.key)
 
-    @property
-    def rate(self) -> int | None:
-        """Rate of what is known: a run that goes on keeps to it."""
-        rates = [found["rate"] for found in self._known.values()]
+    def rate(self, links: Links) -> int | None:
+        """Rate of what is known of such links: a run that goes on keeps to it."""
+        known = self._known.values()
+        rates = [int(found["rate"]) for found in known if found["links"] == links.name]
         return rates[-1] if rates else None
 
     def put(self, found: dict[str, Any]) -> None:
@@ -98,10 +110,12 @@ async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: 
     missing = [cell for cell in wanted if (found := store.get(cell)) is None or found["void"]]
     with Progress() as progress:
         task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
-        for condition in CONDITIONS:
-            mine = [cell for cell in missing if cell.condition is condition]
-            if not mine or time.monotonic() > until:
-                continue
+        groups: dict[tuple[Links, Condition], list[Cell]] = {}
+        for cell in missing:
+            groups.setdefault((cell.links, cell.condition), []).append(cell)
+        for mine in groups.values():
+            if time.monotonic() > until:
+                break
             async for measured in lanes.measure(mine, effort, until=until):
                 store.put(lanes.to_dict(measured))
                 progress.advance(task)
@@ -109,23 +123,33 @@ async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, keep, draw."""
-    until = time.monotonic() + 60 * arguments.minutes
     packets.build()
+    until = time.monotonic() + 60 * arguments.minutes
     effort = QUICK if arguments.quick else FULL
     output: Path = arguments.output
     output.mkdir(parents=True, exist_ok=True)
     store = Store(output / "cells.jsonl", effort)
-    conditions = [c for c in CONDITIONS if not arguments.loss or c.name in arguments.loss]
-    found_rate = arguments.rate or store.rate or rate()
-    wanted = [cell for condition in conditions for cell in cells(condition, found_rate)]
+    kinds = [links for links in LINKS if not arguments.links or links.name in arguments.links]
+    rates = _rates(kinds, store, arguments.rate)
+    wanted = [
+        cell
+        for links in kinds
+        for condition in links.conditions
+        if not arguments.loss or condition.name in arguments.loss
+        for cell in cells(links, condition, rates[links.name])
+    ]
     asyncio.run(_measure(wanted, store, effort, until))
     results = [report.Result.of(cell, found) for cell in wanted if (found := store.get(cell))]
     console = Console(width=170)
     if results:
         console.print(report.table(results))
+        console.print(report.ratios(results))
         document = [result.to_dict() for result in results]
         (output / "lab.json").write_text(json.dumps(document, indent=1) + "\n")
+        (output / "lab.md").write_text(report.markdown(results))
         report.plot(output / "lab.png", results)
+        if arguments.images:
+            report.plot(arguments.images / "session-completion.png", results)
     if left := len(wanted) - sum(not result.void for result in results):
         console.print(f"{left} of {len(wanted)} cells void or not measured: run again to go on")
     console.print(f"kept: {output}")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.sessions.lab.cells import LANES, MTU, UNIT_BYTES, WAYS, Cell, Effort, topology
+from benchmarks.sessions.lab.cells import MTU, UNIT_BYTES, WAYS, Cell, Effort, topology
 from benchmarks.sessions.lab.jobs import Answer, Job
 from benchmarks.sessions.packets import PROGRAM, Peer
 
@@ -19,6 +19,7 @@ from sealane.transport.lab.lab import Lab, laboratory
 from sealane.transport.lab.plan import plan as addresses
 from sealane.transport.lab.report import run_report
 from sealane.transport.planner import Objective, Plan, plan
+from sealane.transport.planner.choice import code_of
 
 ATTEMPTS: Final = 3
 """Runs of a cell, most: those that the machine disturbed are void."""
@@ -46,11 +47,6 @@ class Measured:
 def plan_for(cell: Cell) -> Plan:
     """Return the plan that the planner makes of the true loss."""
     return plan(cell.path, Objective.P99)
-
-
-def _row(found: Plan, length: int) -> tuple[int, int, int]:
-    rows = [row for row in found.rows if row.length_max >= length] or [found.rows[-1]]
-    return rows[0].k, rows[0].m, rows[0].depth
 
 
 def _peers(way: str, lane: str, lab: Lab, found: Plan, rate: int) -> list[Peer]:
@@ -82,18 +78,19 @@ def _peers(way: str, lane: str, lab: Lab, found: Plan, rate: int) -> list[Peer]:
 class Lanes:
     """The processes of one lab."""
 
-    def __init__(self, lab: Lab, found: Plan, rate: int) -> None:
+    def __init__(self, lab: Lab, found: Plan, cell: Cell) -> None:
         self._lab = lab
         self._plan = found
-        self._rate = rate
+        self._rate = cell.rate
+        self._lanes = cell.links.lanes
         self._senders: list[tuple[str, Peer]] = []
         self._peers: list[Peer] = []
-        self._pool = ThreadPoolExecutor(LANES * len(WAYS))
+        self._pool = ThreadPoolExecutor(self._lanes * len(WAYS))
 
     def start(self) -> None:
         """Start them all."""
         for way in WAYS:
-            for lane in range(LANES):
+            for lane in range(self._lanes):
                 peers = _peers(way, f"{way}-{lane}", self._lab, self._plan, self._rate)
                 self._senders.append((way, peers[0]))
                 self._peers += peers
@@ -125,8 +122,8 @@ class Lanes:
 
 
 @contextlib.asynccontextmanager
-async def _lanes(lab: Lab, found: Plan, rate: int) -> AsyncIterator[Lanes]:
-    lanes = Lanes(lab, found, rate)
+async def _lanes(lab: Lab, found: Plan, cell: Cell) -> AsyncIterator[Lanes]:
+    lanes = Lanes(lab, found, cell)
     try:
         await asyncio.to_thread(lanes.start)
         yield lanes
@@ -137,16 +134,16 @@ async def _lanes(lab: Lab, found: Plan, rate: int) -> AsyncIterator[Lanes]:
 async def measure(
     wanted: Sequence[Cell], effort: Effort, *, until: float
 ) -> AsyncIterator[Measured]:
-    """Measure cells of one condition and rate, as far as the time goes (`until`: monotonic)."""
-    condition, rate = wanted[0].condition, wanted[0].rate
-    found = plan_for(wanted[0])
-    network = topology(condition, rate)
-    async with laboratory(network, relays=False) as lab, _lanes(lab, found, rate) as lanes:
+    """Measure cells of one kind of link and one condition, until a time (monotonic)."""
+    first = wanted[0]
+    found = plan_for(first)
+    network = topology(first.links, first.condition, first.rate)
+    async with laboratory(network, relays=False) as lab, _lanes(lab, found, first) as lanes:
         for cell in wanted:
             job = Job(
                 bytes=cell.bytes,
-                count=-(-effort.count // LANES),
-                seconds=effort.seconds_cold if cell.is_cold else effort.seconds_warm,
+                count=-(-effort.count // cell.links.lanes),
+                seconds=cell.seconds * effort.share,
                 is_cold=cell.is_cold,
             )
             for _ in range(ATTEMPTS):
@@ -163,7 +160,7 @@ async def measure(
                 unfinished={
                     way: sum(a.unfinished for a in found) for way, found in answers.items()
                 },
-                scheme=_row(found, cell.bytes),
+                scheme=code_of(found.row(cell.bytes).scheme),
                 void=report.void,
                 load_average=os.getloadavg()[0],
                 added_delay_p99=max(way.slip_p99_micros for way in report.ways) / 1e6,
@@ -172,8 +169,9 @@ async def measure(
 
 def to_dict(measured: Measured) -> dict[str, Any]:
     """As JSON has it."""
-    condition, full_bytes, is_cold, rate = measured.cell.key
+    links, condition, full_bytes, is_cold, rate = measured.cell.key
     return {
+        "links": links,
         "condition": condition,
         "full_bytes": full_bytes,
         "is_cold": is_cold,

@@ -59,6 +59,8 @@ class Cell:
     duplicate: float = 0.0
     acknowledgement_loss: float = 0.0
     """Of packets on the way back."""
+    acknowledgement_burst: float = 1.0
+    unit_bytes: int = UNIT_BYTES
     chunk_units: int = 16
     runs: int = 1000
     slots: int = SLOTS
@@ -78,7 +80,7 @@ class Cell:
             rate_bits_per_second=self.rate,
             round_trip_seconds=self.round_trip,
             loss=Loss(rate=self.loss, burst_packets=max(1.0, self.burst_packets)),
-            unit_bytes=UNIT_BYTES,
+            unit_bytes=self.unit_bytes,
             overhead_bytes=PACKET_OVERHEAD_BYTES,
         )
 
@@ -129,10 +131,10 @@ class Cell:
             erasure_code=(scheme.k, scheme.m) if scheme.k else None,
             interleaving=scheme.depth,
             detection=scheme.detection,
-            unit_bytes=UNIT_BYTES,
+            unit_bytes=self.unit_bytes,
             chunk_units=self.chunk_units,
             forward=self._way(self.loss, self.burst_packets),
-            backward=self._way(self.acknowledgement_loss, 1.0),
+            backward=self._way(self.acknowledgement_loss, self.acknowledgement_burst),
         )
         if result["violations"]:
             raise RuntimeError(f"{self}: {result['violations'][:3]}")
@@ -185,6 +187,8 @@ def measure(cell: Cell, *, keep_samples: bool) -> Measured:
     counters |= {name: received[name] for name in ("late", "surplus", "decoded_units")}
     counters["lost_packets"] = result["forward"]["lost_packets"]
     counters["packets"] = result["forward"]["offered_packets"]
+    counters["foreign_units"] = result["foreign_units"]
+    counters["foreign_messages"] = result["foreign_messages"]
     return Measured(
         cell=cell,
         summary=summarize(times, seed=int(cell.key, 16)),

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, default=10.0, help="start no cell after this time (10)")
     add("--jobs", type=int, default=os.cpu_count(), help="cells at once (as many as cores)")
     add("--output", type=Path, default=Path("sealane-sessions/simulate"), help="directory")
+    add("--images", type=Path, help="keep the plots there, too, for the documentation")
 
 
 def _wanted(experiments: list[Experiment], effort: Effort) -> dict[str, tuple[Cell, bool]]:
@@ -97,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
         document = json.dumps(report.document(result), indent=1)
         (output / f"{name}.json").write_text(document + "\n")
         draw(output / f"{name}.png", result)
+        if arguments.images:
+            draw(arguments.images / f"sessions-{name}.png", result)
         for table in report.tables(result):
             console.print(table)
     console.print(report.budget(results))

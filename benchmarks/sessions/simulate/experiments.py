@@ -5,11 +5,15 @@ independent losses. Cells that experiments share are run once.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from typing import Any, Final
 
 from benchmarks.sessions.simulate.cells import UNIT_BYTES, Cell, Scheme
+
+from sealane.transport.model import Loss
+from sealane.transport.planner import Objective, Plan, plan
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -29,6 +33,9 @@ ROUND_TRIPS: Final = tuple(ms * MS for ms in (0.5, 1, 2, 5, 10, 16, 25, 40))
 HALF_DECADES: Final = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 SITES: Final = (2, 4, 8)
 RING_BYTES: Final = 128 * MIB
+MAP_TAIL_BYTES: Final = 8 * MIB
+MAP_TAIL_LOSS: Final = 1e-4
+P99_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +55,7 @@ class Effort:
         return min(max(self.units // units, self.runs_min), self.runs_max)
 
 
-FULL: Final = Effort(units=4_000_000, runs_min=8, runs_max=10_000, size_max=8 * GIB)
+FULL: Final = Effort(units=1_050_000, runs_min=8, runs_max=10_000, size_max=8 * GIB)
 QUICK: Final = Effort(units=400_000, runs_min=4, runs_max=1000, size_max=128 * MIB)
 
 Cells = Callable[[Effort], Iterator[Cell]]
@@ -64,6 +71,8 @@ class Experiment:
     """What the cells have in common, for people."""
     cells: Cells
     keeps_samples: bool = field(default=False)
+    is_about_slots: bool = field(default=False)
+    """Whether a receiver that knows slots only is shown, too."""
 
 
 def _cell(effort: Effort, size: int, scheme: Scheme, **rest: Any) -> Cell:
@@ -100,7 +109,10 @@ def _map(effort: Effort) -> Iterator[Cell]:
     sizes = [size for size in SIZES[:-1] if size <= effort.size_max]
     losses = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
     for loss, size, scheme in product(losses, sizes, (REPEAT_TIMEOUT, REPEAT, MDS)):
-        yield _cell(effort, size, scheme, loss=loss)
+        # Enough for p99.9 where that may be more than no loss, and messages are not too long.
+        is_tail_seen = size <= MIB or (size <= MAP_TAIL_BYTES and loss >= MAP_TAIL_LOSS)
+        runs = effort.runs_max if is_tail_seen else effort.runs(size)
+        yield Cell(message_bytes=size, scheme=scheme, runs=runs, loss=loss)
 
 
 def _codes(effort: Effort) -> Iterator[Cell]:
@@ -156,7 +168,8 @@ FAULTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 def fault_cell(effort: Effort, faults: dict[str, Any], scheme: Scheme) -> Cell:
     """Return a cell beyond the paper."""
-    return _cell(effort, FAULT_BYTES, scheme, **faults)
+    runs = P99_RUNS if effort is FULL else effort.runs(FAULT_BYTES)
+    return Cell(message_bytes=FAULT_BYTES, scheme=scheme, runs=runs, **faults)
 
 
 def _faults(effort: Effort) -> Iterator[Cell]:
@@ -165,6 +178,7 @@ def _faults(effort: Effort) -> Iterator[Cell]:
 
 
 LATE_SLOTS: Final = (2, 4, 16)
+LATE_MESSAGES: Final = 100_000
 
 
 def late_cell(effort: Effort, slots: int, scheme: Scheme) -> Cell:
@@ -178,13 +192,48 @@ def late_cell(effort: Effort, slots: int, scheme: Scheme) -> Cell:
         duplicate=0.05,
         slots=slots,
         depth=slots,
-        runs=effort.runs(64 * KIB),
+        runs=LATE_MESSAGES if effort is FULL else effort.runs(64 * KIB),
     )
 
 
 def _late(effort: Effort) -> Iterator[Cell]:
     for slots, scheme in product(LATE_SLOTS, (REPEAT, MDS)):
         yield late_cell(effort, slots, scheme)
+
+
+TAIL_LOSSES: Final = (
+    Loss(rate=1e-4),
+    Loss(rate=1e-3),
+    Loss(rate=1e-2),
+    Loss(rate=1e-2, burst_packets=8.0),
+)
+TAIL_RATES: Final = (20_000_000, 100_000_000)
+TAIL_SIZES: Final = (MIB, 8 * MIB, 128 * MIB)
+"""At 12.8 Gbit/s; scaled with the rate, as in the lab."""
+TAIL_UNIT_BYTES: Final = 1408
+
+
+@cache
+def _planned(rate: int, loss: Loss) -> Plan:
+    path = Cell(message_bytes=1, scheme=REPEAT, rate=rate, unit_bytes=TAIL_UNIT_BYTES).path
+    return plan(replace(path, loss=loss), Objective.P99)
+
+
+def _tails(effort: Effort) -> Iterator[Cell]:
+    for rate, loss, size in product(TAIL_RATES, TAIL_LOSSES, TAIL_SIZES):
+        message_bytes = size * rate // 12_800_000_000
+        row = _planned(rate, loss).row(message_bytes)
+        yield Cell(
+            message_bytes=message_bytes,
+            scheme=Scheme(k=row.k, m=row.m, depth=row.depth),
+            loss=loss.rate,
+            burst_packets=loss.burst_packets,
+            acknowledgement_loss=loss.rate,
+            acknowledgement_burst=loss.burst_packets,
+            rate=rate,
+            unit_bytes=TAIL_UNIT_BYTES,
+            runs=min(effort.units // (1 + message_bytes // TAIL_UNIT_BYTES), effort.runs_max),
+        )
 
 
 EXPERIMENTS: Final = (
@@ -242,5 +291,13 @@ EXPERIMENTS: Final = (
         title="Late packets whose slot holds another message (beyond the paper)",
         parameters="64 KiB, 400 Gbit/s, 25 ms, 5 % late by up to 50 ms, 5 % twice",
         cells=_late,
+        is_about_slots=True,
+    ),
+    Experiment(
+        name="E14",
+        title="p99 of what the plan chooses by it, losses both ways (beyond the paper)",
+        parameters="1, 8, 128 MiB at 12.8 Gbit/s, scaled to 20 and 100 Mbit/s; 25 ms, units of "
+        "1408 bytes",
+        cells=_tails,
     ),
 )

@@ -1,6 +1,7 @@
 """One plot for each experiment: points are the stack, lines the model, in the same colour."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,18 +29,21 @@ from matplotlib.figure import Figure
 
 GO_BACK_N_RUNS: Final = 200
 MARKERS: Final = "osD^v"
-MAPS: Final = ("E4", "E12", "E13")
-"""Experiments whose plots show the stack alone; the model is in their tables and JSON."""
+MAPS: Final = {
+    "E4": "The stack; in brackets, where messages were too few: the model",
+    "E12": "The stack",
+    "E13": "The stack",
+    "E14": "The stack",
+}
+"""Experiments whose plots show no curves of the model, and what they show."""
+LINES: Final = "Points: the stack, bars: 95 % intervals of means; lines: model"
 
 
 def draw(path: Path, result: Result) -> None:
     """Draw an experiment."""
     figure = DRAWINGS[result.experiment.name](result)
     figure.suptitle(f"{result.experiment.name}: {result.experiment.title}")
-    is_map = result.experiment.name in MAPS
-    legend = (
-        "The stack" if is_map else "Points: the stack, bars: 95 % intervals of means; lines: model"
-    )
+    legend = MAPS.get(result.experiment.name, LINES)
     figure.text(
         0.5,
         0.005,
@@ -129,31 +133,35 @@ def _map(result: Result) -> Figure:
     by = {(m.cell.scheme.name, m.cell.loss, m.cell.message_bytes): m for m in result.measured}
     losses = sorted({loss for _, loss, _ in by})
     sizes = sorted({size for _, _, size in by})
-    kinds: tuple[tuple[str, str, Callable[[Measured], float | None]], ...] = (
-        (names[0], "mean", lambda m: m.summary.mean),
-        (names[1], "mean", lambda m: m.summary.mean),
-        (names[0], "p99", lambda m: m.summary.p99),
-        (names[1], "p99", lambda m: m.summary.p99),
-    )
     figure, panels = plt.subplots(2, 2, figsize=(12, 7))
-    for axes, (name, kind, value) in zip(panels.ravel(), kinds, strict=True):
+    for axes, (kind, name) in zip(panels.ravel(), product(("mean", "p99.9"), names), strict=False):
         grid = np.full((len(losses), len(sizes)), np.nan)
-        for row, loss in enumerate(losses):
-            for column, size in enumerate(sizes):
-                ours, other = value(by[name, loss, size]), value(by[names[2], loss, size])
-                if ours is not None and other is not None:
-                    grid[row, column] = ours / other
-        _heat(axes, grid, [f"{loss:.0e}" for loss in losses], [size_text(size) for size in sizes])
+        is_model = np.zeros(grid.shape, dtype=np.bool_)
+        for (row, loss), (column, size) in product(enumerate(losses), enumerate(sizes)):
+            ours, other = by[name, loss, size], by[names[2], loss, size]
+            if kind == "mean":
+                grid[row, column] = ours.summary.mean / other.summary.mean
+            elif ours.summary.p999 is not None and other.summary.p999 is not None:
+                grid[row, column] = ours.summary.p999 / other.summary.p999
+            elif ours.curve is not None and other.curve is not None:
+                grid[row, column] = ours.curve.p999 / other.curve.p999
+                is_model[row, column] = True
+        rows, columns = [f"{loss:.0e}" for loss in losses], [size_text(size) for size in sizes]
+        _heat(axes, grid, rows, columns, is_model=is_model)
         axes.set_title(f"{kind}: {name} over {names[2]}; above 1 the code wins", fontsize=9)
         axes.set_ylabel("P")
     return figure
 
 
-def _heat(axes: Axes, grid: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+def _heat(
+    axes: Axes, grid: Any, rows: Sequence[str], columns: Sequence[str], *, is_model: Any = None
+) -> None:
     axes.imshow(np.log2(grid), cmap="RdBu_r", vmin=-3.2, vmax=3.2, aspect="auto")
     for (row, column), value in np.ndenumerate(grid):
         is_known = not np.isnan(value)
         text = f"{value:.2f}" if is_known else "too few"
+        if is_model is not None and is_model[row, column]:
+            text = f"({text})"
         colour = "white" if is_known and abs(np.log2(value)) > 2.2 else "black"
         size = 8 if is_known else 6
         axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
@@ -227,19 +235,51 @@ def _faults(result: Result) -> Figure:
 
 
 def _late(result: Result) -> Figure:
-    figure, axes = plt.subplots(figsize=(7, 4.6))
-    names = _schemes(result.measured)
-    for index, name in enumerate(names):
-        mine = {one.cell.slots: one for one in result.measured if one.cell.scheme.name == name}
-        counts = [mine[slots].counters["late"] for slots in LATE_SLOTS]
-        at = np.arange(len(LATE_SLOTS)) + (index - 0.5) * 0.35
-        bars = axes.bar(at, counts, 0.3, label=f"{name}: late units")
-        axes.bar_label(bars, fontsize=8)
-    axes.set_xticks(range(len(LATE_SLOTS)), [f"{slots} slots" for slots in LATE_SLOTS])
-    axes.set_ylabel("units that came after their message")
-    axes.margins(y=0.25)
-    # Cell.simulate refuses a run in which the checkers saw memory or bitmap change.
-    axes.legend(fontsize=8, loc="upper left", title="none changed memory or bitmap")
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.6))
+    kinds = (
+        ("late", "units that came after their message: none changed memory or bitmap"),
+        ("foreign_messages", "messages that bitmaps without message numbers get wrong"),
+    )
+    for axes, (kind, title) in zip(panels, kinds, strict=True):
+        for index, name in enumerate(_schemes(result.measured)):
+            mine = {one.cell.slots: one for one in result.measured if one.cell.scheme.name == name}
+            counts = [mine[slots].counters[kind] for slots in LATE_SLOTS]
+            at = np.arange(len(LATE_SLOTS)) + (index - 0.5) * 0.35
+            axes.bar_label(axes.bar(at, counts, 0.3, label=name), fontsize=8)
+        axes.set_xticks(range(len(LATE_SLOTS)), [f"{slots} slots" for slots in LATE_SLOTS])
+        axes.set_title(title, fontsize=9)
+        axes.margins(y=0.25)
+        axes.legend(fontsize=8, loc="upper right", title=f"{result.measured[0].cell.runs} messages")
+    return figure
+
+
+def _tails(result: Result) -> Figure:
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    rates = sorted({one.cell.rate for one in result.measured})
+    for axes, rate in zip(panels, rates, strict=True):
+        mine = [one for one in result.measured if one.cell.rate == rate]
+        sizes = sorted({one.cell.message_bytes for one in mine})
+        for index, size in enumerate(sizes):
+            cells = [one for one in mine if one.cell.message_bytes == size]
+            for one, place in zip(cells, np.arange(len(cells)) + (index - 1) * 0.2, strict=True):
+                tail, ideal = one.summary.p99, one.cell.ideal
+                axes.plot(place, one.summary.mean / ideal, f"C{index}o", markersize=4)
+                if tail is not None:
+                    axes.plot(place, tail / ideal, f"C{index}^", markersize=6)
+                    name = one.cell.scheme.name
+                    axes.text(
+                        place, tail / ideal + 0.01, name, rotation=90, fontsize=6, ha="center"
+                    )
+            axes.plot([], [], f"C{index}^", label=f"p99, {size / 1024:.1f} KiB")
+        losses = list(dict.fromkeys((one.cell.loss, one.cell.burst_packets) for one in mine))
+        texts = [f"{loss:.0e}" + (", bursts" if burst > 1 else "") for loss, burst in losses]
+        axes.set_xticks(range(len(texts)), texts, fontsize=8)
+        axes.set_title(f"{rate / 1e6:g} Mbit/s", fontsize=10)
+        axes.axhline(1.3, color="grey", linewidth=0.6, linestyle=":")
+        axes.axhline(1, color="grey", linewidth=0.6)
+        axes.legend(fontsize=8, loc="upper left")
+    panels[0].set_ylabel("completion over ideal (●: mean)")
+    panels[0].set_ylim(0.95, 1.5)
     return figure
 
 
@@ -253,4 +293,5 @@ DRAWINGS: Final[dict[str, Callable[[Result], Figure]]] = {
     "E8": _rings,
     "E12": _faults,
     "E13": _late,
+    "E14": _tails,
 }

@@ -86,14 +86,38 @@ def tables(result: Result) -> list[Table]:
         title_justify="left",
     )
     headings = ("size", "loss", "round trip", "rate", "scheme", "messages", "mean ms")
-    for heading in (*headings, "× ideal", "× model", "p50", "p99", "p99.9", "again", "late"):
+    for heading in (
+        *headings,
+        "× ideal",
+        "× model",
+        "p50",
+        "p99",
+        "× ideal",
+        "p99.9",
+        "again",
+        "late",
+    ):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for measured in result.measured:
         table.add_row(*_row(measured))
     found = [table]
     if experiment.keeps_samples:
         found.append(_ring_table(rings(result.measured)))
+    if experiment.is_about_slots:
+        found.append(_foreign_table(result.measured))
     return found
+
+
+def _foreign_table(found: Sequence[Measured]) -> Table:
+    title = "A receiver without message numbers, bitmaps only, on the same packets"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in ("slots", "scheme", "messages", "late units", "foreign units", "wrong messages"):
+        table.add_column(heading, justify="left" if heading == "scheme" else "right")
+    for measured in found:
+        counts = (measured.counters[n] for n in ("late", "foreign_units", "foreign_messages"))
+        cell = measured.cell
+        table.add_row(str(cell.slots), cell.scheme.name, str(cell.runs), *map(str, counts))
+    return table
 
 
 def _row(measured: Measured) -> list[str]:
@@ -116,6 +140,7 @@ def _row(measured: Measured) -> list[str]:
         "" if against is None else f"{1 + against:.3f}",
         quantile(summary.p50),
         quantile(summary.p99),
+        "" if summary.p99 is None else f"{summary.p99 / cell.ideal:.2f}",
         quantile(summary.p999),
         str(measured.counters["retransmitted_packets"]),
         str(measured.counters["late"]),

@@ -131,6 +131,10 @@ impl SessionEndpoint {
         self.endpoint.start(&start, &keys).map_err(endpoint_error)
     }
 
+    fn set_unit_bytes(&mut self, unit_bytes: u16) -> PyResult<()> {
+        self.endpoint.set_unit_bytes(unit_bytes).map_err(endpoint_error)
+    }
+
     fn install_plan(&self, rows: Vec<(u64, u8, u8, u8)>) -> PyResult<()> {
         let rows: Vec<PlanRow> = rows
             .into_iter()

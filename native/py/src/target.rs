@@ -12,7 +12,8 @@ use sealane_engine::storage::store::BlockStore;
 use sealane_engine::storage::stores::device::Device;
 use sealane_engine::storage::stores::fresh::opening::Opening;
 use sealane_engine::storage::stores::fresh_store::Trust;
-use sealane_engine::storage::stores::in_place_store::InPlaceStore;
+use sealane_engine::storage::stores::in_place_store::{InPlaceStore, raw_blocks};
+use sealane_engine::storage::stores::nvme::NvmeStore;
 use sealane_engine::storage::stores::remote::RemoteDevice as EngineDevice;
 use sealane_engine::storage::stores::remote_sectors::{RemoteBlocks, RemoteSectorStore};
 use sealane_engine::storage::stores::sealed_file::SealedFileStore;
@@ -38,6 +39,9 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<StoreAnchor>()?;
     module.add_class::<StoreOpening>()?;
     module.add_class::<Namespace>()?;
+    module.add_function(wrap_pyfunction!(examine_drive, module)?)?;
+    module.add_function(wrap_pyfunction!(erase_drive, module)?)?;
+    module.add_function(wrap_pyfunction!(drive_blocks, module)?)?;
     module.add_class::<Controller>()
 }
 
@@ -344,6 +348,21 @@ impl Namespace {
 
 fn namespace_over(store: Box<dyn BlockStore>, freshness: bool) -> io::Result<EngineNamespace> {
     if freshness { EngineNamespace::new(store) } else { EngineNamespace::without_freshness(store) }
+}
+
+#[pyfunction]
+fn examine_drive(py: Python<'_>, path: PathBuf) -> PyResult<(u64, bool)> {
+    Ok(py.detach(|| NvmeStore::examine(&path))?)
+}
+
+#[pyfunction]
+fn erase_drive(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    Ok(py.detach(|| NvmeStore::erase(&path))?)
+}
+
+#[pyfunction]
+fn drive_blocks(sector_count: u64) -> u64 {
+    raw_blocks(sector_count)
 }
 
 fn creates(exist: &str) -> PyResult<bool> {

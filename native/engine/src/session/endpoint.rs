@@ -93,22 +93,16 @@ struct Prepared {
     doorbell: OwnedFd,
 }
 
-/// One session's resources in the daemon.
-pub struct Endpoint {
-    config: EndpointConfig,
+/// What the job and the worker share.
+struct Memories {
     layout: Layout,
-    local_address: SocketAddr,
-    prepared: Option<Prepared>,
-    job: Option<JobDescriptors>,
-    stop: OwnedFd,
-    report: Arc<Report>,
-    next_plan: Arc<Mutex<Option<Plan>>>,
-    is_running: bool,
+    memory: JobMemory,
+    doorbell: OwnedFd,
+    job: JobDescriptors,
 }
 
-impl Endpoint {
-    /// Binds the socket and makes the memories.
-    pub fn new(config: EndpointConfig) -> Result<Self, EndpointError> {
+impl Memories {
+    fn new(config: &EndpointConfig) -> Result<Self, EndpointError> {
         let layout = Layout {
             entries: config.ring_entries,
             region_bytes: config.region_bytes,
@@ -144,9 +138,30 @@ impl Endpoint {
             completion: completion.file().try_clone_to_owned()?,
             doorbell: job_doorbell,
         };
+        let ring = DaemonRing::new(layout, submission, completion);
+        Ok(Self { layout, memory: JobMemory { region, ring }, doorbell, job })
+    }
+}
+
+/// One session's resources in the daemon.
+pub struct Endpoint {
+    config: EndpointConfig,
+    layout: Layout,
+    local_address: SocketAddr,
+    prepared: Option<Prepared>,
+    job: Option<JobDescriptors>,
+    stop: OwnedFd,
+    report: Arc<Report>,
+    next_plan: Arc<Mutex<Option<Plan>>>,
+    is_running: bool,
+}
+
+impl Endpoint {
+    /// Binds the socket and makes the memories.
+    pub fn new(config: EndpointConfig) -> Result<Self, EndpointError> {
+        let made = Memories::new(&config)?;
         let udp = Udp::bind(config.bind_address)?;
         let local_address = udp.local_address()?;
-        let ring = DaemonRing::new(layout, submission, completion);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
             state: Mutex::new(State::Establishing),
@@ -154,17 +169,34 @@ impl Endpoint {
             changed: eventfd(0, flags).map_err(io::Error::from)?,
             settled: Condvar::new(),
         };
+        let Memories { layout, memory, doorbell, job } = made;
         Ok(Self {
             config,
             layout,
             local_address,
-            prepared: Some(Prepared { udp, memory: JobMemory { region, ring }, doorbell }),
+            prepared: Some(Prepared { udp, memory, doorbell }),
             job: Some(job),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
             next_plan: Arc::default(),
             is_running: false,
         })
+    }
+
+    /// Makes the memories anew for units of another size, before the worker starts and the job has
+    /// them. The socket stays.
+    pub fn set_unit_bytes(&mut self, unit_bytes: u16) -> Result<(), EndpointError> {
+        let (Some(prepared), Some(job)) = (&mut self.prepared, &mut self.job) else {
+            return Err(EndpointError::Started);
+        };
+        let config = EndpointConfig { unit_bytes, ..self.config };
+        let made = Memories::new(&config)?;
+        self.config = config;
+        self.layout = made.layout;
+        prepared.memory = made.memory;
+        prepared.doorbell = made.doorbell;
+        *job = made.job;
+        Ok(())
     }
 
     /// Where the data socket is bound.

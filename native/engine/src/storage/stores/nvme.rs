@@ -15,7 +15,7 @@ use io_uring::{cqueue, opcode, squeue, types};
 use rustix::ioctl;
 
 use super::super::store::{
-    BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters, StoreDone, StoreRequest,
+    BLOCK_BYTES, BlockStore, DATA_BYTES, StoreChannel, StoreCounters, StoreDone, StoreRequest,
 };
 use super::fresh::failure::copy_error;
 use super::fresh_store::in_use;
@@ -117,7 +117,24 @@ impl NvmeStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The same, with every block made unwritten: what the drive held is lost.
+    /// Blocks of a namespace that nobody uses, and whether the first one's data are zeros: if not,
+    /// they may be somebody's.
+    pub fn examine(path: &Path) -> io::Result<(u64, bool)> {
+        let store = Self::open_whole(path)?;
+        let read = StoreRequest::Read { lba: 0, buffer: vec![0; BLOCK_BYTES] };
+        let first = wait(&mut store.channel()?, read)?;
+        Ok((store.shared.block_count, first.iter().take(DATA_BYTES).all(|byte| *byte == 0)))
+    }
+
+    /// Makes the first block unwritten, which is where a store begins: nothing leads to it any more.
+    pub fn erase(path: &Path) -> io::Result<()> {
+        let store = Self::open_whole(path)?;
+        let mut channel = store.channel()?;
+        wait(&mut channel, StoreRequest::Deallocate { lba: 0, blocks: 1 })?;
+        wait(&mut channel, StoreRequest::Flush).map(drop)
+    }
+
+    /// Opens it with every block made unwritten: what the drive held is lost.
     pub fn create(path: &Path, block_count: u64) -> io::Result<Self> {
         let store = Self::open(path, block_count)?;
         let mut channel = store.channel()?;

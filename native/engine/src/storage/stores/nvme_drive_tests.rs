@@ -117,6 +117,41 @@ fn lay_out() {
     write(&mut *store.open().expect("channel"), 1);
 }
 
+/// A volume is laid out on what is empty, grows as far as the namespace, and is taken off again.
+#[test]
+#[ignore = "takes a drive formatted with 64 bytes of metadata"]
+fn grows_as_far_as_the_namespace() {
+    let path = variable("SEALANE_NVME_DEVICE").expect("SEALANE_NVME_DEVICE");
+    let path = Path::new(&path);
+    NvmeStore::erase(path).expect("erase");
+    let (found, is_empty) = NvmeStore::examine(path).expect("examine");
+    assert!(is_empty && found > raw_blocks(BLOCKS) + 5000, "{found} blocks");
+    let raw = Box::new(drive(raw_blocks(BLOCKS), false));
+    let mut store = InPlaceStore::create(raw, BLOCKS, &Trust::default()).expect("store");
+    write(&mut *store.open().expect("channel"), 1);
+    store.extend(2 * BLOCKS).expect("growth");
+    let error = store.extend(found).expect_err("its own pages have no room then");
+    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    let buffer = conformance::blocks(BLOCK_BYTES, BLOCKS - 4, 8, 2);
+    let across = StoreRequest::Write { lba: BLOCKS - 4, buffer, durable: true };
+    conformance::execute(&mut *store.open().expect("channel"), across).expect("write");
+    drop(store);
+    let whole = drive(found, false);
+    let store = InPlaceStore::open(Box::new(whole), &Trust::default()).expect("store");
+    assert_eq!(store.block_count(), 2 * BLOCKS);
+    let mut channel = store.open().expect("channel");
+    let read = conformance::read(&mut *channel, BLOCK_BYTES, BLOCKS - 4, 8);
+    assert_eq!(read, conformance::blocks(BLOCK_BYTES, BLOCKS - 4, 8, 2));
+    let first = conformance::read(&mut *channel, BLOCK_BYTES, 0, 1);
+    assert_eq!(first, conformance::block(BLOCK_BYTES, 0, 1));
+    drop((channel, store));
+    assert_eq!(NvmeStore::examine(path).expect("examine"), (found, false));
+    let error = InPlaceStore::create(Box::new(drive(found, false)), BLOCKS, &Trust::default());
+    assert_eq!(error.expect_err("somebody's").kind(), io::ErrorKind::AlreadyExists);
+    NvmeStore::erase(path).expect("erase");
+    assert_eq!(NvmeStore::examine(path).expect("examine"), (found, true));
+}
+
 /// Flushes version 2, then writes further versions until the machine loses power.
 #[test]
 #[ignore = "takes a drive formatted with 64 bytes of metadata"]

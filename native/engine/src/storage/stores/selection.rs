@@ -48,7 +48,10 @@ pub fn open(options: &StoreOptions<'_>) -> io::Result<Box<dyn BlockStore>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
     }
     let store = if is_in_place {
-        let store = if creates {
+        let store = if creates && kind == "nvme" {
+            // What a void tree doesn't name may hold anything; what begins with a store is refused.
+            InPlaceStore::create(open_whole(options)?, block_count, trust)?
+        } else if creates {
             let raw = open_raw(&StoreOptions { block_count: raw_blocks(block_count), ..*options })?;
             InPlaceStore::create(raw, block_count, trust)?
         } else {

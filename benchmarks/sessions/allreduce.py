@@ -1,0 +1,164 @@
+"""All-reduces around rings of real session machines in virtual time, and the model of them."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Final
+
+import numpy as np
+from benchmarks.sessions.intervals import Summary, summarize
+from benchmarks.sessions.simulate.cells import BUFFER_BYTES, PARTS, UNIT_BYTES, Scheme
+from benchmarks.sessions.simulate.curves import FACTORS, modelled
+from benchmarks.sessions.simulate.experiments import MDS, REPEAT, REPEAT_TIMEOUT
+
+from sealane import _native
+from sealane.client.collectives import schedule
+from sealane.transport.model import Loss, Path, all_reduce, all_reduce_ideal
+from sealane.transport.model.path import PACKET_OVERHEAD_BYTES
+
+ARRAY_BYTES: Final = 128 << 20
+RATE: Final = 400_000_000_000
+ROUND_TRIP: Final = 0.025
+SITES: Final = (2, 3, 4, 6, 8)
+LOSSES: Final = (0.0, 1e-4, 1e-3, 1e-2)
+SCHEMES: Final = (REPEAT_TIMEOUT, REPEAT, MDS)
+PIECES: Final = 16
+SLOTS: Final = 64
+RINGS_MIN: Final = 4
+MODEL_RINGS: Final = 20_000
+ERROR_MAX: Final = 0.05
+DEVIATIONS: Final = 4.0
+"""Of a mean of so many rings, allowed for chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One ring, one way of cutting the array, one scheme."""
+
+    sites: int
+    loss: float
+    scheme: Scheme
+    pieces: int
+    """Messages of a segment. One, each acknowledged before the next, are the paper's rounds."""
+    rings: int
+
+    @property
+    def depth(self) -> int:
+        """Messages of a site that are unacknowledged, most."""
+        return 1 if self.pieces == 1 else SLOTS
+
+    @property
+    def way(self) -> str:
+        """For people."""
+        return "rounds" if self.pieces == 1 else f"{self.pieces} pieces"
+
+    @property
+    def path(self) -> Path:
+        """Every link of the ring."""
+        return Path(
+            rate_bits_per_second=RATE,
+            round_trip_seconds=ROUND_TRIP,
+            loss=Loss(rate=self.loss),
+            unit_bytes=UNIT_BYTES,
+            overhead_bytes=PACKET_OVERHEAD_BYTES,
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the model is: nothing that is sent again meets the pieces behind it."""
+        segment = ARRAY_BYTES // self.sites
+        injection = self.path.units(segment) * self.path.unit_seconds
+        return self.pieces == 1 and injection <= FACTORS[self.scheme.detection] * ROUND_TRIP
+
+    @property
+    def seed(self) -> int:
+        """Of this cell and no other."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A cell and what it showed; times in seconds."""
+
+    cell: Cell
+    summary: Summary
+    deviation: float
+    model_mean: float
+    model_p99: float
+    ideal: float
+    packets: int
+    processor_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Mean of the stack over the model's."""
+        return self.summary.mean / self.model_mean
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the mean is not the model's, chance allowed for, where the model is exact."""
+        chance = DEVIATIONS * self.deviation / math.sqrt(self.summary.count)
+        error = abs(self.summary.mean - self.model_mean)
+        return self.cell.is_exact and error > ERROR_MAX * self.model_mean + chance
+
+
+def cells(packets: int) -> Iterator[Cell]:
+    """Every cell, with so many rings that it has about that many packets."""
+    for sites, loss, scheme, pieces in product(SITES, LOSSES, SCHEMES, (1, PIECES)):
+        of_ring = 2 * (sites - 1) * ARRAY_BYTES // UNIT_BYTES
+        rings = max(RINGS_MIN, packets // of_ring) if loss else RINGS_MIN
+        yield Cell(sites=sites, loss=loss, scheme=scheme, pieces=pieces, rings=rings)
+
+
+def measure(cell: Cell) -> Measured:
+    """Run the rings of a cell, and draw as many of the model as are needed for its mean."""
+    piece = math.ceil(ARRAY_BYTES / (cell.sites * cell.pieces))
+    plans = [schedule.all_reduce(n, cell.sites, ARRAY_BYTES, piece) for n in range(cell.sites)]
+    started = time.thread_time()
+    result = _native.simulate_ring(
+        sites=[plan.in_bytes(1) for plan in plans],
+        repeats=cell.rings,
+        seed=cell.seed >> 8,
+        depth=cell.depth,
+        slots=SLOTS,
+        erasure_code=(cell.scheme.k, cell.scheme.m) if cell.scheme.k else None,
+        interleaving=cell.scheme.depth,
+        unit_bytes=UNIT_BYTES,
+        link=_native.LinkSettings(
+            rate_bits_per_second=RATE,
+            delay_nanos=round(ROUND_TRIP / 2 * 1e9),
+            buffer_bytes=BUFFER_BYTES,
+            loss_parts_per_billion=round(cell.loss * PARTS),
+        ),
+        detection=cell.scheme.detection,
+    )
+    elapsed = time.thread_time() - started
+    for session in result["sessions"]:
+        if session["violations"]:
+            raise RuntimeError(f"{cell}: {session['violations'][:3]}")
+    times = np.asarray(result["completion_nanos"]) / 1e9
+    expected = all_reduce(
+        cell.path,
+        ARRAY_BYTES,
+        cell.sites,
+        modelled(cell.scheme),
+        count=MODEL_RINGS // cell.pieces,
+        random=np.random.default_rng(cell.seed),
+        pieces=cell.pieces,
+        depth=cell.depth,
+    )
+    return Measured(
+        cell=cell,
+        summary=summarize(times, seed=cell.seed),
+        deviation=float(expected.std()),
+        model_mean=float(expected.mean()),
+        model_p99=float(np.quantile(expected, 0.99)),
+        ideal=all_reduce_ideal(cell.path, ARRAY_BYTES, cell.sites, pieces=cell.pieces),
+        packets=sum(session["forward"]["offered_packets"] for session in result["sessions"]),
+        processor_seconds=elapsed,
+    )

@@ -1,0 +1,134 @@
+"""`python -m benchmarks.sessions allreduce`: rings of 2 to 8 sites in virtual time.
+
+Real session machines run the client's schedule of an all-reduce of 128 MiB, 400 Gbit/s, 25 ms:
+`rounds`, a segment at a time, each acknowledged before the next (SDR-RDMA, Fig. 13), and in 16
+pieces that overlap, as the client does it. Prints a table with the model beside it, keeps JSON and
+draws the plot. Fails if a mean lies beyond 5 % of the model where that is exact.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from benchmarks.sessions.allreduce import LOSSES, Measured, cells, measure
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+SUMMARY: Final = "all-reduces around rings in virtual time, the model beside the stack"
+PACKETS: Final = 4_000_000
+PACKETS_QUICK: Final = 400_000
+MARKERS: Final = "osD"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the sub-command."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a tenth of the rings")
+    add("--jobs", type=int, default=os.cpu_count(), help="cells at once (as many as cores)")
+    add("--output", type=Path, default=Path("sealane-sessions/allreduce"), help="directory")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, keep, draw."""
+    wanted = list(cells(PACKETS_QUICK if arguments.quick else PACKETS))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        measured = list(track(pool.map(measure, wanted), "rings", total=len(wanted)))
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(one) | {"ratio": one.ratio, "way": one.cell.way} for one in measured]
+    (output / "allreduce.json").write_text(json.dumps(rows, indent=1) + "\n")
+    draw(output / "allreduce.png", measured)
+    console = Console(width=130)
+    console.print(table(measured))
+    exact = [one.ratio for one in measured if one.cell.is_exact]
+    other = [one.ratio for one in measured if not one.cell.is_exact]
+    for name, ratios in (("exact", exact), ("else", other)):
+        console.print(
+            f"{name}: {len(ratios)} cells, mean of the stack over the model's from "
+            f"{min(ratios):.3f} to {max(ratios):.3f}"
+        )
+    seconds = sum(one.processor_seconds for one in measured)
+    packets = sum(one.packets for one in measured)
+    console.print(f"{packets / 1e6:.0f} million packets, {seconds:.0f} s of processor time")
+    console.print(f"kept: {output}")
+    return 1 if any(one.is_beyond for one in measured) else 0
+
+
+def table(measured: Sequence[Measured]) -> Table:
+    """Show each cell."""
+    found = Table(
+        title="All-reduce of 128 MiB around a ring; 400 Gbit/s, 25 ms",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    headings = ("sites", "loss", "scheme", "way", "rings", "ideal ms", "mean ms", "model", "ratio")
+    for heading in (*headings, "p99", "model"):
+        found.add_column(heading, justify="left" if heading in {"scheme", "way"} else "right")
+    for one in measured:
+        cell, summary = one.cell, one.summary
+        p99 = "" if summary.p99 is None else f"{summary.p99 * 1e3:.1f}"
+        found.add_row(
+            *(str(cell.sites), f"{cell.loss:g}", cell.scheme.name, cell.way, str(cell.rings)),
+            *(f"{seconds * 1e3:.1f}" for seconds in (one.ideal, summary.mean, one.model_mean)),
+            *(f"{one.ratio:.3f}", p99, f"{one.model_p99 * 1e3:.1f}"),
+        )
+    return found
+
+
+def draw(path: Path, measured: Sequence[Measured]) -> None:
+    """Draw means by the number of sites: a panel for each loss and way."""
+    ways = list(dict.fromkeys(one.cell.way for one in measured))
+    schemes = list(dict.fromkeys(one.cell.scheme for one in measured))
+    figure, panels = plt.subplots(
+        len(ways), len(LOSSES), figsize=(13, 6.4), sharex=True, squeeze=False
+    )
+    for row, way in zip(panels, ways, strict=True):
+        for axes, loss in zip(row, LOSSES, strict=True):
+            for index, scheme in enumerate(schemes):
+                mine = [
+                    one
+                    for one in measured
+                    if (one.cell.way, one.cell.loss, one.cell.scheme) == (way, loss, scheme)
+                ]
+                sites = [one.cell.sites for one in mine]
+                means = [one.summary.mean * 1e3 for one in mine]
+                ends = [[end * 1e3 for end in one.summary.mean_interval] for one in mine]
+                errors = [
+                    [mean - low for mean, (low, _) in zip(means, ends, strict=True)],
+                    [high - mean for mean, (_, high) in zip(means, ends, strict=True)],
+                ]
+                axes.errorbar(
+                    *(sites, means, errors),
+                    color=f"C{index}",
+                    fmt=MARKERS[index],
+                    markersize=4,
+                    label=scheme.name,
+                )
+                axes.plot(sites, [one.model_mean * 1e3 for one in mine], f"C{index}", linewidth=1)
+            ideals = {one.cell.sites: one.ideal * 1e3 for one in measured if one.cell.way == way}
+            axes.plot(
+                list(ideals), list(ideals.values()), color="grey", linestyle=":", label="ideal"
+            )
+            axes.set_title(f"{way}, P = {loss:g}", fontsize=10)
+            axes.set_ylim(bottom=0)
+        row[0].set_ylabel("mean, ms")
+    for axes in panels[-1]:
+        axes.set_xlabel("sites")
+    panels[0][0].legend(fontsize=8)
+    figure.suptitle("All-reduce of 128 MiB around a ring; 400 Gbit/s, 25 ms")
+    legend = "Points: the stack, bars: 95 % intervals of means; lines: model."
+    figure.text(0.5, 0.005, legend, ha="center", fontsize=8)
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

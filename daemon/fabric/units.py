@@ -1,0 +1,60 @@
+"""How large the units of a session are, if nobody says: as the path's MTU has it (RFC 8899).
+
+The unit is fixed when a session is established, so the search is made there: the largest candidate
+that the route may carry is offered first, and the padded challenges of its establishment are the
+probes. If they come to nothing, the next smaller one is tried.
+"""
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+UNIT_GRAIN_BYTES: Final = 64
+"""Whole blocks of the cipher cost less than the bytes that a finer grain would gain."""
+UNIT_OVERHEAD_BYTES: Final = 59
+"""Header, descriptor, immediate and tag of a unit (docs/session-wire.md)."""
+IP_UDP_BYTES: Final = {4: 28, 6: 48}
+MTUS: Final = (9000, 1500, 1280)
+"""Jumbo frames, Ethernet, and the least that IPv6 has."""
+UNIT_BYTES_MIN: Final = 1152
+"""What is left of the least of them, over either IP."""
+UNIT_BYTES_MAX: Final = 8896
+
+# <linux/in.h>, <linux/in6.h>: the path MTU of a connected socket.
+_IP_MTU: Final = 14
+_IPV6_MTU: Final = 24
+
+
+def unit_bytes_for(mtu: int, ip_version: int) -> int:
+    """Return the largest unit, in bytes, whose packet is no longer than `mtu` bytes."""
+    room = mtu - IP_UDP_BYTES[ip_version] - UNIT_OVERHEAD_BYTES
+    return room // UNIT_GRAIN_BYTES * UNIT_GRAIN_BYTES
+
+
+def candidates(ip_version: int, mtu_max: int) -> Sequence[int]:
+    """Return units to try, in bytes, largest first: of `mtu_max` and of the usual MTUs below it."""
+    mtu = min(mtu_max, MTUS[0])
+    units = {unit_bytes_for(each, ip_version) for each in (mtu, *MTUS) if each <= mtu}
+    return sorted((unit for unit in units if unit >= UNIT_BYTES_MIN), reverse=True) or [
+        UNIT_BYTES_MIN
+    ]
+
+
+def route_mtu(address: str) -> int:
+    """Return what the route to `address` (host:port) may carry, in bytes; much if nobody knows.
+
+    A hint that saves trying: what ICMP says of the path is in it, and may be a lie.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError, OSError):
+        is_v6 = ipaddress.ip_address(host).version == 6
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Nothing is sent: this only looks the route up.
+            probe.connect((host, 9))
+            if is_v6:
+                return probe.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
+            return probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    return MTUS[0]

@@ -1,0 +1,99 @@
+"""One rank of runs that fail: `failures.py STORE RANK SIZE`; a wrong end ends the process."""
+
+import os
+import re
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import sealane.client.torch
+
+LONG = timedelta(seconds=60)
+
+
+def init(store: str, rank: int, size: int, timeout: timedelta) -> Any:
+    dist.init_process_group(
+        "sealane",
+        init_method=f"file://{Path(store).resolve()}",
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
+    group = dist.group.WORLD
+    assert isinstance(group, sealane.client.torch.SealaneProcessGroup)
+    dist.barrier()
+    return group
+
+
+def fails(reason: str, work: Any = None) -> float:
+    """Reduce, or wait, which must end badly for that reason; gives the seconds that it took."""
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=re.escape(reason)):
+        work.wait() if work is not None else dist.all_reduce(torch.ones(1000))
+    return time.monotonic() - started
+
+
+def wait_for(path: Path) -> None:
+    """Wait until the other rank is so far."""
+    # Another process makes the file: looking again is the only way to hear of it.
+    while not path.exists():
+        time.sleep(0.05)
+
+
+def late(store: str, rank: int, size: int) -> None:
+    """Rank 1 does not take part within the time-out of the group; all hear of it."""
+    init(store, rank, size, timedelta(seconds=2))
+    is_over = Path(f"{store}.over")
+    if rank == 0:
+        assert fails("group.timeout") >= 2
+        assert fails("group.timeout") < 1, "a group that is over stays so"
+        is_over.touch()
+    else:
+        wait_for(is_over)
+        fails("group.aborted")
+    dist.destroy_process_group()
+
+
+def aborted(store: str, rank: int, size: int) -> None:
+    """Rank 0 aborts what is under way; the others' operations end, too."""
+    group = init(store, rank, size, LONG)
+    is_over = Path(f"{store}.over")
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        with pytest.raises(RuntimeError, match=r"group\.wait"):
+            work.wait(timedelta(milliseconds=50))
+        group.abort()
+        assert fails("group.aborted", work) < 20
+        assert work.is_completed()
+        assert not work.is_success()
+        is_over.touch()
+    else:
+        wait_for(is_over)
+        assert fails("group.aborted") < 20
+    dist.destroy_process_group()
+
+
+def dead(store: str, rank: int, size: int) -> None:
+    """Rank 1 dies; the others don't wait for a time-out."""
+    init(store, rank, size, LONG)
+    if rank == 1:
+        os._exit(0)
+    assert fails("group.aborted") < 20
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Fail in each way."""
+    store, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    for number, way in enumerate((late, aborted, dead)):
+        way(f"{store}-{number}", rank, size)
+
+
+if __name__ == "__main__":
+    main()

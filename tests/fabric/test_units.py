@@ -1,0 +1,154 @@
+"""Units that nobody fixed are as large as the path carries."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabrics import fabric, settings
+from sealane.daemon.fabric.session import State
+from sealane.daemon.fabric.units import (
+    IP_UDP_BYTES,
+    UNIT_BYTES_MAX,
+    UNIT_BYTES_MIN,
+    UNIT_OVERHEAD_BYTES,
+    candidates,
+    route_mtu,
+    unit_bytes_for,
+)
+from sealane.errors import UsageError
+from session_pairs import RATE, REGION, connected, wait_listening
+
+
+@pytest.mark.parametrize(
+    ("ip_version", "mtu", "units"),
+    [
+        (4, 9000, [8896, 1408, 1152]),
+        (6, 9000, [8832, 1344, 1152]),
+        (4, 65_536, [8896, 1408, 1152]),
+        (4, 1500, [1408, 1152]),
+        (6, 1500, [1344, 1152]),
+        (4, 1420, [1280, 1152]),
+        (6, 1280, [1152]),
+        (4, 600, [1152]),
+    ],
+)
+def test_candidates_fit_the_mtu_of_either_ip(ip_version: int, mtu: int, units: list[int]) -> None:
+    assert candidates(ip_version, mtu) == units
+    overhead = UNIT_OVERHEAD_BYTES + IP_UDP_BYTES[ip_version]
+    assert all(unit + overhead <= max(mtu, 1280) for unit in units)
+
+
+def test_bounds_are_those_of_the_candidates() -> None:
+    assert unit_bytes_for(9000, 4) == UNIT_BYTES_MAX
+    assert unit_bytes_for(1280, 6) == UNIT_BYTES_MIN
+
+
+def test_a_route_that_nobody_knows_bounds_nothing() -> None:
+    assert route_mtu("localhost:1") == 9000
+    assert route_mtu("127.0.0.1:1") > 9000
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    directory: Path, left: int | None, right: int | None
+) -> AsyncIterator[tuple[Any, Any]]:
+    async with contextlib.AsyncExitStack() as stack:
+        near, far = [
+            await stack.enter_async_context(
+                fabric(replace(settings(directory, name), unit_bytes=unit_bytes), name)
+            )
+            for name, unit_bytes in (("fabric-a", left), ("fabric-b", right))
+        ]
+        yield near, far
+
+
+def units_of(made: Any) -> list[tuple[int, State]]:
+    return [(s.identity.unit_bytes, s.state) for s in made.service.sessions()]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "agreed"),
+    [
+        pytest.param(None, None, 8896, id="both search"),
+        pytest.param(None, 1408, 1408, id="a fixed responder"),
+        pytest.param(4032, None, 4032, id="a fixed initiator"),
+    ],
+)
+async def test_ends_agree_on_the_largest_unit_that_both_take(
+    tmp_path: Path, left: int | None, right: int | None, agreed: int
+) -> None:
+    async with pair(tmp_path, left, right) as (near, far), connected(near, far) as (ours, theirs):
+        assert [ours.session.unit_bytes, theirs.session.unit_bytes] == [agreed, agreed]
+        assert ours.chunk_bytes == theirs.chunk_bytes == 16 * agreed
+        sent, received = ours.empty((300_000,), "uint8"), theirs.empty((300_000,), "uint8")
+        memoryview(sent)[:] = bytes(index % 251 for index in range(300_000))
+        await asyncio.gather(theirs.receive(received), ours.send(sent))
+        assert bytes(memoryview(received)) == bytes(memoryview(sent))
+
+
+@pytest.mark.parametrize("unit_bytes", [UNIT_BYTES_MIN - 64, UNIT_BYTES_MAX + 64])
+async def test_a_responder_refuses_units_beyond_the_candidates(
+    tmp_path: Path, unit_bytes: int
+) -> None:
+    async with pair(tmp_path, unit_bytes, None) as (near, far), asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(far.service.listen(display_name="data", region_bytes=REGION))
+        await wait_listening(far)
+        with pytest.raises(UsageError) as refused:
+            await near.service.open(
+                display_name="data",
+                region_bytes=REGION,
+                peer_node="fabric-b",
+                peer_address=far.address,
+                rate_bits_per_second=RATE,
+            )
+        assert refused.value.reason == "session.unit.range"
+        listening.cancel()
+
+
+class Narrow(asyncio.DatagramProtocol):
+    """A relay to whoever listens at `far`; longer datagrams than `most` bytes vanish."""
+
+    def __init__(self, far: Any, most: int) -> None:
+        self._far = far
+        self._most = most
+        self._initiator: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if len(data) > self._most:
+            return
+        ports = {
+            int(session.data_address.rpartition(":")[2]): session
+            for session in self._far.service.sessions()
+        }
+        if addr[1] in ports:
+            self._transport.sendto(data, self._initiator)
+            return
+        self._initiator = addr
+        open_ports = [port for port, session in ports.items() if session.state is not State.CLOSED]
+        for port in open_ports:
+            self._transport.sendto(data, ("127.0.0.1", port))
+
+
+async def test_a_path_that_is_narrower_than_its_route_gets_the_next_smaller_unit(
+    tmp_path: Path,
+) -> None:
+    async with pair(tmp_path, None, None) as (near, far):
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(
+            lambda: Narrow(far, 1500 - 28), local_addr=("127.0.0.1", 0)
+        )
+        via = f"127.0.0.1:{transport.get_extra_info('sockname')[1]}"
+        try:
+            async with connected(near, far, via=lambda _: via) as (ours, theirs):
+                assert [ours.session.unit_bytes, theirs.session.unit_bytes] == [1408, 1408]
+                assert units_of(near)[0] == (8896, State.CLOSED)
+        finally:
+            transport.close()
