@@ -148,13 +148,12 @@ impl Control {
 
     /// When the next control packet is to be sent, on whatever path.
     #[must_use]
-    pub fn next_at(&self, is_established: bool, now: Nanos) -> Option<Nanos> {
+    pub fn next_at(&self, now: Nanos) -> Option<Nanos> {
         if let Some((_, repeat)) = &self.close {
             return repeat.due.filter(|_| self.closes_left > 0);
         }
         let at_once = self.round.is_some().then_some(now);
-        let credit = self.credit.due.filter(|_| is_established);
-        let dues = [at_once, self.ack_due, credit, self.notices.due];
+        let dues = [at_once, self.ack_due, self.credit.due, self.notices.due];
         dues.into_iter().flatten().min()
     }
 
@@ -191,9 +190,7 @@ impl Control {
         if self.close.is_none() {
             self.write_losses(out, end - reserved, paths, is_new_round);
             self.write_notices(out, end - reserved, halves, now);
-            if halves.is_established {
-                self.write_credit(out, end - reserved, halves, now);
-            }
+            self.write_credit(out, end - reserved, halves, now);
         }
         self.write_slices(out, end - reserved, halves.receiver);
         let Path { challenges, rtt, .. } = &mut paths[path];
@@ -349,8 +346,6 @@ pub struct Halves<'a> {
     pub receiver: &'a Receiver,
     /// Number of the packet being written, on its path.
     pub packet_number: u64,
-    /// Whether a path is validated.
-    pub is_established: bool,
     /// Smoothed round trip, or a guess.
     pub srtt: Nanos,
     /// Retransmission time-out.
