@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
 TOKEN_BYTES: Final = 16
 DESCRIPTORS: Final = 4
 GRANTED: Final = b"\x01"
+INTRODUCTION: Final = bytes(TOKEN_BYTES)
+INTRODUCED: Final = b"\x02"
 HAND_OVER_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
 """Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
@@ -48,6 +50,7 @@ async def open_session(
     address. `wait_seconds`: how long to try again while nobody listens there.
     """
     request = sessions_pb2.OpenSessionRequest(
+        job_token=await introduce(sessions),
         display_name=display_name,
         region_bytes=region_bytes,
         peer_node=peer_node,
@@ -75,7 +78,7 @@ async def listen_session(
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block."""
     request = sessions_pb2.ListenSessionRequest(
-        display_name=display_name, region_bytes=region_bytes
+        job_token=await introduce(sessions), display_name=display_name, region_bytes=region_bytes
     )
     try:
         grant = await sessions.ListenSession(request)
@@ -94,25 +97,52 @@ async def _granted(
         raise error_of(error, peer="the fabric") from error
 
 
-async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
-    """Redeem a grant at the fabric's ring socket.
+async def introduce(sessions: "SessionsAsyncStub") -> bytes:
+    """Return the token that names this process in calls: what it opens ends with it.
 
-    Raises UnavailableError if the token is spent or too old, or nobody serves the socket.
+    Raises UnavailableError if nobody serves the fabric's ring socket, or there are too many jobs.
     """
+    try:
+        fabric = await sessions.GetFabric(
+            sessions_pb2.GetFabricRequest(), timeout=HAND_OVER_TIMEOUT_SECONDS
+        )
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, peer="the fabric") from error
+    async with _asked(fabric.ring_socket, INTRODUCTION) as connection:
+        answer = connection.recv(1 + TOKEN_BYTES)
+    if answer[:1] != INTRODUCED or len(answer) != 1 + TOKEN_BYTES:
+        raise UnavailableError(
+            "session.job.refused", "the fabric takes this process for no job: see its log"
+        )
+    return answer[1:]
+
+
+@contextlib.asynccontextmanager
+async def _asked(ring_socket: str, token: bytes) -> AsyncIterator[socket.socket]:
+    """Send a token to the ring socket, and wait for the answer, which the block reads."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:
             async with asyncio.timeout(HAND_OVER_TIMEOUT_SECONDS):
-                await loop.sock_connect(connection, grant.ring_socket)
-                await loop.sock_sendall(connection, grant.ring_token)
+                await loop.sock_connect(connection, ring_socket)
+                await loop.sock_sendall(connection, token)
                 await _wait_readable(loop, connection)
-            answer, descriptors = _receive_descriptors(connection)
+            yield connection
         except OSError as error:
             raise UnavailableError(
                 "session.ring.unreachable",
-                f"{grant.ring_socket} does not hand over rings: {error.strerror or error}",
+                f"{ring_socket} does not answer: {error.strerror or error}",
             ) from error
+
+
+async def fetch_ring(grant: sessions_pb2.SessionGrant) -> JobRing:
+    """Redeem a grant at the fabric's ring socket.
+
+    Raises UnavailableError if the token is spent or too old, or nobody serves the socket.
+    """
+    async with _asked(grant.ring_socket, grant.ring_token) as connection:
+        answer, descriptors = _receive_descriptors(connection)
     if answer != GRANTED or len(descriptors) != DESCRIPTORS:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -152,7 +152,7 @@ class StreamOperation(SendOperation):
         await self._do(lambda number: ring.post_end(stream=self.handle, user_data=number))
 
     async def _do(self, post: Callable[[int], int]) -> None:
-        if not await self._session.command(post):
+        if not await self._session.part(post):
             raise UsageError(
                 "session.stream.part",
                 "the stream has ended, or the part is not of whole units in its range",

@@ -56,6 +56,8 @@ class Session:
         self._open: dict[int, Operation[Any]] = {}
         # Held while posting, so that operations reach the ring in the order they were asked for.
         self._posting = asyncio.Lock()
+        # Commands don't wait behind those: what they cancel may be what there is no room for.
+        self._commanding = asyncio.Lock()
         self._room = asyncio.Event()
         self._chunk_watchers: set[asyncio.Event] = set()
         self._ended: Error | None = None
@@ -112,6 +114,7 @@ class Session:
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
             ),
+            self._posting,
         )
         return operation
 
@@ -132,6 +135,7 @@ class Session:
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
             ),
+            self._posting,
         )
         return operation
 
@@ -147,6 +151,7 @@ class Session:
         await self._post(
             operation,
             lambda number: self.ring.post_receive(offset=offset, length=length, user_data=number),
+            self._posting,
         )
         return operation
 
@@ -220,19 +225,30 @@ class Session:
         except (ValueError, BufferError, TypeError) as error:
             raise UsageError("session.post.elsewhere", str(error)) from error
 
+    async def part(self, post: Callable[[int], int]) -> bool:
+        """Post a part of a stream, or its end; False if the stream can't have it (any more)."""
+        operation = Command(self)
+        await self._post(operation, post, self._posting)
+        return (await operation).status == "ok"
+
     async def command(self, post: Callable[[int], int]) -> bool:
         """Post what names another operation; False if that is not under way (any more)."""
         return (await self.ask(post)).status == "ok"
 
     async def ask(self, post: Callable[[int], int]) -> Completion:
-        """Post what names another operation, and return what the fabric says."""
+        """Post what names another operation, and return what the fabric says.
+
+        The ring keeps room for it, however many operations wait.
+        """
         operation = Command(self)
-        await self._post(operation, post)
+        await self._post(operation, post, self._commanding)
         return await operation
 
-    async def _post(self, operation: Operation[Any], post: Callable[[int], int]) -> None:
-        """Put an operation on the ring when there is room."""
-        async with self._posting:
+    async def _post(
+        self, operation: Operation[Any], post: Callable[[int], int], order: asyncio.Lock
+    ) -> None:
+        """Put an operation on the ring when there is room, in the order of those who want to."""
+        async with order:
             while not self._try_post(operation, post):
                 await self._room.wait()
 

@@ -40,7 +40,7 @@ from sealane.daemon.fabric.servicer import (
     SessionsServicer,
     reach_over,
 )
-from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
@@ -110,9 +110,10 @@ async def serve(
         try:
             await asyncio.Event().wait()
         finally:
-            notifier.stopping()
+            notifier.stopping(drain_seconds=daemon.drain_seconds)
             run_directory.ready_file.unlink(missing_ok=True)
             get_logger().info("stopping")
+            await daemon.drain()
 
 
 class Daemon:
@@ -132,12 +133,23 @@ class Daemon:
         self._enrolled = EnrolledRoles(config, metrics=self.metrics, spawn=self.spawn, stack=stack)
         self._local = new_server(self.metrics, None)
         self._plain: PlainSubsystems | None = None
+        self._fabric: FabricService | None = None
         self._verifier: VerifierParts | None = None
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until the daemon stops."""
         task = self._tasks.create_task(work, name=name)
         self._stack.callback(task.cancel)
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long a stop may wait for what is under way."""
+        return 0 if self.config.fabric is None else self.config.fabric.drain_timeout_seconds
+
+    async def drain(self) -> None:
+        """Let sessions finish what is under way, while everything else still answers."""
+        if self._fabric is not None:
+            await self._fabric.drain.run(self.drain_seconds)
 
     async def start(self, run_directory: RunDirectory) -> None:
         """Start every role of the configuration."""
@@ -363,9 +375,11 @@ class Daemon:
                 rate_max_bits_per_second=config.rate_max_bits_per_second,
                 region_bytes_max=config.region_bytes_max,
                 sessions_max=config.sessions_max,
+                limits=JobLimits(**config.limits.model_dump()),
                 listen_data=config.data_listen,
                 idle_timeout_seconds=config.idle_timeout_seconds,
                 reordering_micros=config.reordering_micros,
+                drain_timeout_seconds=config.drain_timeout_seconds,
                 unit_bytes=None if config.unit_bytes == "auto" else config.unit_bytes,
                 assumed_loss=config.assumed_loss,
                 plan_objective=config.plan_objective,
@@ -376,6 +390,7 @@ class Daemon:
             reach_peer=reach_over(connect_peer),
         )
         await self._stack.enter_async_context(service.running())
+        self._fabric = service
         authorizations = self._enrolled.authorize_peers(
             identity,
             trust.authorize,
@@ -386,6 +401,7 @@ class Daemon:
         identity.on_barred.append(service.bar)
         self.spawn("session-statistics", service.keep_snapshot())
         self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
+        self.metrics.add_statistics("job", ("job",), lambda: by_owner(service.job_snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 

@@ -270,6 +270,16 @@ class GatewayConfig(Section):
     ]
 
 
+class JobLimitsConfig(Section):
+    """What one job may use of a fabric."""
+
+    sessions: Annotated[int, Field(ge=1, le=1024)] = 16
+    region_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    receives: Annotated[int, Field(ge=1, le=1 << 22)] = 4096
+    sends: Annotated[int, Field(ge=1, le=1 << 22)] = 4096
+    rate_share: Annotated[float, Field(ge=0.001, le=1)] = 1.0
+
+
 class FabricConfig(Section):
     """The fabric role."""
 
@@ -278,12 +288,14 @@ class FabricConfig(Section):
     rate_max_bits_per_second: Annotated[int, Field(ge=1_000_000, le=400_000_000_000)]
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
+    limits: Annotated[JobLimitsConfig, Field(default_factory=JobLimitsConfig)]
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
     assumed_loss: Annotated[float, Field(ge=0, le=0.5)] = 1e-5
     plan_objective: Literal["mean", "p99", "p999"] = "mean"
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
+    drain_timeout_seconds: Annotated[int, Field(ge=0, le=600)] = 10
 
 
 class MetricsConfig(Section):

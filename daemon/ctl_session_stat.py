@@ -18,6 +18,7 @@ LIMITS: Final = {
     "round_trip": "acknowledgements under way",
     "stall": "the peer is silent",
     "completions": "completions that nobody reads",
+    "shared_rate": "the rate that sessions share",
 }
 """What may hold sending up: name in statistics and JSON, and for people."""
 LAST_ROW: Final = (1 << 64) - 1

@@ -20,6 +20,10 @@ def add_verbs(verbs: Any) -> None:
     verb(verbs, "list", _session_list, "show every session")
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "close", _session_close, "close a session")
+    verbs.add_parser("limits", help="what each job may use, and uses", fill=_fill_limits)
+    verbs.add_parser(
+        "drain", help="take no new sessions, and end those there are in order", fill=_fill_drain
+    )
     verbs.add_parser("stat", help="what a session does and what limits it", fill=_fill_stat)
     verbs.add_parser(
         "plan",
@@ -30,6 +34,17 @@ def add_verbs(verbs: Any) -> None:
 
 def _fill_plan(parser: argparse.ArgumentParser) -> None:
     importlib.import_module("sealane.daemon.ctl_plan").add_arguments(parser)
+
+
+def _fill_limits(parser: argparse.ArgumentParser) -> None:
+    fabric = importlib.import_module("sealane.daemon.ctl_fabric")
+    parser.set_defaults(run=fabric.session_limits)
+
+
+def _fill_drain(parser: argparse.ArgumentParser) -> None:
+    fabric = importlib.import_module("sealane.daemon.ctl_fabric")
+    fabric.add_drain_arguments(parser)
+    parser.set_defaults(run=fabric.session_drain)
 
 
 def _fill_stat(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 _MESSAGE_BYTES_MAX: Final = 4096
+_STOP_SECONDS: Final = 20
+"""What a stop takes without a drain, at most: the rest of TimeoutStopSec of our unit."""
 
 
 class Notifier:
@@ -22,9 +24,10 @@ class Notifier:
         """Say that start-up is complete."""
         self._send(f"READY=1\nSTATUS={status}")
 
-    def stopping(self) -> None:
-        """Say that the daemon drains and ends."""
-        self._send("STOPPING=1")
+    def stopping(self, *, drain_seconds: float) -> None:
+        """Say that the daemon drains and ends, and how long that may take."""
+        microseconds = round((drain_seconds + _STOP_SECONDS) * 1e6)
+        self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={microseconds}")
 
     async def keep_watchdog(self) -> None:
         """Feed the watchdog at half its period, from the event loop it is to watch."""

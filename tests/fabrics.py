@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,13 @@ class Fabric:
     service: FabricService
     sessions: Any
     address: str
+
+    @property
+    def job_token(self) -> bytes:
+        """This process as a job."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            return self.service.jobs.introduce(ours)
 
 
 def settings(directory: Path, name: str) -> FabricSettings:

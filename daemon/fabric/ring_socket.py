@@ -1,7 +1,8 @@
 """The Unix socket where a job fetches the rings of a session it was granted (docs/ring-abi.md).
 
 The job connects, sends the 16-byte token of its grant and gets four descriptors by SCM_RIGHTS.
-A token works once and for a short time; the peer must run as our own user.
+A token works once and for a short time; the peer must run as our own user. Before that it has
+introduced itself, with 16 zero bytes, and got the token that names its process in calls.
 """
 
 import asyncio
@@ -13,9 +14,14 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
 
 TOKEN_BYTES = 16
+INTRODUCTION = bytes(TOKEN_BYTES)
+"""Sent instead of a token by who has none."""
+INTRODUCED = b"\x02"
+"""Followed by the job's token."""
 GRANTED = b"\x01"
 """Followed by nothing; the descriptors come with it: region, submission, completion, doorbell."""
 REFUSED = b"\x00"
@@ -28,18 +34,22 @@ PATH_BYTES_MAX = 107
 _PEER_CREDENTIALS = struct.Struct("iII")
 
 Claim = Callable[[bytes], tuple[int, int, int, int] | None]
+Introduce = Callable[[socket.socket], bytes]
 
 
 @contextlib.asynccontextmanager
-async def serve(path: Path, claim: Claim) -> AsyncIterator[None]:
-    """Answer at `path` until the block is left. `claim` redeems a token or returns None.
+async def serve(path: Path, claim: Claim, introduce: Introduce) -> AsyncIterator[None]:
+    """Answer at `path` until the block is left.
+
+    `claim` redeems a token or returns None; `introduce` gives the process that made a connection
+    its job token, or raises UnavailableError.
 
     Raises UsageError for a path that can't be a socket's, UnavailableError for one in use.
     """
     listener = _bind(path)
     try:
         async with asyncio.TaskGroup() as tasks:
-            accepting = tasks.create_task(_accept(listener, claim), name="ring socket")
+            accepting = tasks.create_task(_accept(listener, claim, introduce), name="ring socket")
             try:
                 yield
             finally:
@@ -83,7 +93,7 @@ def _bind(path: Path) -> socket.socket:
     return listener
 
 
-async def _accept(listener: socket.socket, claim: Claim) -> None:
+async def _accept(listener: socket.socket, claim: Claim, introduce: Introduce) -> None:
     loop = asyncio.get_running_loop()
     slots = asyncio.Semaphore(CONNECTIONS_MAX)
     async with asyncio.TaskGroup() as tasks:
@@ -96,11 +106,11 @@ async def _accept(listener: socket.socket, claim: Claim) -> None:
                 slots.release()
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
-            task = tasks.create_task(_answer(connection, claim), name="ring hand-over")
+            task = tasks.create_task(_answer(connection, claim, introduce), name="ring hand-over")
             task.add_done_callback(lambda _: slots.release())
 
 
-async def _answer(connection: socket.socket, claim: Claim) -> None:
+async def _answer(connection: socket.socket, claim: Claim, introduce: Introduce) -> None:
     # A job that goes away or stays silent in the middle harms only itself.
     with connection, contextlib.suppress(OSError, TimeoutError):
         connection.setblocking(False)
@@ -108,6 +118,9 @@ async def _answer(connection: socket.socket, claim: Claim) -> None:
             return
         async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
             token = await _read_token(connection)
+        if token == INTRODUCTION:
+            connection.send(_introduced(connection, introduce), socket.MSG_NOSIGNAL)
+            return
         descriptors = claim(token)
         if descriptors is None:
             connection.send(REFUSED, socket.MSG_NOSIGNAL)
@@ -117,6 +130,14 @@ async def _answer(connection: socket.socket, claim: Claim) -> None:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _introduced(connection: socket.socket, introduce: Introduce) -> bytes:
+    try:
+        return INTRODUCED + introduce(connection)
+    except UnavailableError as error:
+        get_logger().warning("job_refused", reason=error.reason, message=error.args[0])
+        return REFUSED
 
 
 async def _read_token(connection: socket.socket) -> bytes:

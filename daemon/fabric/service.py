@@ -18,6 +18,7 @@ from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.daemon.authorizations import peer_of
 from sealane.daemon.fabric import ring_socket
+from sealane.daemon.fabric.drain import Drain
 from sealane.daemon.fabric.establishment import (
     Answer,
     CheckResult,
@@ -26,9 +27,11 @@ from sealane.daemon.fabric.establishment import (
     Result,
     respond,
 )
+from sealane.daemon.fabric.jobs import Job, Jobs
+from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
-from sealane.daemon.fabric.units import UNIT_BYTES_MAX, UNIT_BYTES_MIN, candidates, route_mtu
+from sealane.daemon.fabric.units import candidates, route_mtu
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
@@ -40,9 +43,11 @@ CLOSED_SESSIONS_MAX = 64
 QUIET_REASONS = frozenset(
     {
         "session.closed.cancelled",
+        "session.closed.draining",
         "session.closed.requested",
         "session.closed.shutdown",
         "session.job.gone",
+        "session.peer_closed.draining",
         "session.peer_closed.requested",
     }
 )
@@ -54,9 +59,8 @@ _TOO_LARGE = frozenset({"session.path_mtu", "session.unit.range"})
 LISTEN_AGAIN_SECONDS = 0.2
 """From the end of an attempt until the next: the peer's job listens again at once."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
-REGION_BYTES_MIN = 4096
 SNAPSHOT_SECONDS = 1.0
-DISPLAY_NAME_MAX = 200
+_OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,8 @@ class FabricService:
         kem: KemKey,
         reach_peer: ReachPeer,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """What the operator allows."""
         self._own = own
         self._own_result = own_result
         """The thumbprint of our leaf, and the attestation result that names it."""
@@ -126,13 +131,19 @@ class FabricService:
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
         self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
         self._planning = TaskOwner()
+        self._draining = TaskOwner()
+        self._limits = Limits(settings=settings)
+        self.jobs = Jobs(settings, on_gone=self._job_gone)
+        self.drain = Drain(self._sessions)
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
+        self.job_snapshot: dict[str, dict[str, int]] = {}
+        """The same by job."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the ring socket; on leaving, every session is closed."""
-        async with ring_socket.serve(self._settings.ring_socket, self._claim):
+        async with ring_socket.serve(self.settings.ring_socket, self._claim, self.jobs.introduce):
             try:
                 yield
             finally:
@@ -141,6 +152,8 @@ class FabricService:
                 for _, timer in self._grants.values():
                     timer.cancel()
                 self._grants.clear()
+                self.jobs.close()
+                await self._draining.close()
                 await self._planning.close()
 
     async def keep_snapshot(self) -> None:
@@ -150,6 +163,7 @@ class FabricService:
             self.snapshot = {
                 name: dict(session.statistics()) for name, session in self._sessions.items()
             }
+            self.job_snapshot = {job.name: job_usage(job) for job in self.jobs.list()}
             for name in rate_cuts(before, self.snapshot):
                 get_logger().warning(
                     "session_rate_cut",
@@ -158,20 +172,21 @@ class FabricService:
                 )
             await asyncio.sleep(SNAPSHOT_SECONDS)
 
-    async def listen(self, *, display_name: str, region_bytes: int) -> Grant:
+    async def listen(self, *, job_token: bytes, display_name: str, region_bytes: int) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting."""
-        self._check_name(display_name)
-        self._check_region(region_bytes)
+        self._limits.check_name(display_name)
+        self._limits.check_region(region_bytes)
         while True:
+            self.drain.check()
+            job = self.jobs.of(job_token)
             if self._listener(display_name) is not None:
                 raise UsageError(
                     "session.listener.exists", f"somebody listens for {display_name!r} already"
                 )
-            self._check_room()
             # The offer decides if the unit is not fixed.
-            unit_bytes = self._settings.unit_bytes or UNIT_BYTES
+            unit_bytes = self.settings.unit_bytes or UNIT_BYTES
             session = self._register(
-                display_name, region_bytes, is_initiator=False, unit_bytes=unit_bytes
+                job, display_name, region_bytes, is_initiator=False, unit_bytes=unit_bytes
             )
             try:
                 await session.wait_begun()
@@ -179,17 +194,19 @@ class FabricService:
                 session.close("session.closed.cancelled")
                 raise
             if session.state is State.CLOSED:
+                self.drain.check()
                 raise UnavailableError(
                     "session.listener.closed", f"{session.identity.name} was closed while waiting"
                 )
             await self._settle(session)
-            if session.state is State.ESTABLISHED:
+            if session.state in _OPEN:
                 return self._grant(session)
             # The initiator gave up half-way; the job still waits for a session.
 
     async def open(
         self,
         *,
+        job_token: bytes,
         display_name: str,
         region_bytes: int,
         peer_node: str,
@@ -199,12 +216,16 @@ class FabricService:
     ) -> Grant:
         """Open a session to a listener of that name at the peer.
 
-        Raises UsageError for values out of range, UnavailableError if the peer has no listener
-        or the path is not validated in time, VerificationError if the exchange was tampered with.
+        Raises UsageError for values out of range, UnavailableError if a limit is reached, the peer
+        has no listener or the path is not validated in time, VerificationError if the exchange was
+        tampered with.
         """
-        self._check_name(display_name)
-        self._check_region(region_bytes)
-        self._check_rate(rate_bits_per_second)
+        self.drain.check()
+        job = self.jobs.of(job_token)
+        self._limits.check_name(display_name)
+        self._limits.check_region(region_bytes)
+        self._limits.check_rate(rate_bits_per_second)
+        self._limits.check_share(rate_bits_per_second)
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
         target = _Target(
@@ -216,20 +237,24 @@ class FabricService:
         units = self._units(via_address or peer_address)
         for unit_bytes in units[:-1]:
             try:
-                return await self._open(display_name, region_bytes, target, unit_bytes)
+                return await self._open(job, display_name, region_bytes, target, unit_bytes)
             except (UnavailableError, UsageError) as error:
                 if error.reason not in _TOO_LARGE:
                     raise
             await self._wait_listening_again()
-        return await self._open(display_name, region_bytes, target, units[-1])
+        return await self._open(job, display_name, region_bytes, target, units[-1])
 
     async def _open(
-        self, display_name: str, region_bytes: int, target: "_Target", unit_bytes: int
+        self,
+        job: Job,
+        display_name: str,
+        region_bytes: int,
+        target: "_Target",
+        unit_bytes: int,
     ) -> Grant:
         """Open a session with units of one size."""
-        self._check_room()
         session = self._register(
-            display_name, region_bytes, is_initiator=True, unit_bytes=unit_bytes
+            job, display_name, region_bytes, is_initiator=True, unit_bytes=unit_bytes
         )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
@@ -242,23 +267,24 @@ class FabricService:
                 f"the path to {target.node} carries small packets, and none with units of "
                 f"{unit_bytes} bytes: choose a smaller fabric.unit_bytes",
             )
-        if session.state is not State.ESTABLISHED:
+        if session.state not in _OPEN:
             raise UnavailableError(
                 "session.establish.timeout",
                 f"the path to {target.node} was not validated within "
-                f"{self._settings.establish_timeout_seconds:g} s ({session.close_reason})",
+                f"{self.settings.establish_timeout_seconds:g} s ({session.close_reason})",
             )
         return self._grant(session)
 
     async def answer(self, offer: Offer, *, peer: Peer) -> Answer:
         """Answer a peer's offer for a waiting listener."""
+        self.drain.check()
         if offer.version != VERSION:
             raise UsageError(
                 "session.establish.version",
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
-        self._check_rate(offer.rate_bits_per_second)
-        self._check_unit(offer.unit_bytes)
+        self._limits.check_rate(offer.rate_bits_per_second)
+        self._limits.check_unit(offer.unit_bytes)
         _check_address(offer.data_address, "session.establish.malformed")
         session = self._listener(offer.display_name)
         if session is None:
@@ -283,13 +309,19 @@ class FabricService:
             peer_address=offer.data_address,
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
-            idle_timeout_seconds=self._settings.idle_timeout_seconds,
-            reordering_micros=self._settings.reordering_micros,
+            idle_timeout_seconds=self.settings.idle_timeout_seconds,
+            reordering_micros=self.settings.reordering_micros,
             is_initiator=False,
         )
         # Refused if another offer, or the listener's end, came first.
         session.begin(_agreed(session, peer.subject, offer), start)
         return answer
+
+    def begin_drain(self, timeout_seconds: float | None = None) -> None:
+        """Drain in the background, in the time of the settings at most: no new sessions."""
+        most = self.settings.drain_timeout_seconds
+        seconds = most if timeout_seconds is None else min(timeout_seconds, most)
+        self._draining.start(self.drain.run(seconds), name="drain")
 
     def get(self, name: str) -> Session:
         """Return a session by name, also a recently closed one."""
@@ -347,15 +379,15 @@ class FabricService:
             peer_address=target.via_address or answer.data_address,
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
-            idle_timeout_seconds=self._settings.idle_timeout_seconds,
-            reordering_micros=self._settings.reordering_micros,
+            idle_timeout_seconds=self.settings.idle_timeout_seconds,
+            reordering_micros=self.settings.reordering_micros,
             is_initiator=True,
         )
         session.begin(_agreed(session, link.subject, offer), start)
 
     async def _settle(self, session: Session) -> None:
         try:
-            async with asyncio.timeout(self._settings.establish_timeout_seconds):
+            async with asyncio.timeout(self.settings.establish_timeout_seconds):
                 await session.wait_settled()
         except TimeoutError:
             session.close("session.establish.timeout")
@@ -377,9 +409,9 @@ class FabricService:
 
     def _units(self, address: str) -> Sequence[int]:
         """Units to try towards `address`, in bytes, largest first."""
-        if self._settings.unit_bytes is not None:
-            return [self._settings.unit_bytes]
-        version = ipaddress.ip_address(self._settings.listen_data).version
+        if self.settings.unit_bytes is not None:
+            return [self.settings.unit_bytes]
+        version = ipaddress.ip_address(self.settings.listen_data).version
         return candidates(version, route_mtu(address))
 
     async def _wait_listening_again(self) -> None:
@@ -387,18 +419,27 @@ class FabricService:
         await asyncio.sleep(LISTEN_AGAIN_SECONDS)
 
     def _register(
-        self, display_name: str, region_bytes: int, *, is_initiator: bool, unit_bytes: int
+        self,
+        job: Job,
+        display_name: str,
+        region_bytes: int,
+        *,
+        is_initiator: bool,
+        unit_bytes: int,
     ) -> Session:
-        address = ipaddress.ip_address(self._settings.listen_data)
+        self._limits.check_count(len(self._sessions))
+        self._limits.check_job(job, region_bytes=region_bytes)
+        address = ipaddress.ip_address(self.settings.listen_data)
         host = f"[{address}]" if address.version == 6 else str(address)
         try:
             endpoint = SessionEndpoint(
                 f"{host}:0",
                 region_bytes,
-                self._settings.ring_entries,
+                self.settings.ring_entries,
                 unit_bytes=unit_bytes,
-                chunk_units=self._settings.chunk_units,
-                slots=self._settings.slots,
+                chunk_units=self.settings.chunk_units,
+                slots=self.settings.slots,
+                account=job.account,
             )
         except OSError as error:
             raise UnavailableError(
@@ -411,12 +452,14 @@ class FabricService:
             is_initiator=is_initiator,
             unit_bytes=unit_bytes,
         )
-        session = Session(identity, endpoint, on_closed=self._retire)
+        session = Session(identity, endpoint, job=job, on_closed=self._retire)
         self._sessions[identity.name] = session
+        job.regions[identity.name] = region_bytes
         return session
 
     def _retire(self, session: Session) -> None:
         del self._sessions[session.identity.name]
+        del session.job.regions[session.identity.name]
         self._closed.append(session)
         reason = session.close_reason
         # The job, the peer or the operator closed it: as it should be. The rest wants a look.
@@ -431,6 +474,12 @@ class FabricService:
             statistics=session.statistics(),
         )
 
+    def _job_gone(self, job: Job) -> None:
+        """Free all that a job had: its process has ended, whoever else holds its descriptors."""
+        for session in [*self._sessions.values()]:
+            if session.job is job:
+                session.close("session.job.gone")
+
     def _grant(self, session: Session) -> Grant:
         get_logger().info(
             "session_established",
@@ -443,10 +492,10 @@ class FabricService:
         self._planning.start(self._keep_planned(session), name=f"plan of {session.identity.name}")
         token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
         timer = asyncio.get_running_loop().call_later(
-            self._settings.grant_timeout_seconds, self._expire, token
+            self.settings.grant_timeout_seconds, self._expire, token
         )
         self._grants[token] = (session, timer)
-        return Grant(session=session, ring_socket=str(self._settings.ring_socket), ring_token=token)
+        return Grant(session=session, ring_socket=str(self.settings.ring_socket), ring_token=token)
 
     async def _keep_planned(self, session: Session) -> None:
         # Numpy and the model: a fabric without sessions does without.
@@ -455,8 +504,8 @@ class FabricService:
             session,
             rate_bits_per_second=session.identity.rate_bits_per_second,
             unit_bytes=session.identity.unit_bytes,
-            assumed_loss=self._settings.assumed_loss,
-            objective=self._settings.plan_objective,
+            assumed_loss=self.settings.assumed_loss,
+            objective=self.settings.plan_objective,
         )
 
     def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:
@@ -471,45 +520,14 @@ class FabricService:
         session, _ = self._grants.pop(token)
         session.close("session.grant.expired")
 
-    def _check_room(self) -> None:
-        if len(self._sessions) >= self._settings.sessions_max:
-            raise UnavailableError(
-                "session.count.limit",
-                f"{self._settings.sessions_max} sessions are open or awaited: close one, or "
-                "raise fabric.sessions_max",
-            )
 
-    def _check_name(self, display_name: str) -> None:
-        if not 1 <= len(display_name) <= DISPLAY_NAME_MAX:
-            raise UsageError(
-                "session.display_name.length",
-                f"display name of {len(display_name)} characters; allowed: 1 to {DISPLAY_NAME_MAX}",
-            )
-
-    def _check_region(self, region_bytes: int) -> None:
-        if not REGION_BYTES_MIN <= region_bytes <= self._settings.region_bytes_max:
-            raise UsageError(
-                "session.region.range",
-                f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
-                f"{self._settings.region_bytes_max} (fabric.region_bytes_max)",
-            )
-
-    def _check_unit(self, unit_bytes: int) -> None:
-        fixed = self._settings.unit_bytes
-        least, most = (UNIT_BYTES_MIN, UNIT_BYTES_MAX) if fixed is None else (fixed, fixed)
-        if not least <= unit_bytes <= most:
-            raise UsageError(
-                "session.unit.range",
-                f"unit of {unit_bytes} bytes; allowed: {least} to {most} (fabric.unit_bytes)",
-            )
-
-    def _check_rate(self, rate_bits_per_second: int) -> None:
-        if not 8 <= rate_bits_per_second <= self._settings.rate_max_bits_per_second:
-            raise UsageError(
-                "session.rate.range",
-                f"rate of {rate_bits_per_second} bit/s; allowed: 8 to "
-                f"{self._settings.rate_max_bits_per_second} (fabric.rate_max_bits_per_second)",
-            )
+def job_usage(job: Job) -> dict[str, int]:
+    """Return what a job uses and has used, by name."""
+    return {
+        "sessions": len(job.regions),
+        "region_bytes": sum(job.regions.values()),
+        **job.account.usage(),
+    }
 
 
 def rate_cuts(

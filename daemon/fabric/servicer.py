@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +14,14 @@ from google.protobuf import empty_pb2
 
 from sealane.crypto.certificates import Subject
 from sealane.daemon.fabric.establishment import Answer, CheckResult, Offer, Result
-from sealane.daemon.fabric.service import FabricService, Grant, Peer, PeerLink, ReachPeer
+from sealane.daemon.fabric.service import (
+    FabricService,
+    Grant,
+    Peer,
+    PeerLink,
+    ReachPeer,
+    job_usage,
+)
 from sealane.daemon.fabric.session import Session, State
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
@@ -47,6 +55,7 @@ _STATES = {
     State.LISTENING: sessions_pb2.Session.LISTENING,
     State.ESTABLISHING: sessions_pb2.Session.ESTABLISHING,
     State.ESTABLISHED: sessions_pb2.Session.ESTABLISHED,
+    State.DRAINING: sessions_pb2.Session.DRAINING,
     State.CLOSED: sessions_pb2.Session.CLOSED,
 }
 
@@ -118,7 +127,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Wait for a peer to open a session of this name."""
         return _grant(
             await self._service.listen(
-                display_name=request.display_name, region_bytes=request.region_bytes
+                job_token=request.job_token,
+                display_name=request.display_name,
+                region_bytes=request.region_bytes,
             )
         )
 
@@ -128,6 +139,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Open a session towards a peer that listens."""
         return _grant(
             await self._service.open(
+                job_token=request.job_token,
                 display_name=request.display_name,
                 region_bytes=request.region_bytes,
                 peer_node=request.peer_node,
@@ -165,6 +177,23 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         """Close a session at this end; the peer's end hears of it."""
         self._service.close(request.name)
         return empty_pb2.Empty()
+
+    async def GetFabric(
+        self, request: sessions_pb2.GetFabricRequest, context: Any
+    ) -> sessions_pb2.Fabric:
+        """Return what the fabric shares out, and who has what of it."""
+        return _fabric(self._service)
+
+    async def DrainFabric(
+        self, request: sessions_pb2.DrainFabricRequest, context: Any
+    ) -> sessions_pb2.Fabric:
+        """Begin to stop; `GetFabric` tells how far it is."""
+        if not request.timeout_seconds >= 0:
+            raise UsageError("fabric.drain.range", "the time for a drain can't be negative")
+        self._service.begin_drain(request.timeout_seconds or None)
+        # A turn of the loop, so that the answer has the drain that it began.
+        await asyncio.sleep(0)
+        return _fabric(self._service)
 
 
 class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
@@ -207,6 +236,35 @@ def _grant(grant: Grant) -> sessions_pb2.SessionGrant:
         session=_session(grant.session),
         ring_socket=grant.ring_socket,
         ring_token=grant.ring_token,
+    )
+
+
+def _fabric(service: FabricService) -> sessions_pb2.Fabric:
+    settings = service.settings
+    limits = settings.limits
+    progress = service.drain.progress
+    drain = None
+    if progress is not None:
+        drain = sessions_pb2.Drain(
+            seconds_left=progress.seconds_left, sessions_left=progress.sessions_left
+        )
+    return sessions_pb2.Fabric(
+        drain=drain,
+        ring_socket=str(settings.ring_socket),
+        rate_max_bits_per_second=settings.rate_max_bits_per_second,
+        sessions=sum(session.state is not State.CLOSED for session in service.sessions()),
+        sessions_max=settings.sessions_max,
+        limits=sessions_pb2.JobLimits(
+            sessions=limits.sessions,
+            region_bytes=limits.region_bytes,
+            receives=limits.receives,
+            sends=limits.sends,
+            rate_bits_per_second=settings.job_rate_bits_per_second,
+        ),
+        jobs=[
+            sessions_pb2.Job(name=job.name, pid=job.pid, usage=job_usage(job))
+            for job in service.jobs.list()
+        ],
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sealane._native import SessionEndpoint
+from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
@@ -21,6 +22,7 @@ class State(enum.Enum):
     LISTENING = "listening"
     ESTABLISHING = "establishing"
     ESTABLISHED = "established"
+    DRAINING = "draining"
     CLOSED = "closed"
 
 
@@ -67,9 +69,12 @@ class Session:
         identity: Identity,
         endpoint: SessionEndpoint,
         *,
+        job: Job,
         on_closed: "Callable[[Session], None]",
     ) -> None:
         self.identity = identity
+        self.job = job
+        """Whose it is, and with whose end it ends."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
         self.data_address: str = endpoint.local_address
@@ -143,6 +148,11 @@ class Session:
         """Wait until the session is closed."""
         await self._closed.wait()
 
+    def drain(self) -> None:
+        """Send nothing new at either end; the session closes when nothing is under way."""
+        if self._endpoint is not None:
+            self._endpoint.drain()
+
     def close(self, reason: str) -> None:
         """End the session; waits a turn of the worker's loop, no more."""
         if self._endpoint is not None:
@@ -157,6 +167,9 @@ class Session:
             self._finish(reason)
         elif state == "established":
             self.state = State.ESTABLISHED
+            self._settled.set()
+        elif state == "draining":
+            self.state = State.DRAINING
             self._settled.set()
 
     def _finish(self, reason: str) -> None:

@@ -1,10 +1,26 @@
 """What the operator allows sessions of this fabric to use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 UNIT_BYTES = 1408
 """Payload of a packet that fits an MTU of 1500 with every header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """What one job may use, over all of its sessions."""
+
+    sessions: int = 16
+    """Sessions and waiting listeners; each is a queue pair each way."""
+    region_bytes: int = 1 << 30
+    """Shared memory of all of them."""
+    receives: int = 4096
+    """Posted and not ended."""
+    sends: int = 4096
+    """Sends and streams posted and not ended."""
+    rate_share: float = 1.0
+    """Of the fabric's rate, however idle it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +30,12 @@ class FabricSettings:
     ring_socket: Path
     """Unix socket where jobs fetch their rings."""
     rate_max_bits_per_second: int
-    """Of one session, in wire bits, headers and retransmissions included."""
+    """Of all sessions together, in wire bits, headers and retransmissions included."""
     region_bytes_max: int
     """Shared memory of one session."""
     sessions_max: int
     """Sessions and waiting listeners together."""
+    limits: JobLimits = field(default_factory=JobLimits)
     listen_data: str = "127.0.0.1"
     """Numeric address that data sockets bind to, each on a free port."""
     idle_timeout_seconds: float = 60.0
@@ -27,6 +44,8 @@ class FabricSettings:
     """Known skew of the paths: a packet may come this much later than one sent after it."""
     establish_timeout_seconds: float = 10.0
     """From Open until the path is validated."""
+    drain_timeout_seconds: float = 10.0
+    """What a stopping fabric gives what is under way."""
     grant_timeout_seconds: float = 30.0
     """From a grant until the job has fetched its rings."""
     assumed_loss: float = 1e-5
@@ -38,3 +57,8 @@ class FabricSettings:
     chunk_units: int = 16
     slots: int = 64
     ring_entries: int = 256
+
+    @property
+    def job_rate_bits_per_second(self) -> int:
+        """What a job may have of the rate."""
+        return round(self.rate_max_bits_per_second * self.limits.rate_share)

@@ -35,6 +35,8 @@ class Session(message.Message):
         CLOSED: Session._State.ValueType  # 3
         ESTABLISHING: Session._State.ValueType  # 4
         """keys exchanged or being exchanged, path not validated yet"""
+        DRAINING: Session._State.ValueType  # 5
+        """nothing new is sent; ends when nothing is under way"""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: Session.State.ValueType  # 0
@@ -43,6 +45,8 @@ class Session(message.Message):
     CLOSED: Session.State.ValueType  # 3
     ESTABLISHING: Session.State.ValueType  # 4
     """keys exchanged or being exchanged, path not validated yet"""
+    DRAINING: Session.State.ValueType  # 5
+    """nothing new is sent; ends when nothing is under way"""
 
     @typing.final
     class StatisticsEntry(message.Message):
@@ -222,17 +226,21 @@ class ListenSessionRequest(message.Message):
 
     DISPLAY_NAME_FIELD_NUMBER: builtins.int
     REGION_BYTES_FIELD_NUMBER: builtins.int
+    JOB_TOKEN_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
+    job_token: builtins.bytes
+    """got at the ring socket: whose the session is"""
     def __init__(
         self,
         *,
         display_name: builtins.str = ...,
         region_bytes: builtins.int = ...,
+        job_token: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "region_bytes", b"region_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "region_bytes", b"region_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -246,6 +254,7 @@ class OpenSessionRequest(message.Message):
     PEER_ADDRESS_FIELD_NUMBER: builtins.int
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     VIA_ADDRESS_FIELD_NUMBER: builtins.int
+    JOB_TOKEN_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
     peer_node: builtins.str
@@ -255,6 +264,8 @@ class OpenSessionRequest(message.Message):
     """wire bits, headers included; at most the operator's rate_max"""
     via_address: builtins.str
     """Address to send data packets to instead of the one the peer announces (a relay on the path)."""
+    job_token: builtins.bytes
+    """got at the ring socket: whose the session is"""
     def __init__(
         self,
         *,
@@ -264,10 +275,185 @@ class OpenSessionRequest(message.Message):
         peer_address: builtins.str = ...,
         rate_bits_per_second: builtins.int = ...,
         via_address: builtins.str = ...,
+        job_token: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "peer_address", b"peer_address", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "via_address", b"via_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "via_address", b"via_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetFabricRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DrainFabricRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    timeout_seconds: builtins.float
+    """At most fabric.drain_timeout_seconds, which is also what 0 means."""
+    def __init__(
+        self,
+        *,
+        timeout_seconds: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Fabric(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    RING_SOCKET_FIELD_NUMBER: builtins.int
+    RATE_MAX_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    SESSIONS_MAX_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    JOBS_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
+    ring_socket: builtins.str
+    """where jobs introduce themselves and fetch their rings"""
+    rate_max_bits_per_second: builtins.int
+    """of all sessions together"""
+    sessions: builtins.int
+    """open or awaited"""
+    sessions_max: builtins.int
+    @builtins.property
+    def limits(self) -> JobLimits:
+        """of each job"""
+
+    @builtins.property
+    def jobs(self) -> containers.RepeatedCompositeFieldContainer[Job]: ...
+    @builtins.property
+    def drain(self) -> Drain:
+        """once it drains"""
+
+    def __init__(
+        self,
+        *,
+        ring_socket: builtins.str = ...,
+        rate_max_bits_per_second: builtins.int = ...,
+        sessions: builtins.int = ...,
+        sessions_max: builtins.int = ...,
+        limits: JobLimits | None = ...,
+        jobs: abc.Iterable[Job] | None = ...,
+        drain: Drain | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["drain", b"drain", "jobs", b"jobs", "limits", b"limits", "rate_max_bits_per_second", b"rate_max_bits_per_second", "ring_socket", b"ring_socket", "sessions", b"sessions", "sessions_max", b"sessions_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Drain(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    SECONDS_LEFT_FIELD_NUMBER: builtins.int
+    SESSIONS_LEFT_FIELD_NUMBER: builtins.int
+    seconds_left: builtins.float
+    sessions_left: builtins.int
+    def __init__(
+        self,
+        *,
+        seconds_left: builtins.float = ...,
+        sessions_left: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["seconds_left", b"seconds_left", "sessions_left", b"sessions_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class JobLimits(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: builtins.int
+    REGION_BYTES_FIELD_NUMBER: builtins.int
+    RECEIVES_FIELD_NUMBER: builtins.int
+    SENDS_FIELD_NUMBER: builtins.int
+    RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
+    sessions: builtins.int
+    region_bytes: builtins.int
+    receives: builtins.int
+    sends: builtins.int
+    rate_bits_per_second: builtins.int
+    def __init__(
+        self,
+        *,
+        sessions: builtins.int = ...,
+        region_bytes: builtins.int = ...,
+        receives: builtins.int = ...,
+        sends: builtins.int = ...,
+        rate_bits_per_second: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["rate_bits_per_second", b"rate_bits_per_second", "receives", b"receives", "region_bytes", b"region_bytes", "sends", b"sends", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Job(message.Message):
+    """A process that introduced itself, and lives."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class UsageEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """"jobs/{pid}-{number}" """
+    pid: builtins.int
+    @builtins.property
+    def usage(self) -> containers.ScalarMap[builtins.str, builtins.int]:
+        """names: docs/metrics.md, sealane_job_..."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        pid: builtins.int = ...,
+        usage: abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name", "pid", b"pid", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,6 +62,16 @@ class SessionsStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.GetFabric = channel.unary_unary(
+                '/sealane.v1.Sessions/GetFabric',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.GetFabricRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
+                _registered_method=True)
+        self.DrainFabric = channel.unary_unary(
+                '/sealane.v1.Sessions/DrainFabric',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.DrainFabricRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
+                _registered_method=True)
 
 
 class SessionsServicer:
@@ -100,6 +110,21 @@ class SessionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFabric(self, request, context):
+        """What the fabric shares out, and who has what of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainFabric(self, request, context):
+        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+        way, or the time is over; until the daemon restarts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +152,16 @@ def add_SessionsServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.CloseSessionRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'GetFabric': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFabric,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.GetFabricRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.SerializeToString,
+            ),
+            'DrainFabric': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainFabric,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.DrainFabricRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +301,60 @@ class Sessions:
             '/sealane.v1.Sessions/CloseSession',
             sealane_dot_protocol_dot_v1_dot_sessions__pb2.CloseSessionRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFabric(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Sessions/GetFabric',
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.GetFabricRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainFabric(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Sessions/DrainFabric',
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.DrainFabricRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.Fabric.FromString,
             options,
             channel_credentials,
             insecure,

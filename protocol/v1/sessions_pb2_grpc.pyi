@@ -42,6 +42,12 @@ class SessionsStub:
     GetSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]
     ListSessions: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]
     CloseSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]
+    GetFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]
+    """What the fabric shares out, and who has what of it."""
+    DrainFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]
+    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+    way, or the time is over; until the daemon restarts.
+    """
 
 @_typing.type_check_only
 class SessionsAsyncStub(SessionsStub):
@@ -56,6 +62,12 @@ class SessionsAsyncStub(SessionsStub):
     GetSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]  # type: ignore[assignment]
     CloseSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    GetFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
+    """What the fabric shares out, and who has what of it."""
+    DrainFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.DrainFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
+    """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+    way, or the time is over; until the daemon restarts.
+    """
 
 class SessionsServicer(metaclass=_abc_1.ABCMeta):
     """Inter-datacenter sessions as a job sees them; served by the fabric on its Unix socket.
@@ -97,6 +109,24 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.CloseSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]: ...
+
+    @_abc_1.abstractmethod
+    def GetFabric(
+        self,
+        request: _sessions_pb2.GetFabricRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
+        """What the fabric shares out, and who has what of it."""
+
+    @_abc_1.abstractmethod
+    def DrainFabric(
+        self,
+        request: _sessions_pb2.DrainFabricRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sessions_pb2.Fabric, _abc.Awaitable[_sessions_pb2.Fabric]]:
+        """Takes no new sessions from now on, and ends those that are there when nothing of them is under
+        way, or the time is over; until the daemon restarts.
+        """
 
 def add_SessionsServicer_to_server(servicer: SessionsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -12,6 +12,19 @@ __version__: str
 # Sessions
 
 @final
+class SharedLine:
+    # The rate that all sessions of a fabric share, in wire bits.
+    def __new__(cls, rate_bits_per_second: int) -> Self: ...
+    # A job with its limits: wire bits a second, receives and sends under way.
+    def add_job(self, *, rate_bits_per_second: int, receives: int, sends: int) -> JobAccount: ...
+
+@final
+class JobAccount:
+    # What the sessions of one job use together. `waits` and `waited_nanos`: for their turn on the
+    # line; `receives` and `sends` are under way now.
+    def usage(self) -> dict[str, int]: ...
+
+@final
 class SessionEndpoint:
     # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
     # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
@@ -24,6 +37,7 @@ class SessionEndpoint:
         unit_bytes: int = 1408,
         chunk_units: int = 16,
         slots: int = 64,
+        account: JobAccount | None = None,
     ) -> Self: ...
     @property
     def local_address(self) -> str: ...
@@ -50,7 +64,10 @@ class SessionEndpoint:
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
-    # ("establishing" | "established" | "closed", reason id); takes the notification back.
+    # Sends nothing new at either end; closes when nothing is under way.
+    def drain(self) -> None: ...
+    # ("establishing" | "established" | "draining" | "closed", reason id); takes the notification
+    # back.
     def state(self) -> tuple[str, str]: ...
     # Readable when the state has changed since it was last asked.
     def fileno(self) -> int: ...

@@ -374,7 +374,7 @@ def test_readiness_is_told_to_the_service_manager(
         monkeypatch.setenv("WATCHDOG_USEC", "200000")
         with daemon(site.broker_config()):
             said = [manager.recv(4096) for _ in range(3)]
-        while b"STOPPING=1" not in said:
+        while b"STOPPING=1\nEXTEND_TIMEOUT_USEC=20000000" not in said:
             said.append(manager.recv(4096))
     assert any(message.startswith(b"READY=1\n") for message in said)
     assert said.count(b"WATCHDOG=1") >= 2

@@ -266,6 +266,19 @@ async def test_streams_wait_for_slots_without_holding_others_up(fabrics: tuple[A
         await asyncio.gather(*streams, *writes, *receives)
 
 
+async def test_ring_full_of_waiting_sends_has_room_to_cancel_them(
+    fabrics: tuple[Any, Any],
+) -> None:
+    async with connected(*fabrics) as (left, _), asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        sends = [await left.post_send(offset=0, length=8) for _ in range(left.ring.entries - 1)]
+        more = tasks.create_task(left.post_send(offset=0, length=8))
+        await asyncio.sleep(0)
+        assert await sends[-1].cancel()
+        assert await sends[0].cancel()
+        assert not (await more).done()
+        assert not any(send.done() for send in sends[1:-1])
+
+
 async def test_cancelled_send_ends_at_both_ends(fabrics: tuple[Any, Any]) -> None:
     async with connected(*fabrics) as (left, right):
         receiving = await right.post_receive(offset=0, length=REGION)

@@ -28,10 +28,13 @@ async def raw_job(left: Any, right: Any) -> AsyncIterator[tuple[Any, mmap.mmap, 
     """Give the left end of a session as a hostile job has it: the session, memory, doorbell."""
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(
-            right.service.listen(display_name="hostile", region_bytes=REGION)
+            right.service.listen(
+                job_token=right.job_token, display_name="hostile", region_bytes=REGION
+            )
         )
         await wait_listening(right, "hostile")
         grant = await left.service.open(
+            job_token=left.job_token,
             display_name="hostile",
             region_bytes=REGION,
             peer_node=right.name,

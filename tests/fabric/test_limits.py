@@ -42,13 +42,15 @@ async def test_waiting_is_told_apart(fabrics: tuple[Any, Any]) -> None:
 async def test_job_that_reads_no_completions_is_told(fabrics: tuple[Any, Any]) -> None:
     async with connected(*fabrics) as (left, right):
         asyncio.get_running_loop().remove_reader(left.ring.fileno())
-        entries = left.ring.entries
-        for number in range(entries):
+        room = left.ring.entries - 1
+        for number in range(room):
             left.ring.post_receive(offset=0, length=8, user_data=number)
-        await asyncio.gather(*(right.send(offset=0, length=0) for _ in range(entries)))
-        left.ring.post_receive(offset=0, length=8, user_data=entries)
+        await asyncio.gather(*(right.send(offset=0, length=0) for _ in range(room)))
+        with pytest.raises(BlockingIOError):
+            left.ring.post_receive(offset=0, length=8, user_data=room)
         await asyncio.sleep(WAIT_SECONDS)
-        assert len(left.ring.completions(2 * entries)) == entries
+        assert len(left.ring.completions(2 * room)) == room
+        left.ring.post_receive(offset=0, length=8, user_data=room)
         await right.send(offset=0, length=0)
         found = spent(left)
 
@@ -77,7 +79,8 @@ SESSION = sessions_pb2.Session(
 )
 FIGURES = {
     "limited_pacing_nanos": 1_500_000_000,
-    "limited_credit_nanos": 500_000_000,
+    "limited_credit_nanos": 300_000_000,
+    "limited_shared_rate_nanos": 200_000_000,
     "wire_bytes_sent": 250_000_000,
     "payload_bytes_sent": 125_000_000,
     "srtt_nanos": 25_000_000,
@@ -89,14 +92,16 @@ FIGURES = {
 
 def test_table_says_it_to_people_and_record_to_programs() -> None:
     shown = table(SESSION, FIGURES)
-    assert shown["limited by"] == "the rate 75%, the peer posts no receives 25%"
+    assert shown["limited by"] == (
+        "the rate 75%, the peer posts no receives 15%, the rate that sessions share 10%"
+    )
     assert shown["sent"] == "1,000.0 Mbit/s on the wire, 500.0 Mbit/s of messages"
     assert shown["round trip"] == "25.000 ms, time-out 26.000 ms"
     assert "decrypt failures 3" in shown["dropped here"]
     assert shown["loss estimate"] == "0.001 (0.0009 to 0.002), bursts of 1.5 (1 to 2)"
     assert shown["plan"] == "to 1 MiB selective repeat; longer MDS (32, 4) depth 8"
     found = record(SESSION, FIGURES)
-    assert found["limits"] == {"pacing": 0.75, "credit": 0.25}
+    assert found["limits"] == {"pacing": 0.75, "credit": 0.15, "shared_rate": 0.1}
     assert found["seconds"] == 2
     assert found["bits_per_second"]["payload_sent"] == pytest.approx(5e8)
     assert found["plan"][1] == {"length_max": (1 << 64) - 1, "k": 32, "m": 4, "depth": 8}

@@ -212,6 +212,7 @@ async def refused(action: Any) -> Error:
 
 async def open_directly(left: Any, right: Any, **changes: Any) -> Any:
     arguments = {
+        "job_token": left.job_token,
         "display_name": "data",
         "region_bytes": REGION,
         "peer_node": right.name,
@@ -265,7 +266,11 @@ async def test_responder_holds_the_peer_to_its_own_rate(make_fabric: MakeFabric)
 @contextlib.asynccontextmanager
 async def listening(fabric: Any) -> AsyncIterator["asyncio.Task[Any]"]:
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(fabric.service.listen(display_name="data", region_bytes=REGION))
+        task = tasks.create_task(
+            fabric.service.listen(
+                job_token=fabric.job_token, display_name="data", region_bytes=REGION
+            )
+        )
         await wait_listening(fabric)
         try:
             yield task
@@ -420,7 +425,9 @@ async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFab
 async def test_name_is_listened_to_once_and_free_after_a_cancel(fabrics: tuple[Any, Any]) -> None:
     _, right = fabrics
     async with listening(right):
-        again = right.service.listen(display_name="data", region_bytes=REGION)
+        again = right.service.listen(
+            job_token=right.job_token, display_name="data", region_bytes=REGION
+        )
         error = await refused(again)
     async with listening(right):
         pass
@@ -430,7 +437,11 @@ async def test_name_is_listened_to_once_and_free_after_a_cancel(fabrics: tuple[A
 
 async def test_number_of_sessions_is_bounded(make_fabric: MakeFabric) -> None:
     async with make_fabric("fabric-b", sessions_max=1) as right, listening(right):
-        error = await refused(right.service.listen(display_name="more", region_bytes=REGION))
+        error = await refused(
+            right.service.listen(
+                job_token=right.job_token, display_name="more", region_bytes=REGION
+            )
+        )
 
     assert error.reason == "session.count.limit"
 
@@ -442,7 +453,7 @@ async def test_ring_token_works_once(fabrics: tuple[Any, Any]) -> None:
         wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)
         ring = await fetch_ring(wire)
         second = await refused(fetch_ring(wire))
-        wire.ring_token = bytes(16)
+        wire.ring_token = bytes(15) + b"\x01"
         guessed = await refused(fetch_ring(wire))
         ring.close()
 
@@ -464,7 +475,7 @@ async def test_grant_that_nobody_fetches_expires(make_fabric: MakeFabric) -> Non
 
 async def test_ring_socket_is_private_and_survives_rude_jobs(fabrics: tuple[Any, Any]) -> None:
     left, right = fabrics
-    path = left.service._settings.ring_socket
+    path = left.service.settings.ring_socket
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
     for hello in (b"", b"short"):

@@ -35,7 +35,12 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEndpoint) -> None:
     identity = Identity(name="sessions/a", display_name="", is_initiator=True, unit_bytes=1408)
-    session = Session(identity, endpoint, on_closed=lambda _: None)  # type: ignore[arg-type]
+    session = Session(
+        identity,
+        endpoint,  # type: ignore[arg-type]
+        job=None,  # type: ignore[arg-type]
+        on_closed=lambda _: None,
+    )
 
     session.begin(
         identity,

@@ -96,10 +96,13 @@ async def test_a_responder_refuses_units_beyond_the_candidates(
     tmp_path: Path, unit_bytes: int
 ) -> None:
     async with pair(tmp_path, unit_bytes, None) as (near, far), asyncio.TaskGroup() as tasks:
-        listening = tasks.create_task(far.service.listen(display_name="data", region_bytes=REGION))
+        listening = tasks.create_task(
+            far.service.listen(job_token=far.job_token, display_name="data", region_bytes=REGION)
+        )
         await wait_listening(far)
         with pytest.raises(UsageError) as refused:
             await near.service.open(
+                job_token=near.job_token,
                 display_name="data",
                 region_bytes=REGION,
                 peer_node="fabric-b",

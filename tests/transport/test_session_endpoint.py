@@ -485,7 +485,7 @@ def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
             while not try_send(left, number):
                 left.completions(1)
 
-        assert 4 <= posted <= 8
+        assert posted == 3, "the last entry is for commands"
         # An end takes no more than its completion queue has room for: both are emptied in turn.
         poller = select.poll()
         for end in (left, right):

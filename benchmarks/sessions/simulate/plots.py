@@ -47,11 +47,11 @@ def draw(path: Path, result: Result) -> None:
     figure.text(
         0.5,
         0.005,
-        f"{result.experiment.parameters}. {legend}.",
+        f"{result.experiment.parameters}.\n{legend}.",
         ha="center",
         fontsize=8,
     )
-    figure.tight_layout(rect=(0, 0.025, 1, 1))
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -134,7 +134,8 @@ def _map(result: Result) -> Figure:
     losses = sorted({loss for _, loss, _ in by})
     sizes = sorted({size for _, _, size in by})
     figure, panels = plt.subplots(2, 2, figsize=(12, 7))
-    for axes, (kind, name) in zip(panels.ravel(), product(("mean", "p99.9"), names), strict=False):
+    kinds = product(("mean", "p99.9"), names[:2])
+    for axes, (kind, name) in zip(panels.ravel(), kinds, strict=True):
         grid = np.full((len(losses), len(sizes)), np.nan)
         is_model = np.zeros(grid.shape, dtype=np.bool_)
         for (row, loss), (column, size) in product(enumerate(losses), enumerate(sizes)):
@@ -248,8 +249,10 @@ def _late(result: Result) -> Figure:
             axes.bar_label(axes.bar(at, counts, 0.3, label=name), fontsize=8)
         axes.set_xticks(range(len(LATE_SLOTS)), [f"{slots} slots" for slots in LATE_SLOTS])
         axes.set_title(title, fontsize=9)
-        axes.margins(y=0.25)
-        axes.legend(fontsize=8, loc="upper right", title=f"{result.measured[0].cell.runs} messages")
+        axes.margins(y=0.4)
+        axes.ticklabel_format(style="plain", axis="y")
+        runs = f"{result.measured[0].cell.runs} messages"
+        axes.legend(fontsize=8, loc="upper center", ncols=2, title=runs)
     return figure
 
 

@@ -30,7 +30,7 @@ def size_text(count: int) -> str:
     """Name a size."""
     for bit, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 1 << bit:
-            return f"{count / (1 << bit):g} {unit}"
+            return f"{count / (1 << bit):.4g} {unit}"
     return f"{count} B"
 
 

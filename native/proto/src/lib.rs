@@ -15,6 +15,7 @@ pub mod nvme;
 pub mod sector;
 pub mod secure_queue;
 pub mod session;
+pub mod share;
 
 /// The conversions between wire structures and bytes, for callers that hold the structures.
 pub mod wire {

@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use crate::region::{Region, RegionArray};
     #[pymodule_export]
-    use crate::session::{Completion, JobRing, SessionEndpoint};
+    use crate::session::{Completion, JobAccount, JobRing, SessionEndpoint, SharedLine};
     #[pymodule_export]
     use crate::simulation::{simulate, simulate_ring};
 

@@ -11,6 +11,7 @@ use sealane_engine::session::endpoint::{
 };
 use sealane_engine::session::job::Job;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
+use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
@@ -56,6 +57,52 @@ fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, 
     Ok(dict)
 }
 
+/// The rate that all sessions of a fabric share.
+#[pyclass(module = "sealane._native", frozen)]
+pub struct SharedLine {
+    line: Arc<share::SharedLine>,
+}
+
+#[pymethods]
+impl SharedLine {
+    #[new]
+    fn new(rate_bits_per_second: u64) -> Self {
+        Self { line: share::SharedLine::new(rate_bits_per_second / 8) }
+    }
+
+    #[pyo3(signature = (*, rate_bits_per_second, receives, sends))]
+    fn add_job(&self, rate_bits_per_second: u64, receives: u64, sends: u64) -> JobAccount {
+        let rate_bytes_per_second = rate_bits_per_second / 8;
+        let limits = share::JobLimits { rate_bytes_per_second, receives, sends };
+        JobAccount { account: self.line.add_job(limits) }
+    }
+}
+
+/// What the sessions of one job use together.
+#[pyclass(module = "sealane._native", frozen)]
+pub struct JobAccount {
+    account: Arc<share::JobAccount>,
+}
+
+#[pymethods]
+impl JobAccount {
+    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let usage = self.account.usage();
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("wire_bytes_sent", usage.line.wire_bytes),
+            ("waits", usage.line.waits),
+            ("waited_nanos", usage.line.waited_nanos),
+            ("receives", usage.receives),
+            ("sends", usage.sends),
+            ("refused_operations", usage.refused),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+}
+
 /// One session's socket, memories and worker, in the daemon.
 #[pyclass(module = "sealane._native")]
 pub struct SessionEndpoint {
@@ -65,7 +112,8 @@ pub struct SessionEndpoint {
 #[pymethods]
 impl SessionEndpoint {
     #[new]
-    #[pyo3(signature = (bind_address, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64))]
+    #[pyo3(signature = (bind_address, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None))]
+    #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn new(
         py: Python<'_>,
         bind_address: &str,
@@ -74,6 +122,7 @@ impl SessionEndpoint {
         unit_bytes: u16,
         chunk_units: u16,
         slots: u16,
+        account: Option<&JobAccount>,
     ) -> PyResult<Self> {
         let config = EndpointConfig {
             bind_address: parse_address(bind_address)?,
@@ -83,7 +132,8 @@ impl SessionEndpoint {
             chunk_units,
             slots,
         };
-        let endpoint = py.detach(|| Endpoint::new(config)).map_err(endpoint_error)?;
+        let account = account.map(|job| Arc::clone(&job.account));
+        let endpoint = py.detach(|| Endpoint::new(config, account)).map_err(endpoint_error)?;
         Ok(Self { endpoint })
     }
 
@@ -154,8 +204,13 @@ impl SessionEndpoint {
         match self.endpoint.state() {
             State::Establishing => ("establishing", String::new()),
             State::Established => ("established", String::new()),
+            State::Draining => ("draining", String::new()),
             State::Closed { reason } => ("closed", reason),
         }
+    }
+
+    fn drain(&self) {
+        self.endpoint.drain();
     }
 
     fn fileno(&self) -> RawFd {

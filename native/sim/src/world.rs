@@ -432,6 +432,7 @@ impl<'a> World<'a> {
                 }
                 self.trace.add(&[self.now, 8 + end as u64, message, length]);
             }
+            Event::Draining => {}
             Event::Closed { .. } => {
                 this.is_closed = true;
                 self.trace.add(&[self.now, 10 + end as u64]);

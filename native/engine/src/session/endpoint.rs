@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,6 +18,7 @@ use super::layout::Layout;
 use super::limits::Limits;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
+use super::share::{Flow, JobAccount};
 pub use super::worker::State;
 use super::worker::{JobMemory, Progress, Report, Worker, coalesce_nanos};
 use crate::clock::now;
@@ -149,6 +151,7 @@ pub struct Endpoint {
     layout: Layout,
     local_address: SocketAddr,
     prepared: Option<Prepared>,
+    account: Option<Arc<JobAccount>>,
     job: Option<JobDescriptors>,
     stop: OwnedFd,
     report: Arc<Report>,
@@ -158,12 +161,20 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Binds the socket and makes the memories.
-    pub fn new(config: EndpointConfig) -> Result<Self, EndpointError> {
+    ///
+    /// The session is one of that job, whose limits and turns it shares; of none, it has no limits
+    /// but its own.
+    pub fn new(
+        config: EndpointConfig,
+        account: Option<Arc<JobAccount>>,
+    ) -> Result<Self, EndpointError> {
         let made = Memories::new(&config)?;
         let udp = Udp::bind(config.bind_address)?;
         let local_address = udp.local_address()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
+            is_to_drain: AtomicBool::new(false),
+            is_to_end: AtomicBool::new(false),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
@@ -175,6 +186,7 @@ impl Endpoint {
             layout,
             local_address,
             prepared: Some(Prepared { udp, memory, doorbell }),
+            account,
             job: Some(job),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
@@ -246,6 +258,7 @@ impl Endpoint {
             report: Arc::clone(&self.report),
             next_plan: Arc::clone(&self.next_plan),
             limits: Limits::new(now()),
+            flow: self.account.take().map(Flow::new).transpose()?,
             progress: Progress::default(),
         };
         let thread = std::thread::Builder::new().name("sealane-session".into());
@@ -281,10 +294,19 @@ impl Endpoint {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Has the session send nothing new, at either end, and close when nothing is under way. If it
+    /// is closed before, the reason is the same: it had no more time.
+    pub fn drain(&self) {
+        self.report.is_to_drain.store(true, Ordering::Release);
+        // An eventfd refuses a one only after 2^64-2 of them.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
     /// Ends the session and waits until it is closed: a turn of its worker, no more. The worker
     /// repeats CLOSE for some round trips on its own and then ends.
     pub fn close(&mut self) {
         if std::mem::take(&mut self.is_running) {
+            self.report.is_to_end.store(true, Ordering::Release);
             // An eventfd refuses a one only after 2^64-2 of them.
             let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
             let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);

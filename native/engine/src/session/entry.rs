@@ -195,6 +195,11 @@ impl Operation {
         matches!(self, Self::Send { .. } | Self::Receive | Self::Continue { .. })
     }
 
+    /// Whether it is done at once, and waits for nothing of the peer's.
+    pub fn is_command(&self) -> bool {
+        matches!(self, Self::Cancel { .. } | Self::Complete { .. } | Self::PacketMap { .. })
+    }
+
     /// (operation, place) that it names.
     fn target(&self) -> (u64, u64) {
         match *self {
@@ -346,10 +351,14 @@ pub enum Status {
     Cancelled,
     /// The receiver wanted no more of the message than had landed.
     Partial,
+    /// The job has as many operations of the kind under way as it may.
+    Limit,
+    /// The fabric stops, or the peer's: nothing new is sent.
+    Draining,
 }
 
 impl Status {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Ok,
         Self::OutcomeUnknown,
         Self::Aborted,
@@ -357,6 +366,8 @@ impl Status {
         Self::Refused,
         Self::Cancelled,
         Self::Partial,
+        Self::Limit,
+        Self::Draining,
     ];
 
     /// Name as the job's language shows it.
@@ -369,6 +380,8 @@ impl Status {
             Self::Refused => "refused",
             Self::Cancelled => "cancelled",
             Self::Partial => "partial",
+            Self::Limit => "limit",
+            Self::Draining => "draining",
         }
     }
 

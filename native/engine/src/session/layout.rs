@@ -18,6 +18,9 @@ pub const ENTRY_BYTES: usize = 64;
 /// Most entries of a ring: 256 KiB of shared memory per queue.
 pub const ENTRIES_MAX: u32 = 4096;
 
+/// Entries that a job keeps for commands: what waits leaves room for what cancels it.
+pub const COMMAND_ENTRIES: u32 = 1;
+
 /// Submission memory: index of the next entry that the job will write.
 pub const SUBMISSION_PRODUCER: u64 = 0;
 /// Submission memory: index of the next completion that the job will read.
@@ -76,7 +79,7 @@ impl Layout {
     /// True if the sizes are ones that this version can describe.
     pub fn is_valid(&self) -> bool {
         self.entries.is_power_of_two()
-            && self.entries <= ENTRIES_MAX
+            && (COMMAND_ENTRIES + 1..=ENTRIES_MAX).contains(&self.entries)
             && self.region_bytes > 0
             && self.slots.is_power_of_two()
             && self.chunk_bytes > 0

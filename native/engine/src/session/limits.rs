@@ -21,10 +21,12 @@ pub(super) enum Limit {
     Stall,
     /// The job does not read completions, so nothing more is taken from it.
     Completions,
+    /// The rate that all sessions share: others have their turn.
+    SharedRate,
 }
 
 /// Number of states.
-pub(super) const LIMITS: usize = 7;
+pub(super) const LIMITS: usize = 8;
 
 /// Time in each state, up to the last look.
 #[derive(Debug)]
@@ -52,9 +54,11 @@ impl Limits {
 }
 
 impl Limit {
-    /// What holds the sender up, if the ring's completion queue is full or not.
-    pub(super) fn of(sender: SendLimit, is_queue_full: bool) -> Self {
+    /// What holds the sender up, if the ring's completion queue is full or not, and units that are
+    /// due wait for the session's turn or not.
+    pub(super) fn of(sender: SendLimit, is_queue_full: bool, is_in_line: bool) -> Self {
         match sender {
+            SendLimit::Pacing | SendLimit::Loss if is_in_line => Self::SharedRate,
             SendLimit::Idle if is_queue_full => Self::Completions,
             SendLimit::Idle => Self::Application,
             SendLimit::Credit => Self::Credit,
@@ -83,14 +87,21 @@ mod tests {
         ] {
             limits.enter(state, at);
         }
-        assert_eq!(limits.spent(), [11, 0, 30, 1, 0, 0, 30]);
+        assert_eq!(limits.spent(), [11, 0, 30, 1, 0, 0, 30, 0]);
         assert_eq!(limits.spent().iter().sum::<u64>(), 72);
     }
 
     #[test]
     fn full_queue_is_the_limit_only_where_nothing_else_is() {
-        assert_eq!(Limit::of(SendLimit::Idle, true), Limit::Completions);
-        assert_eq!(Limit::of(SendLimit::Idle, false), Limit::Application);
-        assert_eq!(Limit::of(SendLimit::Pacing, true), Limit::Pacing);
+        assert_eq!(Limit::of(SendLimit::Idle, true, false), Limit::Completions);
+        assert_eq!(Limit::of(SendLimit::Idle, false, false), Limit::Application);
+        assert_eq!(Limit::of(SendLimit::Pacing, true, false), Limit::Pacing);
+    }
+
+    #[test]
+    fn waiting_for_a_turn_is_the_limit_where_units_are_due() {
+        assert_eq!(Limit::of(SendLimit::Pacing, true, true), Limit::SharedRate);
+        assert_eq!(Limit::of(SendLimit::Loss, false, true), Limit::SharedRate);
+        assert_eq!(Limit::of(SendLimit::Flight, false, true), Limit::RoundTrip);
     }
 }

@@ -12,6 +12,7 @@ pub mod region;
 pub mod ring;
 #[cfg(test)]
 mod ring_stress;
+pub mod share;
 pub mod statistics;
 mod submission;
 mod worker;

@@ -6,7 +6,8 @@
 //!
 //! A completion always has a place: a submission is taken only while operations in flight plus
 //! completions that the job has not consumed are fewer than the entries. So a job that stops
-//! reading completions stops its own submissions, and with them the credit its peer gets.
+//! reading completions stops its own submissions, and with them the credit its peer gets. The job
+//! keeps the last entries for commands, so that what waits can always be cancelled.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,9 +15,9 @@ pub use super::entry::{
     Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission,
 };
 use super::layout::{
-    CHUNK_WAKE, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER, ENTRY_BYTES, Layout,
-    STATE, STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER, SUBMISSION_ENTRIES,
-    SUBMISSION_PRODUCER,
+    CHUNK_WAKE, COMMAND_ENTRIES, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER,
+    ENTRY_BYTES, Layout, STATE, STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER,
+    SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
 };
 use super::region::SharedMemory;
 
@@ -32,7 +33,7 @@ pub struct DaemonRing {
     in_flight: u64,
     /// Chunks have landed since the job was last told.
     has_landed: bool,
-    /// A submission waits for room among the completions.
+    /// Unread completions leave no room for another message.
     is_full: bool,
 }
 
@@ -60,17 +61,13 @@ impl DaemonRing {
     pub fn take(&mut self) -> Result<Option<(u64, Submission)>, RingFault> {
         let entries = u64::from(self.layout.entries);
         let produced = self.submission.word(SUBMISSION_PRODUCER).load(Ordering::Acquire);
-        match produced.checked_sub(self.submissions_taken) {
-            None => return Err(RingFault::IndexJump),
-            Some(0) => {
-                self.is_full = false;
-                return Ok(None);
-            }
-            Some(waiting) if waiting > entries => return Err(RingFault::IndexJump),
-            Some(_) => {}
+        if produced.checked_sub(self.submissions_taken).is_none_or(|waiting| waiting > entries) {
+            return Err(RingFault::IndexJump);
         }
-        self.is_full = self.in_flight + self.unconsumed()? >= entries;
-        if self.is_full {
+        let unread = self.unconsumed()?;
+        let taken = self.in_flight + unread;
+        self.is_full = unread > 0 && taken >= entries - u64::from(COMMAND_ENTRIES);
+        if produced == self.submissions_taken || taken >= entries {
             return Ok(None);
         }
         let mut entry = [0; ENTRY_BYTES];
@@ -84,7 +81,7 @@ impl DaemonRing {
         Ok(Some((handle, submission)))
     }
 
-    /// Whether a submission was left where it is because its completion would have no place.
+    /// Whether completions that the job has not read leave no room for another message.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
@@ -182,8 +179,8 @@ pub struct JobRing {
 /// A submission that was not put on the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostRefused {
-    /// The queue is full: consume completions and try again.
-    #[error("the submission queue is full")]
+    /// There is no room: consume completions and try again.
+    #[error("the ring has no room for it: completions are to be read first")]
     Retry,
     /// The daemon would end the session for it.
     #[error("{0}")]
@@ -209,12 +206,15 @@ impl JobRing {
     }
 
     /// Puts a submission on the ring and returns its handle; the caller rings the doorbell.
+    ///
+    /// Operations without a completion that was read are fewer than the entries, and of those that
+    /// may wait [`COMMAND_ENTRIES`] fewer: a command finds room, and the daemon takes it.
     pub fn post(&mut self, submission: &Submission) -> Result<u64, PostRefused> {
         let entry = submission.encode();
         Submission::parse(&entry, self.layout.region_bytes).map_err(PostRefused::Invalid)?;
         let entries = u64::from(self.layout.entries);
-        let taken = self.completion.word(SUBMISSION_CONSUMER).load(Ordering::Acquire);
-        if self.submissions_posted.saturating_sub(taken) >= entries {
+        let kept = if submission.kind.is_command() { 0 } else { u64::from(COMMAND_ENTRIES) };
+        if self.submissions_posted - self.completions_taken >= entries - kept {
             return Err(PostRefused::Retry);
         }
         let handle = self.submissions_posted;
@@ -336,35 +336,52 @@ mod tests {
         }
     }
 
+    fn cancel(operation: u64) -> Submission {
+        Submission { kind: Operation::Cancel { operation }, offset: 0, length: 0, user_data: 0 }
+    }
+
     #[test]
-    fn full_submission_queue_asks_for_a_retry() {
-        let (mut daemon, mut job, _) = rings(2);
-        job.post(&send(0)).unwrap();
-        job.post(&send(1)).unwrap();
-        assert_eq!(job.post(&send(2)), Err(PostRefused::Retry));
-        daemon.take().unwrap();
-        job.post(&send(2)).unwrap();
+    fn a_ring_full_of_what_waits_has_room_for_what_cancels_it() {
+        let (mut daemon, mut job, _) = rings(4);
+        for number in 0..3 {
+            job.post(&send(number)).unwrap();
+        }
+        assert_eq!(job.post(&send(3)), Err(PostRefused::Retry));
+        assert_eq!(job.post(&cancel(0)), Ok(3));
+        assert_eq!(job.post(&cancel(1)), Err(PostRefused::Retry));
+        let taken: Vec<u64> =
+            std::iter::from_fn(|| daemon.take().unwrap()).map(|(handle, _)| handle).collect();
+        assert_eq!(taken, [0, 1, 2, 3], "nothing ends, and the cancel is taken");
+        assert!(!daemon.is_full(), "no completion is unread");
+        daemon.complete(&done(3));
+        assert_eq!(job.post(&cancel(1)), Err(PostRefused::Retry), "the completion is unread");
+        job.completions(1).unwrap();
+        job.post(&cancel(1)).unwrap();
+        assert_eq!(daemon.take().unwrap(), Some((4, cancel(1))));
     }
 
     #[test]
     fn unread_completions_stop_submissions_and_none_is_dropped() {
-        let (mut daemon, mut job, _) = rings(4);
-        for number in 0..4 {
+        let (mut daemon, mut job, hostile) = rings(4);
+        for number in 0..3 {
             job.post(&send(number)).unwrap();
             daemon.take().unwrap().unwrap();
             daemon.complete(&done(number));
         }
-        job.post(&send(4)).unwrap();
-        assert!(!daemon.is_full(), "nothing has been held up so far");
+        assert!(!daemon.is_full(), "nobody has looked");
         assert_eq!(daemon.take().unwrap(), None);
         assert!(daemon.is_full());
-        assert_eq!(job.completions(1).unwrap(), vec![done(0)]);
-        assert_eq!(daemon.take().unwrap(), Some((4, send(4))));
-        assert!(!daemon.is_full());
-        job.post(&send(5)).unwrap();
+        assert_eq!(job.post(&send(3)), Err(PostRefused::Retry));
+        // A job that keeps no entry gains one message; a completion too many has no place.
+        hostile.word(SUBMISSION_PRODUCER).store(5, Ordering::Release);
+        hostile.copy_in(SUBMISSION_ENTRIES + 3 * ENTRY_BYTES as u64, &send(3).encode());
+        assert_eq!(daemon.take().unwrap(), Some((3, send(3))));
         assert_eq!(daemon.take().unwrap(), None);
-        daemon.complete(&done(4));
-        assert_eq!(job.completions(8).unwrap(), (1..5).map(done).collect::<Vec<_>>());
+        daemon.complete(&done(3));
+        assert_eq!(daemon.take().unwrap(), None);
+        assert_eq!(job.completions(8).unwrap(), (0..4).map(done).collect::<Vec<_>>());
+        assert_eq!(daemon.take().unwrap(), Some((4, send(0))), "the entry that was there before");
+        assert!(!daemon.is_full());
     }
 
     #[test]

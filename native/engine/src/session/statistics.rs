@@ -28,8 +28,10 @@ counters! {
         pub limited_round_trip_nanos: u64,
         /// ... the peer was silent ...
         pub limited_stall_nanos: u64,
-        /// ... and the job did not read its completions.
+        /// ... the job did not read its completions ...
         pub limited_completions_nanos: u64,
+        /// ... and the rate that all sessions share was others' turn.
+        pub limited_shared_rate_nanos: u64,
     }
 }
 
@@ -54,7 +56,7 @@ mod tests {
     fn every_counter_has_its_name_and_a_place() {
         let machine = SessionStatistics { packets_sent: 1, breaker_trips: 2, ..Default::default() };
         let worker =
-            WorkerStatistics { send_errors: 3, limited_completions_nanos: 4, ..Default::default() };
+            WorkerStatistics { send_errors: 3, limited_shared_rate_nanos: 4, ..Default::default() };
         let values = values(&machine, &worker);
         let names: Vec<_> = names().collect();
         assert_eq!(values.len(), names.len());

@@ -33,7 +33,9 @@ impl Worker {
     fn take_submissions(&mut self) -> Result<bool, RingFault> {
         for _ in 0..SUBMISSIONS_PER_TURN {
             let Some((handle, submission)) = self.memory.ring.take()? else { return Ok(false) };
-            if !self.progress.operations.add(handle, submission) {
+            if self.flow.as_mut().is_some_and(|flow| !flow.admit(&submission.kind)) {
+                self.refuse(handle, &submission, Status::Limit);
+            } else if !self.progress.operations.add(handle, submission) {
                 self.command(handle, &submission);
             }
         }
@@ -173,10 +175,24 @@ impl Worker {
 
     /// Publishes the end of an operation that waits nowhere.
     pub(super) fn complete(&mut self, handle: u64, completion: Completion) {
+        if let Some(flow) = &mut self.flow
+            && let Some(open) = self.progress.operations.get(handle)
+        {
+            flow.ended(&open.submission.kind);
+        }
         if let Some(completion) = self.progress.operations.end(handle, completion) {
             self.memory.ring.complete(&completion);
             self.progress.must_ring = true;
         }
+    }
+
+    /// Publishes the end of an operation that was never begun.
+    fn refuse(&mut self, handle: u64, submission: &Submission, status: Status) {
+        let opcode = submission.kind.opcode();
+        let user_data = submission.user_data;
+        let completion = Completion { opcode, status, user_data, handle, ..Completion::default() };
+        self.memory.ring.complete(&completion);
+        self.progress.must_ring = true;
     }
 
     /// Ends what waits: the session is over.
@@ -188,5 +204,9 @@ impl Worker {
 }
 
 fn refusal(error: PostError) -> Status {
-    if error == PostError::Closed { Status::Aborted } else { Status::Refused }
+    match error {
+        PostError::Closed => Status::Aborted,
+        PostError::Draining => Status::Draining,
+        _ => Status::Refused,
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +19,7 @@ use super::operations::Operations;
 use super::outbound::Outbound;
 use super::region::SharedMemory;
 use super::ring::{Completion, DaemonRing, RingFault, Status};
+use super::share::Flow;
 use super::statistics::{WorkerStatistics, values};
 use crate::clock::{now, sharpen_timers, timespec};
 use crate::udp::Udp;
@@ -45,6 +47,8 @@ pub enum State {
     Establishing,
     /// Messages move.
     Established,
+    /// Nothing new is sent; what is under way goes on.
+    Draining,
     /// Over.
     Closed {
         /// Stable id of the reason.
@@ -55,6 +59,10 @@ pub enum State {
 /// What the worker tells the endpoint.
 #[derive(Debug)]
 pub(super) struct Report {
+    /// The session is to drain …
+    pub(super) is_to_drain: AtomicBool,
+    /// … and to end.
+    pub(super) is_to_end: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
     /// Readable after a change of state.
@@ -115,6 +123,8 @@ pub(super) struct Worker {
     /// A plan that is to be put in force before the next submission.
     pub(super) next_plan: Arc<Mutex<Option<Plan>>>,
     pub(super) limits: Limits,
+    /// Its part of its job's account; without one it has the line for itself.
+    pub(super) flow: Option<Flow>,
     pub(super) progress: Progress,
 }
 
@@ -124,6 +134,8 @@ pub(super) struct Worker {
 pub(super) struct Progress {
     pub(super) operations: Operations,
     outbound: Outbound,
+    /// Whether that was seen to be asked for.
+    is_draining: bool,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
     /// When the statistics were published last.
@@ -199,8 +211,32 @@ impl Worker {
         self.session.close(CloseReason::Requested, now());
     }
 
+    /// Does what the daemon asked for.
+    fn obey(&mut self) {
+        if !self.progress.is_draining && self.report.is_to_drain.load(Ordering::Acquire) {
+            self.progress.is_draining = true;
+            self.session.drain(now());
+        }
+        if self.report.is_to_end.load(Ordering::Acquire) {
+            let is_late = self.progress.is_draining;
+            let reason = if is_late { CloseReason::Draining } else { CloseReason::Requested };
+            self.session.close(reason, now());
+        }
+    }
+
     fn transmit(&mut self) {
-        let Self { session, udp, peer, memory, progress, .. } = self;
+        self.transmit_turn();
+        let Self { session, flow, .. } = self;
+        let Some(flow) = flow else { return };
+        let time = now();
+        if !session.has_held_units(time) {
+            flow.rest(time);
+            session.hold_units(false);
+        }
+    }
+
+    fn transmit_turn(&mut self) {
+        let Self { session, udp, peer, memory, progress, flow, .. } = self;
         let outbound = &mut progress.outbound;
         // What the kernel would not take last time goes first.
         outbound.flush(udp, *peer);
@@ -212,9 +248,17 @@ impl Worker {
             if index % DATAGRAMS_PER_LOOK == 0 {
                 time = now();
             }
+            session.hold_units(flow.as_ref().is_some_and(Flow::is_spent));
+            let before = session.wire_bytes_sent();
             let pushed = outbound.push(udp, *peer, |bytes| {
                 session.next_transmit(&*memory, time, bytes).then(|| session.departure().ecn)
             });
+            if let Some(flow) = flow {
+                flow.spend(session.wire_bytes_sent() - before);
+                if !pushed && session.has_held_units(time) && flow.ask(time) {
+                    continue;
+                }
+            }
             if !pushed {
                 outbound.flush(udp, *peer);
                 return;
@@ -246,6 +290,7 @@ impl Worker {
                         Completion { status, message, length, immediate, ..Completion::default() };
                     self.complete(user_data, completion);
                 }
+                Event::Draining => self.report.set(State::Draining),
                 Event::Closed { reason, by_peer } => self.over(reason, by_peer),
             }
         }
@@ -268,7 +313,9 @@ impl Worker {
 
     fn publish(&mut self) {
         let time = now();
-        self.limits.enter(Limit::of(self.session.limit(), self.memory.ring.is_full()), time);
+        let is_in_line = self.flow.as_ref().is_some_and(|flow| flow.turn_at().is_some());
+        let limit = Limit::of(self.session.limit(), self.memory.ring.is_full(), is_in_line);
+        self.limits.enter(limit, time);
         let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
         self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
         if !self.progress.is_stale {
@@ -295,6 +342,7 @@ impl Worker {
             limited_round_trip_nanos,
             limited_stall_nanos,
             limited_completions_nanos,
+            limited_shared_rate_nanos,
         ] = self.limits.spent();
         WorkerStatistics {
             send_errors: sent.errors,
@@ -309,6 +357,7 @@ impl Worker {
             limited_round_trip_nanos,
             limited_stall_nanos,
             limited_completions_nanos,
+            limited_shared_rate_nanos,
         }
     }
 
@@ -323,6 +372,9 @@ impl Worker {
             PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.udp.as_fd(), wanted),
         ];
+        if let Some(flow) = &self.flow {
+            fds.push(PollFd::from_borrowed_fd(flow.wake(), PollFlags::IN));
+        }
         if let Some(doorbell) = &self.doorbell {
             fds.push(PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN));
         }
@@ -332,12 +384,17 @@ impl Worker {
         let stop = fds.first().is_some_and(|fd| !fd.revents().is_empty());
         self.progress.has_datagrams |=
             fds.get(1).is_some_and(|fd| fd.revents().intersects(PollFlags::IN | PollFlags::ERR));
-        let rung = fds.get(2).is_some_and(|fd| !fd.revents().is_empty());
+        let mut rest = fds.iter().skip(2).map(|fd| !fd.revents().is_empty());
+        let is_granted = self.flow.is_some() && rest.next() == Some(true);
+        let rung = rest.next() == Some(true);
+        if let Some(flow) = self.flow.as_ref().filter(|_| is_granted) {
+            flow.woken();
+        }
         if stop {
             let mut count = [0; 8];
             // Readable a moment ago, and only read here.
             let _ = rustix::io::read(&self.stop, &mut count);
-            self.end("session.closed.requested".into());
+            self.obey();
         }
         if rung {
             self.answer_doorbell();
@@ -350,7 +407,9 @@ impl Worker {
             return Some(timespec(0));
         }
         let time = now();
-        let at = self.session.next_timeout()?.max(time.saturating_add(self.coalesce));
+        let turn_at = self.flow.as_ref().and_then(Flow::turn_at);
+        let at = self.session.next_timeout().into_iter().chain(turn_at).min()?;
+        let at = at.max(time.saturating_add(self.coalesce));
         let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
         Some(timespec(at.saturating_sub(time)))
@@ -397,6 +456,7 @@ fn reason_of(reason: CloseReason, by_peer: bool) -> String {
         CloseReason::Revoked => "revoked",
         CloseReason::PathOverloaded => "path_overloaded",
         CloseReason::PathMtu => "path_mtu",
+        CloseReason::Draining => "draining",
         CloseReason::Other(_) => "unknown",
     };
     format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })

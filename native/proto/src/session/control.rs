@@ -5,10 +5,11 @@
 
 use crate::link::Nanos;
 
+use super::drain::Drain;
 use super::frame::{
-    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, ENDED, Frame, LOSS_COUNTS_BYTES,
-    LOSSES_HEADER_BYTES, LOST_RUN_BYTES, PATH_BYTES, PATH_COUNTS_BYTES, PING_BYTES,
-    SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
+    CLOSE_BYTES, CREDIT_HEADER_BYTES, CREDIT_LENGTH_BYTES, DRAINING_BYTES, ENDED, Frame,
+    LOSS_COUNTS_BYTES, LOSSES_HEADER_BYTES, LOST_RUN_BYTES, PATH_BYTES, PATH_COUNTS_BYTES,
+    PING_BYTES, SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
 };
 use super::gaps::LossCounts;
 use super::path::Path;
@@ -33,13 +34,20 @@ const CLOSE_INTERVAL_MIN: Nanos = 10_000_000;
 
 /// A repeated statement: when it is due next, and how often it was made in vain.
 #[derive(Debug, Default)]
-struct Repeat {
+pub struct Repeat {
     due: Option<Nanos>,
     backoff: u32,
 }
 
 impl Repeat {
-    fn now(&mut self, now: Nanos) {
+    /// When it is due next.
+    #[must_use]
+    pub fn due(&self) -> Option<Nanos> {
+        self.due
+    }
+
+    /// It is due, as if it had not been made yet.
+    pub fn now(&mut self, now: Nanos) {
         *self = Self { due: Some(now), backoff: 0 };
     }
 
@@ -47,7 +55,8 @@ impl Repeat {
         *self = Self::default();
     }
 
-    fn again(&mut self, timeout: Nanos, now: Nanos) {
+    /// It was made, and is due again after a pause that grows.
+    pub fn again(&mut self, timeout: Nanos, now: Nanos) {
         let pause = timeout.saturating_mul(1 << self.backoff.min(10)).min(REPEAT_INTERVAL_MAX);
         self.due = Some(now.saturating_add(pause));
         self.backoff += 1;
@@ -69,6 +78,7 @@ pub struct Control {
     /// Notices of the round in progress that were in earlier packets of it.
     notices_said: usize,
     lost_runs: Vec<(u64, u32)>,
+    drain: Drain,
     close: Option<(u8, Repeat)>,
     closes_left: u8,
     scratch: Vec<u8>,
@@ -131,6 +141,17 @@ impl Control {
         }
     }
 
+    /// Where this end's drain stands.
+    #[must_use]
+    pub fn drain(&self) -> &Drain {
+        &self.drain
+    }
+
+    /// See [`Self::drain`].
+    pub fn drain_mut(&mut self) -> &mut Drain {
+        &mut self.drain
+    }
+
     /// Only CLOSE is said from now on.
     pub fn close(&mut self, code: u8, completed_end: u64, now: Nanos) {
         let mut repeat = Repeat::default();
@@ -148,12 +169,13 @@ impl Control {
 
     /// When the next control packet is to be sent, on whatever path.
     #[must_use]
-    pub fn next_at(&self, now: Nanos) -> Option<Nanos> {
+    pub fn next_at(&self, is_established: bool, now: Nanos) -> Option<Nanos> {
         if let Some((_, repeat)) = &self.close {
             return repeat.due.filter(|_| self.closes_left > 0);
         }
         let at_once = self.round.is_some().then_some(now);
-        let dues = [at_once, self.ack_due, self.credit.due, self.notices.due];
+        let draining = self.drain.due().filter(|_| is_established);
+        let dues = [at_once, self.ack_due, self.credit.due, self.notices.due, draining];
         dues.into_iter().flatten().min()
     }
 
@@ -186,10 +208,13 @@ impl Control {
             let counts = paths[told].arrived;
             Frame::PathCounts { path: told, newest, age_nanos, counts }.encode(out);
         }
-        let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES;
+        let reserved = PATH_BYTES + CLOSE_BYTES + PING_BYTES + DRAINING_BYTES;
         if self.close.is_none() {
             self.write_losses(out, end - reserved, paths, is_new_round);
             self.write_notices(out, end - reserved, halves, now);
+            if halves.is_established {
+                self.drain.write(out, halves.timeout, now);
+            }
             self.write_credit(out, end - reserved, halves, now);
         }
         self.write_slices(out, end - reserved, halves.receiver);
@@ -346,6 +371,8 @@ pub struct Halves<'a> {
     pub receiver: &'a Receiver,
     /// Number of the packet being written, on its path.
     pub packet_number: u64,
+    /// Whether a path is validated.
+    pub is_established: bool,
     /// Smoothed round trip, or a guess.
     pub srtt: Nanos,
     /// Retransmission time-out.

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 
 use super::types::{CompletionStatus, Event, SessionStatistics};
 
-/// Oldest first. At most one per accepted request, and two for the session itself.
+/// Oldest first. At most one per accepted request, and three for the session itself.
 #[derive(Debug, Default)]
 pub struct Events {
     queue: VecDeque<Event>,
     sends_completed: u64,
     receives_completed: u64,
     failed: u64,
+    sends_ended: u64,
     payload_bytes_sent: u64,
     payload_bytes_received: u64,
 }
@@ -18,6 +19,7 @@ pub struct Events {
 impl Events {
     /// Adds an event; `length` is the message's, for a completion.
     pub fn push(&mut self, event: Event, length: u64) {
+        self.sends_ended += u64::from(matches!(event, Event::SendCompleted { .. }));
         match event {
             Event::SendCompleted { status: CompletionStatus::Ok, .. } => {
                 self.sends_completed += 1;
@@ -28,9 +30,15 @@ impl Events {
                 self.payload_bytes_received += length;
             }
             Event::SendCompleted { .. } | Event::ReceiveCompleted { .. } => self.failed += 1,
-            Event::Established { .. } | Event::Closed { .. } => {}
+            Event::Established { .. } | Event::Draining | Event::Closed { .. } => {}
         }
         self.queue.push_back(event);
+    }
+
+    /// Sends that have ended, well or not.
+    #[must_use]
+    pub fn sends_ended(&self) -> u64 {
+        self.sends_ended
     }
 
     /// Takes the oldest.

@@ -21,6 +21,7 @@ const STREAM_END: u8 = 9;
 const PING: u8 = 10;
 const LOSSES: u8 = 11;
 const LOSS_COUNTS: u8 = 12;
+const DRAINING: u8 = 13;
 const PATH_COUNTS: u8 = 16;
 
 /// Bytes of an ACK frame.
@@ -47,6 +48,8 @@ pub const LOSSES_HEADER_BYTES: usize = 4;
 pub const LOST_RUN_BYTES: usize = 12;
 /// Bytes of a LOSS_COUNTS frame.
 pub const LOSS_COUNTS_BYTES: usize = 26;
+/// Bytes of a DRAINING frame.
+pub const DRAINING_BYTES: usize = 2;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 
@@ -174,6 +177,11 @@ pub enum Frame<'a> {
         /// All below 2^48, and the marked ones together no more than all.
         counts: PathCounts,
     },
+    /// Nothing new is sent; the session is to end when all that is under way has.
+    Draining {
+        /// All sends of this end have ended.
+        is_done: bool,
+    },
     /// The session is over.
     Close {
         /// Why.
@@ -254,6 +262,7 @@ impl Frame<'_> {
                     push_u48(out, count);
                 }
             }
+            Self::Draining { is_done } => out.extend_from_slice(&[DRAINING, is_done.into()]),
             Self::Close { code } => out.extend_from_slice(&[CLOSE, code]),
         }
     }
@@ -404,6 +413,11 @@ impl<'a> Frames<'a> {
                 };
                 Frame::PathCounts { path, newest, age_nanos, counts: counts.checked()? }
             }
+            DRAINING => match self.number(1)? {
+                0 => Frame::Draining { is_done: false },
+                1 => Frame::Draining { is_done: true },
+                _ => return Err(Malformed),
+            },
             CLOSE => Frame::Close { code: self.number(1)? as u8 },
             _ => return Err(Malformed),
         })
@@ -502,6 +516,7 @@ mod tests {
                     let counts = PathCounts { received, ect0, ect1, ce };
                     write(Frame::PathCounts { path: PathId(path), newest, age_nanos, counts })
                 }),
+            any::<bool>().prop_map(move |is_done| write(Frame::Draining { is_done })),
             any::<u8>().prop_map(move |code| write(Frame::Close { code })),
         ]
     }

@@ -128,6 +128,7 @@ impl Session {
         self.sender.prune();
         self.sender.advance(now, &mut self.events);
         self.refresh_notices(now);
+        self.finish_drain(now);
     }
 
     fn frame_received(
@@ -186,6 +187,10 @@ impl Session {
             }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(path, token, now),
+            Frame::Draining { is_done } => {
+                self.control.drain_mut().peer_said(is_done);
+                self.drain(now);
+            }
             Frame::Close { code } => {
                 self.end(CloseReason::from_code(code), true, now);
                 self.state = State::Closed;

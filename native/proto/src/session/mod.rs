@@ -11,6 +11,7 @@ mod breaker;
 mod challenges;
 mod congestion;
 mod control;
+mod drain;
 mod ecn;
 mod epochs;
 mod events;
@@ -103,10 +104,13 @@ pub struct Session {
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
     silent_since: Nanos,
     is_stalled: bool,
+    /// Units wait until the caller allows them.
+    is_held: bool,
     stalled_since: Nanos,
     /// The datagram being received came from another address than the path's.
     is_elsewhere: bool,
     events: Events,
+    sends_posted: u64,
     path_mtu_bytes: u64,
     statistics: SessionStatistics,
 }
@@ -152,9 +156,11 @@ impl Session {
             last_received: now,
             silent_since: now,
             is_stalled: false,
+            is_held: false,
             stalled_since: now,
             is_elsewhere: false,
             events: Events::default(),
+            sends_posted: 0,
             path_mtu_bytes: 0,
             statistics: SessionStatistics::default(),
         }
@@ -164,7 +170,7 @@ impl Session {
 
     /// Queues a message; returns its number, which counts all sends of this end from 0.
     pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_open()?;
+        self.check_sending()?;
         let mut request = request;
         if request.reliability == Reliability::Auto {
             request.reliability = self.plan.choose(request.length);
@@ -173,6 +179,7 @@ impl Session {
             self.pacer.restart(now);
         }
         let number = self.sender.post(request)?;
+        self.sends_posted += 1;
         self.sender.advance(now, &mut self.events);
         self.refresh_notices(now);
         Ok(number)
@@ -181,8 +188,9 @@ impl Session {
     /// Queues a stream: a message whose units [`Self::continue_stream`] names. Returns its number,
     /// which counts as that of any send.
     pub fn post_stream(&mut self, request: StreamRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_open()?;
+        self.check_sending()?;
         let number = self.sender.post_stream(request)?;
+        self.sends_posted += 1;
         self.sender.advance(now, &mut self.events);
         self.refresh_notices(now);
         Ok(number)
@@ -237,6 +245,12 @@ impl Session {
         self.plan = plan;
     }
 
+    /// Holds units back, or no more: a rate that several sessions share is used up. Control packets
+    /// go on, so that nothing looks lost or late for it.
+    pub fn hold_units(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
     /// Posts a buffer; returns the number of the message that will land in it, which counts all
     /// receives of this end from 0. Its slot is that number modulo `slots`.
     pub fn post_receive(&mut self, request: ReceiveRequest, now: Nanos) -> Result<u64, PostError> {
@@ -244,6 +258,16 @@ impl Session {
         let number = self.receiver.post(request)?;
         self.control.credit_changed(now);
         Ok(number)
+    }
+
+    /// Sends nothing new, and has the peer send nothing new: sends are refused from now on; what is
+    /// under way, streams that are open too, goes on. When all sends of both ends have ended, the
+    /// session closes as [`CloseReason::Draining`]. How long that may take is the caller's to say.
+    pub fn drain(&mut self, now: Nanos) {
+        if self.check_open().is_ok() && self.control.drain_mut().begin(now) {
+            self.events.push(Event::Draining, 0);
+        }
+        self.finish_drain(now);
     }
 
     /// Ends the session: completes all requests, and tells the peer (without waiting for it).
@@ -327,6 +351,7 @@ impl Session {
                 self.watch_paths(now);
                 self.probe(now);
                 self.probe_tail(now);
+                self.finish_drain(now);
             }
         }
     }
@@ -345,7 +370,7 @@ impl Session {
         if let Some((_, path)) = self.control_due(now).filter(|(due, _)| *due <= now) {
             return self.transmit_control(path, now, out);
         }
-        if self.state != State::Established || self.is_stalled {
+        if self.is_held || !self.may_send_units() {
             return false;
         }
         let open = self.paths.open(now);
@@ -365,16 +390,13 @@ impl Session {
         if self.state == State::Closed {
             return None;
         }
-        let is_established = self.state == State::Established;
         let paced = |at: Nanos| at.max(self.pacer.next_at());
         let control = self.control_due(0).map(|(at, _)| paced(at));
         if self.state == State::Closing {
             return control.or(Some(0));
         }
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
-        let unit = self.sender.next_at(0, |path| self.paths.timeout_on(path));
-        let unit = unit.filter(|_| is_established && !self.is_stalled);
-        let unit = unit.and_then(|at| Some(paced(at.max(self.paths.open_at()?))));
+        let unit = self.unit_at().filter(|_| !self.is_held);
         let gap = self.paths.iter().filter_map(|(_, path)| path.gaps.next_at(path.timing())).min();
         let dues = [control, idle, unit, gap, self.probe_at(), self.tail_probe_at()];
         dues.into_iter().flatten().min()
@@ -464,6 +486,12 @@ impl Session {
         self.receiver.immediate(message)
     }
 
+    /// Whether a unit would leave now if it were not held back ([`Self::hold_units`]).
+    #[must_use]
+    pub fn has_held_units(&self, now: Nanos) -> bool {
+        self.is_held && self.unit_at().is_some_and(|at| at <= now)
+    }
+
     /// What keeps this end from sending more.
     #[must_use]
     pub fn limit(&self) -> SendLimit {
@@ -491,6 +519,30 @@ impl Session {
     }
 
     // Helpers.
+
+    /// When the next unit may leave, unless it is held back.
+    fn unit_at(&self) -> Option<Nanos> {
+        let due = self.sender.next_at(0, |path| self.paths.timeout_on(path))?;
+        let at = due.max(self.paths.open_at()?).max(self.pacer.next_at());
+        self.may_send_units().then_some(at)
+    }
+
+    fn may_send_units(&self) -> bool {
+        self.state == State::Established && !self.is_stalled
+    }
+
+    fn check_sending(&self) -> Result<(), PostError> {
+        self.check_open()?;
+        if self.control.drain().is_draining() { Err(PostError::Draining) } else { Ok(()) }
+    }
+
+    /// Closes once nothing is under way at either end.
+    fn finish_drain(&mut self, now: Nanos) {
+        let has_sends = self.events.sends_ended() < self.sends_posted;
+        if self.check_open().is_ok() && self.control.drain_mut().update(has_sends, now) {
+            self.close(CloseReason::Draining, now);
+        }
+    }
 
     fn check_open(&self) -> Result<(), PostError> {
         match self.state {

@@ -101,7 +101,7 @@ impl Session {
 
     /// When a control packet is due, and the path that it has to take if there is one.
     pub(super) fn control_due(&self, now: Nanos) -> Option<(Nanos, Option<PathId>)> {
-        let anywhere = self.control.next_at(now);
+        let anywhere = self.control.next_at(self.state == State::Established, now);
         if self.state == State::Closing {
             return anywhere.map(|at| (at, None));
         }
@@ -125,6 +125,7 @@ impl Session {
             sender: &self.sender,
             receiver: &self.receiver,
             packet_number: self.protection.next_packet_number(path),
+            is_established: self.state == State::Established,
             srtt: self.paths.srtt().unwrap_or(CHALLENGE_INTERVAL),
             timeout: self.paths.timeout(),
         };

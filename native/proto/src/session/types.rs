@@ -325,6 +325,8 @@ pub enum CloseReason {
     PathOverloaded,
     /// The path carries small packets and not those of full size.
     PathMtu,
+    /// One end drained, and all that was under way has ended, or had no more time.
+    Draining,
     /// A code that this version does not know.
     Other(u8),
 }
@@ -339,6 +341,7 @@ impl CloseReason {
             Self::Revoked => 4,
             Self::PathOverloaded => 5,
             Self::PathMtu => 6,
+            Self::Draining => 7,
             Self::Other(code) => code,
         }
     }
@@ -352,6 +355,7 @@ impl CloseReason {
             4 => Self::Revoked,
             5 => Self::PathOverloaded,
             6 => Self::PathMtu,
+            7 => Self::Draining,
             other => Self::Other(other),
         }
     }
@@ -392,6 +396,8 @@ pub enum Event {
         /// How it ended.
         status: CompletionStatus,
     },
+    /// Nothing new is sent any more, at either end: one of them drains.
+    Draining,
     /// The session is over; all requests have completed. The last event.
     Closed {
         /// Why.
@@ -462,6 +468,9 @@ pub enum PostError {
     /// No such message is in progress, or it is no stream that is still open.
     #[error("message {0} is not in progress, or is no open stream")]
     NotInProgress(u64),
+    /// The session drains: nothing new is sent.
+    #[error("the session drains and sends nothing new")]
+    Draining,
     /// The session is over.
     #[error("the session is closed")]
     Closed,

@@ -74,6 +74,25 @@ fn a_stream_lands_exactly_the_parts_that_were_named() {
 }
 
 #[test]
+fn units_that_are_held_back_wait_and_control_packets_do_not() {
+    let mut pair = Pair::established(2);
+    pair.ends[0].hold_units(true);
+    assert!(!pair.ends[0].has_held_units(pair.now), "nothing is posted");
+    pair.ends[1].post_receive(receive(0, 4 * UNIT), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, 4 * UNIT), pair.now).unwrap();
+    let before = pair.ends[0].statistics().control_packets_sent;
+    pair.run(SECOND);
+    assert!(pair.ends[0].has_held_units(pair.now));
+    let held = pair.ends[0].statistics();
+    assert_eq!(held.data_packets_sent, 0);
+    assert!(held.control_packets_sent > before, "credit is acknowledged");
+    assert_eq!((held.stalls, held.timeouts), (0, 0));
+    pair.ends[0].hold_units(false);
+    pair.run(SECOND);
+    assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)]);
+}
+
+#[test]
 fn a_reliable_stream_survives_loss_and_a_lost_end() {
     let mut pair = Pair::established(2);
     pair.ends[1].post_receive(receive(0, 16 * UNIT), pair.now).unwrap();

@@ -349,7 +349,7 @@ impl World {
                     self.is_closed = true;
                     continue;
                 }
-                Event::Established { .. } => continue,
+                Event::Established { .. } | Event::Draining => continue,
             };
             assert_eq!(self.waiting.remove(&done.0), Some(done.1), "completed once");
         }

@@ -2,6 +2,7 @@
 
 mod acceptance;
 mod commands;
+mod drain;
 mod hostile;
 mod packets;
 mod pair;
@@ -32,7 +33,7 @@ fn statuses(events: &[Event]) -> Vec<(u64, CompletionStatus)> {
     let status = |event: &Event| match *event {
         Event::SendCompleted { message, status, .. }
         | Event::ReceiveCompleted { message, status, .. } => Some((message, status)),
-        Event::Established { .. } | Event::Closed { .. } => None,
+        Event::Established { .. } | Event::Draining | Event::Closed { .. } => None,
     };
     events.iter().filter_map(status).collect()
 }

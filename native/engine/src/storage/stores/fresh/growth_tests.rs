@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::SeedableRng;
-use sealane_proto::freshness::leaf::Ivs;
+use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
 use sealane_proto::sector::{DATA_BYTES, field};
 
 use super::super::pages::{BlockFile, Page};
@@ -18,7 +18,7 @@ use super::geometry::{Geometry, Sizes};
 use super::in_place_tests::SectorDisk;
 use super::keys::{Authority, StoreKeys};
 use super::map::{Layout, Map};
-use super::placed::Placed;
+use super::placed::{Placed, PlacedEntry};
 use super::superblock::Superblock;
 use super::test_blocks::{block, version_of};
 
@@ -28,8 +28,8 @@ trait Blocks: Layout + Sized {
     const SIZES: [Sizes; 2];
     /// Begins a write, and has its data on the device.
     fn write(world: &World<Self>, lba: u64, version: u64);
-    /// The version of a block of the volume; 0: unwritten, None: refused.
-    fn read(world: &World<Self>, lba: u64) -> Option<u64>;
+    /// The version of a block that has this entry; None: refused.
+    fn version(world: &World<Self>, lba: u64, entry: &Self::Entry) -> Option<u64>;
 }
 
 const fn sizes(block_count: u64, slot_count: u64, log_pages: u64, pending_max: u64) -> Sizes {
@@ -46,8 +46,7 @@ impl Blocks for Placed {
         world.map.commit(lba, &entries).expect("commit");
     }
 
-    fn read(world: &World<Self>, lba: u64) -> Option<u64> {
-        let Some(entry) = world.entry(lba) else { return Some(0) };
+    fn version(world: &World<Self>, lba: u64, entry: &PlacedEntry) -> Option<u64> {
         let mut page = [Page::ZERO];
         world.disk.read(world.map.geometry().slot(entry.slot), &mut page).expect("read");
         version_of(lba, &page[0], &entry.metadata())
@@ -73,12 +72,11 @@ impl Blocks for Ivs {
         world.map.arrived(lba, &ivs).expect("arrived");
     }
 
-    fn read(world: &World<Self>, lba: u64) -> Option<u64> {
-        let Some(iv) = world.entry(lba) else { return Some(0) };
+    fn version(world: &World<Self>, lba: u64, iv: &Iv) -> Option<u64> {
         let place = world.map.geometry().in_place_block(lba);
         let found = world.disk.read_metadata(place).expect("read");
         let version = u64::from_le_bytes(iv[..8].try_into().expect("8 bytes"));
-        (found[field::IV.0..field::IV.1] == iv).then_some(version)
+        (found[field::IV.0..field::IV.1] == *iv).then_some(version)
     }
 }
 
@@ -141,6 +139,21 @@ impl<F: Blocks> World<F> {
         self.map.set_entries(set).expect("leaf page")[index as usize]
     }
 
+    /// The version of a block; 0: unwritten, None: refused.
+    fn read(&self, lba: u64) -> Option<u64> {
+        self.entry(lba).map_or(Some(0), |entry| F::version(self, lba, &entry))
+    }
+
+    /// The same of all blocks.
+    fn read_all(&self) -> Vec<Option<u64>> {
+        let sets = 0..self.map.geometry().sets();
+        let entries = sets.flat_map(|set| self.map.set_entries(set).expect("leaf page"));
+        let version = |(lba, entry): (u64, Option<F::Entry>)| {
+            entry.map_or(Some(0), |entry| F::version(self, lba, &entry))
+        };
+        (0..).zip(entries).map(version).collect()
+    }
+
     fn blocks(&self) -> u64 {
         self.map.geometry().block_count
     }
@@ -166,17 +179,16 @@ impl<F: Blocks> World<F> {
 
     /// What [`World::fill`] left of the first `count` blocks.
     fn check(&self, count: u64) {
-        for lba in 0..count {
+        for (lba, found) in (0..).zip(self.read_all()) {
             let expected = match lba {
+                // Never written.
+                _ if lba >= count => 0,
                 20 => 0,
                 0 | 40 => 2,
                 _ if lba == count - 1 => 2,
                 _ => u64::from(lba.is_multiple_of(20)),
             };
-            assert_eq!(F::read(self, lba), Some(expected), "block {lba}");
-        }
-        for lba in count..self.blocks() {
-            assert_eq!(F::read(self, lba), Some(0), "block {lba} was never written");
+            assert_eq!(found, Some(expected), "block {lba}");
         }
     }
 }
@@ -254,20 +266,20 @@ fn lives_on<F: Blocks>() {
     let mut world = world.after(world.disk.0.lost()).expect("store");
     assert_eq!(world.blocks(), again.block_count);
     for lba in [before.block_count - 2, before.block_count, last - 300, last] {
-        assert_eq!(F::read(&world, lba), Some(39));
+        assert_eq!(world.read(lba), Some(39));
     }
-    assert_eq!(F::read(&world, 40), Some(2));
-    assert_eq!(F::read(&world, last + 1), Some(0));
+    assert_eq!(world.read(40), Some(2));
+    assert_eq!(world.read(last + 1), Some(0));
     F::write(&world, last + 1, 1);
     world.map.merge().expect("merge");
     let statistics = world.map.statistics();
     let counter = |name| statistics.iter().find(|(known, _)| *known == name).expect("counter").1;
-    let written = (0..world.blocks()).filter(|lba| F::read(&world, *lba) != Some(0)).count();
+    let written = world.read_all().into_iter().filter(|version| *version != Some(0)).count();
     assert_eq!(counter("sectors_written"), written as u64);
     assert!(world.map.deallocate(0, again.block_count).expect("deallocate"));
     world.map.merge().expect("merge");
     world = world.after(world.disk.0.lost()).expect("store");
-    assert!((0..world.blocks()).all(|lba| F::read(&world, lba) == Some(0)));
+    assert!(world.read_all().into_iter().all(|version| version == Some(0)));
 }
 
 #[test]
@@ -367,7 +379,7 @@ fn a_write_in_place_that_failed_before_may_still_be_there_afterwards() {
     let place = world.map.geometry().in_place_block(60);
     world.disk.write(place, &[sector(60, 9)]).expect("write");
     let grown = world.after(world.disk.0.whole()).expect("store");
-    assert_eq!(Ivs::read(&grown, 60), Some(9));
+    assert_eq!(grown.read(60), Some(9));
 }
 
 /// A store whose slot map has two pages, both with slots.
@@ -393,7 +405,7 @@ fn pages_of_the_slot_map_that_take_each_others_numbers_survive_a_power_cut() {
         if is_watching.load(Ordering::Relaxed) {
             for image in [disk.lost(), disk.whole()] {
                 let world = World::<Placed>::open(image, None, &superblock).expect("store");
-                assert_eq!([1, 2].map(|lba| Placed::read(&world, lba)), [Some(1); 2]);
+                assert_eq!([1, 2].map(|lba| world.read(lba)), [Some(1); 2]);
                 assert_eq!(world.map.free_slots(), before.slot_count - 2);
             }
         }
@@ -402,6 +414,60 @@ fn pages_of_the_slot_map_that_take_each_others_numbers_survive_a_power_cut() {
     let mut world = World::<Placed>::open(observed, None, &small.superblock).expect("store");
     is_on.store(true, Ordering::Relaxed);
     world.grow(after).expect("growth");
+}
+
+#[test]
+fn slots_beyond_the_first_page_of_the_map_are_kept_after_a_growth() {
+    let before = sizes(250, 20_000, 800, 40_000);
+    let mut world = World::<Placed>::create(None, before);
+    world.grow(Sizes { block_count: 300, slot_count: 40_000, ..before }).expect("growth");
+    let mut held = Vec::new();
+    let many: Vec<u8> = (0..200).flat_map(|lba| block(lba, 1)).collect();
+    while held.len() < 33_000 {
+        held.extend(world.map.place(&many).expect("place").expect("room"));
+    }
+    Placed::write(&world, 299, 1);
+    world.map.abandon(&held);
+    world.map.merge().expect("merge");
+    let world = world.after(world.disk.0.lost()).expect("store");
+    assert!(world.entry(299).expect("written").slot > super::geometry::SLOTS_PER_MAP);
+    assert_eq!(world.read(299), Some(1));
+    assert_eq!(world.map.free_slots(), 40_000 - 1);
+}
+
+#[test]
+fn pages_of_a_growth_that_was_cut_short_are_void_after_another_one() {
+    let before = Placed::SIZES[0];
+    let small = World::<Placed>::create(None, before);
+    small.fill();
+    // In each of them the slot map's leaf belongs to another page of nodes.
+    let to = |sets: u64| {
+        let block_count = sets * Placed::ENTRIES_PER_LEAF;
+        Sizes { block_count, slot_count: 70_000, ..before }
+    };
+    let (is_on, images) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let (is_watching, found) = (Arc::clone(&is_on), Arc::clone(&images));
+    let observer = move |disk: &TornDisk| {
+        if is_watching.load(Ordering::Relaxed) {
+            found.lock().expect("images").push(disk.whole());
+        }
+    };
+    let observed = small.disk.0.whole().observed(Box::new(observer));
+    let mut world = World::<Placed>::open(observed, None, &small.superblock).expect("store");
+    is_on.store(true, Ordering::Relaxed);
+    world.grow(to(300)).expect("growth");
+    let mut cut_short = 0;
+    for image in images.lock().expect("images").drain(..) {
+        let mut world = World::<Placed>::open(image, None, &small.superblock).expect("store");
+        if world.blocks() == before.block_count {
+            cut_short += 1;
+            world.grow(to(600)).expect("growth");
+            world.after(world.disk.0.lost()).expect("store").check(before.block_count);
+            world.grow(to(900)).expect("growth");
+            world.after(world.disk.0.lost()).expect("store").check(before.block_count);
+        }
+    }
+    assert!(cut_short > 5, "{cut_short}");
 }
 
 #[test]

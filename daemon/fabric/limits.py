@@ -1,0 +1,90 @@
+"""What a session asks for beside what the operator allows: of one session, and of a job."""
+
+from dataclasses import dataclass
+
+from sealane.daemon.fabric.jobs import Job
+from sealane.daemon.fabric.settings import FabricSettings
+from sealane.daemon.fabric.units import UNIT_BYTES_MAX, UNIT_BYTES_MIN
+from sealane.errors import UnavailableError, UsageError
+
+REGION_BYTES_MIN = 4096
+DISPLAY_NAME_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Checks of one fabric; each raises with the key that allows more."""
+
+    settings: FabricSettings
+
+    def check_name(self, display_name: str) -> None:
+        """UsageError for a name that is empty or too long."""
+        if not 1 <= len(display_name) <= DISPLAY_NAME_MAX:
+            raise UsageError(
+                "session.display_name.length",
+                f"display name of {len(display_name)} characters; allowed: 1 to {DISPLAY_NAME_MAX}",
+            )
+
+    def check_region(self, region_bytes: int) -> None:
+        """UsageError for a region that no session may have."""
+        if not REGION_BYTES_MIN <= region_bytes <= self.settings.region_bytes_max:
+            raise UsageError(
+                "session.region.range",
+                f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
+                f"{self.settings.region_bytes_max} (fabric.region_bytes_max)",
+            )
+
+    def check_unit(self, unit_bytes: int) -> None:
+        """UsageError for a unit that is not the operator's, if that is fixed, or never is one."""
+        fixed = self.settings.unit_bytes
+        least, most = (UNIT_BYTES_MIN, UNIT_BYTES_MAX) if fixed is None else (fixed, fixed)
+        if not least <= unit_bytes <= most:
+            raise UsageError(
+                "session.unit.range",
+                f"unit of {unit_bytes} bytes; allowed: {least} to {most} (fabric.unit_bytes)",
+            )
+
+    def check_rate(self, rate_bits_per_second: int) -> None:
+        """UsageError for a rate beyond that of the fabric."""
+        if not 8 <= rate_bits_per_second <= self.settings.rate_max_bits_per_second:
+            raise UsageError(
+                "session.rate.range",
+                f"rate of {rate_bits_per_second} bit/s; allowed: 8 to "
+                f"{self.settings.rate_max_bits_per_second} (fabric.rate_max_bits_per_second)",
+            )
+
+    def check_share(self, rate_bits_per_second: int) -> None:
+        """UsageError for a rate beyond what a job may have of the fabric's."""
+        most = self.settings.job_rate_bits_per_second
+        if rate_bits_per_second > most:
+            raise UsageError(
+                "session.limit.rate_share",
+                f"rate of {rate_bits_per_second} bit/s; a job may have {most} "
+                f"(fabric.limits.rate_share = {self.settings.limits.rate_share:g})",
+            )
+
+    def check_count(self, open_count: int) -> None:
+        """UnavailableError if the fabric has as many sessions as it may."""
+        if open_count >= self.settings.sessions_max:
+            raise UnavailableError(
+                "session.count.limit",
+                f"{self.settings.sessions_max} sessions are open or awaited: close one, or "
+                "raise fabric.sessions_max",
+            )
+
+    def check_job(self, job: Job, *, region_bytes: int) -> None:
+        """UnavailableError if the job's sessions and their memory leave no room for another."""
+        limits = self.settings.limits
+        if len(job.regions) >= limits.sessions:
+            raise UnavailableError(
+                "session.limit.sessions",
+                f"{job.name} has {limits.sessions} sessions open or awaited: close one, or raise "
+                "fabric.limits.sessions",
+            )
+        used = sum(job.regions.values())
+        if used + region_bytes > limits.region_bytes:
+            raise UnavailableError(
+                "session.limit.region_bytes",
+                f"{job.name} has regions of {used} bytes, and {region_bytes} more are beyond the "
+                f"{limits.region_bytes} that it may have (fabric.limits.region_bytes)",
+            )

@@ -1,0 +1,293 @@
+//! What the sessions of a fabric share: the operator's rate, and each job's limits.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use sealane_proto::link::Nanos;
+use sealane_proto::share::{Answer, FlowId, JobId, JobUse, SharedRate};
+
+use super::ring::Operation;
+use crate::clock::now;
+
+/// The rate that all sessions of a fabric share.
+#[derive(Debug)]
+pub struct SharedLine(Mutex<Line>);
+
+#[derive(Debug)]
+struct Line {
+    rate: SharedRate,
+    wakes: BTreeMap<FlowId, Arc<OwnedFd>>,
+}
+
+/// What one job may use, over all of its sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobLimits {
+    /// Wire bytes a second.
+    pub rate_bytes_per_second: u64,
+    /// Receives that are posted and have not ended.
+    pub receives: u64,
+    /// Sends and streams that are posted and have not ended.
+    pub sends: u64,
+}
+
+/// A job at a fabric: what its sessions use together.
+#[derive(Debug)]
+pub struct JobAccount {
+    line: Arc<SharedLine>,
+    id: JobId,
+    limits: JobLimits,
+    receives: AtomicU64,
+    sends: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What a job uses at this moment, and has used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AccountUse {
+    /// Of the line.
+    pub line: JobUse,
+    /// Receives under way.
+    pub receives: u64,
+    /// Sends and streams under way.
+    pub sends: u64,
+    /// Operations that were refused because there were too many.
+    pub refused: u64,
+}
+
+impl SharedLine {
+    /// A line of that many wire bytes a second.
+    pub fn new(rate_bytes_per_second: u64) -> Arc<Self> {
+        let rate = SharedRate::new(rate_bytes_per_second);
+        Arc::new(Self(Mutex::new(Line { rate, wakes: BTreeMap::new() })))
+    }
+
+    /// Adds a job; it is gone with the last of its sessions and the caller's handle.
+    pub fn add_job(self: &Arc<Self>, limits: JobLimits) -> Arc<JobAccount> {
+        let id = self.lock().rate.add_job(limits.rate_bytes_per_second);
+        Arc::new(JobAccount {
+            line: Arc::clone(self),
+            id,
+            limits,
+            receives: AtomicU64::new(0),
+            sends: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Line {
+    /// Wakes the workers of the flows that were granted something.
+    fn tell(&mut self) {
+        while let Some(flow) = self.rate.next_granted() {
+            if let Some(wake) = self.wakes.get(&flow) {
+                // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
+                let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
+            }
+        }
+    }
+}
+
+impl JobAccount {
+    /// What the job uses.
+    pub fn usage(&self) -> AccountUse {
+        AccountUse {
+            line: self.line.lock().rate.job_use(self.id),
+            receives: self.receives.load(Ordering::Relaxed),
+            sends: self.sends.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+        }
+    }
+
+    fn count(&self, kind: &Operation) -> Option<(&AtomicU64, u64)> {
+        match kind {
+            Operation::Receive => Some((&self.receives, self.limits.receives)),
+            Operation::Send { .. } | Operation::Stream { .. } => {
+                Some((&self.sends, self.limits.sends))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Drop for JobAccount {
+    fn drop(&mut self) {
+        self.line.lock().rate.remove_job(self.id);
+    }
+}
+
+/// One session's part of its job's account: its worker owns it, and its end gives all back.
+#[derive(Debug)]
+pub(super) struct Flow {
+    account: Arc<JobAccount>,
+    id: FlowId,
+    wake: Arc<OwnedFd>,
+    /// Granted and not used.
+    allowance: u64,
+    /// Sent and not told to the line.
+    unsaid: u64,
+    /// When to ask again, while it waits for its turn.
+    turn_at: Option<Nanos>,
+    /// Operations under way: receives, sends.
+    open: [u64; 2],
+}
+
+impl Flow {
+    pub(super) fn new(account: Arc<JobAccount>) -> std::io::Result<Self> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut line = account.line.lock();
+        let id = line.rate.add_flow(account.id);
+        line.wakes.insert(id, Arc::clone(&wake));
+        drop(line);
+        Ok(Self { account, id, wake, allowance: 0, unsaid: 0, turn_at: None, open: [0; 2] })
+    }
+
+    /// Whether nothing is left of what was granted: units are to be held back.
+    pub(super) fn is_spent(&self) -> bool {
+        self.allowance == 0
+    }
+
+    /// So much has left, granted or not.
+    pub(super) fn spend(&mut self, wire_bytes: u64) {
+        self.allowance = self.allowance.saturating_sub(wire_bytes);
+        self.unsaid += wire_bytes;
+    }
+
+    /// Asks for more, for units that are due; true if there is some. Else the session waits.
+    pub(super) fn ask(&mut self, time: Nanos) -> bool {
+        let mut line = self.account.line.lock();
+        let answer = line.rate.ask(self.id, std::mem::take(&mut self.unsaid), time);
+        line.tell();
+        drop(line);
+        self.turn_at = match answer {
+            Answer::Granted(allowance) => {
+                self.allowance = allowance;
+                None
+            }
+            Answer::Wait(at) => Some(at),
+        };
+        self.turn_at.is_none()
+    }
+
+    /// Gives back what is left: there is nothing to send, or it can't leave.
+    pub(super) fn rest(&mut self, time: Nanos) {
+        if self.allowance == 0 && self.unsaid == 0 && self.turn_at.is_none() {
+            return;
+        }
+        self.allowance = 0;
+        self.turn_at = None;
+        let mut line = self.account.line.lock();
+        line.rate.rest(self.id, std::mem::take(&mut self.unsaid), time);
+        line.tell();
+    }
+
+    /// When to ask again, if the session waits for its turn.
+    pub(super) fn turn_at(&self) -> Option<Nanos> {
+        self.turn_at
+    }
+
+    /// Readable when the session's turn has come before that.
+    pub(super) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Takes the wake-up back.
+    pub(super) fn woken(&self) {
+        let mut count = [0; 8];
+        // Nothing to read means that somebody looked before.
+        let _ = rustix::io::read(&self.wake, &mut count);
+    }
+
+    /// Counts an operation that is posted; false if the job has too many of its kind under way.
+    pub(super) fn admit(&mut self, kind: &Operation) -> bool {
+        let Some((count, most)) = self.account.count(kind) else { return true };
+        let more = |now: u64| (now < most).then_some(now + 1);
+        let is_admitted = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        if is_admitted {
+            self.open[usize::from(*kind != Operation::Receive)] += 1;
+        } else {
+            self.account.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        is_admitted
+    }
+
+    /// An operation that was admitted has ended.
+    pub(super) fn ended(&mut self, kind: &Operation) {
+        if let Some((count, _)) = self.account.count(kind) {
+            count.fetch_sub(1, Ordering::Relaxed);
+            self.open[usize::from(*kind != Operation::Receive)] -= 1;
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.account.receives.fetch_sub(self.open[0], Ordering::Relaxed);
+        self.account.sends.fetch_sub(self.open[1], Ordering::Relaxed);
+        let mut line = self.account.line.lock();
+        line.wakes.remove(&self.id);
+        line.rate.remove_flow(self.id, self.unsaid, now());
+        line.tell();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealane_proto::session::Reliability;
+
+    use super::*;
+
+    const RATE: u64 = 125_000_000;
+    const LIMITS: JobLimits = JobLimits { rate_bytes_per_second: RATE, receives: 2, sends: 1 };
+
+    fn is_woken(flow: &Flow) -> bool {
+        rustix::io::read(&flow.wake, &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_who_gives_back() {
+        let line = SharedLine::new(RATE);
+        let job = line.add_job(LIMITS);
+        let [mut first, mut second] = [0, 1].map(|_| Flow::new(Arc::clone(&job)).unwrap());
+        let time = 1_000_000_000;
+        while first.ask(time) {
+            first.spend(first.allowance);
+        }
+        assert!(first.is_spent() && first.turn_at().is_some_and(|at| at > time));
+        assert!(!second.ask(time));
+        // A quantum's time later it is the second's turn, which has had nothing; it uses none of it.
+        let later = first.turn_at().unwrap();
+        assert!(!first.ask(later));
+        assert!(is_woken(&second) && second.ask(later));
+        assert!(!is_woken(&first));
+        second.rest(later);
+        assert!(is_woken(&first) && first.ask(later));
+        assert_eq!(job.usage().line.waits, 2);
+        assert!(job.usage().line.waited_nanos > 0);
+    }
+
+    #[test]
+    fn a_job_has_no_more_operations_under_way_than_it_may() {
+        let line = SharedLine::new(RATE);
+        let job = line.add_job(LIMITS);
+        let [mut first, mut second] = [0, 1].map(|_| Flow::new(Arc::clone(&job)).unwrap());
+        let send = Operation::Send { reliability: Reliability::SelectiveRepeat, immediate: None };
+        assert!(first.admit(&Operation::Receive) && second.admit(&Operation::Receive));
+        assert!(!first.admit(&Operation::Receive));
+        assert!(first.admit(&send) && !second.admit(&send));
+        assert!(second.admit(&Operation::Cancel { operation: 0 }));
+        second.ended(&Operation::Cancel { operation: 0 });
+        second.ended(&Operation::Receive);
+        assert!(first.admit(&Operation::Receive));
+        let usage = job.usage();
+        assert_eq!((usage.receives, usage.sends, usage.refused), (2, 1, 2));
+        drop(first);
+        assert_eq!((job.usage().receives, job.usage().sends), (0, 0));
+    }
+}

@@ -1,0 +1,569 @@
+//! One rate that many senders share: deficit round robin by wire bytes, over jobs first, then over
+//! the flows of a job (DESIGN §7, decision 42).
+//!
+//! Sans-IO: flows [`SharedRate::ask`] and [`SharedRate::rest`], the caller tells those that
+//! [`SharedRate::next_granted`] names. The turn goes to the job that is furthest behind the others,
+//! and in it to the flow that is. Nothing is reserved: what nobody waits for is anybody's, and what
+//! a flow gives back goes to the next one. Being behind outlives a turn, up to [`LAG_QUANTA`]: a
+//! flow whose thread is late to ask again does not lose its place to a job with many threads.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::link::{NANOS_PER_SECOND, Nanos};
+
+/// Time on the line of one grant: long beside a lock, short beside a round trip …
+const QUANTUM_NANOS: Nanos = 250_000;
+/// … and two packets of a usual path at least, one list of datagrams at most.
+const QUANTUM_BYTES_MIN: u64 = 3_000;
+const QUANTUM_BYTES_MAX: u64 = 65_536;
+/// What may leave at once when the line was idle: time on the line …
+const BURST_NANOS: Nanos = 1_000_000;
+/// … and at least what one session may send at once (64 packets of 1500 bytes).
+const BURST_BYTES_MIN: u64 = 96_000;
+/// How far, in quanta, a job or flow that begins to wait may be behind or ahead of the others.
+const LAG_QUANTA: u64 = 16;
+
+/// Names a job; given by [`SharedRate::add_job`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JobId(u64);
+
+/// Names a flow; given by [`SharedRate::add_flow`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FlowId(u64);
+
+/// What came of asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// So many wire bytes may go out now; a packet that begins within them may end beyond.
+    Granted(u64),
+    /// Not yet. Ask again at that time, or when told.
+    Wait(Nanos),
+}
+
+/// What a job has had.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JobUse {
+    /// Wire bytes that its flows sent, control packets included.
+    pub wire_bytes: u64,
+    /// Times that a flow of it had to wait.
+    pub waits: u64,
+    /// How long they did, together.
+    pub waited_nanos: Nanos,
+}
+
+/// A token bucket, in bytes times nanoseconds per second, so that nothing is rounded away.
+#[derive(Debug)]
+struct Bucket {
+    rate: u64,
+    level: i128,
+    level_max: i128,
+    at: Nanos,
+}
+
+impl Bucket {
+    fn new(rate_bytes_per_second: u64) -> Self {
+        let rate = rate_bytes_per_second.max(1);
+        let level_max = scaled(burst(rate));
+        Self { rate, level: level_max, level_max, at: 0 }
+    }
+
+    fn refill(&mut self, now: Nanos) {
+        let earned = i128::from(now.saturating_sub(self.at)) * i128::from(self.rate);
+        self.level = (self.level + earned).min(self.level_max);
+        self.at = self.at.max(now);
+    }
+
+    fn take(&mut self, bytes: u64) {
+        self.level -= scaled(bytes);
+    }
+
+    fn give(&mut self, bytes: u64) {
+        self.level = (self.level + scaled(bytes)).min(self.level_max);
+    }
+
+    fn holds(&self, bytes: u64) -> bool {
+        self.level >= scaled(bytes)
+    }
+
+    /// When it will hold that much, if nobody takes anything.
+    fn holds_at(&self, bytes: u64) -> Nanos {
+        let missing = (scaled(bytes) - self.level).max(0);
+        let nanos = (missing + i128::from(self.rate) - 1) / i128::from(self.rate);
+        self.at.saturating_add(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+fn scaled(bytes: u64) -> i128 {
+    i128::from(bytes) * i128::from(NANOS_PER_SECOND)
+}
+
+fn burst(rate: u64) -> u64 {
+    per(rate, BURST_NANOS).max(BURST_BYTES_MIN)
+}
+
+fn per(rate: u64, nanos: Nanos) -> u64 {
+    (u128::from(rate) * u128::from(nanos) / u128::from(NANOS_PER_SECOND)) as u64
+}
+
+#[derive(Debug)]
+struct Job {
+    /// The share of the rate that it may have at most, if that is less than all.
+    ceiling: Option<Bucket>,
+    /// Bytes that it had, shifted so that those who wait are near each other.
+    served: u64,
+    /// Where the flow of it stood that was served last.
+    floor: u64,
+    /// Flows of it that wait.
+    waiting: u32,
+    usage: JobUse,
+}
+
+#[derive(Debug)]
+struct Flow {
+    job: JobId,
+    /// As that of its job.
+    served: u64,
+    turn: Turn,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It wants nothing.
+    Resting,
+    Waiting {
+        since: Nanos,
+    },
+    /// It may send so much, and does not know yet.
+    Granted {
+        allowance: u64,
+    },
+    /// It may send so much.
+    Sending {
+        allowance: u64,
+    },
+}
+
+/// The scheduler.
+#[derive(Debug)]
+pub struct SharedRate {
+    bucket: Bucket,
+    quantum: u64,
+    jobs: BTreeMap<JobId, Job>,
+    flows: BTreeMap<FlowId, Flow>,
+    /// Flows that wait.
+    waiting: Vec<FlowId>,
+    /// Where the job stood that was served last.
+    floor: u64,
+    granted: VecDeque<FlowId>,
+    ids: u64,
+}
+
+impl SharedRate {
+    /// A line of that many wire bytes a second, idle so far.
+    #[must_use]
+    pub fn new(rate_bytes_per_second: u64) -> Self {
+        let rate = rate_bytes_per_second.max(1);
+        Self {
+            bucket: Bucket::new(rate),
+            quantum: per(rate, QUANTUM_NANOS).clamp(QUANTUM_BYTES_MIN, QUANTUM_BYTES_MAX),
+            jobs: BTreeMap::new(),
+            flows: BTreeMap::new(),
+            waiting: Vec::new(),
+            floor: 0,
+            granted: VecDeque::new(),
+            ids: 0,
+        }
+    }
+
+    // Commands.
+
+    /// Adds a job that may have `rate_bytes_per_second` at most, however idle the line is.
+    pub fn add_job(&mut self, rate_bytes_per_second: u64) -> JobId {
+        let ceiling = Some(rate_bytes_per_second).filter(|rate| *rate < self.bucket.rate);
+        let id = JobId(self.next_id());
+        let ceiling = ceiling.map(Bucket::new);
+        let usage = JobUse::default();
+        let job = Job { ceiling, served: self.floor, floor: 0, waiting: 0, usage };
+        self.jobs.insert(id, job);
+        id
+    }
+
+    /// Removes a job whose flows are gone.
+    pub fn remove_job(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+    }
+
+    /// Adds a flow of that job.
+    ///
+    /// # Panics
+    /// If there is no such job.
+    pub fn add_flow(&mut self, job: JobId) -> FlowId {
+        let served = self.jobs[&job].floor;
+        let id = FlowId(self.next_id());
+        self.flows.insert(id, Flow { job, served, turn: Turn::Resting });
+        id
+    }
+
+    /// Removes a flow that has sent `wire_bytes` since it last said so.
+    pub fn remove_flow(&mut self, flow: FlowId, wire_bytes: u64, now: Nanos) {
+        self.rest(flow, wire_bytes, now);
+        self.flows.remove(&flow);
+    }
+
+    // Inputs.
+
+    /// A flow has packets to send, and has sent `wire_bytes` since it last said so, control packets
+    /// included: what was granted more goes back to the line, what it sent more it is ahead by.
+    pub fn ask(&mut self, id: FlowId, wire_bytes: u64, now: Nanos) -> Answer {
+        let Some(flow) = self.flows.get(&id) else { return Answer::Wait(Nanos::MAX) };
+        let is_new = matches!(flow.turn, Turn::Resting | Turn::Sending { .. });
+        self.settle(id, wire_bytes, now);
+        if is_new {
+            self.join(id, now);
+        }
+        self.distribute(now, Some(id));
+        let Some(flow) = self.flows.get_mut(&id) else { return Answer::Wait(Nanos::MAX) };
+        if let Turn::Granted { allowance } = flow.turn {
+            flow.turn = Turn::Sending { allowance };
+            return Answer::Granted(allowance);
+        }
+        if let Some(job) = self.jobs.get_mut(&flow.job) {
+            job.usage.waits += u64::from(is_new);
+        }
+        Answer::Wait(self.turn_at(id))
+    }
+
+    /// A flow has nothing more to send, and has sent `wire_bytes` since it last said so.
+    pub fn rest(&mut self, id: FlowId, wire_bytes: u64, now: Nanos) {
+        if let Some(flow) = self.flows.get_mut(&id) {
+            if let Turn::Granted { allowance } = flow.turn {
+                flow.turn = Turn::Sending { allowance };
+            }
+            self.settle(id, wire_bytes, now);
+            self.leave(id, Turn::Resting, now);
+            self.distribute(now, None);
+        }
+    }
+
+    // Outputs.
+
+    /// A flow that was granted something while another asked or settled: it is to ask again.
+    pub fn next_granted(&mut self) -> Option<FlowId> {
+        self.granted.pop_front()
+    }
+
+    // Questions.
+
+    /// What a job has had so far.
+    #[must_use]
+    pub fn job_use(&self, job: JobId) -> JobUse {
+        self.jobs.get(&job).map_or_else(JobUse::default, |job| job.usage)
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.ids += 1;
+        self.ids
+    }
+
+    /// Accounts for what was sent; a flow that has seen its grant has used it.
+    fn settle(&mut self, id: FlowId, wire_bytes: u64, now: Nanos) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let mut allowance = 0;
+        if let Turn::Sending { allowance: granted } = flow.turn {
+            allowance = granted;
+            flow.turn = Turn::Resting;
+        }
+        if let Some(job) = self.jobs.get_mut(&flow.job) {
+            job.usage.wire_bytes += wire_bytes;
+        }
+        self.refill(now);
+        let ahead = wire_bytes.saturating_sub(allowance);
+        self.charge(id, ahead, allowance.saturating_sub(wire_bytes));
+    }
+
+    /// Begins to wait, near the others: what was sent while nobody had to wait is owed by nobody.
+    fn join(&mut self, id: FlowId, now: Nanos) {
+        let lag = LAG_QUANTA * self.quantum;
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(job) = self.jobs.get_mut(&flow.job) else { return };
+        flow.served = near(flow.served, job.floor, lag);
+        flow.turn = Turn::Waiting { since: now };
+        if job.waiting == 0 {
+            job.served = near(job.served, self.floor, lag);
+        }
+        job.waiting += 1;
+        self.waiting.push(id);
+    }
+
+    /// Waits no more, whatever comes now.
+    fn leave(&mut self, id: FlowId, turn: Turn, now: Nanos) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Turn::Waiting { since } = flow.turn else { return };
+        flow.turn = turn;
+        self.waiting.retain(|waiting| *waiting != id);
+        if let Some(job) = self.jobs.get_mut(&flow.job) {
+            job.waiting -= 1;
+            job.usage.waited_nanos += now.saturating_sub(since);
+        }
+    }
+
+    /// Gives quanta away as long as the line has any; who asks itself need not be told.
+    fn distribute(&mut self, now: Nanos, asking: Option<FlowId>) {
+        self.refill(now);
+        while self.bucket.holds(self.quantum) {
+            let Some((.., id)) = self.turns().min() else { return };
+            self.leave(id, Turn::Granted { allowance: self.quantum }, now);
+            let Some(flow) = self.flows.get(&id) else { return };
+            if let Some(job) = self.jobs.get_mut(&flow.job) {
+                self.floor = self.floor.max(job.served);
+                job.floor = job.floor.max(flow.served);
+            }
+            self.charge(id, self.quantum, 0);
+            if asking != Some(id) {
+                self.granted.push_back(id);
+            }
+        }
+    }
+
+    fn refill(&mut self, now: Nanos) {
+        self.bucket.refill(now);
+        let ceilings = self.jobs.values_mut().filter_map(|job| job.ceiling.as_mut());
+        ceilings.for_each(|ceiling| ceiling.refill(now));
+    }
+
+    /// The flows that wait and may have more, by who is furthest behind: the least is next.
+    fn turns(&self) -> impl Iterator<Item = (u64, JobId, u64, FlowId)> + '_ {
+        self.waiting.iter().filter_map(|id| {
+            let flow = self.flows.get(id)?;
+            let job = self.jobs.get(&flow.job)?;
+            let is_below = job.ceiling.as_ref().is_none_or(|below| below.holds(self.quantum));
+            is_below.then_some((job.served, flow.job, flow.served, *id))
+        })
+    }
+
+    /// When a flow that waits has its turn, if those before it use theirs.
+    fn turn_at(&self, id: FlowId) -> Nanos {
+        let Some(flow) = self.flows.get(&id) else { return Nanos::MAX };
+        let Some(job) = self.jobs.get(&flow.job) else { return Nanos::MAX };
+        let place = (job.served, flow.job, flow.served, id);
+        let before = self.turns().filter(|other| *other < place).count() as u64;
+        let at = self.bucket.holds_at(self.quantum * (before + 1));
+        let ceiling = job.ceiling.as_ref().map_or(0, |below| below.holds_at(self.quantum));
+        at.max(ceiling)
+    }
+
+    /// Takes bytes from the line for a flow, and gives others back.
+    fn charge(&mut self, id: FlowId, taken: u64, given: u64) {
+        let Some(flow) = self.flows.get_mut(&id) else { return };
+        let Some(job) = self.jobs.get_mut(&flow.job) else { return };
+        for bucket in std::iter::once(&mut self.bucket).chain(&mut job.ceiling) {
+            bucket.take(taken);
+            bucket.give(given);
+        }
+        for served in [&mut flow.served, &mut job.served] {
+            *served = (*served + taken).saturating_sub(given);
+        }
+    }
+}
+
+fn near(value: u64, floor: u64, lag: u64) -> u64 {
+    value.clamp(floor.saturating_sub(lag), floor.saturating_add(lag))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RATE: u64 = 125_000_000;
+    const PACKET: u64 = 1500;
+
+    /// A flow's program: it has `backlog` bytes to send, in packets, and works `latency` after it
+    /// was told or its time came.
+    #[derive(Debug, Clone, Copy)]
+    struct Load {
+        job: usize,
+        latency: Nanos,
+        backlog: u64,
+    }
+
+    fn greedy(job: usize) -> Load {
+        Load { job, latency: 0, backlog: u64::MAX }
+    }
+
+    struct World {
+        rate: SharedRate,
+        jobs: Vec<JobId>,
+        flows: Vec<(FlowId, Load, Nanos)>,
+        sent: Vec<u64>,
+    }
+
+    impl World {
+        fn new(ceilings: &[u64], loads: &[Load]) -> Self {
+            let mut rate = SharedRate::new(RATE);
+            let jobs: Vec<JobId> = ceilings.iter().map(|most| rate.add_job(*most)).collect();
+            let flows = loads.iter().map(|load| (rate.add_flow(jobs[load.job]), *load, 0));
+            let flows: Vec<_> = flows.collect();
+            let sent = vec![0; flows.len()];
+            Self { rate, jobs, flows, sent }
+        }
+
+        /// Lets the flows work until `end`; each is woken at its time or when it is told.
+        fn run(&mut self, end: Nanos) {
+            loop {
+                let next = self.flows.iter().enumerate().map(|(index, (.., at))| (*at, index));
+                let Some((now, index)) = next.min().filter(|(at, _)| *at < end) else { return };
+                self.flows[index].2 = self.work(index, now);
+                while let Some(told) = self.rate.next_granted() {
+                    let told = self.flows.iter_mut().find(|(id, ..)| *id == told).unwrap();
+                    told.2 = told.2.min(now + told.1.latency);
+                }
+            }
+        }
+
+        fn work(&mut self, index: usize, now: Nanos) -> Nanos {
+            let (id, load, _) = self.flows[index];
+            let mut unsaid = 0;
+            while load.backlog > self.sent[index] {
+                match self.rate.ask(id, unsaid, now) {
+                    Answer::Wait(at) => return at.max(now + 1) + load.latency,
+                    Answer::Granted(allowance) => unsaid = allowance.div_ceil(PACKET) * PACKET,
+                }
+                self.sent[index] += unsaid;
+            }
+            self.rate.rest(id, unsaid, now);
+            Nanos::MAX
+        }
+
+        fn shares(&self) -> Vec<f64> {
+            let total: u64 = self.jobs.iter().map(|job| self.rate.job_use(*job).wire_bytes).sum();
+            let share = |job: &JobId| self.rate.job_use(*job).wire_bytes as f64 / total as f64;
+            self.jobs.iter().map(share).collect()
+        }
+
+        fn total(&self) -> u64 {
+            self.sent.iter().sum()
+        }
+    }
+
+    fn jain(shares: &[f64]) -> f64 {
+        let sum: f64 = shares.iter().sum();
+        sum * sum / (shares.len() as f64 * shares.iter().map(|share| share * share).sum::<f64>())
+    }
+
+    #[test]
+    fn jobs_share_alike_however_many_flows_they_have() {
+        let loads = [0, 1, 1, 1, 1, 1, 2, 2].map(greedy);
+        let mut world = World::new(&[RATE; 3], &loads);
+        world.run(NANOS_PER_SECOND);
+        assert!(jain(&world.shares()) > 0.999, "{:?}", world.shares());
+        let flows: Vec<f64> = world.sent[1..6].iter().map(|sent| *sent as f64).collect();
+        assert!(jain(&flows) > 0.999, "{flows:?}");
+    }
+
+    #[test]
+    fn a_flow_that_is_late_to_ask_again_keeps_its_share() {
+        let late = Load { latency: 1_000_000, ..greedy(0) };
+        let mut world = World::new(&[RATE; 2], &[late, greedy(1), greedy(1), greedy(1)]);
+        world.run(NANOS_PER_SECOND);
+        // A grant a millisecond is what it can have at most.
+        let quantum = world.rate.quantum as f64;
+        let possible = (quantum * 1000.0 / RATE as f64).min(0.5);
+        assert!(world.shares()[0] > 0.9 * possible, "{:?}", world.shares());
+    }
+
+    #[test]
+    fn what_one_job_does_not_want_another_has() {
+        let small = Load { backlog: 1_000_000, ..greedy(0) };
+        let mut world = World::new(&[RATE; 2], &[small, greedy(1)]);
+        world.run(NANOS_PER_SECOND);
+        assert_eq!(world.rate.job_use(world.jobs[0]).wire_bytes, world.sent[0]);
+        let most = RATE + burst(RATE) + 2 * world.rate.quantum;
+        assert!(world.total() <= most, "{}", world.total());
+        assert!(world.total() >= RATE, "nothing is reserved: {}", world.total());
+        let mut alone = World::new(&[RATE; 2], &[greedy(0)]);
+        alone.run(NANOS_PER_SECOND);
+        assert!(alone.total() >= RATE);
+    }
+
+    #[test]
+    fn a_job_has_no_more_than_its_ceiling_and_holds_nobody_up() {
+        let mut world = World::new(&[RATE / 10, RATE], &[greedy(0), greedy(0), greedy(1)]);
+        world.run(NANOS_PER_SECOND);
+        let capped = world.rate.job_use(world.jobs[0]).wire_bytes;
+        let ceiling = RATE / 10;
+        assert!(capped <= ceiling + burst(ceiling) + 3 * world.rate.quantum, "{capped}");
+        assert!(capped >= ceiling, "{capped}");
+        assert!(world.total() >= RATE);
+    }
+
+    #[test]
+    fn what_was_sent_unasked_counts_against_the_next_turns() {
+        let mut rate = SharedRate::new(RATE);
+        let jobs = [rate.add_job(RATE), rate.add_job(RATE)];
+        let flows = jobs.map(|job| rate.add_flow(job));
+        // The line is empty, and both wait.
+        while let Answer::Granted(bytes) = rate.ask(flows[0], 0, 0) {
+            rate.rest(flows[0], bytes, 0);
+        }
+        assert!(matches!(rate.ask(flows[1], 0, 0), Answer::Wait(_)));
+        // The second sends four quanta of control packets, and waits on.
+        rate.ask(flows[1], 4 * rate.quantum, 1);
+        let mut now = 1;
+        let mut turns = Vec::new();
+        for _ in 0..6 {
+            now += 10 * QUANTUM_NANOS;
+            let (first, second) = (rate.ask(flows[0], 0, now), rate.ask(flows[1], 0, now));
+            for (flow, answer) in [(0, first), (1, second)] {
+                if let Answer::Granted(bytes) = answer {
+                    turns.push(flow);
+                    rate.rest(flows[flow], bytes, now);
+                }
+            }
+        }
+        assert_eq!(turns.first(), Some(&0));
+        assert_eq!(rate.job_use(jobs[1]).wire_bytes % rate.quantum, 0);
+    }
+
+    #[test]
+    fn waiting_is_counted_until_the_grant_or_until_it_is_given_up() {
+        let mut rate = SharedRate::new(RATE);
+        let job = rate.add_job(RATE);
+        let [first, second] = [rate.add_flow(job), rate.add_flow(job)];
+        while let Answer::Granted(bytes) = rate.ask(first, 0, 0) {
+            rate.rest(first, bytes, 0);
+        }
+        assert!(matches!(rate.ask(second, 0, 0), Answer::Wait(_)));
+        assert!(matches!(rate.ask(second, 0, 10), Answer::Wait(_)));
+        rate.rest(second, 0, 100);
+        rate.rest(second, 0, 200);
+        assert_eq!(rate.job_use(job).waits, 2);
+        assert_eq!(rate.job_use(job).waited_nanos, 100);
+        rate.rest(first, 0, QUANTUM_NANOS);
+        assert_eq!(rate.job_use(job).waited_nanos, 100 + QUANTUM_NANOS);
+        assert_eq!(rate.next_granted(), None, "nobody waits");
+    }
+
+    proptest! {
+        /// Never more than the rate and a burst; every flow with work is served; nothing idles.
+        #[test]
+        fn any_load_is_served_within_the_rate(
+            loads in prop::collection::vec(
+                (0_usize..4, 0_u64..2_000_000, 1_u64..40_000_000), 1..12),
+        ) {
+            let load = |(job, latency, backlog)| Load { job, latency, backlog };
+            let loads: Vec<Load> = loads.into_iter().map(load).collect();
+            let mut world = World::new(&[RATE; 4], &loads);
+            let end = NANOS_PER_SECOND / 4;
+            world.run(end);
+            let most = per(RATE, end) + burst(RATE) + (loads.len() as u64 + 1) * 2 * QUANTUM_BYTES_MAX;
+            prop_assert!(world.total() <= most);
+            for (load, sent) in loads.iter().zip(&world.sent) {
+                let least = per(RATE, end) / 4 / loads.len() as u64;
+                let slow = world.rate.quantum * (end / (load.latency + 4_000_000));
+                prop_assert!(*sent >= load.backlog.min(least).min(slow), "{load:?} {sent}");
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+"""Jobs on one fabric share its rate alike, however many sessions each has; counted in bytes."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fabrics import Fabric
+from sealane.client.grants import fetch_ring, listen_session
+from sealane.client.session import Session
+from sealane.protocol.v1 import sessions_pb2
+from sealane.transport.tasks import TaskOwner
+from session_pairs import REGION, wait_listening
+
+MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
+RATE = 40_000_000
+MESSAGE = 100_000
+WARM_BYTES = 400_000
+BYTES = 2_000_000
+
+
+@pytest.fixture
+def second_process() -> Iterator[int]:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.kill()
+
+
+@contextlib.asynccontextmanager
+async def sending(left: Fabric, right: Fabric, name: str, token: bytes) -> AsyncIterator[Session]:
+    """Give a session of that job which has messages to send all the time."""
+
+    async def receive() -> None:
+        async with listen_session(right.sessions, name, region_bytes=REGION) as session:
+            while True:
+                waiting = [await session.post_receive(offset=0, length=MESSAGE) for _ in range(8)]
+                await asyncio.gather(*waiting)
+
+    async def send(session: Session) -> None:
+        while True:
+            waiting = [await session.post_send(offset=0, length=MESSAGE) for _ in range(4)]
+            await asyncio.gather(*waiting)
+
+    owner = TaskOwner()
+    owner.start(receive(), name=f"receive {name}")
+    await wait_listening(right, name)
+    grant = await left.service.open(
+        job_token=token,
+        display_name=name,
+        region_bytes=REGION,
+        peer_node=right.name,
+        peer_address=right.address,
+        rate_bits_per_second=RATE,
+    )
+    wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)
+    session = Session(await fetch_ring(wire), sessions_pb2.Session(name=name))
+    owner.start(send(session), name=f"send {name}")
+    try:
+        yield session
+    finally:
+        await owner.close()
+        session.close()
+
+
+def jain(values: list[int]) -> float:
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+async def sent_by(count: Callable[[], list[int]], total: int) -> list[int]:
+    """Wait until so many bytes have been sent together; return how many by each."""
+    for _ in range(4_000):
+        if sum(count()) >= total:
+            break
+        await asyncio.sleep(0.005)
+    return count()
+
+
+async def test_jobs_with_unequal_numbers_of_sessions_send_as_much(
+    make_fabric: MakeFabric, second_process: int
+) -> None:
+    async with (
+        make_fabric("a", rate_max_bits_per_second=RATE) as left,
+        make_fabric("b") as right,
+        contextlib.AsyncExitStack() as stack,
+        asyncio.timeout(60),
+    ):
+        many = left.service.jobs.of(left.job_token)
+        one = left.service.jobs.take_in(second_process, os.pidfd_open(second_process))
+        sessions = [
+            await stack.enter_async_context(sending(left, right, f"s{index}", job.token))
+            for index, job in enumerate([many, many, many, one])
+        ]
+
+        def by_job() -> list[int]:
+            return [job.account.usage()["wire_bytes_sent"] for job in (many, one)]
+
+        start = sum(by_job())
+        before = await sent_by(by_job, start + WARM_BYTES)
+        sent_before = [session.statistics()["wire_bytes_sent"] for session in sessions]
+        after = await sent_by(by_job, start + WARM_BYTES + BYTES)
+        sent_after = [session.statistics()["wire_bytes_sent"] for session in sessions]
+
+        jobs = [now - then for now, then in zip(after, before, strict=True)]
+        assert jain(jobs) >= 0.95, jobs
+        each = [now - then for now, then in zip(sent_after, sent_before, strict=True)]
+        assert jain(each[:3]) >= 0.95, each
+        for session in sessions:
+            assert session.statistics()["limited_shared_rate_nanos"] > 0
+        assert all(job.account.usage()["waits"] for job in (many, one))
+
+
+async def test_job_alone_has_all_of_the_rate(make_fabric: MakeFabric, second_process: int) -> None:
+    async with (
+        make_fabric("a", rate_max_bits_per_second=RATE) as left,
+        make_fabric("b") as right,
+        asyncio.timeout(60),
+    ):
+        idle = left.service.jobs.take_in(second_process, os.pidfd_open(second_process))
+        async with sending(left, right, "alone", left.job_token) as session:
+            job = left.service.jobs.of(left.job_token)
+            await sent_by(lambda: [job.account.usage()["wire_bytes_sent"]], BYTES)
+
+            assert idle.account.usage()["wire_bytes_sent"] == 0
+            limited = session.statistics()
+            assert limited["limited_shared_rate_nanos"] < limited["limited_pacing_nanos"]
