@@ -85,6 +85,11 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
         default=1,
         help="seed of the link's losses and of the sample (default: %(default)s)",
     )
+    demo.add_argument(
+        "--all-reduce",
+        action="store_true",
+        help="also sum arrays of both fabrics' jobs around a ring, beside the model",
+    )
     lab.add_lab(commands)
     parsed = parser.parse_args(arguments)
     return DemoOptions(
@@ -93,4 +98,5 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
         messages=parsed.messages,
         volume_bytes=parsed.volume_size,
         seed=parsed.seed,
+        all_reduce=parsed.all_reduce,
     )

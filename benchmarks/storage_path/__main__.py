@@ -4,10 +4,10 @@ Load, gateway and target are threads of this process. Three ways run alternately
 plain (load, target), secure (load at the gateway's own queue, target: the gateway is the initiator
 as in the sNVMe-oF paper) and through the gateway's front end (load, gateway, target).
 
-Two tables. Device-bound: both namespaces lie on an emulated drive whose operations per second are
-set for each cell, in this run, so that all threads of the plain path together use SHARE of one
-core. Processor-bound: the store is memory (--files: a file); what the secure path adds in processor
-time an I/O.
+Two tables. Processor-bound: the store is memory (--files: a file); what the secure path adds in
+processor time an I/O. Device-bound: both namespaces lie on an emulated drive, the paper's WD SN655
+made so slow, in this run and for each cell, that SHARE of one core would do for the plain path
+at what an I/O costs it in memory.
 """
 
 import argparse
@@ -21,13 +21,11 @@ from typing import Final
 
 from benchmarks.storage.cells import Cell, Sample, all_cells
 from benchmarks.storage.report import write_json
+from benchmarks.storage_path.drive import Drive
 from benchmarks.storage_path.report import bound_table, cost_table, plot
 from benchmarks.storage_path.world import FRONT_END, PLAIN, SYSTEMS, World
 from rich.console import Console
 
-# The drive's own time for one operation, as the paper's SSD has it.
-READ_NANOSECONDS: Final = 25_000
-WRITE_NANOSECONDS: Final = 15_000
 TABLE_COLUMNS: Final = 132
 
 
@@ -64,14 +62,11 @@ def rounds(world: World, cell: Cell, arguments: argparse.Namespace) -> list[Samp
     ]
 
 
-def drive_for(samples: list[Sample], cell: Cell, share: float) -> tuple[int, str]:
+def drive_for(samples: list[Sample], cell: Cell, share: float) -> tuple[int, Drive]:
     """Operations per second at which the plain path uses `share` of a core, and that drive."""
     costs = [sum(s.cpu_us_per_command.values()) for s in samples if s.system == PLAIN]
     rate = int(share * 1e6 / statistics.median(costs))
-    # Operations alone set the pace: a sealed block is 64 bytes longer than a plain one.
-    unlimited = rate * cell.io_bytes * 16
-    figures = [f"{unlimited},{rate},{ns}" for ns in (READ_NANOSECONDS, WRITE_NANOSECONDS)]
-    return rate, ":".join(figures)
+    return rate, Drive.of_rate(rate, cell)
 
 
 def measure_cell(

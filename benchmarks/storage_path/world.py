@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from benchmarks.storage.cells import Cell, Sample
+from benchmarks.storage_path.drive import Drive
 
 from sealane import _native
 from sealane.protocol.nvme.constants import (
@@ -94,7 +95,7 @@ class World:
         stack: contextlib.ExitStack,
         *,
         span_bytes: int,
-        drive: str | None = None,
+        drive: Drive | None = None,
         directory: Path | None = None,
     ) -> None:
         self._stack = stack
@@ -106,8 +107,8 @@ class World:
             store = "file"
         self._store: Literal["memory", "emulated", "file"] = store
         self._directory = directory
-        self._plain = self._controller(drive, blocks, sealed=False)
-        self._sealed = self._controller(drive, blocks, sealed=True)
+        self._plain = self._controller(drive and drive.plain, blocks, sealed=False)
+        self._sealed = self._controller(drive and drive.sealed, blocks, sealed=True)
         self._volume = _native.GatewayVolume(
             volume_id=_VOLUME_ID,
             generation=1,

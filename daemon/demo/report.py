@@ -7,7 +7,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sealane.daemon.demo.results import DemoResults, SessionRun, VolumeProof
+from sealane.daemon.demo.results import (
+    AllReduceRun,
+    DemoResults,
+    SessionRun,
+    VolumeProof,
+    quantiles,
+)
 
 
 def mebibytes_per_second(size_bytes: int, seconds: float) -> str:
@@ -108,11 +114,30 @@ def session_rows(runs: tuple[SessionRun, ...]) -> list[tuple[str, list[str]]]:
     return rows
 
 
+def all_reduce_table(run: AllReduceRun) -> Table:
+    """Show the sums beside the model."""
+    title = f"All-reduce of {run.array_bytes >> 20} MiB, {run.sites} sites, over links like that"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in ("what", "measured", "model"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    measured = quantiles(np.asarray(run.seconds))
+    expected = quantiles(np.asarray(run.model_seconds))
+    table.add_row("SHA-256 at all sites = that of the sum", verdict(good=run.holds), "")
+    table.add_row("sums timed, n", f"{len(run.seconds)}", "")
+    table.add_row("ideal (no loss, no parity)", "", f"{1e3 * run.ideal_seconds:.1f} ms")
+    for name in ("mean", "p50", "p95"):
+        cells = (f"{1e3 * one[name]:.1f} ms" for one in (measured, expected))
+        table.add_row(f"completion {name}", *cells)
+    return table
+
+
 def print_report(console: Console, results: DemoResults) -> None:
-    """Print the three tables."""
+    """Print the tables."""
     console.print(volume_table(results.volume))
     console.print(attack_table(results))
     console.print(session_table(results))
+    if results.all_reduce is not None:
+        console.print(all_reduce_table(results.all_reduce))
 
 
 def draw_plot(results: DemoResults, path: Path) -> None:

@@ -79,6 +79,25 @@ class SessionRun:
         return quantiles(np.asarray(self.model_seconds))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceRun:
+    """Arrays of all sites summed over the emulated links, again and again."""
+
+    sites: int
+    array_bytes: int
+    seconds: tuple[float, ...]
+    model_seconds: tuple[float, ...]
+    ideal_seconds: float
+    sha256_expected: str
+    sha256_found: tuple[str, ...]
+    """What sites held after any of the sums."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether all sites got the sum, each time."""
+        return self.sha256_found == (self.sha256_expected,)
+
+
 def quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
     """Give mean, p50, p95 and maximum."""
     return {
@@ -99,6 +118,8 @@ class DemoResults:
     volume: VolumeProof
     attacks: tuple[AttackResult, ...]
     sessions: tuple[SessionRun, ...]
+    all_reduce: AllReduceRun | None = None
+    """If it was asked for."""
 
     @property
     def holds(self) -> bool:
@@ -107,6 +128,7 @@ class DemoResults:
             self.volume.holds
             and all(attack.refused for attack in self.attacks)
             and all(session.holds for session in self.sessions)
+            and (self.all_reduce is None or self.all_reduce.holds)
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -116,5 +138,10 @@ class DemoResults:
             del record["model_seconds"]
             record["measured"] = session.quantiles()
             record["model"] = session.model_quantiles()
+        if self.all_reduce is not None:
+            record = document["all_reduce"]
+            del record["model_seconds"]
+            record["measured"] = quantiles(np.asarray(self.all_reduce.seconds))
+            record["model"] = quantiles(np.asarray(self.all_reduce.model_seconds))
         document["holds"] = self.holds
         return document

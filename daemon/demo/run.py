@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 import sealane.client
+from sealane.daemon.demo.allreduce import REPEATS, run_all_reduce
 from sealane.daemon.demo.attacks import run_attacks
 from sealane.daemon.demo.cluster import ClusterBuilder
 from sealane.daemon.demo.link import LinkParameters
@@ -44,6 +45,7 @@ class DemoOptions:
     messages: int
     volume_bytes: int | None
     seed: int
+    all_reduce: bool
 
 
 class StopSignal:
@@ -107,7 +109,7 @@ async def run_demo(options: DemoOptions, console: Console, stop: StopSignal) -> 
 
 
 async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) -> DemoResults:
-    """Run volume, attacks and both hauls, each with its bar."""
+    """Run volume, attacks, both hauls and perhaps an all-reduce, each with its bar."""
     link = LinkParameters()
     volume, attacks = await run_volume_part(job, progress)
     sessions = []
@@ -126,6 +128,12 @@ async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) ->
             f"session, {scheme_name(reliability)}", total=total, unit="messages"
         )
         sessions.append(await run_haul(haul, partial(progress.advance, bar)))
+    summed = None
+    if options.all_reduce:
+        bar = progress.add_task("all-reduce, 2 sites", total=REPEATS, unit="sums")
+        seed = options.seed + 2 * len(SCHEMES)
+        advance = partial(progress.advance, bar)
+        summed = await run_all_reduce(job.cluster, link, seed=seed, advance=advance)
     return DemoResults(
         source_name=job.source.name,
         seed=options.seed,
@@ -137,6 +145,7 @@ async def run_parts(options: DemoOptions, job: VolumeJob, progress: Progress) ->
         volume=volume,
         attacks=attacks,
         sessions=tuple(sessions),
+        all_reduce=summed,
     )
 
 

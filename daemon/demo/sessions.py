@@ -80,7 +80,7 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
         asyncio.TaskGroup() as tasks,
     ):
         receiving = tasks.create_task(receive_all(haul, far), name="demo-receiver")
-        far_address = await listening_address(haul, far)
+        far_address = await listening_address(haul.display_name, far)
         async with (
             linked(haul.link, forward_to=far_address, seed=haul.seed) as link,
             open_session(
@@ -170,17 +170,28 @@ class Receiver:
             self.digest.update(self._session.region[received.offset : end])
 
 
-async def listening_address(haul: Haul, far: sealane.client.Client) -> str:
-    """Wait until the far fabric listens, and give the address its data arrives at."""
+async def listening_address(display_name: str, far: sealane.client.Client) -> str:
+    """Wait until a fabric listens for that session, and give the address its data arrives at."""
     deadline = asyncio.get_running_loop().time() + LISTEN_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         page = await far.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
         for session in page.sessions:
             is_listening = session.state == sessions_pb2.Session.LISTENING
-            if is_listening and session.display_name == haul.display_name:
+            if is_listening and session.display_name == display_name:
                 return str(session.data_address)
         await asyncio.sleep(LISTEN_POLL_SECONDS)
     raise UnavailableError("demo.session.listen", "the far fabric does not listen")
+
+
+def link_path(link: LinkParameters) -> model.Path:
+    """Return the link as the model knows it."""
+    return model.Path(
+        rate_bits_per_second=link.rate_bits_per_second,
+        round_trip_seconds=link.rtt_seconds,
+        loss=model.Loss(rate=link.loss),
+        unit_bytes=UNIT_BYTES,
+        overhead_bytes=model.PACKET_OVERHEAD_BYTES,
+    )
 
 
 def make_run(
@@ -191,13 +202,7 @@ def make_run(
     link_packets_lost: int,
 ) -> SessionRun:
     """Put the measured beside the predicted."""
-    path = model.Path(
-        rate_bits_per_second=haul.link.rate_bits_per_second,
-        round_trip_seconds=haul.link.rtt_seconds,
-        loss=model.Loss(rate=haul.link.loss),
-        unit_bytes=UNIT_BYTES,
-        overhead_bytes=model.PACKET_OVERHEAD_BYTES,
-    )
+    path = link_path(haul.link)
     scheme: model.Scheme = model.SelectiveRepeat()
     if isinstance(haul.reliability, ErasureCoded):
         scheme = model.ErasureCoded(k=haul.reliability.k, m=haul.reliability.m)

@@ -7,6 +7,8 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::clock::sharpen_timers;
+
 #[derive(Debug, Clone)]
 struct Running {
     association: u64,
@@ -41,7 +43,11 @@ impl Queues {
     ) -> io::Result<()> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let for_thread = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name(name).spawn(move || body(for_thread))?;
+        let run = move || {
+            sharpen_timers();
+            body(for_thread);
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(run)?;
         let thread = Arc::new(Mutex::new(Some(thread)));
         let mut running = self.lock();
         running.retain(|queue| !queue.has_ended());

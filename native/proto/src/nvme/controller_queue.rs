@@ -26,9 +26,9 @@ use crate::secure_queue::{CommandCounter, Direction, Outcome, SecureQueue};
 
 mod intake;
 
-/// Bytes of writes whose data may be asked for at once. More than keeps the wire busy would only
-/// fall out of the processor's caches between one copy and the next, and hold memory.
-pub const WRITE_WINDOW: usize = 512 * 1024;
+/// Bytes of writes that were asked for and are not completed: what keeps the wire busy, and what
+/// stores have meanwhile. More would only hold memory.
+pub const WRITE_WINDOW: usize = 4 << 20;
 
 /// What was negotiated for the queue.
 #[derive(Debug, Clone, Copy)]

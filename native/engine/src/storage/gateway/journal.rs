@@ -128,6 +128,11 @@ impl Journal {
         fits
     }
 
+    /// Whether what a flush would drop takes half of the bound.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.bytes >= self.bytes_max / 2
+    }
+
     /// The change failed: nothing of it needs to be sent again.
     pub(super) fn release(&mut self, cost: usize) {
         self.reserved -= cost;

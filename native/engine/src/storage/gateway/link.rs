@@ -38,6 +38,8 @@ pub(super) enum Phase {
 pub(super) enum Begin {
     /// Its blocks and its room in the journal are its own.
     Begun,
+    /// The same; and the asker should flush, before changes have to wait for it.
+    BegunAndFlush,
     /// An overlapping change or a flush must end first; every queue is woken then.
     Wait,
     /// The journal is full: the asker must flush, and then ask again.
@@ -64,6 +66,8 @@ pub(super) struct Link {
     pub(super) journal: Journal,
     changing: ChangingRanges,
     is_flushing: bool,
+    /// A change waits for the flush that is under way, or for the next.
+    is_room_wanted: bool,
     is_awaited: bool,
     /// Something changed that other queues wait for.
     wakes: bool,
@@ -82,6 +86,7 @@ impl Link {
             journal: Journal::new(journal_bytes_max),
             changing: ChangingRanges::default(),
             is_flushing: false,
+            is_room_wanted: false,
             is_awaited: false,
             wakes: false,
         }
@@ -188,8 +193,13 @@ impl Link {
             return Begin::Wait;
         }
         if self.journal.reserve(cost) {
-            return Begin::Begun;
+            if self.is_flushing || !self.journal.is_half_full() {
+                return Begin::Begun;
+            }
+            self.is_flushing = true;
+            return Begin::BegunAndFlush;
         }
+        self.is_room_wanted = true;
         self.changing.release(ranges);
         self.is_awaited = true;
         // With nothing to flush, changes on their way have all the room: their ends are waited for.
@@ -228,10 +238,12 @@ impl Link {
         self.is_awaited = false;
     }
 
-    /// The flush that a full journal asked for has ended, or its queue has.
-    pub(super) fn flush_ended(&mut self) {
+    /// The flush that the journal asked for has ended, or its queue has: whether a change waited
+    /// for room.
+    pub(super) fn flush_ended(&mut self) -> bool {
         self.is_flushing = false;
         self.wakes = true;
+        std::mem::take(&mut self.is_room_wanted)
     }
 
     /// Whether queues must be woken; asked after every change of state.
@@ -362,6 +374,21 @@ mod tests {
         assert!(link.take_wakes());
         assert_eq!(link.begin(&[1..2], whole), Begin::Begun);
         assert_eq!(link.begin(&[2..3], 1), Begin::Wait, "nothing to flush: wait for ends");
+    }
+
+    #[test]
+    fn a_journal_that_fills_up_is_flushed_before_changes_wait_for_it() {
+        let mut link = Link::new(0);
+        link.connect(1, 1).unwrap();
+        let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
+        assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
+        assert_eq!(link.begin(&[2..3], 1), Begin::Begun, "nothing that a flush would make durable");
+        link.acknowledge(&[0..1], half);
+        assert_eq!(link.begin(&[4..5], 1), Begin::BegunAndFlush);
+        assert_eq!(link.begin(&[6..7], 1), Begin::Begun, "one flush at a time");
+        assert!(!link.flush_ended(), "it failed, and nobody waited for it");
+        assert_eq!(link.begin(&[8..9], JOURNAL_BYTES_MIN), Begin::FlushFirst);
+        assert!(link.flush_ended());
     }
 
     #[test]

@@ -110,8 +110,8 @@ impl<F: Front> GatewayQueue<F> {
             self.part_done(part, status);
             return;
         }
-        self.shared.link(Link::flush_ended);
-        if !status.is_success() {
+        let is_awaited = self.shared.link(Link::flush_ended);
+        if !status.is_success() && is_awaited {
             // The change that waits for room would only ask for the same flush again.
             self.end_first_waiting(status);
         }

@@ -21,9 +21,12 @@ use super::replay::Replay;
 use super::request::{Part, Parts, Request};
 use super::{QueueName, Shared, add};
 
-/// Bytes that may be on their way to or from the target, and that may wait for the host before its
-/// commands wait too. Enough to keep both wires busy, and little enough to stay in the caches.
-pub(super) const WINDOW: usize = 512 * 1024;
+/// Bytes of parts that the target may have: a store may have to announce writes before it makes them,
+/// and a network of a millisecond carries as much.
+pub(super) const TARGET_WINDOW: usize = 4 << 20;
+/// Bytes that may wait for the host before its commands wait too. Enough to keep the wire busy, and
+/// little enough to stay in the caches.
+pub(super) const HOST_WINDOW: usize = 512 * 1024;
 
 /// How the front end ended: reason id, empty if orderly, and words.
 pub(super) type Ended = (&'static str, String);

@@ -17,7 +17,7 @@ use super::front::Front;
 use super::journal::Change;
 use super::link::{Begin, Phase};
 use super::loss::nanos;
-use super::queue::{GatewayQueue, WINDOW};
+use super::queue::{GatewayQueue, HOST_WINDOW, TARGET_WINDOW};
 use super::ranges::BlockRanges;
 use super::request::{Claim, Owner, Part, Work};
 
@@ -90,6 +90,7 @@ impl<F: Front> GatewayQueue<F> {
             return Submitted::Done;
         };
         let is_forced = request.is_forced;
+        let mut flushes = false;
         if let Some(ranges) = changed_ranges(&request.operation, &part) {
             let cost = match &request.operation {
                 Operation::WriteZeroes { .. } | Operation::Deallocate(_)
@@ -100,13 +101,19 @@ impl<F: Front> GatewayQueue<F> {
                 _ => Change::write_cost(part.blocks as usize * BLOCK_BYTES),
             };
             match self.shared.link(|link| link.begin(&ranges, cost)) {
-                Begin::Begun => part.claim = Some(Claim { ranges, cost }),
+                begun @ (Begin::Begun | Begin::BegunAndFlush) => {
+                    part.claim = Some(Claim { ranges, cost });
+                    flushes = begun == Begin::BegunAndFlush;
+                }
                 Begin::Wait => return Submitted::Later,
                 Begin::FlushFirst => {
                     self.flush_journal(now);
                     return Submitted::Later;
                 }
             }
+        }
+        if flushes {
+            self.flush_journal(now);
         }
         self.advance(slot, part.blocks);
         match self.prepare(&mut part, slot, is_forced) {
@@ -183,7 +190,7 @@ impl<F: Front> GatewayQueue<F> {
     pub(super) fn has_room(&mut self) -> bool {
         let commands_max = self.shared.settings.commands_per_key_max;
         let can_submit = self.backs.last().is_some_and(|back| back.can_submit(commands_max));
-        can_submit && self.in_flight < WINDOW && self.front.pending_bytes() < WINDOW
+        can_submit && self.in_flight < TARGET_WINDOW && self.front.pending_bytes() < HOST_WINDOW
     }
 
     pub(super) fn submit_again(&mut self, phase: Phase, now: Nanos) {

@@ -11,7 +11,7 @@ use sealane_proto::nvme::controller_queue::ControllerQueue;
 use super::super::connection::{Connection, Gone};
 use super::Mailbox;
 use super::front::Front;
-use super::queue::{Ended, GatewayQueue, WINDOW};
+use super::queue::{Ended, GatewayQueue, HOST_WINDOW};
 use crate::clock::now;
 
 /// How long a queue whose host is gone waits for what it has at the target. Then its association
@@ -45,7 +45,7 @@ fn serve(
 ) -> Ended {
     loop {
         let pending = queue.front.transmit().pending_bytes();
-        let interest = Connection::interest(pending < WINDOW, pending);
+        let interest = Connection::interest(pending < HOST_WINDOW, pending);
         let first = [
             PollFd::new(stop, PollFlags::IN),
             PollFd::from_borrowed_fd(mailbox.as_fd(), PollFlags::IN),

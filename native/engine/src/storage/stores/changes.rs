@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::super::store::{StoreCounters, StoreDone, StoreRequest};
 use super::fresh::failure::copy_error;
 use super::fresh::journal::{Mailbox, Requests};
-use super::ring::tell;
+use super::ring::{hush, tell};
 
 /// Name under which a channel asks for room.
 pub(super) const ROOM: u64 = u64::MAX;
@@ -16,13 +16,36 @@ pub(super) const ROOM: u64 = u64::MAX;
 /// Ends of operations that `poll` has not told yet.
 pub(super) struct Ends {
     event: Arc<OwnedFd>,
-    pub done: Vec<StoreDone>,
+    done: Vec<StoreDone>,
+    /// The event is readable because of them.
+    is_told: bool,
+    /// `poll` is under way, and takes what ends meanwhile.
+    is_polled: bool,
 }
 
 impl Ends {
     /// None yet; `event` becomes readable with the first.
     pub fn new(event: Arc<OwnedFd>) -> Self {
-        Self { event, done: Vec::new() }
+        Self { event, done: Vec::new(), is_told: false, is_polled: false }
+    }
+
+    /// A `poll` has begun.
+    pub fn begin_poll(&mut self) {
+        self.is_polled = true;
+        if std::mem::take(&mut self.is_told) {
+            hush(&self.event);
+        }
+    }
+
+    /// The `poll` is over: hands over what has ended.
+    pub fn end_poll(&mut self, done: &mut Vec<StoreDone>) {
+        self.is_polled = false;
+        done.append(&mut self.done);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.done.len()
     }
 
     /// Counts how an operation ended, and keeps that to be told.
@@ -34,7 +57,8 @@ impl Ends {
         result: io::Result<()>,
     ) {
         counters.ended(&request, &result);
-        if self.done.is_empty() {
+        if !self.is_told && !self.is_polled {
+            self.is_told = true;
             tell(&self.event);
         }
         self.done.push(StoreDone { ticket, result, buffer: request.into_buffer() });

@@ -161,6 +161,7 @@ impl BlockStore for EmulatedStore {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
             ended: Vec::new(),
+            told: 0,
         }))
     }
 
@@ -173,6 +174,12 @@ impl BlockStore for EmulatedStore {
     }
 }
 
+/// Between two interrupts of a drive that has much to do, at least (NVMe feature 08h, interrupt
+/// coalescing).
+const COALESCED: Nanos = 10_000;
+/// So much.
+const COALESCED_OPERATIONS: usize = 8;
+
 /// Ends of one direction with the time they are due, the earliest first.
 type Ends = VecDeque<(Nanos, StoreDone)>;
 
@@ -184,6 +191,8 @@ struct EmulatedChannel {
     writes: Ends,
     /// Empty between calls.
     ended: Vec<StoreDone>,
+    /// When ends were told last.
+    told: Nanos,
 }
 
 impl StoreChannel for EmulatedChannel {
@@ -214,6 +223,7 @@ impl StoreChannel for EmulatedChannel {
                 return;
             }
             done.extend(ends.pop_front().map(|(_, end)| end));
+            self.told = now;
         }
     }
 
@@ -227,7 +237,9 @@ impl StoreChannel for EmulatedChannel {
 
     fn due(&self) -> Option<Nanos> {
         let due = |ends: &Ends| ends.front().map(|(due, _)| *due);
-        [due(&self.reads), due(&self.writes)].into_iter().flatten().min()
+        let due = [due(&self.reads), due(&self.writes)].into_iter().flatten().min()?;
+        let is_busy = self.in_flight() >= COALESCED_OPERATIONS;
+        Some(if is_busy { due.max(self.told + COALESCED) } else { due })
     }
 }
 

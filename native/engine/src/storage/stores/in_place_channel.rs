@@ -18,6 +18,7 @@ use sealane_proto::sector::BLOCK_BYTES;
 
 use super::super::store::{StoreChannel, StoreDone, StoreRequest};
 use super::changes::{ChangeChannel, Ends, ROOM, Waiting};
+use super::fresh::announcements::{Announcement, Begun};
 use super::fresh::failure::{Refusal, copy_error};
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
@@ -25,8 +26,14 @@ use super::fresh::map::{Map, take_leaf};
 use super::fresh_store::Shared;
 use super::in_place_parts::Parts;
 use super::in_place_store::InPlace;
-use super::raw_pages::wait_for_end;
-use super::ring::{event, hush};
+use super::raw_pages::{wait_for_end, write_of};
+use super::ring::event;
+
+/// Writes that are worth an announcement while another is on its way: each costs the device an
+/// operation.
+const GATHERED: usize = 8;
+/// Announcements of one channel on their way.
+const AFLOAT_MAX: usize = 4;
 
 /// What an operation waits for.
 #[derive(Debug)]
@@ -53,7 +60,7 @@ struct Operation {
     /// Of blocks being read.
     known: Vec<Known<Iv>>,
     /// Of blocks being written.
-    ivs: Vec<Iv>,
+    ivs: Arc<[Iv]>,
     result: io::Result<()>,
 }
 
@@ -63,18 +70,19 @@ pub(super) struct InPlaceChannel {
     shared: Arc<Shared<InPlace>>,
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
-    event: Arc<OwnedFd>,
-    /// Readable when the event or the raw channel's descriptor is.
+    /// Readable when the channel's event or the raw channel's descriptor is.
     either: OwnedFd,
     operations: HashMap<u64, Operation>,
     /// Reads and writes of blocks of two extents.
     parts: Parts,
     /// Leaf pages on their way, by the raw channel's ticket: whose, and which of its fetches.
     fetches: HashMap<u64, (u64, Fetch)>,
-    /// Writes that wait for an announcement which was not asked for yet.
+    /// Writes that wait for an announcement which has not begun.
     unannounced: Vec<u64>,
-    /// Writes that wait for one that was, by its name.
+    /// Writes that wait for one that has, by its name.
     announcements: HashMap<u64, Vec<u64>>,
+    /// Announcements that this channel writes, by the raw channel's ticket: their numbers.
+    afloat: HashMap<u64, u64>,
     waiting: Waiting,
     next: u64,
     ends: Ends,
@@ -94,14 +102,14 @@ impl InPlaceChannel {
             shared,
             requests: Arc::clone(requests),
             mailbox: Arc::new(Mailbox::new(Arc::clone(&event))),
-            ends: Ends::new(Arc::clone(&event)),
-            event,
+            ends: Ends::new(event),
             either,
             operations: HashMap::new(),
             parts: Parts::default(),
             fetches: HashMap::new(),
             unannounced: Vec::new(),
             announcements: HashMap::new(),
+            afloat: HashMap::new(),
             waiting: Waiting::default(),
             next: 0,
             raw_done: Vec::new(),
@@ -125,7 +133,7 @@ impl InPlaceChannel {
         let mut known = self.shared.map.current(lba, blocks);
         // What is needed and not in memory is fetched when the blocks have come.
         self.shared.map.look_up(&mut known, lba);
-        let (stage, ivs) = (Stage::Reading, Vec::new());
+        let (stage, ivs) = (Stage::Reading, Arc::default());
         let mut operation = Operation { ticket, request, lba, stage, known, ivs, result: Ok(()) };
         if operation.known.iter().all(|known| *known == Known::Void) {
             if let StoreRequest::Read { buffer, .. } = &mut operation.request {
@@ -217,12 +225,48 @@ impl InPlaceChannel {
 
     // Changes.
 
-    /// Has writes announced that wait for it, all at once.
+    /// Announces writes that wait for it, many at once: while announcements are on their way, others
+    /// gather. By the channel itself if it may write to the log now, else by the store's thread.
     fn announce(&mut self) {
-        if !self.unannounced.is_empty() {
-            let name = self.name();
-            self.announcements.insert(name, std::mem::take(&mut self.unannounced));
-            self.requests.announce(&self.mailbox, name);
+        let is_worth_it = match self.afloat.len() {
+            0 => !self.unannounced.is_empty(),
+            1..AFLOAT_MAX => self.unannounced.len() >= GATHERED,
+            _ => false,
+        };
+        if !is_worth_it {
+            return;
+        }
+        let (writes, name) = (std::mem::take(&mut self.unannounced), self.name());
+        let lba = |id| self.operations.get(id).map(|operation| operation.lba);
+        let lbas: Vec<u64> = writes.iter().filter_map(lba).collect();
+        match self.shared.map.begin_announcement(&lbas, &self.mailbox, name) {
+            Ok(Begun::Afloat(announcement)) => {
+                self.announcements.insert(name, writes);
+                let Announcement { number, place, pages, is_merge_due } = announcement;
+                let ticket = self.name();
+                self.afloat.insert(ticket, number);
+                self.raw.submit(ticket, write_of(place, &pages, true));
+                if is_merge_due {
+                    self.requests.merge();
+                }
+            }
+            Ok(Begun::Busy) => {
+                self.announcements.insert(name, writes);
+                self.requests.announce(&self.mailbox, name);
+            }
+            Ok(Begun::Nothing) => self.announced(writes, &Ok(())),
+            Err(error) => self.announced(writes, &Err(error)),
+        }
+    }
+
+    /// A write of log pages has ended. Announcements of other channels may be over with it.
+    fn log_written(&mut self, number: u64, result: io::Result<()>) {
+        for (mailbox, name, result) in self.shared.map.end_announcement(number, result) {
+            if !Arc::ptr_eq(&mailbox, &self.mailbox) {
+                mailbox.put(name, result);
+            } else if let Some(writes) = self.announcements.remove(&name) {
+                self.announced(writes, &result);
+            }
         }
     }
 
@@ -257,7 +301,7 @@ impl InPlaceChannel {
         if operation.result.is_ok() {
             operation.result = map.arrived(lba, &operation.ivs);
         } else {
-            map.give_up(lba, operation.ivs.len() as u64);
+            map.give_up(lba);
         }
         if durable && operation.result.is_ok() {
             self.await_flush(operation);
@@ -291,6 +335,9 @@ impl InPlaceChannel {
     fn raw_ended(&mut self, done: StoreDone) {
         if let Some((id, fetch)) = self.fetches.remove(&done.ticket) {
             return self.leaf_came(id, fetch, done);
+        }
+        if let Some(number) = self.afloat.remove(&done.ticket) {
+            return self.log_written(number, done.result);
         }
         let Some(done) = self.parts.ended(done) else { return };
         let Some(mut operation) = self.operations.remove(&done.ticket) else { return };
@@ -366,7 +413,7 @@ impl StoreChannel for InPlaceChannel {
                 lba: 0,
                 stage: Stage::Flushing,
                 known: Vec::new(),
-                ivs: Vec::new(),
+                ivs: Arc::default(),
                 result: Ok(()),
             }),
             StoreRequest::Write { .. } | StoreRequest::Deallocate { .. } => {
@@ -376,11 +423,11 @@ impl StoreChannel for InPlaceChannel {
     }
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        hush(&self.event);
+        self.ends.begin_poll();
         self.collect_mail();
-        self.announce();
         // What was looked up, or announced, goes on at once.
         loop {
+            self.announce();
             let mut raw_done = std::mem::take(&mut self.raw_done);
             if self.raw.in_flight() > 0 {
                 self.raw.poll(&mut raw_done);
@@ -392,11 +439,11 @@ impl StoreChannel for InPlaceChannel {
                 break;
             }
         }
-        done.append(&mut self.ends.done);
+        self.ends.end_poll(done);
     }
 
     fn in_flight(&self) -> usize {
-        self.operations.len() + self.waiting.len() + self.ends.done.len()
+        self.operations.len() + self.waiting.len() + self.ends.len()
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -415,10 +462,19 @@ impl Drop for InPlaceChannel {
         while self.raw.in_flight() > 0 && wait_for_end(&*self.raw).is_ok() {
             self.raw.poll(&mut done);
         }
+        // Who waits until no announcement is afloat must not wait for a channel that is gone.
+        for (ticket, number) in self.afloat.drain() {
+            let end = done.iter_mut().find(|done| done.ticket == ticket);
+            let lost = || Err(io::Error::other("the device gave no answer"));
+            let result = end.map_or_else(lost, |done| std::mem::replace(&mut done.result, Ok(())));
+            for (mailbox, name, result) in self.shared.map.end_announcement(number, result) {
+                mailbox.put(name, result);
+            }
+        }
         // What was announced may be on the device one day, or not.
         for operation in self.operations.values() {
             if let Stage::Announcing | Stage::Writing = operation.stage {
-                self.shared.map.give_up(operation.lba, operation.ivs.len() as u64);
+                self.shared.map.give_up(operation.lba);
             }
         }
     }

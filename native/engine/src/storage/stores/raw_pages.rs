@@ -73,7 +73,7 @@ fn parts(places: &[u64]) -> impl Iterator<Item = (usize, &[u64])> {
 }
 
 /// The write of pages to blocks without metadata.
-fn write_of(lba: u64, pages: &[Page], durable: bool) -> StoreRequest {
+pub(super) fn write_of(lba: u64, pages: &[Page], durable: bool) -> StoreRequest {
     let mut buffer = vec![0; pages.len() * BLOCK_BYTES];
     for (page, block) in pages.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
         block[..DATA_BYTES].copy_from_slice(&page.0);

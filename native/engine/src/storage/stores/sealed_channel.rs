@@ -384,6 +384,7 @@ impl StoreChannel for SealedChannel {
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
         hush(&self.event);
+        self.ends.begin_poll();
         self.collect_mail();
         // What was looked up goes on with its data at once.
         let mut ended = Vec::new();
@@ -402,11 +403,11 @@ impl StoreChannel for SealedChannel {
                 self.finish(Operation { result: Err(copy_error(&error)), ..operation });
             }
         }
-        done.append(&mut self.ends.done);
+        self.ends.end_poll(done);
     }
 
     fn in_flight(&self) -> usize {
-        self.operations.len() + self.waiting.len() + self.ends.done.len()
+        self.operations.len() + self.waiting.len() + self.ends.len()
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -59,7 +59,7 @@ impl<F: Layout> Map<F> {
     /// Makes everything durable that was noted so far, and has the anchor hear of it as its policy
     /// says.
     pub fn flush(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let flushed = self.flush_with(&mut writer, false);
         let flushed = flushed.and_then(|()| self.commit_to_anchor(&mut writer));
         self.guard(flushed)
@@ -69,14 +69,14 @@ impl<F: Layout> Map<F> {
     /// with the next flush or checkpoint. A merge is due before the table is full, so a checkpoint
     /// is never far.
     pub fn write_back(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let written = self.flush_with(&mut writer, false);
         self.guard(written)
     }
 
     /// Begins to merge the changes noted so far into leaf pages; also a write-back.
     pub fn begin_merge(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let begun = self.flush_with(&mut writer, true);
         self.guard(begun)
     }
@@ -89,7 +89,7 @@ impl<F: Layout> Map<F> {
 
     /// Merges some changes; the last step ends with a checkpoint.
     pub fn merge_step(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let checked = self.state().check();
         let stepped = checked.and_then(|()| self.step(&mut writer));
         self.guard(stepped)
@@ -97,7 +97,7 @@ impl<F: Layout> Map<F> {
 
     /// Merges all changes noted so far; also a flush.
     pub fn merge(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let merged = self.merge_all(&mut writer);
         self.guard(merged)
     }
@@ -106,7 +106,7 @@ impl<F: Layout> Map<F> {
     /// anchor has answered.
     pub fn make_room(&self) -> io::Result<()> {
         {
-            let mut writer = self.writer();
+            let mut writer = self.writing();
             let written = self.flush_with(&mut writer, false);
             // What only an older checkpoint needs is room too.
             let made = written.and_then(|()| self.settle(&mut writer));
@@ -126,7 +126,7 @@ impl<F: Layout> Map<F> {
 
     /// Ends: everything durable, and anchored whatever the policy.
     pub fn finish(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let ended = self.flush_with(&mut writer, false).and_then(|()| self.advance(&mut writer));
         self.guard(ended)
     }
@@ -148,7 +148,7 @@ impl<F: Layout> Map<F> {
 
     /// Announces the writes in place that wait for it: durable when it has ended, but no flush.
     pub fn announce(&self) -> io::Result<()> {
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let announced = self.announce_with(&mut writer);
         self.guard(announced)
     }
@@ -168,7 +168,7 @@ impl<F: Layout> Map<F> {
             let mut state = self.state();
             // What became unwritten before a write was announced comes before it in the log.
             let mut records = std::mem::take(&mut state.waiting);
-            records.extend(state.intents.announce_new());
+            state.intents.announce_new(&mut records);
             records
         };
         if records.is_empty() {
@@ -272,10 +272,22 @@ impl<F: Layout> Map<F> {
         records: &[Record<F::Entry>],
         write: impl Fn(u64, &[Page]) -> io::Result<()>,
     ) -> io::Result<()> {
+        let first = writer.log_next;
+        let pages = self.next_pages(writer, records);
+        let to_wrap = (self.geometry.log_pages - first % self.geometry.log_pages) as usize;
+        let (run, wrapped) = pages.split_at(to_wrap.min(pages.len()));
+        write(self.geometry.log(first), run)?;
+        if wrapped.is_empty() { Ok(()) } else { write(self.geometry.log(0), wrapped) }
+    }
+
+    /// The next pages of the log, which have these records.
+    pub(super) fn next_pages(
+        &self,
+        writer: &mut Writer<F::Entry>,
+        records: &[Record<F::Entry>],
+    ) -> Vec<Page> {
         let sequence = self.sequence.load(Ordering::Relaxed);
-        let mut run: Vec<Page> = Vec::new();
-        let mut place = self.geometry.log(writer.log_next);
-        for records in records.chunks(records_per_page::<F>()) {
+        let next = |records: &[Record<F::Entry>]| {
             let page = LogPage {
                 epoch: writer.epoch,
                 number: writer.log_next,
@@ -285,18 +297,14 @@ impl<F: Layout> Map<F> {
                 records: records.to_vec(),
             };
             let (page, tag) = page.encode::<F>(&writer.log_key);
-            if self.geometry.log(writer.log_next) != place + run.len() as u64 {
-                write(place, &run)?;
-                run.clear();
-                place = self.geometry.log(writer.log_next);
-            }
-            run.push(page);
             writer.log_tag = tag;
             writer.log_next += 1;
-        }
-        count(&self.counters.log_pages, records.len().div_ceil(records_per_page::<F>()) as u64);
+            page
+        };
+        let pages: Vec<Page> = records.chunks(records_per_page::<F>()).map(next).collect();
+        count(&self.counters.log_pages, pages.len() as u64);
         self.note_log_used(writer);
-        write(place, &run)
+        pages
     }
 
     /// For who asks without waiting for the writer.

@@ -46,7 +46,7 @@ impl<F: Layout> Map<F> {
         writer.commits = writer.commits.wrapping_add(commits).wrapping_sub(built);
         self.counters.commits_before.store(writer.commits, Ordering::Relaxed);
         self.geometry = geometry;
-        let mut writer = self.writer();
+        let mut writer = self.writing();
         let grown = self.write_grown(&mut writer, sets_before);
         self.guard(grown)
     }

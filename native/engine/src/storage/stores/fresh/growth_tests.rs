@@ -373,7 +373,7 @@ fn a_write_in_place_that_failed_before_may_still_be_there_afterwards() {
     world.fill();
     world.map.intend(60, &block(60, 9)).expect("intent").expect("room");
     world.map.announce().expect("announcement");
-    world.map.give_up(60, 1);
+    world.map.give_up(60);
     world.grow(after).expect("growth");
     // It comes late.
     let place = world.map.geometry().in_place_block(60);

@@ -5,6 +5,7 @@
 //! at: it is what was flushed last or one of those announced since, or its reads are refused.
 
 use std::io;
+use std::sync::Arc;
 
 use sealane_proto::freshness::fast_path::Included;
 use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
@@ -100,7 +101,7 @@ impl Map<Ivs> {
 
     /// Has blocks about to be written from `lba` announced; [`Map::announce`] must have ended before
     /// they are. None: room must be made first.
-    pub fn intend(&self, lba: u64, blocks: &[u8]) -> io::Result<Option<Vec<Iv>>> {
+    pub fn intend(&self, lba: u64, blocks: &[u8]) -> io::Result<Option<Arc<[Iv]>>> {
         let refuse = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         let blocks = blocks.as_chunks::<BLOCK_BYTES>().0;
         let (count, intents_max) = (blocks.len() as u64, self.geometry.intents_max());
@@ -110,7 +111,7 @@ impl Map<Ivs> {
         if let Some(reason) = blocks.iter().find_map(|block| check_written(block).err()) {
             return refuse(reason.id().into());
         }
-        let ivs: Vec<Iv> = blocks.iter().map(block_iv).collect();
+        let ivs: Arc<[Iv]> = blocks.iter().map(block_iv).collect();
         let mut state = self.state();
         state.check()?;
         if state.intents.doubts() as u64 + count > intents_max {
@@ -125,19 +126,18 @@ impl Map<Ivs> {
         Ok(Some(ivs))
     }
 
-    /// Notes blocks from `lba` that were written.
+    /// Notes that the blocks of the write from `lba` were written.
     pub fn arrived(&self, lba: u64, ivs: &[Iv]) -> io::Result<()> {
         let mut state = self.state();
+        state.intents.settle(lba);
         for (lba, iv) in (lba..).zip(ivs) {
-            state.intents.settle(lba);
             state.active.insert(lba, *iv);
         }
         state.check()
     }
 
-    /// Notes blocks from `lba` that could not be written, or were not.
-    pub fn give_up(&self, lba: u64, blocks: u64) {
-        let mut state = self.state();
-        (lba..lba + blocks).for_each(|lba| state.intents.give_up(lba));
+    /// Notes that the blocks of the write from `lba` could not be written, or were not.
+    pub fn give_up(&self, lba: u64) {
+        self.state().intents.give_up(lba);
     }
 }

@@ -259,7 +259,7 @@ impl Life {
         let Some(index) = self.writes.iter().position(|write| write.is_made) else { return };
         let write = self.writes.remove(index);
         if self.random.next_u32().is_multiple_of(5) {
-            self.map.give_up(write.lba, 1);
+            self.map.give_up(write.lba);
         } else {
             self.map.arrived(write.lba, &[iv(write.version)]).expect("arrived");
             lock(&self.oracle).ended(write.lba, write.version);
@@ -269,7 +269,7 @@ impl Life {
             && let Some(index) = self.writes.iter().position(|write| !write.is_made)
         {
             let write = self.writes.remove(index);
-            self.map.give_up(write.lba, 1);
+            self.map.give_up(write.lba);
         }
     }
 
@@ -413,7 +413,7 @@ fn a_failed_write_may_be_there_until_the_next_one_has_ended() {
     write(&machine, &map, 5, 1);
     map.intend(5, &block(2)).expect("intend").expect("room");
     map.announce().expect("announce");
-    map.give_up(5, 1);
+    map.give_up(5);
     map.flush().expect("flush");
     map.merge().expect("merge");
     machine.put(5, 2);
@@ -434,7 +434,7 @@ fn a_second_write_of_a_block_waits_for_the_first() {
     map.intend(4, &[block(1), block(2)].concat()).expect("intend").expect("room");
     let error = map.intend(5, &block(3)).expect_err("busy");
     assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
-    map.give_up(4, 2);
+    map.give_up(4);
     assert!(map.intend(5, &block(3)).expect("intend").is_some());
 }
 
@@ -446,7 +446,7 @@ fn announcements_are_bounded_and_failed_writes_end_in_an_error() {
     }
     assert_eq!(map.intend(800, &block(99)).expect("intend"), None);
     map.announce().expect("announce");
-    map.give_up(0, GEOMETRY.intents_max());
+    (0..GEOMETRY.intents_max()).for_each(|lba| map.give_up(lba));
     let error = map.intend(800, &block(99)).expect_err("nothing is ever written");
     assert!(matches!(Refusal::of(&error), Some(Refusal::Failed(_))));
     let many = vec![block(1); GEOMETRY.intents_max() as usize + 1].concat();

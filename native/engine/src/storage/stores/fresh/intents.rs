@@ -4,102 +4,152 @@
 //! A write that failed or was given up may be on the device or not. It stays announced until a later
 //! change of its block settles the matter.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::keys::Tag;
 use super::log::{LogPage, Record};
 
+/// A write on its way.
+#[derive(Debug)]
+struct Intent<E> {
+    entries: Arc<[E]>,
+    is_logged: bool,
+}
+
 /// Announced writes that have not ended well.
 #[derive(Debug)]
 pub(super) struct Intents<E> {
-    on_their_way: BTreeMap<u64, E>,
+    /// By first block; no two have a block in common.
+    on_their_way: BTreeMap<u64, Intent<E>>,
+    blocks_on_their_way: usize,
     /// Failed or given up, by block.
     doubtful: BTreeMap<u64, Vec<E>>,
     doubts: usize,
-    /// On their way and not in the log yet.
-    unlogged: BTreeSet<u64>,
 }
 
 impl<E> Default for Intents<E> {
     fn default() -> Self {
         Self {
             on_their_way: BTreeMap::new(),
+            blocks_on_their_way: 0,
             doubtful: BTreeMap::new(),
             doubts: 0,
-            unlogged: BTreeSet::new(),
         }
     }
 }
 
 impl<E: Copy> Intents<E> {
-    /// Adds writes of blocks from `lba`. An error if one of them has a write on its way: nobody
+    /// Adds a write of blocks from `lba`. An error if one of them has a write on its way: nobody
     /// could say which of the two is there in the end.
-    pub fn add(&mut self, lba: u64, entries: &[E]) -> io::Result<()> {
-        let range = lba..lba + entries.len() as u64;
-        if let Some((busy, _)) = self.on_their_way.range(range).next() {
-            let detail = format!("block {busy} has a write on its way");
+    pub fn add(&mut self, lba: u64, entries: &Arc<[E]>) -> io::Result<()> {
+        let end = lba + entries.len() as u64;
+        if let Some((first, other)) = self.on_their_way.range(..end).next_back()
+            && first + other.entries.len() as u64 > lba
+        {
+            let detail = format!("block {} has a write on its way", lba.max(*first));
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, detail));
         }
-        for (lba, entry) in (lba..).zip(entries) {
-            self.on_their_way.insert(lba, *entry);
-            self.unlogged.insert(lba);
-        }
+        self.blocks_on_their_way += entries.len();
+        let intent = Intent { entries: Arc::clone(entries), is_logged: false };
+        self.on_their_way.insert(lba, intent);
         Ok(())
     }
 
-    /// A write has ended well: its block is what it wrote, whatever failed before.
+    /// The write of blocks from `lba` has ended well: they are what it wrote, whatever failed before.
     pub fn settle(&mut self, lba: u64) {
-        self.on_their_way.remove(&lba);
-        self.unlogged.remove(&lba);
-        self.doubts -= self.doubtful.remove(&lba).map_or(0, |doubtful| doubtful.len());
-    }
-
-    /// A write has failed, or is not made.
-    pub fn give_up(&mut self, lba: u64) {
-        let Some(entry) = self.on_their_way.remove(&lba) else { return };
-        // What the log never had was never written.
-        if !self.unlogged.remove(&lba) {
-            self.doubtful.entry(lba).or_default().push(entry);
-            self.doubts += 1;
+        if let Some(intent) = self.take(lba) {
+            self.void(lba..lba + intent.entries.len() as u64);
         }
     }
 
-    /// Blocks became unwritten: it doesn't matter any more what is there.
+    /// The write of blocks from `lba` has failed, or is not made.
+    pub fn give_up(&mut self, lba: u64) {
+        let Some(intent) = self.take(lba) else { return };
+        // What the log never had was never written.
+        if intent.is_logged {
+            for (lba, entry) in (lba..).zip(intent.entries.iter()) {
+                self.doubtful.entry(lba).or_default().push(*entry);
+            }
+            self.doubts += intent.entries.len();
+        }
+    }
+
+    fn take(&mut self, lba: u64) -> Option<Intent<E>> {
+        let intent = self.on_their_way.remove(&lba)?;
+        self.blocks_on_their_way -= intent.entries.len();
+        Some(intent)
+    }
+
+    /// Blocks became unwritten, or others: it doesn't matter any more what failed there.
     pub fn void(&mut self, blocks: Range<u64>) {
+        if self.doubtful.is_empty() {
+            return;
+        }
         let settled: Vec<u64> = self.doubtful.range(blocks).map(|(lba, _)| *lba).collect();
         for lba in settled {
             self.doubts -= self.doubtful.remove(&lba).map_or(0, |doubtful| doubtful.len());
         }
     }
 
-    /// Records of those that the log doesn't have.
-    pub fn announce_new(&mut self) -> Vec<Record<E>> {
-        let new = std::mem::take(&mut self.unlogged);
-        let record = |lba| Some(Record::Entry { lba, entry: *self.on_their_way.get(&lba)? });
-        new.into_iter().filter_map(record).collect()
+    /// Blocks of these writes, by their first ones, that the log doesn't have.
+    pub fn unlogged_blocks(&self, writes: &[u64]) -> usize {
+        let unlogged = writes.iter().filter_map(|lba| self.on_their_way.get(lba));
+        unlogged.filter(|intent| !intent.is_logged).map(|intent| intent.entries.len()).sum()
+    }
+
+    /// Adds records of those of these writes that the log doesn't have.
+    pub fn announce(&mut self, writes: &[u64], records: &mut Vec<Record<E>>) {
+        for lba in writes {
+            if let Some(intent) = self.on_their_way.get_mut(lba)
+                && !intent.is_logged
+            {
+                intent.record(*lba, records);
+            }
+        }
+    }
+
+    /// Adds records of all that the log doesn't have.
+    pub fn announce_new(&mut self, records: &mut Vec<Record<E>>) {
+        for (lba, intent) in &mut self.on_their_way {
+            if !intent.is_logged {
+                intent.record(*lba, records);
+            }
+        }
     }
 
     /// Records of all of them.
     pub fn announce_all(&mut self) -> Vec<Record<E>> {
-        self.unlogged.clear();
         let doubtful = self.doubtful.iter();
         let doubtful =
             doubtful.flat_map(|(lba, entries)| entries.iter().map(|entry| (*lba, *entry)));
-        let all = doubtful.chain(self.on_their_way.iter().map(|(lba, entry)| (*lba, *entry)));
-        all.map(|(lba, entry)| Record::Entry { lba, entry }).collect()
+        let mut records = doubtful.map(|(lba, entry)| Record::Entry { lba, entry }).collect();
+        for (lba, intent) in &mut self.on_their_way {
+            intent.record(*lba, &mut records);
+        }
+        records
     }
 
-    /// How many.
+    /// How many blocks.
     pub fn count(&self) -> usize {
-        self.on_their_way.len() + self.doubts
+        self.blocks_on_their_way + self.doubts
     }
 
     /// How many of them nobody will end.
     pub fn doubts(&self) -> usize {
         self.doubts
+    }
+}
+
+impl<E: Copy> Intent<E> {
+    /// Adds its records; the log has it from then on.
+    fn record(&mut self, lba: u64, records: &mut Vec<Record<E>>) {
+        self.is_logged = true;
+        let entries = (lba..).zip(self.entries.iter());
+        records.extend(entries.map(|(lba, entry)| Record::Entry { lba, entry: *entry }));
     }
 }
 

@@ -6,37 +6,51 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::super::ring::tell;
+use super::super::ring::{hush, tell};
 use super::failure::copy_error;
 use super::map::{Layout, Map};
+use crate::clock::sharpen_timers;
 
 /// Where a channel finds the ends of the flushes that it asked for.
 #[derive(Debug)]
 pub struct Mailbox {
-    ends: Mutex<Vec<(u64, io::Result<()>)>>,
+    mail: Mutex<Mail>,
     event: Arc<OwnedFd>,
+}
+
+#[derive(Debug, Default)]
+struct Mail {
+    ends: Vec<(u64, io::Result<()>)>,
+    /// The event is readable because of them.
+    is_told: bool,
 }
 
 impl Mailbox {
     /// An empty one; `event` is made readable when there is something in it again.
     #[must_use]
     pub fn new(event: Arc<OwnedFd>) -> Self {
-        Self { ends: Mutex::default(), event }
+        Self { mail: Mutex::default(), event }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the ends so far.
     pub fn take(&self) -> Vec<(u64, io::Result<()>)> {
-        std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut mail = self.lock();
+        if std::mem::take(&mut mail.is_told) {
+            hush(&self.event);
+        }
+        std::mem::take(&mut mail.ends)
     }
 
-    fn put(&self, operation: u64, result: io::Result<()>) {
-        let is_first = {
-            let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-            ends.push((operation, result));
-            ends.len() == 1
-        };
+    /// Puts an end into it.
+    pub fn put(&self, operation: u64, result: io::Result<()>) {
+        let mut mail = self.lock();
+        mail.ends.push((operation, result));
         // Whoever was told of the first takes all.
-        if is_first {
+        if !std::mem::replace(&mut mail.is_told, true) {
             tell(&self.event);
         }
     }
@@ -51,13 +65,15 @@ struct Wanted {
     /// At most one for every channel.
     rooms: Vec<(Arc<Mailbox>, u64)>,
     is_background: bool,
+    is_merge_due: bool,
     is_over: bool,
 }
 
 impl Wanted {
     fn is_nothing(&self) -> bool {
         let asked = [&self.flushes, &self.announcements, &self.rooms];
-        asked.iter().all(|asked| asked.is_empty()) && !self.is_background && !self.is_over
+        let flags = [self.is_background, self.is_merge_due, self.is_over];
+        asked.iter().all(|asked| asked.is_empty()) && !flags.contains(&true)
     }
 }
 
@@ -110,6 +126,12 @@ impl Requests {
         self.changed.notify_one();
     }
 
+    /// Has the thread look whether a merge is due; nobody waits for that.
+    pub fn merge(&self) {
+        self.lock().is_merge_due = true;
+        self.changed.notify_one();
+    }
+
     /// What is wanted; waits until something is, unless there is other work.
     fn next(&self, is_idle: bool) -> Wanted {
         let mut wanted = self.lock();
@@ -157,6 +179,7 @@ impl Drop for Journal {
 }
 
 fn run<F: Layout>(map: &Map<F>, requests: &Requests) {
+    sharpen_timers();
     loop {
         let wanted = requests.next(!map.is_merging());
         if !wanted.announcements.is_empty() {

@@ -18,6 +18,7 @@ use sealane_proto::sector::BLOCK_BYTES;
 use super::super::pages::{BlockFile, Page};
 use super::super::slots::Slots;
 use super::anchor::Anchor;
+use super::announcements::Afloat;
 use super::commit::Writer;
 use super::counters::{Counters, count};
 use super::failure::Refusal;
@@ -114,6 +115,7 @@ pub struct Map<F: Layout> {
     pub(super) sequence: AtomicU64,
     pub(super) state: Mutex<State<F::Entry>>,
     pub(super) writer: Mutex<Writer<F::Entry>>,
+    pub(super) afloat: Afloat,
     pub(super) counters: Arc<Counters>,
 }
 
@@ -230,16 +232,16 @@ impl<F: Layout> Map<F> {
     /// Whether table or log are so full that a merge is due.
     #[must_use]
     pub fn is_merge_due(&self) -> bool {
-        let half_log = self.log_usable() / 2;
-        let log_used = {
-            let writer = self.writer();
-            writer.log_next - writer.log_start
-        };
-        let state = self.state();
+        let writer = self.writer();
+        self.wants_merge(&writer, &self.state())
+    }
+
+    pub(super) fn wants_merge(&self, writer: &Writer<F::Entry>, state: &State<F::Entry>) -> bool {
         let changes = (state.active.entries() + state.active.voids()) as u64;
+        let log_used = writer.log_next - writer.log_start;
         state.failure.is_none()
             && changes > 0
-            && (changes > self.geometry.pending_max / 4 * 3 || log_used > half_log)
+            && (changes > self.geometry.pending_max / 4 * 3 || log_used > self.log_usable() / 2)
     }
 
     /// Pages of the log that may be used before a checkpoint.

@@ -2,6 +2,7 @@
 //! pages under a tree, checkpoints, and an anchor outside the device (`docs/stores.md` §2, §3).
 
 pub mod anchor;
+pub mod announcements;
 pub mod checkpoint;
 mod codec;
 mod commit;

@@ -13,6 +13,7 @@ use sealane_proto::freshness::pending::Pending;
 use super::super::pages::{BlockFile, Page, random};
 use super::super::slots::Slots;
 use super::anchor::{Anchor, Anchored};
+use super::announcements::Afloat;
 use super::checkpoint::Checkpoint;
 use super::commit::{Writer, fits};
 use super::counters::{Counters, count};
@@ -213,6 +214,7 @@ impl<F: Layout> Map<F> {
             sequence: AtomicU64::new(0),
             state: Mutex::new(state),
             writer: Mutex::new(writer),
+            afloat: Afloat::default(),
             counters,
         }
     }

@@ -10,7 +10,10 @@ use rand_core::Rng;
 use sealane_proto::freshness::pending::Known;
 
 use super::super::super::pages::Page;
+use super::super::super::ring::event;
 use super::super::anchor::{Anchor, AnchorPolicy};
+use super::super::announcements::Announcement;
+use super::super::journal::Mailbox;
 use super::super::map::{Map, take_leaf};
 use super::history::{History, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
@@ -49,6 +52,10 @@ pub struct Life<F: Workload> {
     pub late: Vec<(u64, Version)>,
     /// Blocks whose last write failed: reads may be refused.
     pub doubtful: BTreeSet<u64>,
+    /// Announcements that a queue writes by itself and that have not ended; how many there were.
+    pub afloat: Vec<Announcement>,
+    pub announcements: u64,
+    pub mailbox: Arc<Mailbox>,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
     /// Growths that have ended.
@@ -77,6 +84,9 @@ impl<F: Workload> Life<F> {
             slow_reads: Vec::new(),
             late: Vec::new(),
             doubtful: BTreeSet::new(),
+            afloat: Vec::new(),
+            announcements: 0,
+            mailbox: Arc::new(Mailbox::new(event().expect("event"))),
             vouched: Cell::new(0),
             growths: 0,
             reads: [0; 2],
@@ -165,26 +175,14 @@ impl<F: Workload> Life<F> {
             }
             19 | 20 => self.flush(),
             21 => self.lose_an_answer(random),
-            22 | 23 if self.map.is_merging() => {
-                let stepped = self.map.merge_step();
-                self.persisted("merge step", stepped)
-            }
-            22 if chance(random, 30) => {
-                let begun = self.map.begin_merge();
-                self.persisted("begin of a merge", begun)
-            }
-            23 if chance(random, 10) => {
-                let merged = self.map.merge();
-                self.persisted("merge", merged)
-            }
+            22 | 23 if self.map.is_merging() => self.persist("merge step", Map::merge_step),
+            22 if chance(random, 30) => self.persist("begin of a merge", Map::begin_merge),
+            23 if chance(random, 10) => self.persist("merge", Map::merge),
             24 => {
                 self.map.leaves().forget_pages();
                 Ok(true)
             }
-            25 => {
-                let written = self.map.write_back();
-                self.persisted("write-back", written)
-            }
+            25 => self.persist("write-back", Map::write_back),
             26..=31 if self.writes.iter().all(|write| !write.has(lba)) => {
                 if chance(random, 30) {
                     self.map.leaves().forget_pages();
@@ -243,8 +241,7 @@ impl<F: Workload> Life<F> {
 
     /// Makes room for changes.
     pub fn make_room(&mut self) -> Result<bool, Violation> {
-        let made = self.map.make_room();
-        self.persisted("room", made)
+        self.persist("room", Map::make_room)
     }
 
     fn deallocate(&mut self, lba: u64, blocks: u64) -> Result<bool, Violation> {
@@ -263,6 +260,19 @@ impl<F: Workload> Life<F> {
         }
     }
 
+    /// Has the store's thread do something.
+    fn persist(
+        &mut self,
+        what: &str,
+        work: impl FnOnce(&Map<F>) -> io::Result<()>,
+    ) -> Result<bool, Violation> {
+        if !F::quiesce(self)? {
+            return Ok(false);
+        }
+        let outcome = work(&self.map);
+        self.persisted(what, outcome)
+    }
+
     /// After something that may have advanced the anchor.
     pub fn persisted(&mut self, what: &str, outcome: io::Result<()>) -> Result<bool, Violation> {
         let is_done = self.accept(what, outcome)?.is_some();
@@ -277,8 +287,7 @@ impl<F: Workload> Life<F> {
         let began = self.history.now();
         let advances = |life: &Self| life.anchor.as_ref().map_or(0, |anchor| anchor.advances());
         let before = advances(self);
-        let flushed = self.map.flush();
-        if !self.persisted("flush", flushed)? {
+        if !self.persist("flush", Map::flush)? {
             return Ok(false);
         }
         let policy = self.anchor.as_ref().map(|anchor| anchor.policy());
@@ -297,8 +306,7 @@ impl<F: Workload> Life<F> {
     pub fn finish(&mut self) -> Result<(), Violation> {
         self.end_all()?;
         let began = self.history.now();
-        let finished = self.map.finish();
-        if self.persisted("end", finished)? {
+        if self.persist("end", Map::finish)? {
             self.history.flushed(began);
             self.history.settle();
         }
@@ -326,8 +334,8 @@ impl<F: Workload> Life<F> {
         let Some(anchor) = self.anchor.clone() else { return Ok(true) };
         anchor.lose_an_answer(chance(random, 50));
         let merges = chance(random, 50);
-        let flushed = if merges { self.map.merge() } else { self.map.flush() };
-        self.persisted("flush or merge whose anchor's answer is lost", flushed)?;
+        let work = if merges { Map::merge } else { Map::flush };
+        self.persist("flush or merge whose anchor's answer is lost", work)?;
         anchor.recover();
         if chance(random, 50) { self.flush() } else { Ok(true) }
     }

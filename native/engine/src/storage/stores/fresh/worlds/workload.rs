@@ -10,6 +10,7 @@ use sealane_proto::freshness::pending::Known;
 use sealane_proto::sector::{BLOCK_BYTES, Block, DATA_BYTES, METADATA_BYTES};
 
 use super::super::super::pages::{BlockFile, Page};
+use super::super::announcements::{Announcement, Begun};
 use super::super::failure::Refusal;
 use super::super::geometry::Geometry;
 use super::super::map::{Layout, Map};
@@ -17,7 +18,7 @@ use super::super::placed::{Placed, PlacedEntry};
 use super::super::test_blocks::{block, version_of};
 use super::history::{UNWRITTEN, Version};
 use super::life::{Life, Write};
-use super::{Violation, pick};
+use super::{Violation, chance, pick};
 
 /// Blocks that a refresh looks at.
 const REFRESH_BLOCKS: u64 = 4;
@@ -45,6 +46,12 @@ pub trait Workload: Layout + Sized {
 
     /// Brings a write a step on; an acknowledged one is gone.
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation>;
+
+    /// Ends what the store's thread waits for before it writes to the log. False: the store takes
+    /// nothing any more.
+    fn quiesce(_life: &mut Life<Self>) -> Result<bool, Violation> {
+        Ok(true)
+    }
 
     /// What happens in this layout only.
     fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation>;
@@ -145,6 +152,8 @@ impl Workload for Placed {
 pub enum InPlace {
     /// Its announcement waits.
     Intended,
+    /// Its announcement of this name is afloat.
+    Afloat(u64),
     /// It may be made.
     Announced,
     /// The device has it.
@@ -202,6 +211,7 @@ impl Workload for Ivs {
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation> {
         match life.writes[index].stage {
             InPlace::Intended => announce(life),
+            InPlace::Afloat(_) => land(life, 0),
             InPlace::Announced => {
                 let write = &mut life.writes[index];
                 write.stage = InPlace::Made;
@@ -209,7 +219,7 @@ impl Workload for Ivs {
                 let is_made = make(life, lba..lba + blocks, version)?;
                 if !is_made {
                     life.writes.swap_remove(index);
-                    life.map.give_up(lba, blocks);
+                    life.map.give_up(lba);
                 }
                 Ok(is_made)
             }
@@ -233,13 +243,18 @@ impl Workload for Ivs {
     }
 
     fn other(life: &mut Life<Self>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
-        match pick(random, 8) {
-            0..=2 => announce(life),
-            3 if !life.writes.is_empty() => {
+        match pick(random, 12) {
+            0 => announce(life),
+            1..=3 => float(life, random),
+            4..=6 if !life.afloat.is_empty() => {
+                let index = pick(random, life.afloat.len());
+                land(life, index)
+            }
+            7 if !life.writes.is_empty() => {
                 let index = pick(random, life.writes.len());
                 fail(life, index, random)
             }
-            4 | 5 if !life.late.is_empty() => {
+            8 | 9 if !life.late.is_empty() => {
                 let (lba, version) = life.late.swap_remove(pick(random, life.late.len()));
                 life.trace.push(format!("version {version} of block {lba} lands late"));
                 make(life, lba..lba + 1, version)
@@ -249,6 +264,14 @@ impl Workload for Ivs {
                 refresh(life, lba, blocks.min(REFRESH_BLOCKS))
             }
         }
+    }
+
+    fn quiesce(life: &mut Life<Self>) -> Result<bool, Violation> {
+        let mut is_going_on = true;
+        while !life.afloat.is_empty() {
+            is_going_on &= land(life, 0)?;
+        }
+        Ok(is_going_on)
     }
 
     fn read(life: &Life<Self>, lba: u64, known: Known<[u8; 12]>) -> io::Result<Option<Version>> {
@@ -272,6 +295,9 @@ impl Workload for Ivs {
 
 /// Announces what was intended; if that fails, none of it is made.
 fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
+    if !Ivs::quiesce(life)? {
+        return Ok(false);
+    }
     let announced = life.map.announce();
     let is_announced = life.persisted("announcement", announced)?;
     for write in &mut life.writes {
@@ -281,9 +307,50 @@ fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
     }
     if !is_announced {
         let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::Intended);
-        given_up.for_each(|write| life.map.give_up(write.lba, write.blocks));
+        given_up.for_each(|write| life.map.give_up(write.lba));
     }
     Ok(is_announced)
+}
+
+/// Begins to announce some of what was intended, as a queue does that writes to the log by itself.
+fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+    let intended = life.writes.iter().filter(|write| write.stage == InPlace::Intended);
+    let chosen: Vec<u64> = intended.map(|write| write.lba).filter(|_| chance(random, 60)).collect();
+    life.announcements += 1;
+    let name = life.announcements;
+    let begun = life.map.begin_announcement(&chosen, &life.mailbox, name);
+    let stage = match life.accept("beginning of an announcement", begun)? {
+        None => return Ok(false),
+        Some(Begun::Busy) => return announce(life),
+        Some(Begun::Nothing) => InPlace::Announced,
+        Some(Begun::Afloat(announcement)) => {
+            life.trace.push(format!("announcement {name} is afloat"));
+            life.afloat.push(announcement);
+            InPlace::Afloat(name)
+        }
+    };
+    let chosen_ones = life.writes.iter_mut().filter(|write| chosen.contains(&write.lba));
+    chosen_ones.for_each(|write| write.stage = stage);
+    Ok(true)
+}
+
+/// The device gets the pages of an announcement, whatever comes of those before.
+fn land(life: &mut Life<Ivs>, index: usize) -> Result<bool, Violation> {
+    let Announcement { number, place, pages, .. } = life.afloat.remove(index);
+    let written = life.device.write_durably(place, &pages);
+    let is_written = written.is_ok();
+    for (_, name, result) in life.map.end_announcement(number, written) {
+        life.trace.push(format!("announcement {name} is over"));
+        let is_announced = life.accept("announcement", result)?.is_some();
+        for write in &mut life.writes {
+            if write.stage == InPlace::Afloat(name) && is_announced {
+                write.stage = InPlace::Announced;
+            }
+        }
+        let given_up = life.writes.extract_if(.., |write| write.stage == InPlace::Afloat(name));
+        given_up.for_each(|write| life.map.give_up(write.lba));
+    }
+    Ok(is_written)
 }
 
 /// Gives blocks of a version to the device.
@@ -304,6 +371,9 @@ fn make(
 
 /// A write fails: each of its blocks is there, or comes later, or never.
 fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<bool, Violation> {
+    if matches!(life.writes[index].stage, InPlace::Afloat(_)) {
+        return Ok(true);
+    }
     let write = life.writes.swap_remove(index);
     life.trace.push(format!("version {} fails", write.version));
     if write.stage == InPlace::Announced {
@@ -318,7 +388,7 @@ fn fail(life: &mut Life<Ivs>, index: usize, random: &mut ChaCha8Rng) -> Result<b
     if write.stage != InPlace::Intended {
         life.doubtful.extend(write.lba..write.lba + write.blocks);
     }
-    life.map.give_up(write.lba, write.blocks);
+    life.map.give_up(write.lba);
     Ok(true)
 }
 
