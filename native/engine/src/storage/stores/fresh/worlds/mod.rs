@@ -90,6 +90,7 @@ struct Tally {
     reads_answered: u64,
     reads_refused: u64,
     reads_vouched: u64,
+    found_by_scrubs: u64,
     attacks: [u64; ATTACKS.len()],
 }
 
@@ -108,6 +109,7 @@ impl Tally {
         self.reads_answered += other.reads_answered;
         self.reads_refused += other.reads_refused;
         self.reads_vouched += other.reads_vouched;
+        self.found_by_scrubs += other.found_by_scrubs;
         for (count, more) in self.attacks.iter_mut().zip(other.attacks) {
             *count += more;
         }
@@ -196,6 +198,7 @@ impl<F: Workload> World<F> {
             self.tally.reads_answered += life.reads[0];
             self.tally.reads_refused += life.reads[1];
             self.tally.reads_vouched += life.vouched.get();
+            self.tally.found_by_scrubs += life.found_by_scrubs;
             self.tally.growths += life.growths;
             lived?;
             self.crash();
@@ -412,7 +415,8 @@ fn no_world_is_stale_refused_or_mixed() {
     let ends = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
     let counts = ends.into_iter().chain([tally.growths]);
     let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
-    for count in counts.chain(reads).chain(tally.attacks) {
+    let more = reads.into_iter().chain([tally.found_by_scrubs]).chain(tally.attacks);
+    for count in counts.chain(more) {
         assert!(count > 0, "something was never tried: {tally:#?}");
     }
 }
