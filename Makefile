@@ -178,9 +178,9 @@ fuzz-short: ## the same for 2 s each, two at a time: what CI runs
 	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2"
 
 .PHONY: thread-sanitizer
-thread-sanitizer: ## the tree's and the leaves' tests under ThreadSanitizer (a nightly toolchain with rust-src)
+thread-sanitizer: ## tests of the tree, the leaves and the rings under ThreadSanitizer (a nightly toolchain with rust-src)
 	cd native && RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/thread-sanitizer \
-	  cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu -p sealane-proto -p sealane-engine --lib -- freshness leaves_tests
+	  cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu -p sealane-proto -p sealane-engine --lib -- freshness leaves_tests ring_stress
 
 .PHONY: mutants
 mutants: build ## take each security check out by itself and see its tests fail; ARGS names some

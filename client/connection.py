@@ -205,13 +205,15 @@ class Volumes:
                 progress(volume)
             await asyncio.sleep(_FILL_POLL_SECONDS)
 
-    async def list(self) -> list[Volume]:
-        """Return every volume of this tenant."""
+    async def list(self, *, with_store: bool = False) -> list[Volume]:
+        """Return every volume of this tenant; `with_store`: also what their stores say."""
         volumes: list[Volume] = []
         token = ""
         with translated():
             while True:
-                request = volumes_pb2.ListVolumesRequest(page_size=_PAGE_SIZE, page_token=token)
+                request = volumes_pb2.ListVolumesRequest(
+                    page_size=_PAGE_SIZE, page_token=token, with_store=with_store
+                )
                 page = await self._stub.ListVolumes(request, timeout=_CALL_SECONDS)
                 volumes += [_volume(v) for v in page.volumes]
                 token = page.next_page_token

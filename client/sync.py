@@ -77,9 +77,9 @@ class Volumes:
         """Return one volume; `with_store`: also what its store says, asked where it is."""
         return self._loop.run(self._volumes.get(name, with_store=with_store))
 
-    def list(self) -> list[Volume]:
-        """Return every volume of this tenant."""
-        return self._loop.run(self._volumes.list())
+    def list(self, *, with_store: bool = False) -> list[Volume]:
+        """Return every volume of this tenant; `with_store`: also what their stores say."""
+        return self._loop.run(self._volumes.list(with_store=with_store))
 
     def delete(self, name: str) -> None:
         """Delete a detached volume and all its data."""

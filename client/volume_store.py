@@ -13,6 +13,8 @@ class JobFinding:
     lba: int | None
     reason: str
     detail: str
+    repairable: bool
+    """Whether its store knows what is right, and writes it again at the job's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,8 @@ class VolumeJob:
     `state` is "running", "paused", "finished", "cancelled", "interrupted" or "failed" (`detail`
     says why). `checked`: written sectors looked at; `unchecked`: those that can't be told of,
     because their leaf page is wrong; `refreshed`: those with a current fast-path MAC. `found`
-    counts all that is wrong, `findings` has the first 64. `yields`: times it held back for hosts.
+    counts all that is wrong, `repaired` what of it was written again, `findings` has the first 64.
+    `yields`: times it held back for hosts.
     """
 
     kind: str
@@ -34,6 +37,7 @@ class VolumeJob:
     unchecked: int
     refreshed: int
     found: int
+    repaired: int
     findings: tuple[JobFinding, ...]
     bytes_moved: int
     bytes_per_second: int
@@ -54,9 +58,15 @@ class VolumeStore:
 
     `anchor_age_seconds` is since the last advance of this opening. `recovery_seconds` is how long
     the last opening took, `recovered_changes` what it took from `recovered_log_pages` of log.
+    `health` is "good", "unknown" (no whole scrub yet), "damaged", "failed" (it takes nothing more
+    until it is opened anew) or "opening": then `opening_done` pages and records of
+    `opening_expected` are gone through, and nothing else is known.
     """
 
     kind: str
+    health: str
+    opening_done: int
+    opening_expected: int
     sectors_written: int
     layout: str
     anchor: str
@@ -85,6 +95,7 @@ def job_of(message: storage_pb2.VolumeJob) -> VolumeJob:
             lba=found.lba if found.HasField("lba") else None,
             reason=found.reason,
             detail=found.detail,
+            repairable=found.repairable,
         )
         for found in message.findings
     )
@@ -99,6 +110,7 @@ def job_of(message: storage_pb2.VolumeJob) -> VolumeJob:
         unchecked=message.unchecked,
         refreshed=message.refreshed,
         found=message.found,
+        repaired=message.repaired,
         findings=findings,
         bytes_moved=message.bytes_moved,
         bytes_per_second=message.bytes_per_second,
@@ -124,6 +136,9 @@ def store_of(message: storage_pb2.StoreStatus) -> VolumeStore:
     age = message.anchor_age_ms / 1000 if message.HasField("anchor_age_ms") else None
     return VolumeStore(
         kind=message.kind,
+        health=message.health,
+        opening_done=message.opening_done,
+        opening_expected=message.opening_expected,
         sectors_written=message.sectors_written,
         layout=message.layout,
         anchor=message.anchor,

@@ -30,6 +30,7 @@ from sealane.errors import Error, UsageError, VerificationError
 from sealane.protocol.status import REASON_KEY, one_line, status_of
 
 _GATEWAY: Final = frozenset({"gateway"})
+_TARGET: Final = frozenset({"target"})
 _STORAGE: Final = frozenset({"gateway", "target"})
 
 # A method of the mutual-TLS servers that has no row is refused.
@@ -50,6 +51,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Devices/ConfirmDevice": _STORAGE,
     "/sealane.v1.Devices/AdvanceAnchor": _STORAGE,
     "/sealane.v1.Devices/CloseDevice": _STORAGE,
+    "/sealane.v1.Devices/ReportFindings": _TARGET,
     "/sealane.v1.Storage/CreateNamespace": _GATEWAY,
     "/sealane.v1.Storage/DeleteNamespace": _GATEWAY,
     "/sealane.v1.Storage/ResizeNamespace": _GATEWAY,

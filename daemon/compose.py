@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ from sealane.daemon.fabric.servicer import (
 )
 from sealane.daemon.fabric.settings import FabricSettings, JobLimits
 from sealane.daemon.fabric.shown import own_result, own_shown, responder_shown
+from sealane.daemon.finding_reports import FindingReports
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
@@ -237,14 +239,6 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
-        await service.restore()
-        if device is not None:
-            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
-        self.spawn("target-events", service.poll_events())
-        self.spawn(
-            "target-jobs", keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub)
-        )
-        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
@@ -255,6 +249,19 @@ class Daemon:
             key="target.control_listen",
         )
         await self._stack.enter_async_context(running(server))
+        # Opening large volumes takes a while: who asks meanwhile hears how far it is.
+        await service.restore()
+        if device is not None:
+            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
+        self.spawn("target-events", service.poll_events())
+        reports = None
+        if device is not None:
+            reports = FindingReports(partial(client.report_findings, device.served))
+        self.spawn(
+            "target-jobs",
+            keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),
+        )
+        self.metrics.add_statistics("target_volume", ("volume", "mode"), service.statistics)
 
     async def _start_plain(self, config: TargetConfig, target: Target) -> None:
         """Serve plain subsystems at the target's listener, and discovery where it is asked for."""

@@ -100,6 +100,7 @@ def job_rows(job: VolumeJob) -> dict[str, Any]:
         "state": _state(job),
         "sectors checked": job.checked,
         "found wrong": job.found,
+        "repaired": job.repaired,
     }
     if job.unchecked:
         rows["sectors that can't be told of"] = job.unchecked
@@ -137,7 +138,8 @@ def _rate(job: VolumeJob) -> str:
 
 def _finding(found: JobFinding) -> str:
     where = "" if found.lba is None else f"sector {found.lba}: "
-    return f"{where}{found.reason}, {found.detail}"
+    known = " (known: written again at the end)" if found.repairable else ""
+    return f"{where}{found.reason}, {found.detail}{known}"
 
 
 def store_rows(volume: Volume) -> dict[str, Any]:
@@ -145,11 +147,20 @@ def store_rows(volume: Volume) -> dict[str, Any]:
     if volume.store is None:
         return {"store": f"unknown: {volume.store_unknown}"} if volume.store_unknown else {}
     store = volume.store
-    rows: dict[str, Any] = {
-        "store": store.kind,
-        "sectors written": store.sectors_written,
-    }
+    rows: dict[str, Any] = {"store": store.kind}
+    if store.health:
+        rows["health"] = health_text(store)
+    if store.health == "opening":
+        return rows
+    rows["sectors written"] = store.sectors_written
     return rows | _fresh_rows(store) if store.layout else rows
+
+
+def health_text(store: VolumeStore) -> str:
+    """Return what tables show of a store's health."""
+    if store.health != "opening":
+        return store.health
+    return f"opening, {100 * store.opening_done // max(store.opening_expected, 1)} %"
 
 
 def _fresh_rows(store: VolumeStore) -> dict[str, Any]:
@@ -185,7 +196,8 @@ def _opening(store: VolumeStore) -> str:
 
 def _last(job: VolumeJob) -> str:
     when = "" if job.ended is None else f"{text_of(job.ended)}, "
-    return f"{when}{_state(job)}, {job.checked} sectors, {job.found} found wrong"
+    repaired = f", {job.repaired} repaired" if job.found else ""
+    return f"{when}{_state(job)}, {job.checked} sectors, {job.found} found wrong{repaired}"
 
 
 def parse_rate(text: str) -> int:

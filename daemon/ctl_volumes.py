@@ -15,7 +15,7 @@ from sealane.client import Client, Volume, VolumeEvent, VolumeShare
 from sealane.daemon.ctl_output import SIZE_UNITS, Output, size_text
 from sealane.daemon.ctl_verbs import named, verb
 from sealane.daemon.ctl_volume_io import add_range, volume_read, volume_write
-from sealane.daemon.ctl_volume_jobs import add_job_verbs, store_rows
+from sealane.daemon.ctl_volume_jobs import add_job_verbs, health_text, store_rows
 from sealane.daemon.files import write_secret
 from sealane.errors import UsageError
 
@@ -122,7 +122,7 @@ async def _volume_clone(client: Client, options: argparse.Namespace, output: Out
 
 
 async def _volume_list(client: Client, options: argparse.Namespace, output: Output) -> None:
-    volumes = await client.volumes.list()
+    volumes = await client.volumes.list(with_store=True)
     if output.form == "json":
         output.show([dataclasses.asdict(v) for v in volumes])
         return
@@ -137,6 +137,7 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
         "size": size_text(volume.size_bytes),
         "target": volume.target_node,
         "state": _state(volume),
+        "health": health_text(volume.store) if volume.store is not None else "",
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
         "refusals": a.refusals if a is not None else "",
     }

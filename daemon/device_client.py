@@ -16,6 +16,7 @@ from sealane.daemon.brokers import Brokers
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.devices import ServedDevice
 from sealane.daemon.identity import Identity
+from sealane.daemon.jobs import REASONS_MAX, Job
 from sealane.errors import UsageError, VerificationError
 from sealane.protocol.v1 import devices_pb2
 from sealane.protocol.v1.devices_pb2_grpc import DevicesStub
@@ -111,6 +112,21 @@ class DeviceClient:
         )
         await self._brokers.call(
             lambda channel: DevicesStub(channel).AdvanceAnchor(request, timeout=_ADVANCE_SECONDS)
+        )
+
+    async def report_findings(self, served: ServedDevice, volume_id: uuid.UUID, job: Job) -> None:
+        """Have the broker record what a job found wrong on the device."""
+        request = devices_pb2.ReportFindingsRequest(
+            device_id=str(served.device_id),
+            fencing_epoch=served.fencing_epoch,
+            volume_id=str(volume_id),
+            job=job.kind,
+            found=job.found,
+            repaired=job.repaired,
+            reasons=sorted({found.reason for found in job.findings})[:REASONS_MAX],
+        )
+        await self._brokers.call(
+            lambda channel: DevicesStub(channel).ReportFindings(request, timeout=_CALL_SECONDS)
         )
 
     async def close(self, served: ServedDevice) -> None:

@@ -16,6 +16,9 @@ KINDS: Final[tuple[JobKind, ...]] = ("scrub", "refresh")
 ORDERS: Final[tuple[JobOrder, ...]] = ("pause", "resume", "cancel")
 RATE_MAX: Final = 1 << 40
 FINDINGS_MAX: Final = 64
+REASONS_MAX: Final = 16
+"""Reason ids that are reported of one job."""
+REASON_MAX: Final = 80
 _TEXT_MAX: Final = 500
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Text = Annotated[str, Field(max_length=_TEXT_MAX)]
@@ -36,6 +39,8 @@ class Finding(_Record):
     lba: _Count | None
     reason: _Text
     detail: _Text
+    repairable: bool = False
+    """Whether the store knows what is right, and writes it again when the job is through."""
 
 
 class Job(_Record):
@@ -50,6 +55,7 @@ class Job(_Record):
     unchecked: _Count = 0
     refreshed: _Count = 0
     found: _Count = 0
+    repaired: _Count = 0
     findings: Annotated[tuple[Finding, ...], Field(max_length=FINDINGS_MAX)] = ()
     bytes_moved: _Count = 0
     bytes_per_second: Annotated[int, Field(ge=0, le=RATE_MAX)] = 0

@@ -308,6 +308,9 @@ class TargetPort(Protocol):
     ) -> None:
         """Open the sector store that an earlier process made."""
 
+    def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        """Return pages and records that its opening went through, and of how many."""
+
     async def close_volume(self, volume_id: uuid.UUID) -> None:
         """Close its queues and let its store go; what wasn't flushed may be lost."""
 
@@ -368,8 +371,8 @@ class TargetPort(Protocol):
     def jobs(self, volume_id: uuid.UUID) -> JobsPort:
         """Its background jobs."""
 
-    async def observe_jobs(self) -> None:
-        """Keep how far all jobs are, and report those that have ended."""
+    async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
+        """Keep how far all jobs are, report those that have ended and return them."""
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:
         """Events since the last call."""

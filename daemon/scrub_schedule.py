@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import ScrubConfig
+from sealane.daemon.finding_reports import FindingReports
 from sealane.daemon.jobs import Job
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import TargetPort
@@ -40,10 +41,15 @@ async def keep_jobs(
     *,
     volume_ids: Callable[[], Sequence[uuid.UUID]],
     config: ScrubConfig | None,
+    reports: FindingReports | None = None,
 ) -> None:
-    """Keep how far jobs are, and start scrubs that are due, until cancelled."""
+    """Keep how far jobs are, have findings reported, start scrubs that are due, until cancelled."""
     while True:
-        await target.observe_jobs()
+        for volume_id, job in await target.observe_jobs():
+            if reports is not None:
+                reports.note(volume_id, job)
+        if reports is not None:
+            await reports.send()
         if config is not None:
             await _scrub_due(target, volume_ids(), config)
         await asyncio.sleep(JOBS_SECONDS)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -37,7 +37,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import JobsPort, PeerIncarnation, TargetPort
 from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
 from sealane.daemon.storage.device import Device
-from sealane.daemon.store_status import store_status
+from sealane.daemon.store_status import opening_status, store_status
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
@@ -94,6 +94,9 @@ class StorageService:
         self._store_anchor = store_anchor
         self._anchor = anchor
         self._descriptors: dict[str, broker_pb2.VolumeDescriptor] = {}
+        self._opening: dict[str, broker_pb2.VolumeDescriptor] = {}
+        """Volumes that an earlier process left and that aren't open yet."""
+        self._is_restoring = catalogue is not None
         self._changing = asyncio.Lock()
         self.events = EventLog(node)
         # Never zero, and another one after every start: that is all an incarnation has to be. It
@@ -284,21 +287,34 @@ class StorageService:
         if self._catalogue is None:
             return
         async with self._changing:
-            found = await self._catalogue.scan()
-            for volume_id in found.unfinished:
-                await self._discard(self._catalogue, volume_id)
-                self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
-            for name, why in found.strays:
-                get_logger().warning("stray_file", name=name, detail=why)
-            for volume_id, content in found.volumes:
-                try:
-                    await self._restore(volume_id, content)
-                except Error as error:
-                    self.events.report(
-                        str(volume_id), "skipped", reason=error.reason, detail=str(error)
-                    )
+            await self._restore_all(self._catalogue)
+            self._is_restoring = False
 
-    async def _restore(self, volume_id: uuid.UUID, content: bytes) -> None:
+    async def _restore_all(self, catalogue: AnchoredCatalogue) -> None:
+        found = await catalogue.scan()
+        for volume_id in found.unfinished:
+            await self._discard(catalogue, volume_id)
+            self.events.report(str(volume_id), "discarded", reason="volume.unfinished")
+        for name, why in found.strays:
+            get_logger().warning("stray_file", name=name, detail=why)
+        for volume_id, content in found.volumes:
+            with self._reported(volume_id):
+                self._opening[str(volume_id)] = self._restorable(volume_id, content)
+        for descriptor in [*self._opening.values()]:
+            with self._reported(uuid.UUID(descriptor.volume_id)):
+                await self._restore(descriptor)
+            del self._opening[descriptor.volume_id]
+
+    @contextlib.contextmanager
+    def _reported(self, volume_id: uuid.UUID) -> Iterator[None]:
+        """Report that a volume can't be opened, and why."""
+        try:
+            yield
+        except Error as error:
+            self.events.report(str(volume_id), "skipped", reason=error.reason, detail=str(error))
+
+    def _restorable(self, volume_id: uuid.UUID, content: bytes) -> broker_pb2.VolumeDescriptor:
+        """Verify the descriptor of a volume that an earlier process left."""
         try:
             signed = broker_pb2.SignedVolumeDescriptor.FromString(content)
         except DecodeError as error:
@@ -311,10 +327,13 @@ class StorageService:
                 "volume.descriptor.other",
                 f"the descriptor file is of volume {descriptor.volume_id}",
             )
-        if len(self._descriptors) >= NAMESPACES_MAX:
+        if len(self._opening) >= NAMESPACES_MAX:
             raise UnavailableError("namespace.limit", f"a target takes {NAMESPACES_MAX} volumes")
+        return descriptor
+
+    async def _restore(self, descriptor: broker_pb2.VolumeDescriptor) -> None:
         await self._target.open_volume(
-            volume_id,
+            uuid.UUID(descriptor.volume_id),
             sector_count=descriptor.sector_count,
             freshness=descriptor.mode != MODE_OFF,
             generation=descriptor.generation,
@@ -438,7 +457,16 @@ class StorageService:
         )
 
     async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
-        """Describe a namespace and count what its queues did."""
+        """Describe a namespace and count what its queues did, or how far its opening is."""
+        opening = self._opening.get(volume_id)
+        if opening is not None and opening.tenant == caller.tenant:
+            done, expected = self._target.opening_progress(uuid.UUID(volume_id))
+            return storage_pb2.Namespace(
+                volume_id=volume_id,
+                sector_count=opening.sector_count,
+                store=self._store,
+                status=opening_status(self._store, done=done, expected=expected),
+            )
         descriptor, _ = await self._usable(caller, volume_id, is_read_only=True)
         name = uuid.UUID(volume_id)
         statistics, layout = self._target.statistics(name), self._target.layout(name)
@@ -527,8 +555,12 @@ class StorageService:
             raise self._not_found(volume_id)
         return descriptor, use
 
-    def _not_found(self, volume_id: str) -> UsageError:
+    def _not_found(self, volume_id: str) -> Error:
         """Make the one answer for volumes that aren't here and for those of others."""
+        if self._is_restoring:
+            return UnavailableError(
+                "namespace.opening", f"target {self._node} is still opening its volumes"
+            )
         return UsageError(
             "namespace.not_found",
             f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "

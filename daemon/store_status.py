@@ -1,11 +1,12 @@
 """What a volume's store says of itself, for operators."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from sealane.daemon.jobs import Job, job_message
 from sealane.protocol.v1 import storage_pb2
 
+Health = Literal["good", "unknown", "damaged", "failed", "opening"]
 _FIGURES: Final = {
     "anchor_number": "anchor_number",
     "anchor_age_ms": "anchor_age_ms",
@@ -41,5 +42,23 @@ def store_status(
         layout=layout,
         anchor=anchor if layout else "",
         jobs=[job_message(job) for job in jobs],
+        health=_health(statistics, jobs) if layout else "",
         **figures,
     )
+
+
+def opening_status(kind: str, *, done: int, expected: int) -> storage_pb2.StoreStatus:
+    """Say how far the opening of a store is: pages and records gone through, of how many."""
+    return storage_pb2.StoreStatus(
+        kind=kind, health="opening", opening_done=done, opening_expected=expected
+    )
+
+
+def _health(statistics: Mapping[str, int], jobs: Sequence[Job]) -> Health:
+    if statistics.get("failed"):
+        return "failed"
+    scrub = next((job for job in jobs if job.kind == "scrub"), None)
+    if any(job.found > job.repaired for job in jobs):
+        # What reads find wrong fails them; a scrub that finds it no more has seen it written anew.
+        return "damaged"
+    return "good" if scrub is not None and scrub.state == "finished" else "unknown"

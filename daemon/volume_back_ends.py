@@ -25,7 +25,7 @@ from sealane.daemon.ports import OpenQueue, QueueGrant, ThirdPartyPort, ThirdPar
 from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage_control import MODE_OFF
 from sealane.daemon.volume_device import OpenDevice, VolumeDevice
-from sealane.errors import UsageError
+from sealane.errors import UnavailableError, UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
 
 CALL_SECONDS: Final = 10.0
@@ -158,6 +158,10 @@ class VolumeBackEnds:
             namespace = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
                 storage_pb2.GetNamespaceRequest(volume_id=descriptor.volume_id),
                 timeout=CALL_SECONDS,
+            )
+        if namespace.status.health == "opening":
+            raise UnavailableError(
+                "namespace.opening", f"the target is still opening volume {descriptor.volume_id}"
             )
         return VolumeBackEnd(
             open_queue=partial(

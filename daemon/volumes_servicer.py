@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base classes
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from typing import Final
@@ -17,6 +18,7 @@ from sealane.errors import Error, UsageError
 from sealane.protocol.v1 import broker_pb2, storage_pb2, volumes_pb2, volumes_pb2_grpc
 
 SECTOR_BYTES: Final = 4096
+_STORES_ASKED_MAX: Final = 16
 # docs/third-party.md says why the others don't hold there, and how far C4 goes.
 _CLAIMS: Final = {
     ("", False): ("C1", "C2", "C3", "C4 while the target runs", "C5", "C7", "C8"),
@@ -60,12 +62,15 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         volume_id = volume_id_of(request.name)
         volume = self._volume(await self._service.get(volume_id))
         if request.with_store:
-            try:
-                volume.store.CopyFrom(await self._service.stores.status(volume_id))
-            except Error as error:
-                # What the broker knows is worth an answer of its own.
-                volume.store_unknown = error.reason
+            await self._ask_store(volume, volume_id)
         return volume
+
+    async def _ask_store(self, volume: volumes_pb2.Volume, volume_id: str) -> None:
+        try:
+            volume.store.CopyFrom(await self._service.stores.status(volume_id))
+        except Error as error:
+            # What the broker knows is worth an answer of its own.
+            volume.store_unknown = error.reason
 
     async def ListVolumes(
         self, request: volumes_pb2.ListVolumesRequest, context: Context
@@ -76,9 +81,17 @@ class VolumesServicer(volumes_pb2_grpc.VolumesServicer):
         descriptors, token = await self._service.list(
             page_size=request.page_size, page_token=request.page_token
         )
-        return volumes_pb2.ListVolumesResponse(
-            volumes=[self._volume(d) for d in descriptors], next_page_token=token
-        )
+        volumes = [self._volume(descriptor) for descriptor in descriptors]
+        if request.with_store:
+            # So many at a time that a page of volumes doesn't flood their target.
+            turns = asyncio.Semaphore(_STORES_ASKED_MAX)
+
+            async def ask(volume: volumes_pb2.Volume) -> None:
+                async with turns:
+                    await self._ask_store(volume, volume_id_of(volume.name))
+
+            await asyncio.gather(*map(ask, volumes))
+        return volumes_pb2.ListVolumesResponse(volumes=volumes, next_page_token=token)
 
     async def DeleteVolume(
         self, request: volumes_pb2.DeleteVolumeRequest, context: Context

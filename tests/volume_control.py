@@ -174,6 +174,9 @@ class RecordingTarget:
         self.fenced[gateway] = reason
         self.fencing.set()
 
+    def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        return (1, 4)
+
     def statistics(self, volume_id: uuid.UUID) -> Mapping[str, int]:
         return {"reads": 1, "pending_entries": 7, "epoch": 3}
 
@@ -183,7 +186,7 @@ class RecordingTarget:
     def jobs(self, volume_id: uuid.UUID) -> RecordedJobs:
         return self.recorded_jobs
 
-    async def observe_jobs(self) -> None:
+    async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
         raise AssertionError("nothing looks after jobs here")
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[NativeEvent]:

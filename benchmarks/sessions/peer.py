@@ -1,7 +1,8 @@
 """One end of a session for measuring: `python -m benchmarks.sessions.peer`, a process of its own.
 
 Reads its part as a line of JSON, prints its data address, reads the peer's, moves the bytes, prints
-what it took. Worker and job run here, so the processor time is that of both.
+what it took. Worker and job run here, so the processor time is of both; that of the job, which
+is this thread, is also told by itself.
 """
 
 import json
@@ -77,17 +78,18 @@ def main() -> int:
         else:
             ring.post_receive(offset=offset, length=MESSAGE_BYTES, user_data=index)
 
-    started, processor = time.perf_counter(), time.process_time()
+    started, processor, job = time.perf_counter(), time.process_time(), time.thread_time()
     for index in range(min(SLOTS, count)):
         post(index)
     for done, completed in enumerate(_completed(ring), start=1):
         if done == 1 and not part["is_sender"]:
-            started, processor = time.perf_counter(), time.process_time()
+            started, processor, job = time.perf_counter(), time.process_time(), time.thread_time()
         if completed + SLOTS < count:
             post(completed + SLOTS)
         if done == count:
             break
     seconds, processor = time.perf_counter() - started, time.process_time() - processor
+    job = time.thread_time() - job
     # The peer may still wait for the last acknowledgement.
     print(
         json.dumps(
@@ -95,6 +97,7 @@ def main() -> int:
                 "bytes": count * MESSAGE_BYTES,
                 "seconds": seconds,
                 "processor_seconds": processor,
+                "job_seconds": job,
                 "statistics": endpoint.statistics(),
             }
         ),

@@ -12,9 +12,10 @@ from sealane.crypto.audit import Detail
 from sealane.crypto.certificates import Subject
 from sealane.daemon.anchors.anchor import Anchored, Change
 from sealane.daemon.broker.device_books import DeviceBooks, Entry
-from sealane.daemon.broker.devices import Devices
+from sealane.daemon.broker.devices import Devices, Findings
 from sealane.daemon.broker.refusals import refusals_recorded
 from sealane.daemon.calls import Authorizer, Context, parse_uuid
+from sealane.daemon.jobs import job_kind
 from sealane.errors import UsageError
 from sealane.protocol.v1 import devices_pb2, devices_pb2_grpc
 
@@ -78,6 +79,26 @@ class DevicesServicer(devices_pb2_grpc.DevicesServicer):
         async with self._recorded("device.close", caller, request.device_id):
             await self._devices.close(
                 caller, device_id=_device_id(request.device_id), fencing_epoch=request.fencing_epoch
+            )
+        return empty_pb2.Empty()
+
+    async def ReportFindings(
+        self, request: devices_pb2.ReportFindingsRequest, context: Context
+    ) -> empty_pb2.Empty:
+        """Record what a job found wrong."""
+        caller = self._caller(context)
+        async with self._recorded("device.findings", caller, request.device_id):
+            await self._devices.record_findings(
+                caller,
+                device_id=_device_id(request.device_id),
+                fencing_epoch=request.fencing_epoch,
+                findings=Findings(
+                    volume_id=parse_uuid(request.volume_id, what="volume"),
+                    job=job_kind(request.job),
+                    found=request.found,
+                    repaired=request.repaired,
+                    reasons=tuple(request.reasons),
+                ),
             )
         return empty_pb2.Empty()
 

@@ -42,6 +42,7 @@ from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX, Compare
 from sealane.daemon.broker.volume_access import own_volume
 from sealane.daemon.clock import utc_now
 from sealane.daemon.devices import FENCED, FORGOTTEN, MISMATCH, OWNER_REFUSED
+from sealane.daemon.jobs import REASON_MAX, REASONS_MAX, JobKind
 from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -62,6 +63,17 @@ class Opened:
 
     state: bytes
     secret: SignedSecret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a job found wrong on a device: how much, and the reason ids."""
+
+    volume_id: uuid.UUID
+    job: JobKind
+    found: int
+    repaired: int
+    reasons: tuple[str, ...]
 
 
 class Devices:
@@ -195,6 +207,29 @@ class Devices:
             return None if await self._commit(stored, opening=None) is None else True
 
         await self._registry.settle(attempt)
+
+    async def record_findings(
+        self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int, findings: Findings
+    ) -> None:
+        """Record what a job found wrong; UsageError `device.request`, errors of `check`."""
+        is_long = any(len(reason) > REASON_MAX for reason in findings.reasons)
+        if len(findings.reasons) > REASONS_MAX or is_long:
+            raise UsageError(
+                "device.request",
+                f"allowed: {REASONS_MAX} reasons of {REASON_MAX} characters",
+            )
+        await self._held(caller, device_id, fencing_epoch)
+        await self.audit.record(
+            "device.findings",
+            subject=caller.spiffe_id,
+            outcome="done",
+            device_id=str(device_id),
+            volume_id=str(findings.volume_id),
+            job=findings.job,
+            found=findings.found,
+            repaired=findings.repaired,
+            reasons=[*findings.reasons],
+        )
 
     async def check(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
         """Raise VerificationError unless the caller's opening of the device still counts.

@@ -29,6 +29,11 @@ class Openings:
         finally:
             del self._openings[volume_id]
 
+    def progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        """Return pages and records gone through, and of how many; zeros: it isn't under way."""
+        opening = self._openings.get(volume_id)
+        return (0, 0) if opening is None else opening.progress()
+
     def statistics(self) -> Mapping[tuple[str, ...], Mapping[str, int]]:
         """Return for the metrics how far each is: pages and records gone through, of how many."""
         # Called from the metrics' thread: a copy, and an opening may end meanwhile.

@@ -18,6 +18,7 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import MILESTONE_BYTES
 from sealane.daemon.anchors.anchor import volume_record
+from sealane.daemon.jobs import Job
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import ROLLED_BACK, PeerIncarnation
 from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
@@ -334,9 +335,10 @@ class TargetSubsystem(Exported):
         counters["queues_running"] = sum(each.queues_running() for each in controllers)
         return counters | self.jobs.statistics()
 
-    async def observe_jobs(self) -> None:
-        """Keep how far the jobs are, and report those that have ended."""
-        for job in await self.jobs.observe():
+    async def observe_jobs(self) -> Sequence[Job]:
+        """Keep how far the jobs are, report those that have ended and return them."""
+        ended = await self.jobs.observe()
+        for job in ended:
             detail = f"{job.kind}: {job.checked} sectors checked, {job.found} found wrong"
             self.feed.publish(
                 StorageEvent(
@@ -345,6 +347,7 @@ class TargetSubsystem(Exported):
                     detail=f"{detail}; {job.detail}" if job.detail else detail,
                 )
             )
+        return ended
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Report a refused Connect."""
@@ -534,6 +537,10 @@ class Target(Provider):
         except (OSError, ValueError) as error:
             raise UnavailableError(f"store.{exist}", f"can't {exist} {path}: {error}") from error
 
+    def opening_progress(self, volume_id: uuid.UUID) -> tuple[int, int]:
+        """Return pages and records that its opening went through, and of how many."""
+        return self.openings.progress(volume_id)
+
     def serve_volume(
         self,
         volume_id: uuid.UUID,
@@ -695,10 +702,12 @@ class Target(Provider):
         """Its background jobs."""
         return self._volume(volume_id).jobs
 
-    async def observe_jobs(self) -> None:
-        """Keep how far all jobs are, and report those that have ended."""
+    async def observe_jobs(self) -> Sequence[tuple[uuid.UUID, Job]]:
+        """Keep how far all jobs are, report those that have ended and return them."""
+        ended: list[tuple[uuid.UUID, Job]] = []
         for volume in [*self._volumes.values()]:
-            await volume.observe_jobs()
+            ended += [(volume.volume_id, job) for job in await volume.observe_jobs()]
+        return ended
 
     def take_events(self, volume_id: uuid.UUID) -> Sequence[StorageEvent]:
         """Events since the last call."""

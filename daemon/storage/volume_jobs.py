@@ -147,6 +147,7 @@ class VolumeJobs:
                 f"{job.kind}_position": job.position,
                 f"{job.kind}_checked": job.checked,
                 f"{job.kind}_found": job.found,
+                f"{job.kind}_repaired": job.repaired,
             }
             if job.ended is not None:
                 figures[f"{job.kind}_ended_seconds"] = int(job.ended.timestamp())
@@ -220,8 +221,8 @@ def _refusals() -> Iterator[None]:
 def _added(job: Job, done: "_native.JobStatus") -> Job:
     """Add what the engine did since the store was opened to what was done before."""
     findings = [
-        Finding(lba=lba, reason=reason, detail=clipped(detail))
-        for lba, reason, detail in done["findings"]
+        Finding(lba=lba, reason=reason, detail=clipped(detail), repairable=repairable)
+        for lba, reason, detail, repairable in done["findings"]
     ]
     return job.model_copy(
         update={
@@ -233,6 +234,7 @@ def _added(job: Job, done: "_native.JobStatus") -> Job:
             "unchecked": job.unchecked + done["unchecked"],
             "refreshed": job.refreshed + done["refreshed"],
             "found": job.found + done["found"],
+            "repaired": job.repaired + done["repaired"],
             "findings": (*job.findings, *findings)[:FINDINGS_MAX],
             "bytes_moved": job.bytes_moved + done["bytes"],
             "bytes_per_second": done["bytes_per_second"],

@@ -136,6 +136,47 @@ class DeviceState(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ReportFindingsRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: builtins.int
+    FENCING_EPOCH_FIELD_NUMBER: builtins.int
+    VOLUME_ID_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    FOUND_FIELD_NUMBER: builtins.int
+    REPAIRED_FIELD_NUMBER: builtins.int
+    REASONS_FIELD_NUMBER: builtins.int
+    device_id: builtins.str
+    fencing_epoch: builtins.int
+    volume_id: builtins.str
+    job: builtins.str
+    """"scrub" or "refresh" """
+    found: builtins.int
+    """all that is wrong"""
+    repaired: builtins.int
+    """of that, written again as it has to be"""
+    @builtins.property
+    def reasons(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """ids, at most 16"""
+
+    def __init__(
+        self,
+        *,
+        device_id: builtins.str = ...,
+        fencing_epoch: builtins.int = ...,
+        volume_id: builtins.str = ...,
+        job: builtins.str = ...,
+        found: builtins.int = ...,
+        repaired: builtins.int = ...,
+        reasons: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["device_id", b"device_id", "fencing_epoch", b"fencing_epoch", "found", b"found", "job", b"job", "reasons", b"reasons", "repaired", b"repaired", "volume_id", b"volume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ConfirmDeviceRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

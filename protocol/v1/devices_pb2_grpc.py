@@ -57,6 +57,11 @@ class DevicesStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.CloseDeviceRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
+        self.ReportFindings = channel.unary_unary(
+                '/sealane.v1.Devices/ReportFindings',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportFindingsRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class DevicesServicer:
@@ -92,6 +97,13 @@ class DevicesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportFindings(self, request, context):
+        """Has the broker record what a job found wrong on the device.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DevicesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +125,11 @@ def add_DevicesServicer_to_server(servicer, server):
             'CloseDevice': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseDevice,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.CloseDeviceRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'ReportFindings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportFindings,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportFindingsRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
     }
@@ -225,6 +242,33 @@ class Devices:
             target,
             '/sealane.v1.Devices/CloseDevice',
             sealane_dot_protocol_dot_v1_dot_devices__pb2.CloseDeviceRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportFindings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealane.v1.Devices/ReportFindings',
+            sealane_dot_protocol_dot_v1_dot_devices__pb2.ReportFindingsRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,

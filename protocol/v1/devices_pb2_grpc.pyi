@@ -44,6 +44,8 @@ class DevicesStub:
     """Compares and sets records of the anchor, all or none; asking again is harmless."""
     CloseDevice: _grpc.UnaryUnaryMultiCallable[_devices_pb2.CloseDeviceRequest, _empty_pb2.Empty]
     """The caller serves the device no longer: a new owner needn't wait for it."""
+    ReportFindings: _grpc.UnaryUnaryMultiCallable[_devices_pb2.ReportFindingsRequest, _empty_pb2.Empty]
+    """Has the broker record what a job found wrong on the device."""
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
@@ -60,6 +62,8 @@ class DevicesAsyncStub(DevicesStub):
     """Compares and sets records of the anchor, all or none; asking again is harmless."""
     CloseDevice: _aio.UnaryUnaryMultiCallable[_devices_pb2.CloseDeviceRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """The caller serves the device no longer: a new owner needn't wait for it."""
+    ReportFindings: _aio.UnaryUnaryMultiCallable[_devices_pb2.ReportFindingsRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Has the broker record what a job found wrong on the device."""
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
     """The store directories of targets, and volumes on third parties: who owns each, its secret, its
@@ -97,6 +101,14 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
         """The caller serves the device no longer: a new owner needn't wait for it."""
+
+    @_abc_1.abstractmethod
+    def ReportFindings(
+        self,
+        request: _devices_pb2.ReportFindingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Has the broker record what a job found wrong on the device."""
 
 def add_DevicesServicer_to_server(servicer: DevicesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -318,6 +318,9 @@ class StoreStatus(message.Message):
     RECOVERED_CHANGES_FIELD_NUMBER: builtins.int
     RECOVERED_LOG_PAGES_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    OPENING_DONE_FIELD_NUMBER: builtins.int
+    OPENING_EXPECTED_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """"file", "inline", "memory", "emulated", "nvme" or "third party" """
     sectors_written: builtins.int
@@ -346,6 +349,15 @@ class StoreStatus(message.Message):
     """taken from the log"""
     recovered_log_pages: builtins.int
     """found"""
+    health: builtins.str
+    """"good": the last whole scrub found nothing that wasn't written again; "unknown": none yet;
+    "damaged"; "failed": it takes nothing more until it is opened anew; "opening". Empty: it keeps no
+    freshness.
+    """
+    opening_done: builtins.int
+    """while it is being opened: pages and records gone through,"""
+    opening_expected: builtins.int
+    """of so many as far as is known"""
     @builtins.property
     def jobs(self) -> containers.RepeatedCompositeFieldContainer[VolumeJob]:
         """the last one of each kind"""
@@ -372,10 +384,13 @@ class StoreStatus(message.Message):
         recovered_changes: builtins.int = ...,
         recovered_log_pages: builtins.int = ...,
         jobs: abc.Iterable[VolumeJob] | None = ...,
+        health: builtins.str = ...,
+        opening_done: builtins.int = ...,
+        opening_expected: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms", "anchor_age_ms", b"anchor_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms", "anchor", b"anchor", "anchor_age_ms", b"anchor_age_ms", "anchor_number", b"anchor_number", "epoch", b"epoch", "jobs", b"jobs", "kind", b"kind", "layout", b"layout", "leaf_cache_hits", b"leaf_cache_hits", "leaf_cache_misses", b"leaf_cache_misses", "leaf_cache_pages", b"leaf_cache_pages", "log_pages_max", b"log_pages_max", "log_pages_used", b"log_pages_used", "pending", b"pending", "pending_max", b"pending_max", "recovered_changes", b"recovered_changes", "recovered_log_pages", b"recovered_log_pages", "recovery_ms", b"recovery_ms", "root_commits", b"root_commits", "sectors_written", b"sectors_written"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms", "anchor", b"anchor", "anchor_age_ms", b"anchor_age_ms", "anchor_number", b"anchor_number", "epoch", b"epoch", "health", b"health", "jobs", b"jobs", "kind", b"kind", "layout", b"layout", "leaf_cache_hits", b"leaf_cache_hits", "leaf_cache_misses", b"leaf_cache_misses", "leaf_cache_pages", b"leaf_cache_pages", "log_pages_max", b"log_pages_max", "log_pages_used", b"log_pages_used", "opening_done", b"opening_done", "opening_expected", b"opening_expected", "pending", b"pending", "pending_max", b"pending_max", "recovered_changes", b"recovered_changes", "recovered_log_pages", b"recovered_log_pages", "recovery_ms", b"recovery_ms", "root_commits", b"root_commits", "sectors_written", b"sectors_written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__anchor_age_ms: _TypeAlias = typing.Literal["anchor_age_ms"]  # noqa: Y015
     _WhichOneofArgType__anchor_age_ms: _TypeAlias = typing.Literal["_anchor_age_ms", b"_anchor_age_ms"]  # noqa: Y015
@@ -454,6 +469,7 @@ class VolumeJob(message.Message):
     END_TIME_FIELD_NUMBER: builtins.int
     RUN_POSITION_FIELD_NUMBER: builtins.int
     RUN_ACTIVE_MS_FIELD_NUMBER: builtins.int
+    REPAIRED_FIELD_NUMBER: builtins.int
     kind: builtins.str
     state: builtins.str
     """"running", "paused", "finished", "cancelled", "interrupted", "failed" """
@@ -482,6 +498,8 @@ class VolumeJob(message.Message):
     run_position: builtins.int
     """where it was when its store was opened, and since then active:"""
     run_active_ms: builtins.int
+    repaired: builtins.int
+    """of what was found, written again as it has to be"""
     @builtins.property
     def findings(self) -> containers.RepeatedCompositeFieldContainer[JobFinding]:
         """the first 64 of it"""
@@ -512,10 +530,11 @@ class VolumeJob(message.Message):
         end_time: timestamp_pb2.Timestamp | None = ...,
         run_position: builtins.int = ...,
         run_active_ms: builtins.int = ...,
+        repaired: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["active_ms", b"active_ms", "bytes_moved", b"bytes_moved", "bytes_per_second", b"bytes_per_second", "checked", b"checked", "detail", b"detail", "end_time", b"end_time", "findings", b"findings", "found", b"found", "interruptions", b"interruptions", "kind", b"kind", "position", b"position", "refreshed", b"refreshed", "run_active_ms", b"run_active_ms", "run_position", b"run_position", "sector_count", b"sector_count", "start_time", b"start_time", "state", b"state", "unchecked", b"unchecked", "yields", b"yields"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["active_ms", b"active_ms", "bytes_moved", b"bytes_moved", "bytes_per_second", b"bytes_per_second", "checked", b"checked", "detail", b"detail", "end_time", b"end_time", "findings", b"findings", "found", b"found", "interruptions", b"interruptions", "kind", b"kind", "position", b"position", "refreshed", b"refreshed", "repaired", b"repaired", "run_active_ms", b"run_active_ms", "run_position", b"run_position", "sector_count", b"sector_count", "start_time", b"start_time", "state", b"state", "unchecked", b"unchecked", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -526,20 +545,24 @@ class JobFinding(message.Message):
     LBA_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    REPAIRABLE_FIELD_NUMBER: builtins.int
     lba: builtins.int
     """none: a page that tells of no certain sector"""
     reason: builtins.str
     detail: builtins.str
+    repairable: builtins.bool
+    """the store knows what is right, and writes it again at the job's end"""
     def __init__(
         self,
         *,
         lba: builtins.int | None = ...,
         reason: builtins.str = ...,
         detail: builtins.str = ...,
+        repairable: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_lba", b"_lba", "lba", b"lba"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_lba", b"_lba", "detail", b"detail", "lba", b"lba", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_lba", b"_lba", "detail", b"detail", "lba", b"lba", "reason", b"reason", "repairable", b"repairable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lba: _TypeAlias = typing.Literal["lba"]  # noqa: Y015
     _WhichOneofArgType__lba: _TypeAlias = typing.Literal["_lba", b"_lba"]  # noqa: Y015

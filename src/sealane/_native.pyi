@@ -629,7 +629,8 @@ class JobStatus(TypedDict):
     """How far a background job is; counts since it was started.
 
     `checked`: written sectors looked at; `unchecked`: sectors whose leaf page is wrong; `found`:
-    all that is wrong, of which `findings` has the first: (sector or None, reason id, text).
+    all that is wrong, of which `findings` has the first: (sector or None, reason id, text, whether
+    the store knows what is right); `repaired`: those of it that were written again.
     `yields`: times it held back because commands of hosts took long.
     """
 
@@ -642,7 +643,8 @@ class JobStatus(TypedDict):
     unchecked: int
     refreshed: int
     found: int
-    findings: list[tuple[int | None, str, str]]
+    repaired: int
+    findings: list[tuple[int | None, str, str, bool]]
     bytes: int
     bytes_per_second: int
     active_ms: int

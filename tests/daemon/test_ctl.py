@@ -102,7 +102,10 @@ def _job(**values: Any) -> VolumeJob:
     job = {
         "kind": "scrub", "state": "running", "detail": "", "position": 25, "sector_count": 100,
         "checked": 20, "unchecked": 0, "refreshed": 0, "found": 2,
-        "findings": (JobFinding(lba=7, reason="sector.stale", detail="sector: older"),),
+        "repaired": 0,
+        "findings": (
+            JobFinding(lba=7, reason="sector.stale", detail="sector: older", repairable=False),
+        ),
         "bytes_moved": 4 << 20, "bytes_per_second": 200 << 20, "active_seconds": 2.0, "yields": 3,
         "interruptions": 1, "started": NOW, "ended": None, "seconds_left": 61.4,
     }  # fmt: skip

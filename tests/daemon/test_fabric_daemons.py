@@ -5,6 +5,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -231,4 +232,25 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
             assert "nothing to send" in shown.stdout
             told = sealanectl("--socket", near.socket, "--output", "json", "session", "stat", name)
             assert json.loads(told.stdout)["statistics"]["sends_completed"] == 4
+            told = sealanectl("--socket", near.socket, "--output", "json", "session", "limits")
+            every, each, *jobs = json.loads(told.stdout)
+            assert every["rate_bits_per_second"] == each["rate_bits_per_second"] == 1_000_000_000
+            (ours,) = (job for job in jobs if job["job"].startswith(f"jobs/{os.getpid()}-"))
+            assert ours["wire_bytes_sent"] > 4 * 8000
         assert listening.result(30) == [0, 1, 2, 3]
+
+
+def test_operator_drains_a_fabric() -> None:
+    with short_directory() as root, contextlib.ExitStack() as stack:
+        site = Site(root)
+        site.write_policy({"a": ["fabric"]})
+        broker = stack.enter_context(daemon(site.broker_config()))
+        config = site.write_config("a", site.enrolment("a", broker) + FABRIC)
+        near = stack.enter_context(daemon(config))
+        drained = sealanectl("--socket", near.socket, "--output", "json", "session", "drain")
+        assert drained.returncode == 0, drained.stderr
+        assert json.loads(drained.stdout.splitlines()[-1])["sessions_left"] == 0
+        client = stack.enter_context(sync.connect(near.socket))
+        with pytest.raises(Error) as refused:
+            stack.enter_context(client.listen_session("late", region_bytes=REGION))
+        assert refused.value.reason == "fabric.draining"

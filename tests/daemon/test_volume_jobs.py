@@ -2,8 +2,9 @@
 
 import pytest
 
+from sealane.daemon.volume_back_ends import Via
 from sealane.daemon.volumes_servicer import VolumesServicer
-from sealane.errors import Error, UsageError
+from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.v1 import storage_pb2, storage_pb2_grpc, volumes_pb2
 from volume_control import World, create
 
@@ -119,3 +120,34 @@ async def test_clones_are_refused_with_their_reason(world: World) -> None:
     with pytest.raises(UsageError, match="bound to their volume") as caught:
         await servicer.CloneVolume(volumes_pb2.CloneVolumeRequest(), None)  # type: ignore[arg-type]
     assert caught.value.reason == "volume.clone.unsupported"
+
+
+async def test_list_says_what_the_stores_say_if_it_is_asked_to(world: World) -> None:
+    names = {f"volumes/{await create(world)}", f"volumes/{await create(world)}"}
+    servicer = VolumesServicer(world.volumes)
+
+    async def listed(**values: bool) -> dict[str, volumes_pb2.Volume]:
+        request = volumes_pb2.ListVolumesRequest(**values)
+        found = await servicer.ListVolumes(request, None)  # type: ignore[arg-type]
+        return {volume.name: volume for volume in found.volumes}
+
+    assert not any(volume.HasField("store") for volume in (await listed()).values())
+    volumes = await listed(with_store=True)
+    assert {name: volume.store.health for name, volume in volumes.items()} == dict.fromkeys(
+        names, "unknown"
+    )
+
+
+async def test_volume_that_is_being_opened_is_shown_and_not_attached(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume_id = await create(world)
+    descriptors = getattr(world.storage, "_descriptors")  # noqa: B009 - as a restart leaves it
+    monkeypatch.setattr(world.storage, "_opening", {volume_id: descriptors.pop(volume_id)})
+    status = await world.volumes.stores.status(volume_id)
+    assert (status.health, status.opening_done, status.opening_expected) == ("opening", 1, 4)
+    with pytest.raises(UnavailableError) as caught:
+        await world.volumes.attach(
+            volume_id, host_nqn="nqn.2014-08.org.example:h", via=Via(traddr="", trsvcid=0)
+        )
+    assert caught.value.reason == "namespace.opening"

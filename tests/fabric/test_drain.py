@@ -20,7 +20,8 @@ LENGTH = 1 << 20
 
 async def reason_of(action: Any) -> str:
     with pytest.raises(Error) as refused:
-        await action
+        async with asyncio.timeout(10):
+            await action
     return refused.value.reason
 
 

@@ -38,7 +38,8 @@ def process() -> Any:
 
 async def reason_of(action: Awaitable[Any]) -> str:
     with pytest.raises(Error) as refused:
-        await action
+        async with asyncio.timeout(10):
+            await action
     return refused.value.reason
 
 

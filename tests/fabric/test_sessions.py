@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
+import fabrics as fabrics_module
 from sealane._native import Emulator, LinkSettings
 from sealane.client.grants import fetch_ring
 from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
@@ -526,3 +527,50 @@ def test_rates_that_were_cut_are_told_once() -> None:
 
     assert rate_cuts(before, after) == ["s/2", "s/4"]
     assert rate_cuts(after, after) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("node.revoked", "session.peer.revoked"),
+        ("authorization.stale", "session.trust.ended"),
+        ("node.refused", "session.peer.refused"),
+    ],
+)
+async def test_a_peer_that_may_not_act_loses_its_sessions_and_no_other_does(
+    make_fabric: MakeFabric, cause: str, reason: str
+) -> None:
+    async with (
+        make_fabric("fabric-a") as left,
+        make_fabric("fabric-b") as right,
+        make_fabric("fabric-c") as other,
+        connected(left, right, name="first"),
+        connected(left, other, name="second"),
+    ):
+        first, second = left.service.sessions()
+        assert first.identity.peer is not None
+        await left.service.end_peer(first.identity.peer, cause)
+
+        assert (first.close_reason, second.close_reason) == (reason, "")
+        assert [session.state.value for session in (first, second)] == ["closed", "established"]
+
+
+async def test_a_renewed_certificate_changes_nothing_for_a_living_session(
+    make_fabric: MakeFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        make_fabric("fabric-a") as left,
+        make_fabric("fabric-b") as right,
+        connected(left, right, name="old") as (ours, theirs),
+    ):
+
+        def renewed(name: str) -> bytes:
+            return hashlib.sha256(f"{name} renewed".encode()).digest()
+
+        monkeypatch.setattr(fabrics_module, "certificate_digest", renewed)
+        async with connected(left, right, name="new"):
+            sent, received = ours.empty((1000,), "uint8"), theirs.empty((1000,), "uint8")
+            memoryview(sent)[:] = bytes(1000)
+            await asyncio.gather(theirs.receive(received), ours.send(sent))
+            states = [session.state.value for session in left.service.sessions()]
+            assert states == ["established", "established"]

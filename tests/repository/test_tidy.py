@@ -1,7 +1,10 @@
 """Rules about the source itself: what isn't executed rots."""
 
+import importlib.machinery
+import importlib.util
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +90,13 @@ def test_generated_code_is_what_the_proto_files_say(tmp_path: Path) -> None:
     for made in (tmp_path / "sealane").rglob("*.py"):
         committed = ROOT / made.relative_to(tmp_path / "sealane")
         assert made.read_text() == committed.read_text(), committed
+
+
+def test_every_mutant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = importlib.machinery.SourceFileLoader("mutants", str(ROOT / "tools" / "mutants"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    mutants = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, loader.name, mutants)
+    loader.exec_module(mutants)
+    assert mutants.read_table()

@@ -1,9 +1,11 @@
 """A target that ends and starts again: which volumes it has, and what it says of others."""
 
+import asyncio
 import contextlib
 import datetime as dt
 import uuid
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.events import Event
+from sealane.daemon.storage.openings import Openings
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -229,3 +232,52 @@ async def test_nothing_is_served_of_a_device_that_was_lost(site: Site) -> None:
             await service.delete(CALLER, volume_id)
     async with site.process():
         assert site.said("restored") == [(volume_id, "")]
+
+
+async def test_volumes_that_are_being_opened_say_how_far_that_is_and_are_not_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site.process() as service:
+        volume_id = await site.create(service)
+    begun: asyncio.Queue[StorageService] = asyncio.Queue()
+    opening, goes_on, served = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    restore, open_volume = StorageService.restore, Target.open_volume
+
+    async def tell(self: StorageService) -> None:
+        begun.put_nowait(self)
+        await restore(self)
+
+    async def wait(self: Target, volume_id: uuid.UUID, **values: Any) -> None:
+        opening.set()
+        await goes_on.wait()
+        await open_volume(self, volume_id, **values)
+
+    monkeypatch.setattr(StorageService, "restore", tell)
+    monkeypatch.setattr(Target, "open_volume", wait)
+    monkeypatch.setattr(Openings, "progress", lambda *_: (3, 8))
+
+    ends = asyncio.Event()
+
+    async def serve() -> None:
+        async with site.process():
+            served.set()
+            await ends.wait()
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(serve())
+        service = await begun.get()
+        with pytest.raises(UnavailableError) as caught:
+            await service.namespace(replace(CALLER, tenant="other"), volume_id)
+        assert caught.value.reason == "namespace.opening"
+        await opening.wait()
+        status = (await service.namespace(CALLER, volume_id)).status
+        assert (status.health, status.opening_done, status.opening_expected) == ("opening", 3, 8)
+        with pytest.raises(UnavailableError) as caught:
+            service.jobs(CALLER, volume_id)
+        assert caught.value.reason == "namespace.opening"
+        goes_on.set()
+        await served.wait()
+        assert (await service.namespace(CALLER, volume_id)).status.health == "unknown"
+        with pytest.raises(UsageError, match="no volume"):
+            service.jobs(CALLER, str(uuid.uuid4()))
+        ends.set()

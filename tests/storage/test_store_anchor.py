@@ -47,12 +47,14 @@ async def device(tmp_path: Path, memory: Memory) -> AsyncIterator[Device]:
         yield device
 
 
-@pytest.fixture
-async def target(tmp_path: Path, device: Device) -> AsyncIterator[Target]:
+@pytest.fixture(params=["file", "inline"])
+async def target(
+    tmp_path: Path, device: Device, request: pytest.FixtureRequest
+) -> AsyncIterator[Target]:
     target = Target(
         traddr="127.0.0.1",
         trsvcid=0,
-        store_kind="file",
+        store_kind=request.param,
         directory=tmp_path / "stores",
         device=device,
     )

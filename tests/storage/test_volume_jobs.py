@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,7 +19,9 @@ from sealane.daemon.storage.catalogue import Catalogue
 from sealane.daemon.storage.openings import Openings
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage.volume_jobs import VolumeJobs
+from sealane.daemon.store_status import store_status
 from sealane.errors import UnavailableError, UsageError
+from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.tasks import TaskOwner
 from storage.pair import World, make_world
 
@@ -85,6 +88,91 @@ async def test_scrub_finds_older_sectors_nobody_read_and_tells_of_them(inline_wo
     figures = world.target.statistics(world.volume_id)
     assert (figures["scrub_found"], figures["scrub_running"]) == (2, 0)
     assert figures["scrub_ended_seconds"] > 1_700_000_000
+
+
+@pytest.mark.parametrize("kind", ["file", "inline"])
+async def test_sector_that_only_a_write_mends_is_an_error_until_it_is_written(
+    tmp_path: Path, kind: Literal["file", "inline"]
+) -> None:
+    async with make_world(tmp_path / "store", store_kind=kind) as world, world.queue() as queue:
+        assert world.path is not None
+        await queue.write(8, bytes(4096))
+        before = world.path.read_bytes()
+        await queue.write(5, bytes(4096))
+        await queue.flush()
+        if kind == "file":
+            # Slots come behind all else.
+            changed = last_change(before, world.path.read_bytes())
+        else:
+            changed = block_start(world.path, 5) + 4096 + 16
+        with world.path.open("r+b") as file:
+            file.seek(changed)
+            file.write(b"\0" * 12)
+        scrubbed = await scrub_of(world)
+        assert [(f.lba, f.repairable) for f in scrubbed.findings] == [(5, False)]
+        assert (scrubbed.found, scrubbed.repaired, health(world)) == (1, 0, "damaged")
+        content = bytearray(4096)
+        with pytest.raises(NvmeStatusError):
+            await queue.read(5, content)
+        assert (await scrub_of(world)).found == 1
+        await queue.write(5, b"1" * 4096)
+        await queue.read(5, content)
+        assert content == b"1" * 4096
+        assert ((await scrub_of(world)).found, health(world)) == (0, "good")
+
+
+@pytest.mark.parametrize("kind", ["file", "inline"])
+async def test_pages_of_nodes_and_log_that_are_wrong_are_written_again_before_an_opening_needs_them(
+    tmp_path: Path, kind: Literal["file", "inline"]
+) -> None:
+    unit = 4096 if kind == "file" else 4160
+    async with make_world(tmp_path, store_kind=kind) as world:
+        assert world.path is not None
+        async with world.queue() as queue:
+            await queue.write(5, b"1" * 4096)
+            await queue.flush()
+        with world.path.open("r+b") as file:
+            # The superblock, and pages of the log.
+            for page in (0, 3, 4):
+                file.seek(page * unit + 30)
+                file.write(b"\xff" * 8)
+        scrubbed = await scrub_of(world)
+        assert {f.reason for f in scrubbed.findings} == {"store.damaged"}
+        assert (scrubbed.repaired, health(world)) == (scrubbed.found, "good")
+        assert scrubbed.found >= 2
+        await world.event(lambda e: e.kind == "repaired", at_target=True)
+    target = Target(traddr="127.0.0.1", trsvcid=0, store_kind=kind, directory=tmp_path)
+    await target.start()
+    try:
+        await target.open_volume(world.volume_id, sector_count=8192)
+        await target.jobs(world.volume_id).start("scrub", bytes_per_second=0)
+        job = await ended(target.jobs(world.volume_id))
+        assert (job.checked, job.found) == (1, 0)
+    finally:
+        await target.stop()
+
+
+def last_change(before: bytes, after: bytes) -> int:
+    """Return where the last 4 KiB page that differs begins."""
+    starts = range(len(before) - len(before) % 4096, -1, -4096)
+    return next(at for at in starts if before[at : at + 4096] != after[at : at + 4096])
+
+
+async def scrub_of(world: World) -> Job:
+    jobs = world.target.jobs(world.volume_id)
+    await jobs.start("scrub", bytes_per_second=0)
+    return await ended(jobs)
+
+
+def health(world: World) -> str:
+    status = store_status(
+        kind="file",
+        layout=world.target.layout(world.volume_id),
+        anchor="none",
+        statistics=world.target.statistics(world.volume_id),
+        jobs=world.target.jobs(world.volume_id).list(),
+    )
+    return status.health
 
 
 async def test_end_of_a_job_is_told(inline_world: World) -> None:
@@ -254,9 +342,9 @@ async def test_target_scrubs_by_itself_what_is_due(inline_world: World) -> None:
                     break
         await tasks.close()
 
-    await scrubs_for(ScrubConfig(bytes_per_second=7), until=lambda: bool(jobs.list()))
+    await scrubs_for(ScrubConfig(bytes_per_second=1 << 30), until=lambda: bool(jobs.list()))
     job = await ended(jobs)
-    assert (job.kind, job.state, job.bytes_per_second) == ("scrub", "finished", 7)
+    assert (job.kind, job.state, job.bytes_per_second) == ("scrub", "finished", 1 << 30)
     looks = 0
 
     def have_looked() -> bool:

@@ -22,10 +22,12 @@ from sealane.daemon.broker.devices import (
     FOUND_MAX,
     DeviceInit,
     Devices,
+    Findings,
 )
 from sealane.daemon.broker.records import NodeRecord, VolumeRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Store
+from sealane.daemon.jobs import REASON_MAX, REASONS_MAX
 from sealane.daemon.metrics import Metrics
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import devices_pb2
@@ -489,3 +491,27 @@ async def test_no_record_of_the_audit_log_has_a_secret(world: World) -> None:
     text = repr(world.audit.records)
     for form in (repr(bytes(secret)), secret.hex(), repr(stored.record.wrapped_secret)):
         assert form[2:-1] not in text
+
+
+async def test_what_a_job_found_is_recorded_of_who_serves_the_device(world: World) -> None:
+    def findings(*reasons: str) -> Findings:
+        return Findings(volume_id=D, job="scrub", found=3, repaired=1, reasons=reasons)
+
+    def report(epoch: int, *reasons: str) -> Awaitable[None]:
+        return world.devices.record_findings(
+            S, device_id=D, fencing_epoch=epoch, findings=findings(*reasons)
+        )
+
+    epoch = await world.initialised()
+    await report(epoch, "sector.stale", "store.damaged")
+    record = world.audit.records[-1]
+    assert (record["kind"], record["subject"]) == ("device.findings", S.spiffe_id)
+    assert (record["found"], record["repaired"]) == (3, 1)
+    assert record["reasons"] == ["sector.stale", "store.damaged"]
+    many = [str(number) for number in range(REASONS_MAX + 1)]
+    await refused(UsageError, "device.request", report(epoch, *many))
+    await refused(UsageError, "device.request", report(epoch, "r" * (REASON_MAX + 1)))
+    await world.open(S_AGAIN)
+    before = len(world.audit.records)
+    await refused(VerificationError, "device.fenced", report(epoch, "sector.stale"))
+    assert len(world.audit.records) == before

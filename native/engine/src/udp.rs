@@ -13,14 +13,17 @@ pub const HEADER_BYTES: u32 = 28;
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// Kernel limit of one GRO list.
 const RECEIVE_BUFFER_BYTES: usize = 65_536;
-/// Buffers of one receive call; each can hold a whole GRO list.
-const RECEIVE_BATCH: usize = 8;
+/// Buffers of one receive call; each can hold a whole GRO list. Two stay in a core's cache while
+/// they are filled, opened and copied out; with eight a receiver spends a tenth more.
+const RECEIVE_BATCH: usize = 2;
 
 /// What came of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Datagrams handed over.
     pub datagrams: usize,
+    /// Bytes of them.
+    pub bytes: usize,
     /// There was no more when it was looked at: another call would wait.
     pub is_all: bool,
 }
@@ -98,22 +101,23 @@ impl Udp {
         let lists = match self.state.recv(reference, &mut slices, &mut self.received) {
             Ok(lists) => lists,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received { datagrams: 0, is_all: true });
+                return Ok(Received { datagrams: 0, bytes: 0, is_all: true });
             }
             Err(error) => return Err(error),
         };
         self.calls += 1;
-        let mut count = 0;
+        let (mut datagrams, mut bytes) = (0, 0);
         for (buffer, meta) in
             self.buffers.chunks_mut(RECEIVE_BUFFER_BYTES).zip(&self.received).take(lists)
         {
             let list = buffer.get_mut(..meta.len).unwrap_or_default();
+            bytes += list.len();
             for datagram in list.chunks_mut(meta.stride.max(1)) {
                 each(datagram, meta);
-                count += 1;
+                datagrams += 1;
             }
         }
-        Ok(Received { datagrams: count, is_all: lists < RECEIVE_BATCH })
+        Ok(Received { datagrams, bytes, is_all: lists < RECEIVE_BATCH })
     }
 
     /// Sends datagrams of `segment_bytes` each (the last may be shorter), without waiting.

@@ -128,7 +128,8 @@ impl Opened for Ivs {
         let is_readable = Map::check_blocks(&[Known::Entry(*iv)], lba, &mut [block]).is_ok();
         assert_eq!(is_readable, block_iv(&block) == *iv);
         let mut vouched = block;
-        if let Ok(Some(_)) = map.vouch(lba, &mut vouched) {
+        let outcome = map.vouch(lba / Ivs::ENTRIES_PER_LEAF, [(lba, &mut vouched)]);
+        if let Ok([Ok(Some(_))]) = outcome.as_deref() {
             assert!(is_readable, "a MAC for what isn't current");
             map.take_vouched(&mut known, lba, &[vouched]);
             assert_eq!(known, [Known::Entry(*iv)]);

@@ -87,8 +87,9 @@ fn log_page<F: LeafFormat>(mut page: Page) {
 
 fn nodes(mut page: Page) {
     seal(Kind::Nodes, &mut page);
-    if let Some(decoded) = NodePage::decode(&page, &keys()) {
-        assert_eq!(NodePage::decode(&decoded.encode(&keys()), &keys()), Some(decoded));
+    if let Some((decoded, _)) = NodePage::decode(&page, &keys()) {
+        let (encoded, tag) = decoded.encode(&keys());
+        assert_eq!(NodePage::decode(&encoded, &keys()), Some((decoded, tag)));
     }
 }
 

@@ -49,8 +49,9 @@ pub(crate) fn job_status<'py>(py: Python<'py>, job: &JobStatus) -> PyResult<Boun
     result.set_item("unchecked", job.unchecked)?;
     result.set_item("refreshed", job.refreshed)?;
     result.set_item("found", job.found)?;
+    result.set_item("repaired", job.repaired)?;
     let findings = job.findings.iter();
-    let findings = findings.map(|found| (found.lba, found.reason.id(), &found.detail));
+    let findings = findings.map(|it| (it.lba, it.reason.id(), &it.detail, it.is_known));
     result.set_item("findings", findings.collect::<Vec<_>>())?;
     result.set_item("bytes", job.bytes)?;
     result.set_item("bytes_per_second", job.bytes_per_second)?;

@@ -8,8 +8,9 @@ use sealane_proto::session::Ecn;
 
 use crate::udp::Udp;
 
-/// Bytes of one send call: the kernel's limit for a segmentation list is 64 KiB with headers.
-const BATCH_BYTES_MAX: usize = 62_000;
+/// Bytes of one send call: what fits an IPv4 packet of 65,535 bytes beside its headers, which is the
+/// kernel's limit for a segmentation list. A call costs as much as sealing 25 packets.
+const BATCH_BYTES_MAX: usize = 65_507;
 
 /// What became of the datagrams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -147,6 +148,24 @@ mod tests {
             let received = receiver.recv(&mut bytes).unwrap();
             assert_eq!(received, *length);
             assert!(bytes[..received].iter().all(|byte| *byte == index as u8));
+        }
+    }
+
+    #[test]
+    fn a_batch_takes_as_many_datagrams_as_the_kernel_does() {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = receiver.local_addr().unwrap();
+        let udp = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        for (bytes, full) in [(1472, 44), (8972, 7)] {
+            let mut outbound = Outbound::default();
+            for _ in 0..=full {
+                outbound.push(&udp, to, |batch| {
+                    batch.resize(batch.len() + bytes, 7);
+                    Some(Ecn::Ect0)
+                });
+            }
+            assert_eq!(outbound.counters(), SendCounters { calls: 1, errors: 0, dropped: 0 });
+            assert_eq!(outbound.segments, 1, "{full} of {bytes} bytes left in one call");
         }
     }
 

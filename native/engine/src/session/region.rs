@@ -7,6 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -24,7 +25,7 @@ pub enum JobAccess {
 /// One shared mapping and the file behind it.
 #[derive(Debug)]
 pub struct SharedMemory {
-    map: MmapRaw,
+    map: Arc<MmapRaw>,
     file: OwnedFd,
 }
 
@@ -41,7 +42,7 @@ impl SharedMemory {
             seals |= SealFlags::FUTURE_WRITE;
         }
         fcntl_add_seals(&file, seals)?;
-        Ok(Self { map, file })
+        Ok(Self { map: Arc::new(map), file })
     }
 
     /// Maps a memory that the daemon made, on the job's side.
@@ -61,7 +62,14 @@ impl SharedMemory {
             JobAccess::Writes => options.map_raw(&file)?,
             JobAccess::Reads => options.map_raw_read_only(&file)?,
         };
-        Ok(Self { map, file })
+        Ok(Self { map: Arc::new(map), file })
+    }
+
+    /// The same mapping once more. Two mappings of one file are different memory to
+    /// ThreadSanitizer, which goes by addresses.
+    #[cfg(test)]
+    pub fn alias(&self) -> io::Result<Self> {
+        Ok(Self { map: Arc::clone(&self.map), file: self.file.try_clone()? })
     }
 
     /// Size of the memory.

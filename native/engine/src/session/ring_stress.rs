@@ -2,6 +2,7 @@
 //!
 //! `RING_ROUNDS` sets the number of messages (`make ring-stress`: 10^7).
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::layout::Layout;
@@ -65,24 +66,85 @@ fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
     seen_early
 }
 
-#[test]
-fn chunk_is_seen_only_after_its_bytes() {
-    let rounds =
-        std::env::var("RING_ROUNDS").map_or(20_000, |text| text.parse().expect("a number"));
+/// The daemon's end: takes all there is, completes one of what it holds, any one.
+fn reorder(ring: &mut DaemonRing, is_over: &AtomicBool) {
+    let (mut held, mut random) = (Vec::new(), 1_u64);
+    while !is_over.load(Ordering::Acquire) {
+        while let Some((handle, submission)) = ring.take().expect("an honest job") {
+            held.push((handle, submission.user_data));
+        }
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if held.is_empty() {
+            std::thread::yield_now();
+            continue;
+        }
+        let (handle, user_data) = held.swap_remove((random >> 33) as usize % held.len());
+        ring.complete(&Completion { handle, user_data, length: !handle, ..Completion::default() });
+    }
+}
+
+/// The job's end: keeps the ring full and counts what comes back.
+fn fill(ring: &mut JobRing, rounds: u64) {
+    let (mut posted, mut open) = (0, BTreeSet::new());
+    while posted < rounds || !open.is_empty() {
+        while posted < rounds {
+            let receive =
+                Submission { kind: Operation::Receive, offset: 0, length: 1, user_data: !posted };
+            let Ok(handle) = ring.post(&receive) else { break };
+            assert_eq!(handle, posted, "handles count the posts");
+            open.insert(handle);
+            posted += 1;
+        }
+        let completions = ring.completions(3).expect("a sound ring");
+        if completions.is_empty() {
+            std::thread::yield_now();
+        }
+        for Completion { handle, user_data, length, .. } in completions {
+            assert!(open.remove(&handle), "{handle} completed twice, or was never posted");
+            assert_eq!((user_data, length), (!handle, !handle), "another entry's bytes");
+        }
+    }
+}
+
+/// How the job sees the memories: through mappings of its own, as a job does, or through the
+/// daemon's, so that ThreadSanitizer knows them for the same.
+#[derive(Clone, Copy)]
+enum View {
+    Attached,
+    Aliased,
+}
+
+impl View {
+    fn of(self, memory: &SharedMemory, access: JobAccess) -> SharedMemory {
+        match self {
+            Self::Aliased => memory.alias().unwrap(),
+            Self::Attached => {
+                SharedMemory::attach(memory.file().try_clone_to_owned().unwrap(), access).unwrap()
+            }
+        }
+    }
+}
+
+fn rounds(default: u64) -> u64 {
+    std::env::var("RING_ROUNDS").map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn ends(view: View) -> (DaemonRing, JobRing) {
     let layout =
         Layout { entries: 8, region_bytes: REGION_BYTES, slots: SLOTS, chunk_bytes: CHUNK_BYTES };
     let create = |bytes, access| SharedMemory::create("stress", bytes, access).unwrap();
-    let attach = |memory: &SharedMemory, access| {
-        SharedMemory::attach(memory.file().try_clone_to_owned().unwrap(), access).unwrap()
-    };
-    let region = create(REGION_BYTES as usize, JobAccess::Writes);
     let submission = create(layout.submission_bytes(), JobAccess::Writes);
     let completion = create(layout.completion_bytes(), JobAccess::Reads);
-    let job_region = attach(&region, JobAccess::Writes);
-    let job_submission = attach(&submission, JobAccess::Writes);
-    let job_completion = attach(&completion, JobAccess::Reads);
-    let mut daemon = DaemonRing::new(layout, submission, completion);
-    let mut job = JobRing::new(job_submission, job_completion).unwrap();
+    let job_submission = view.of(&submission, JobAccess::Writes);
+    let job_completion = view.of(&completion, JobAccess::Reads);
+    let daemon = DaemonRing::new(layout, submission, completion);
+    (daemon, JobRing::new(job_submission, job_completion).unwrap())
+}
+
+fn land_and_watch(view: View, rounds: u64) {
+    let region = SharedMemory::create("stress", REGION_BYTES as usize, JobAccess::Writes).unwrap();
+    let job_region = view.of(&region, JobAccess::Writes);
+    let (mut daemon, mut job) = ends(view);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| land(&mut daemon, &region, &is_over));
@@ -93,4 +155,36 @@ fn chunk_is_seen_only_after_its_bytes() {
         assert!(seen_early > 0, "nobody looked in the middle of a message");
         println!("{rounds} messages, {seen_early} looks in the middle of one");
     });
+}
+
+fn fill_and_reorder(view: View, rounds: u64) {
+    let (mut daemon, mut job) = ends(view);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| reorder(&mut daemon, &is_over));
+        let filling = scope.spawn(|| fill(&mut job, rounds)).join();
+        is_over.store(true, Ordering::Release);
+        filling.expect("the job found nothing wrong");
+    });
+}
+
+#[test]
+fn chunk_is_seen_only_after_its_bytes() {
+    land_and_watch(View::Attached, rounds(20_000));
+}
+
+#[test]
+fn chunk_is_seen_only_after_its_bytes_through_one_mapping() {
+    land_and_watch(View::Aliased, rounds(1000));
+}
+
+/// 12,500 wraps of either queue.
+#[test]
+fn every_operation_completes_once_over_many_wraps() {
+    fill_and_reorder(View::Attached, rounds(100_000));
+}
+
+#[test]
+fn every_operation_completes_once_through_one_mapping() {
+    fill_and_reorder(View::Aliased, rounds(1000));
 }

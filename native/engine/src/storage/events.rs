@@ -13,7 +13,7 @@ pub const EVENTS_MAX: usize = 1024;
 /// One event of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StorageEvent {
-    /// `refused`, `found`, `reservation`, `queue_opened` or `queue_closed`.
+    /// `refused`, `found`, `repaired`, `reservation`, `queue_opened` or `queue_closed`.
     pub kind: &'static str,
     /// Stable reason id; empty for an orderly change.
     pub reason: &'static str,

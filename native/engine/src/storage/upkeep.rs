@@ -18,6 +18,8 @@ pub struct Finding {
     pub lba: Option<u64>,
     /// In words.
     pub detail: String,
+    /// Whether the store knows what is right, and writes it again when the job is through.
+    pub is_known: bool,
 }
 
 /// What a job did with one piece.
@@ -42,8 +44,13 @@ pub struct Report {
 pub trait Upkeep: Send {
     /// The next piece from `lba` on with something to look at, at most [`PIECE_BLOCKS`] of one set.
     fn next_piece(&mut self, lba: u64) -> Option<Range<u64>>;
+    /// Checks a part of what the store has on its device beside leaf pages and blocks; false: nothing
+    /// is left. No range lock is needed.
+    fn scrub_structure(&mut self, report: &mut Report) -> io::Result<bool>;
     /// Reads a piece from the device, its leaf page too, and checks it.
     fn scrub(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()>;
+    /// Writes again, durably, all that was found wrong and is known. No range lock is needed.
+    fn repair(&mut self) -> io::Result<()>;
     /// Whether blocks of this store have fast-path MACs.
     fn has_fast_path(&self) -> bool;
     /// Gives the blocks of a piece fast-path MACs, each after a full check; those with changes that

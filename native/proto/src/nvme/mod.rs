@@ -39,6 +39,8 @@ pub enum Reason {
     QueueClosed,
     /// The store failed to read or write.
     StoreFailed,
+    /// A page that the store's next opening needs isn't the one written last.
+    StoreDamaged,
     /// The store was put back to an older state, or is another's.
     StoreRolledBack,
     /// The store's anchor gave no answer: what was to be made durable may be tried again.
@@ -65,6 +67,7 @@ impl Reason {
             Self::PduMalformed => "pdu.malformed",
             Self::QueueClosed => "queue.closed",
             Self::StoreFailed => "store.failed",
+            Self::StoreDamaged => "store.damaged",
             Self::StoreRolledBack => "store.rolled_back",
             Self::AnchorUnreachable => "anchor.unreachable",
             Self::LeaseExhausted => "lease.exhausted",

@@ -176,7 +176,7 @@ impl From<super::Reason> for Status {
                 Self::APPLICATION_TAG_CHECK.final_()
             }
             R::StoreFailed => Self::UNRECOVERED_READ,
-            R::StoreRolledBack => Self::UNRECOVERED_READ.final_(),
+            R::StoreRolledBack | R::StoreDamaged => Self::UNRECOVERED_READ.final_(),
             // Without "do not retry": nothing is lost, and the next flush asks the anchor again.
             R::LeaseExhausted | R::AnchorUnreachable => Self::NAMESPACE_NOT_READY,
             R::PduMalformed | R::QueueClosed => Self::INTERNAL_PATH_ERROR,

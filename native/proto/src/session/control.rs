@@ -174,9 +174,8 @@ impl Control {
             return repeat.due.filter(|_| self.closes_left > 0);
         }
         let at_once = self.round.is_some().then_some(now);
-        let credit = self.credit.due.filter(|_| is_established);
         let draining = self.drain.due().filter(|_| is_established);
-        let dues = [at_once, self.ack_due, credit, self.notices.due, draining];
+        let dues = [at_once, self.ack_due, self.credit.due, self.notices.due, draining];
         dues.into_iter().flatten().min()
     }
 
@@ -215,8 +214,8 @@ impl Control {
             self.write_notices(out, end - reserved, halves, now);
             if halves.is_established {
                 self.drain.write(out, halves.timeout, now);
-                self.write_credit(out, end - reserved, halves, now);
             }
+            self.write_credit(out, end - reserved, halves, now);
         }
         self.write_slices(out, end - reserved, halves.receiver);
         let Path { challenges, rtt, .. } = &mut paths[path];

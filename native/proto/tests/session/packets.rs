@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{Arrival, CloseReason, Ecn, Event, Session, SessionConfig, Source};
 
-use crate::pair::{MILLISECOND, Pair, config, end_with, receive, send};
+use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, receive, send};
 
 fn pair_with(packets_per_key: u64) -> Pair {
     // Slow enough for many round trips.
@@ -47,6 +47,17 @@ fn keys_roll_over_while_messages_move_and_packets_are_lost() {
     assert!(sender.key_updates_sent >= 8, "{sender:?}");
     assert!(receiver.key_updates_received >= sender.key_updates_sent - 1);
     assert_eq!((receiver.forged, receiver.unknown_epoch), (0, 0));
+}
+
+#[test]
+fn a_cold_message_takes_the_validation_of_the_path_and_its_own_round_trip() {
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
+    pair.ends[1].post_receive(receive(0, 2000), 0).unwrap();
+    pair.ends[0].post_send(send(0, 1000), 0).unwrap();
+    pair.run(4 * DELAY);
+    pair.pump();
+    let is_completed = |event: &Event| matches!(event, Event::SendCompleted { .. });
+    assert!(pair.events[0].iter().any(is_completed), "{:?}", pair.events);
 }
 
 #[test]

@@ -115,8 +115,8 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
                 let blackout = Some((start, start + outage));
                 let scenario = Scenario { reliability, blackout, ..sized(6, 600_000, 1) };
                 let outcome = check(&scenario);
-                // Validation of the path, and credit: then the message starts.
-                let ended = RTT + RTT / 2 + longest(&outcome);
+                // Validation of the path, and credit with it: then the message starts.
+                let ended = RTT + longest(&outcome);
                 let healed = ended - start - outage;
                 // A probe, its answer, what was lost, and its acknowledgement: two round trips,
                 // and what it takes until the next probe and until its gap counts as lost.

@@ -37,7 +37,7 @@ fn check(found: &Found, iv: &Iv, report: &mut Report) -> io::Result<()> {
         note(report, Some(*lba), "sector", Refusal::Stale(*lba).into())?;
     } else if let Err(reason) = check_written(block) {
         let detail = "stored sector".into();
-        report.findings.push(Finding { reason, lba: Some(*lba), detail });
+        report.findings.push(Finding { reason, lba: Some(*lba), detail, is_known: false });
     }
     Ok(())
 }
@@ -107,6 +107,10 @@ impl Upkeep for InPlaceUpkeep {
         self.walk.next_piece(lba)
     }
 
+    fn scrub_structure(&mut self, report: &mut Report) -> io::Result<bool> {
+        self.walk.scrub_structure(report)
+    }
+
     fn scrub(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()> {
         let entries = self.walk.entries(&piece, report)?;
         for found in self.read(piece.start, &entries, report)? {
@@ -115,6 +119,10 @@ impl Upkeep for InPlaceUpkeep {
             }
         }
         Ok(())
+    }
+
+    fn repair(&mut self) -> io::Result<()> {
+        self.walk.map().repair()
     }
 
     fn has_fast_path(&self) -> bool {
@@ -129,9 +137,15 @@ impl Upkeep for InPlaceUpkeep {
                 *entry = Known::Void;
             }
         }
+        let mut found = self.read(piece.start, &entries, report)?;
+        let blocks = found.iter_mut().map(|found| (found.lba, &mut *found.block));
+        let vouched = match self.shared.map.vouch(Walk::<Ivs>::set_of(piece.start), blocks) {
+            Ok(vouched) => vouched,
+            Err(error) => return note(report, Some(piece.start), "leaf page", error),
+        };
         let mut changed = Vec::new();
-        for mut found in self.read(piece.start, &entries, report)? {
-            match self.shared.map.vouch(found.lba, &mut found.block) {
+        for (found, vouched) in found.into_iter().zip(vouched) {
+            match vouched {
                 Ok(None) => {}
                 Ok(Some(is_new)) => {
                     report.refreshed += 1;

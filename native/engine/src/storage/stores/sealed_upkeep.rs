@@ -36,6 +36,10 @@ impl Upkeep for SealedUpkeep {
         self.walk.next_piece(lba)
     }
 
+    fn scrub_structure(&mut self, report: &mut Report) -> io::Result<bool> {
+        self.walk.scrub_structure(report)
+    }
+
     fn scrub(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()> {
         let entries = self.walk.entries(&piece, report)?;
         for (first, count, place) in runs(&entries, self.shared.map.geometry()) {
@@ -62,6 +66,10 @@ impl Upkeep for SealedUpkeep {
             }
         }
         Ok(())
+    }
+
+    fn repair(&mut self) -> io::Result<()> {
+        self.walk.map().repair()
     }
 
     fn has_fast_path(&self) -> bool {

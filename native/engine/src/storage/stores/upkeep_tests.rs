@@ -26,7 +26,7 @@ const BLOCKS: u64 = 1000;
 struct World<S> {
     store: S,
     device: File,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 type InPlace = World<InPlaceStore>;
@@ -36,7 +36,7 @@ impl<S: BlockStore> World<S> {
     fn over(scratch: Scratch, store: S) -> Self {
         let mut options = std::fs::OpenOptions::new();
         let device = options.read(true).write(true).open(scratch.file()).expect("device");
-        Self { store, device, _scratch: scratch }
+        Self { store, device, scratch }
     }
 
     fn write(&self, lba: u64, blocks: u64, version: u64) {
@@ -55,6 +55,7 @@ impl<S: BlockStore> World<S> {
     fn scrub(&self) -> Report {
         let mut upkeep = self.store.upkeep().expect("upkeep").expect("upkeep");
         let (mut report, mut next) = (Report::default(), 0);
+        while upkeep.scrub_structure(&mut report).expect("structure") {}
         while let Some(piece) = upkeep.next_piece(next) {
             assert!(piece.start >= next && piece.end > piece.start && piece.end <= BLOCKS);
             assert!(piece.end - piece.start <= PIECE_BLOCKS);
@@ -62,6 +63,14 @@ impl<S: BlockStore> World<S> {
             upkeep.scrub(piece, &mut report).expect("scrub");
         }
         report
+    }
+
+    /// Scrubs, and has repaired what is found: how much that is, and how much of it is known.
+    fn repair(&self) -> (usize, usize) {
+        let report = self.scrub();
+        self.store.upkeep().expect("upkeep").expect("upkeep").repair().expect("repair");
+        let known = report.findings.iter().filter(|found| found.is_known).count();
+        (report.findings.len(), known)
     }
 
     fn flip(&self, place: u64) {
@@ -82,6 +91,19 @@ impl InPlace {
     fn place(&self, lba: u64) -> u64 {
         self.store.map().geometry().in_place_block(lba) * BLOCK_BYTES as u64
     }
+
+    /// Where the leaf page of a set is.
+    fn leaf_place(&self, set: u64) -> u64 {
+        self.store.map().leaves().fetch(set).expect("not void").place * BLOCK_BYTES as u64
+    }
+
+    fn reopened(self) -> Self {
+        let Self { store, device, scratch } = self;
+        drop(store);
+        let raw = InlineFileStore::open(&scratch.file(), raw_blocks(BLOCKS)).expect("raw");
+        let store = InPlaceStore::open(Box::new(raw), &Trust::default()).expect("it opens");
+        Self { store, device, scratch }
+    }
 }
 
 impl OutOfPlace {
@@ -96,6 +118,18 @@ impl OutOfPlace {
         let map = self.store.map();
         let Known::Entry(entry) = map.current(lba, 1)[0] else { panic!("it waits in memory") };
         map.geometry().slot(entry.slot) * PAGE_BYTES as u64
+    }
+
+    /// Where the leaf page of a set, or of the slot map, is.
+    fn leaf_place(&self, leaf: u64) -> u64 {
+        self.store.map().leaves().fetch(leaf).expect("not void").place * PAGE_BYTES as u64
+    }
+
+    fn reopened(self) -> Self {
+        let Self { store, device, scratch } = self;
+        drop(store);
+        let store = SealedFileStore::open(&scratch.file(), &Trust::default()).expect("it opens");
+        Self { store, device, scratch }
     }
 }
 
@@ -180,6 +214,14 @@ fn a_wrong_leaf_page_is_found_also_while_memory_has_the_right_one() {
     let report = world.scrub();
     assert_eq!(lbas(&report), [Some(0)]);
     assert_eq!((report.checked, report.unchecked), (100, 0), "memory tells of its sectors");
+}
+
+#[test]
+fn sectors_below_a_leaf_page_that_nobody_knows_cannot_be_told_of() {
+    let world = World::in_place();
+    world.write(300, 100, 1);
+    world.store.map().merge().expect("merge");
+    world.flip(world.leaf_place(0));
     world.store.map().leaves().forget_pages();
     world.write(310, 1, 2);
     let report = world.scrub();
@@ -251,4 +293,142 @@ fn what_cannot_be_read_together_is_read_one_by_one() {
     };
     assert_eq!(read(None), (vec![Some(vec![0]), None, Some(vec![2])], 4));
     assert_eq!(read(Some(io::ErrorKind::NotConnected)), (vec![None], 1), "the device is gone");
+}
+
+#[test]
+fn wrong_pages_of_nodes_checkpoint_and_log_are_found_and_written_again() {
+    let world = World::out_of_place();
+    fill(&world, || world.store.map().merge().expect("merge"));
+    let geometry = world.store.map().geometry().clone();
+    let page = |page: u64| page * PAGE_BYTES as u64;
+    for copy in [0, 1] {
+        world.flip(page(geometry.nodes(0, copy)) + 100);
+        world.flip(page(geometry.checkpoint(copy.into())) + 20);
+    }
+    world.flip(page(0) + 40);
+    // Behind the checkpoint that creation wrote, and the merge's.
+    world.flip(page(geometry.log(world.store.map().log_start())));
+    let report = world.scrub();
+    assert!(report.findings.iter().all(|it| it.reason == Reason::StoreDamaged && it.is_known));
+    let what: Vec<_> = report.findings.iter().map(|it| it.detail.split(':').next()).collect();
+    let log = format!("page {} of the log", world.store.map().log_start());
+    let wanted = ["superblock", "checkpoint 2", "page 0 of nodes", &log].map(Some);
+    assert_eq!(what, wanted);
+    assert_eq!(report.checked, 60 + 90 + 1);
+    assert_eq!(world.repair(), (4, 4));
+    assert_eq!(world.scrub().findings, []);
+    let world = world.reopened();
+    assert_eq!(world.scrub().findings, []);
+}
+
+#[test]
+fn an_older_page_of_nodes_and_an_older_end_of_the_log_are_wrong() {
+    let world = World::out_of_place();
+    let geometry = world.store.map().geometry().clone();
+    world.write(0, 10, 1);
+    world.store.map().merge().expect("merge");
+    let nodes = |copy| geometry.nodes(0, copy) * PAGE_BYTES as u64;
+    let mut older = [[0; PAGE_BYTES]; 2];
+    for (copy, page) in (0..).zip(&mut older) {
+        world.device.read_exact_at(page, nodes(copy)).expect("read");
+    }
+    world.write(0, 10, 2);
+    let end = geometry.log(world.store.map().log_start()) * PAGE_BYTES as u64;
+    let mut written = [0; PAGE_BYTES];
+    world.device.read_exact_at(&mut written, end).expect("read");
+    world.device.write_all_at(&[0; PAGE_BYTES], end).expect("write");
+    assert_eq!(world.scrub().findings.len(), 1, "the log ends too early");
+    world.device.write_all_at(&written, end).expect("write");
+    world.store.map().merge().expect("merge");
+    assert_eq!(world.scrub().findings, []);
+    for (copy, page) in (0..).zip(&older) {
+        world.device.write_all_at(page, nodes(copy)).expect("write");
+    }
+    assert_eq!(world.repair(), (1, 1));
+    let world = world.reopened();
+    assert_eq!(world.scrub().findings, []);
+}
+
+#[test]
+fn leaf_pages_that_memory_knows_are_written_again() {
+    let world = World::out_of_place();
+    world.write(0, 200, 1);
+    world.store.map().merge().expect("merge");
+    let sets = world.store.map().geometry().sets();
+    for leaf in [0, 2, sets] {
+        world.flip(world.leaf_place(leaf));
+    }
+    assert_eq!(world.repair(), (3, 3));
+    world.store.map().leaves().forget_pages();
+    assert_eq!(world.scrub().findings, []);
+    let world = world.reopened();
+    assert_eq!(world.scrub().findings, []);
+}
+
+#[test]
+fn a_leaf_page_in_place_is_made_of_its_blocks_if_they_come_to_its_node() {
+    let world = World::in_place();
+    world.write(300, 100, 1);
+    world.store.map().merge().expect("merge");
+    world.flip(world.leaf_place(0));
+    world.flip(world.leaf_place(1));
+    world.store.map().leaves().forget_pages();
+    // Nothing on the device tells any more what the leaf page had of it.
+    world.write(350, 1, 2);
+    let report = world.scrub();
+    let known: Vec<_> = report.findings.iter().map(|it| (it.lba, it.is_known)).collect();
+    assert_eq!(known, [(Some(0), true), (Some(Ivs::ENTRIES_PER_LEAF), false)]);
+    assert_eq!(report.checked, 40 + 1);
+    let world = world.reopened();
+    assert_eq!(world.scrub().findings.len(), 2);
+}
+
+#[test]
+fn changes_are_merged_into_a_leaf_page_that_is_wrong_on_the_device_and_known() {
+    let world = World::out_of_place();
+    world.write(0, 10, 1);
+    world.store.map().merge().expect("merge");
+    world.flip(world.leaf_place(0));
+    assert_eq!(world.scrub().findings.len(), 1);
+    world.store.map().leaves().forget_pages();
+    world.write(3, 1, 2);
+    world.store.map().merge().expect("merge");
+    assert_eq!(world.scrub().findings, []);
+    let world = world.reopened();
+    assert_eq!(world.scrub().checked, 10);
+}
+
+#[test]
+fn what_nobody_knows_is_not_made_up() {
+    let world = World::out_of_place();
+    world.write(0, 200, 1);
+    world.store.map().merge().expect("merge");
+    world.flip(world.leaf_place(0));
+    world.store.map().leaves().forget_pages();
+    assert_eq!(world.repair(), (1, 0));
+    assert_eq!(world.repair(), (1, 0));
+}
+
+#[test]
+fn a_leaf_page_that_a_merge_has_written_already_is_not_written_over_what_the_checkpoint_needs() {
+    let world = World::in_place();
+    let map = world.store.map();
+    world.write(0, 10, 1);
+    map.merge().expect("merge");
+    let needed = world.leaf_place(0);
+    let mut before = [0; BLOCK_BYTES];
+    world.device.read_exact_at(&mut before, needed).expect("read");
+    world.write(0, 10, 2);
+    map.begin_merge().expect("begin");
+    map.merge_step().expect("step");
+    assert_ne!(world.leaf_place(0), needed);
+    world.flip(world.leaf_place(0));
+    assert_eq!(world.scrub().findings.len(), 1);
+    map.merge_step().expect("the last step, with the checkpoint");
+    assert!(!map.is_merging());
+    let mut after = [0; BLOCK_BYTES];
+    world.device.read_exact_at(&mut after, needed).expect("read");
+    assert_eq!(before, after);
+    assert_eq!(world.repair(), (1, 1));
+    assert_eq!(world.scrub().findings, []);
 }

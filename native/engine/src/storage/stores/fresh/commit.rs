@@ -1,5 +1,6 @@
 //! Making changes durable: log pages, checkpoints, the anchor. One thread at a time.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -14,7 +15,7 @@ use super::geometry::Geometry;
 use super::keys::{PageKey, Tag};
 use super::log::{LogPage, Record, records_per_page};
 use super::map::{Layout, Map};
-use super::merge::Merge;
+use super::merge::{Merge, Repair};
 use super::slot_maps::SlotMaps;
 use crate::clock;
 
@@ -27,8 +28,8 @@ pub(super) struct Writer<E> {
     pub epoch: u64,
     pub nonce: [u8; 16],
     pub log_key: PageKey,
-    /// First log page that the last checkpoint goes on from.
-    pub log_start: u64,
+    /// First log page that the last checkpoint goes on from, and the tag of the one before.
+    pub log_start: (u64, Tag),
     /// The same of the oldest checkpoint that may still be wanted.
     pub log_kept: u64,
     pub log_next: u64,
@@ -44,6 +45,10 @@ pub(super) struct Writer<E> {
     /// Slots of which leaf pages tell.
     pub slot_maps: SlotMaps,
     pub merge: Option<Merge<E>>,
+    /// Leaves that the next merge writes again as they are, by number.
+    pub repairs: BTreeMap<u64, Repair>,
+    /// Whether the superblock is wrong on the device.
+    pub rewrites_superblock: bool,
     /// Whether no checkpoint before the last one may still be wanted.
     pub is_settled: bool,
     /// Slots that no leaf page of the last checkpoint names any more: free as soon as no older
@@ -228,7 +233,7 @@ impl<F: Layout> Map<F> {
             self.state().slots.release(retired);
         }
         if let Some(frozen) = frozen {
-            writer.merge = Some(Merge::new(frozen, border));
+            writer.start_merge(Merge::new(frozen, border));
         }
         Ok(())
     }
@@ -263,7 +268,7 @@ impl<F: Layout> Map<F> {
             self.append(writer, &carried)?;
         }
         merge.retired = retired;
-        writer.merge = Some(merge);
+        writer.start_merge(merge);
         self.merge_to_end(writer)
     }
 
@@ -339,9 +344,9 @@ impl<F: Layout> Map<F> {
     ) -> io::Result<()> {
         let number = writer.checkpoint + 1;
         for round in self.leaves.begin_checkpoint(number).chunks(ROUND_PAGES) {
-            let pages = round.iter().filter_map(|index| self.leaves.node_page(number, *index));
-            let pages = pages.map(|(page, place)| (place, page)).collect();
-            let written = write_sorted(&*self.file, pages, |page| page.encode(&self.keys))?;
+            let page = |index: &u64| self.leaves.node_page(number, *index, &self.keys);
+            let pages = round.iter().filter_map(page).collect();
+            let written = write_sorted(&*self.file, pages, |page| *page)?;
             count(&self.counters.node_writes, written);
         }
         // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
@@ -375,7 +380,7 @@ impl<F: Layout> Map<F> {
         count(&self.counters.checkpoints, 1);
         writer.checkpoint = number;
         writer.checkpoint_tag = tag;
-        writer.log_start = log_start;
+        writer.log_start = (log_start, log_tag);
         writer.is_settled = false;
         Ok(())
     }
@@ -417,7 +422,7 @@ impl<F: Layout> Map<F> {
         }
         let replaced = std::mem::take(&mut writer.replaced);
         self.state().slots.release(replaced);
-        writer.log_kept = writer.log_start;
+        writer.log_kept = writer.log_start.0;
         writer.is_settled = true;
         self.note_log_used(writer);
         Ok(())

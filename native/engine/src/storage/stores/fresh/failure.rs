@@ -13,6 +13,9 @@ pub enum Refusal {
     /// A leaf page isn't the one that was written last.
     #[error("leaf page {0} isn't what was written last")]
     StaleLeaf(u64),
+    /// A page that the next opening needs isn't the one that was written last.
+    #[error("it isn't what was written last")]
+    Damaged,
     /// The device was put back to an older state, or is another's.
     #[error("the store was rolled back: {0}")]
     RolledBack(String),
@@ -30,6 +33,7 @@ impl Refusal {
     pub fn reason(&self) -> Reason {
         match self {
             Self::Stale(_) | Self::StaleLeaf(_) => Reason::SectorStale,
+            Self::Damaged => Reason::StoreDamaged,
             Self::RolledBack(_) => Reason::StoreRolledBack,
             Self::AnchorUnreachable(_) => Reason::AnchorUnreachable,
             Self::Failed(_) => Reason::StoreFailed,

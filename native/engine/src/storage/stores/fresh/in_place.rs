@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use sealane_proto::freshness::fast_path::Included;
-use sealane_proto::freshness::leaf::{Iv, Ivs, LeafFormat};
+use sealane_proto::freshness::leaf::{Iv, Ivs, LEAF_BYTES, Leaf, LeafFormat, LeafPage};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::sector::{
     BLOCK_BYTES, Block, block_iv, check_written, field, metadata, metadata_mut,
@@ -37,6 +37,19 @@ impl Layout for Ivs {
     ) -> io::Result<bool> {
         let metadata = file.read_metadata(geometry.in_place_block(lba))?;
         Ok(metadata[field::IV.0..field::IV.1] == *iv)
+    }
+
+    /// Of their IVs. It isn't right if one of them was written or made void since it was merged.
+    fn derive(set: u64, file: &dyn BlockFile, geometry: &Geometry) -> io::Result<Option<LeafPage>> {
+        let mut page = [0; LEAF_BYTES];
+        let start = set * Self::ENTRIES_PER_LEAF;
+        let end = geometry.block_count.min(start + Self::ENTRIES_PER_LEAF);
+        for (index, lba) in (start..end).enumerate() {
+            let metadata = file.read_metadata(geometry.in_place_block(lba))?;
+            let iv: Iv = *metadata[field::IV.0..].first_chunk().unwrap_or(&[0; 12]);
+            Self::set(&mut page, index, Some(&iv).filter(|iv| **iv != [0; 12]));
+        }
+        Ok(Some(page))
     }
 }
 
@@ -75,20 +88,31 @@ impl Map<Ivs> {
         Ok(())
     }
 
-    /// Gives a block that came from the device its fast-path MAC, after a full check: whether that
-    /// is another than it had. None: there is none to give, as it is unwritten or has a change that
-    /// waits to be merged. An error if it isn't what was written last. Nobody may write the block
-    /// meanwhile, and until it is back on the device. May read its leaf page, and block.
-    pub fn vouch(&self, lba: u64, block: &mut Block) -> io::Result<Option<bool>> {
-        let (set, index) = (lba / Ivs::ENTRIES_PER_LEAF, lba % Ivs::ENTRIES_PER_LEAF);
-        if self.current(lba, 1) != [Known::Absent] {
-            return Ok(None);
-        }
-        let Some(page) = self.leaf(set)? else { return Ok(None) };
-        let leaf = self.leaves.with_node(set, &page);
-        let included = leaf.as_ref().and_then(|leaf| Included::of(leaf, index as usize));
-        let (Some(leaf), Some(included)) = (leaf, included) else { return Ok(None) };
-        if Some(block_iv(block)) != leaf.entry::<Ivs>(index as usize) {
+    /// Gives blocks of one set that came from the device their fast-path MACs, after a full check: of
+    /// each whether that is another than it had. None: there is none to give, as it is unwritten or has
+    /// a change that waits to be merged. An error if it isn't what was written last, or the leaf page
+    /// isn't. Nobody may write the blocks meanwhile, and until they are back on the device. May read
+    /// their leaf page, and block.
+    pub fn vouch<'a>(
+        &self,
+        set: u64,
+        blocks: impl IntoIterator<Item = (u64, &'a mut Block)>,
+    ) -> io::Result<Vec<io::Result<Option<bool>>>> {
+        let known = |(lba, block)| (lba, block, self.current(lba, 1)[0]);
+        // In this order: what was merged since is in the leaf page.
+        let blocks: Vec<_> = blocks.into_iter().map(known).collect();
+        let leaf = self.leaf(set)?.and_then(|page| self.leaves.with_node(set, &page));
+        let vouched = blocks.into_iter().map(|(lba, block, known)| match &leaf {
+            Some(leaf) if known == Known::Absent => self.vouch_under(leaf, lba, block),
+            _ => Ok(None),
+        });
+        Ok(vouched.collect())
+    }
+
+    fn vouch_under(&self, leaf: &Leaf, lba: u64, block: &mut Block) -> io::Result<Option<bool>> {
+        let index = (lba % Ivs::ENTRIES_PER_LEAF) as usize;
+        let Some(included) = Included::of(leaf, index) else { return Ok(None) };
+        if Some(block_iv(block)) != leaf.entry::<Ivs>(index) {
             return Err(Refusal::Stale(lba).into());
         }
         let mac = self.keys.fast_path().issue(&included);

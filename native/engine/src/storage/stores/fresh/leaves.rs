@@ -13,11 +13,13 @@ use sealane_proto::freshness::leaf::{Leaf, LeafPage};
 use sealane_proto::freshness::node::{ARITY, NODE_BYTES, Node, NodeKey};
 use sealane_proto::freshness::tree::{Root, Subtree, Tree};
 
+use super::super::pages::Page;
 use super::checkpoint::REGIONS;
 use super::counters::{Counters, count};
 use super::failure::Refusal;
 use super::geometry::Geometry;
 use super::hashers::side_by_side;
+use super::keys::{StoreKeys, Tag};
 use super::nodes::{Copies, Held, NODES_PER_PAGE, NodePage};
 
 /// Leaf pages kept in memory: 64 MiB, which is 4.7 GiB of blocks out of place.
@@ -41,7 +43,8 @@ pub struct Fetch {
     pub leaf: u64,
     /// Page of the device.
     pub place: u64,
-    node: Node,
+    /// Its node, and which copy that is.
+    pub held: Held,
 }
 
 /// What reading a leaf brought.
@@ -83,11 +86,14 @@ pub struct Written {
     pub growth: i32,
 }
 
+/// The two copies of a page of nodes as a device has them, each with its tag; None: no such page.
+pub type NodePages = [Option<(NodePage, Tag)>; 2];
+
 /// What is known of the leaves of one page of nodes.
 #[derive(Debug)]
 struct NodesHeld {
-    /// The copy on the device that the last checkpoint names.
-    current: Option<u8>,
+    /// The copy on the device that the last checkpoint names, and its tag.
+    current: Option<(u8, Tag)>,
     copies: Copies,
     /// Blocks that the leaves have entries of.
     written: u32,
@@ -158,20 +164,20 @@ impl Leaves {
     #[must_use]
     pub fn find(&self, leaf: u64) -> Found {
         let state = self.state();
-        let Some((node, copy)) = state.current(leaf) else { return Found::Void };
+        let Some(held) = state.current(leaf) else { return Found::Void };
         if let Some(page) = state.cache.get(&leaf) {
             count(&self.counters.leaf_hits, 1);
             return Found::Cached(Arc::clone(page));
         }
         count(&self.counters.leaf_misses, 1);
-        Found::At(Fetch { leaf, place: self.geometry.leaf(leaf, copy), node })
+        Found::At(Fetch { leaf, place: self.geometry.leaf(leaf, held.copy), held })
     }
 
     /// Where a leaf is on the device, also if it is in memory; None: void.
     #[must_use]
     pub fn fetch(&self, leaf: u64) -> Option<Fetch> {
-        let (node, copy) = self.state().current(leaf)?;
-        Some(Fetch { leaf, place: self.geometry.leaf(leaf, copy), node })
+        let held = self.state().current(leaf)?;
+        Some(Fetch { leaf, place: self.geometry.leaf(leaf, held.copy), held })
     }
 
     /// A leaf's page if it is in memory.
@@ -217,9 +223,9 @@ impl Leaves {
     }
 
     fn checked(&self, fetch: &Fetch, page: &LeafPage, keeps: bool) -> Result<Checked, Refusal> {
-        let is_right = self.is_page_of(fetch.leaf, fetch.node, page);
+        let is_right = self.is_page_of(fetch.leaf, fetch.held.node, page);
         let mut state = self.state();
-        let is_current = state.tree.node(fetch.leaf) == Some(fetch.node);
+        let is_current = state.tree.node(fetch.leaf) == Some(fetch.held.node);
         if !is_right {
             let stale = Refusal::StaleLeaf(fetch.leaf);
             return if is_current { Err(stale) } else { Ok(Checked::Changed) };
@@ -236,7 +242,7 @@ impl Leaves {
     pub fn current(&self, leaves: impl IntoIterator<Item = u64>) -> Vec<Current> {
         let state = self.state();
         let current = |leaf| {
-            let held = state.current(leaf).map(|(node, copy)| Held { node, copy });
+            let held = state.current(leaf);
             let page = held.and_then(|_| state.cache.get(&leaf)).map(Arc::clone);
             Current { leaf, held, page }
         };
@@ -429,9 +435,17 @@ impl Leaves {
         indices
     }
 
-    /// A page of nodes as the checkpoint of that number has it, and where to write it.
+    /// A page of nodes as the checkpoint of that number has it, behind the place to write it to.
     #[must_use]
-    pub fn node_page(&self, number: u64, index: u64) -> Option<(NodePage, u64)> {
+    pub fn node_page(&self, number: u64, index: u64, keys: &StoreKeys) -> Option<(u64, Page)> {
+        let (page, copy) = self.nodes_to_write(number, index)?;
+        let (page, tag) = page.encode(keys);
+        // Only who writes checkpoints changes which copy is current.
+        self.state().pages[index as usize].as_mut()?.current = Some((copy, tag));
+        Some((self.geometry.nodes(index, copy), page))
+    }
+
+    fn nodes_to_write(&self, number: u64, index: u64) -> Option<(NodePage, u8)> {
         let mut state = self.state();
         let State { tree, pages, .. } = &mut *state;
         let held = pages[index as usize].as_mut()?;
@@ -441,9 +455,24 @@ impl Leaves {
             Some(Held { node: tree.node(leaf)?, copy })
         });
         let page = NodePage { number, index, written: held.written, leaves: leaves.collect() };
-        let copy = held.current.map_or(0, |copy| 1 - copy);
-        held.current = Some(copy);
-        Some((page, self.geometry.nodes(index, copy)))
+        Some((page, held.current.map_or(0, |(copy, _)| 1 - copy)))
+    }
+
+    /// Whether the copies of a page of nodes on the device are those that an opening would take for
+    /// it, the last checkpoint being of that number. Nobody may write a checkpoint meanwhile.
+    #[must_use]
+    pub fn is_node_page_right(&self, number: u64, index: u64, copies: NodePages) -> bool {
+        let state = self.state();
+        let found = state.latest(number, self.region(index), index, copies);
+        let held = state.pages[index as usize].as_ref().and_then(|held| held.current);
+        found.map(|(copy, (_, tag))| (copy, tag)) == held
+    }
+
+    /// Has the next checkpoint write a page of nodes, whatever the device has there.
+    pub fn rewrite_node_page(&self, index: u64) {
+        let mut state = self.state();
+        state.pages[index as usize].get_or_insert_with(|| Box::new(NodesHeld::VOID));
+        state.dirty.insert(index);
     }
 
     // Opening.
@@ -455,30 +484,23 @@ impl Leaves {
 
     /// Takes the copies of a page of nodes as the device has them, of which the latest that belongs
     /// to the checkpoint of that number, or an earlier one, counts.
-    pub fn load(&self, number: u64, index: u64, copies: [Option<NodePage>; 2]) {
+    pub fn load(&self, number: u64, index: u64, copies: NodePages) {
         let mut state = self.state();
-        let void_since = state.void_since[self.region(index)];
-        let mut last: Option<(u8, NodePage)> = None;
-        for (copy, page) in (0..).zip(copies) {
-            let Some(page) = page.filter(|page| page.index == index) else { continue };
-            if page.number > number {
-                // Of a checkpoint that was not completed. The next one writes over it, or a later
-                // opening would take it for a part of one that was.
-                state.dirty.insert(index);
-            } else if page.number >= void_since
-                && last.as_ref().is_none_or(|(_, last)| last.number < page.number)
-            {
-                last = Some((copy, page));
-            }
+        let is_later = |(page, _): &(NodePage, Tag)| page.index == index && page.number > number;
+        if copies.iter().flatten().any(is_later) {
+            // Of a checkpoint that was not completed. The next one writes over it, or a later
+            // opening would take it for a part of one that was.
+            state.dirty.insert(index);
         }
-        let Some((copy, page)) = last else {
+        let Some((copy, (page, tag))) = state.latest(number, self.region(index), index, copies)
+        else {
             if state.dirty.contains(&index) {
                 state.pages[index as usize] = Some(Box::new(NodesHeld::VOID));
             }
             return;
         };
         let mut held = Box::new(NodesHeld::VOID);
-        (held.current, held.written) = (Some(copy), page.written);
+        (held.current, held.written) = (Some((copy, tag)), page.written);
         let leaves = index * NODES_PER_PAGE..self.geometry.leaves();
         let leaves = leaves.zip(page.leaves).enumerate();
         let nodes = leaves.filter_map(|(place, (leaf, found))| {
@@ -496,10 +518,26 @@ impl Leaves {
 }
 
 impl State {
-    fn current(&self, leaf: u64) -> Option<(Node, u8)> {
+    /// Of the copies of a page of nodes the latest that belongs to the checkpoint of that number, or
+    /// an earlier one.
+    fn latest(
+        &self,
+        number: u64,
+        region: usize,
+        index: u64,
+        copies: NodePages,
+    ) -> Option<(u8, (NodePage, Tag))> {
+        let numbers = self.void_since[region]..=number;
+        let copies = (0..).zip(copies).filter_map(|(copy, page)| Some((copy, page?)));
+        let counts = |page: &NodePage| page.index == index && numbers.contains(&page.number);
+        let copies = copies.filter(|(_, (page, _))| counts(page));
+        copies.max_by_key(|(_, (page, _))| page.number)
+    }
+
+    fn current(&self, leaf: u64) -> Option<Held> {
         let page = self.pages.get((leaf / NODES_PER_PAGE) as usize)?.as_ref()?;
         let copy = page.copies.get((leaf % NODES_PER_PAGE) as usize)?;
-        Some((self.tree.node(leaf)?, copy))
+        Some(Held { node: self.tree.node(leaf)?, copy })
     }
 }
 

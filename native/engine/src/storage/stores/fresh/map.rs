@@ -47,6 +47,9 @@ pub trait Layout: LeafFormat + Debug + Send + Sync {
         geometry: &Geometry,
         keys: &StoreKeys,
     ) -> io::Result<bool>;
+    /// The leaf page of a set as what the device has of its blocks would make it, where that tells of
+    /// entries. Only its node says whether it is right.
+    fn derive(set: u64, file: &dyn BlockFile, geometry: &Geometry) -> io::Result<Option<LeafPage>>;
 }
 
 /// Changes that no leaf page has.
@@ -115,6 +118,8 @@ pub fn take_leaf<F: LeafFormat>(
 pub struct Map<F: Layout> {
     pub(super) file: Arc<dyn BlockFile>,
     pub(super) geometry: Geometry,
+    /// Its first page, as it was written when it was created.
+    pub(super) superblock: Box<Page>,
     pub(super) keys: StoreKeys,
     pub(super) anchor: Option<Arc<dyn Anchor>>,
     pub(super) leaves: Leaves,
@@ -244,7 +249,7 @@ impl<F: Layout> Map<F> {
 
     pub(super) fn wants_merge(&self, writer: &Writer<F::Entry>, state: &State<F::Entry>) -> bool {
         let changes = (state.active.entries() + state.active.voids()) as u64;
-        let log_used = writer.log_next - writer.log_start;
+        let log_used = writer.log_next - writer.log_start.0;
         state.failure.is_none()
             && changes > 0
             && (changes > self.geometry.pending_max / 4 * 3 || log_used > self.log_usable() / 2)
@@ -280,6 +285,7 @@ impl<F: Layout> Map<F> {
         }
         let state = self.state();
         named.push(("pending_entries", state.pending()));
+        named.push(("failed", u64::from(state.failure.is_some())));
         // Blocks that were written before count twice until their changes are merged.
         let waiting = (state.active.entries() + state.frozen.entries()) as u64;
         named.push(("sectors_written", written + waiting));

@@ -2,6 +2,7 @@
 //! at most and goes to the copy that the last checkpoint doesn't need; what its changes replaced is
 //! found in it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,6 +27,15 @@ const STEP_SETS: usize = 128;
 /// Sets merged in one step when all others wait for the merge anyway: 8 MiB read and 8 written.
 const LONG_STEP_SETS: usize = 2048;
 
+/// A leaf that is wrong on the device, as it was when that was found.
+#[derive(Debug, Clone)]
+pub(super) struct Repair {
+    /// What is right.
+    pub page: Arc<LeafPage>,
+    /// Its node, and the copy that is wrong.
+    pub held: Held,
+}
+
 /// A merge under way.
 #[derive(Debug)]
 pub(super) struct Merge<E> {
@@ -36,6 +46,8 @@ pub(super) struct Merge<E> {
     replaced: Vec<u64>,
     /// Slots that changes replaced which are in no log.
     pub retired: Vec<u64>,
+    /// Leaves to write again, unless changes have them written anyway.
+    pub repairs: BTreeMap<u64, Repair>,
     /// The log goes on from here when all is merged.
     log_start: (u64, Tag),
 }
@@ -43,7 +55,7 @@ pub(super) struct Merge<E> {
 impl<E> Merge<E> {
     pub fn new(frozen: Arc<Pending<E>>, log_start: (u64, Tag)) -> Self {
         let (replaced, retired) = (Vec::new(), Vec::new());
-        Self { frozen, next_set: 0, replaced, retired, log_start }
+        Self { frozen, next_set: 0, replaced, retired, repairs: BTreeMap::new(), log_start }
     }
 }
 
@@ -100,6 +112,15 @@ fn apply<F: Layout>(
     growth
 }
 
+impl<E> Writer<E> {
+    /// Begins a merge. The last checkpoint is settled, and no leaf was written since: so each may be
+    /// written once until the next, those that are wrong on the device among them.
+    pub(super) fn start_merge(&mut self, merge: Merge<E>) {
+        let repairs = std::mem::take(&mut self.repairs);
+        self.merge = Some(Merge { repairs, ..merge });
+    }
+}
+
 impl<F: Layout> Map<F> {
     /// Ends the merge under way, and merges what was noted since.
     pub(super) fn merge_all(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
@@ -126,7 +147,7 @@ impl<F: Layout> Map<F> {
             return self.end_merge(writer, merge);
         };
         let hashers = hashers(changes.len());
-        let mut merging = self.take_pages(changes, hashers)?;
+        let mut merging = self.take_pages(changes, &merge.repairs, hashers)?;
         for set in &mut merging {
             let page = Arc::make_mut(&mut set.after);
             set.growth = apply::<F>(&set.change, page, &mut writer.slot_maps, &mut merge.replaced);
@@ -200,9 +221,14 @@ impl<F: Layout> Map<F> {
     fn take_pages(
         &self,
         changes: Vec<Change<F::Entry>>,
+        repairs: &BTreeMap<u64, Repair>,
         hashers: usize,
     ) -> io::Result<Vec<Merging<F::Entry>>> {
-        let currents = self.leaves.current(changes.iter().map(|change| change.set));
+        let mut currents = self.leaves.current(changes.iter().map(|change| change.set));
+        for current in currents.iter_mut().filter(|current| current.page.is_none()) {
+            let repair = repairs.get(&current.leaf).filter(|it| current.held == Some(it.held));
+            current.page = repair.map(|repair| Arc::clone(&repair.page));
+        }
         let place = |(index, current): (usize, &Current)| {
             let held = current.held.filter(|_| current.page.is_none())?;
             Some((self.geometry.leaf(current.leaf, held.copy), index))
@@ -250,6 +276,18 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
+    /// Leaf pages of sets that are wrong on the device, and were neither changed nor made void since.
+    fn rewritten(&self, repairs: &BTreeMap<u64, Repair>) -> Vec<Written> {
+        let currents = self.leaves.current(repairs.keys().copied());
+        let rewritten =
+            currents.into_iter().zip(repairs.values()).filter_map(|(current, repair)| {
+                let held = current.held.filter(|held| *held == repair.held)?;
+                let page = (Arc::clone(&repair.page), Held { copy: current.spare_copy(), ..held });
+                Some(Written { leaf: current.leaf, page: Some(page), growth: 0 })
+            });
+        rewritten.collect()
+    }
+
     fn end_merge(&self, writer: &mut Writer<F::Entry>, merge: Merge<F::Entry>) -> io::Result<()> {
         let maps = writer.slot_maps.take_dirty();
         let leaves = maps.iter().map(|(index, _)| self.geometry.sets() + index);
@@ -263,7 +301,9 @@ impl<F: Layout> Map<F> {
                 });
                 Written { leaf: current.leaf, page, growth: 0 }
             });
-        self.write_leaves(&written.collect::<Vec<_>>(), 1)?;
+        let mut written: Vec<_> = written.collect();
+        written.splice(..0, self.rewritten(&merge.repairs));
+        self.write_leaves(&written, 1)?;
         writer.replaced.extend(merge.replaced);
         writer.replaced.extend(merge.retired);
         {

@@ -27,6 +27,7 @@ pub mod placed;
 pub mod queued_anchor;
 mod recovery;
 mod slot_maps;
+mod structure;
 pub mod superblock;
 pub mod upkeep;
 

@@ -4,7 +4,7 @@ use sealane_proto::freshness::node::Node;
 
 use super::super::pages::Page;
 use super::codec::{Fields, get, get_u64};
-use super::keys::{Kind, StoreKeys};
+use super::keys::{Kind, StoreKeys, Tag};
 
 const MAGIC: [u8; 8] = *b"SEALNODE";
 /// Bytes of the states of a page's leaves: two bits each.
@@ -65,12 +65,12 @@ pub struct NodePage {
 }
 
 impl NodePage {
-    /// The page.
+    /// The page, and its tag.
     ///
     /// # Panics
     /// If it has more leaves than a page holds.
     #[must_use]
-    pub fn encode(&self, keys: &StoreKeys) -> Page {
+    pub fn encode(&self, keys: &StoreKeys) -> (Page, Tag) {
         assert!(self.leaves.len() as u64 <= NODES_PER_PAGE, "more leaves than a page holds");
         let mut page = Page::ZERO;
         let mut fields = Fields::new(&mut page);
@@ -86,18 +86,18 @@ impl NodePage {
         for leaf in &self.leaves {
             fields.put(&Node::to_bytes(leaf.map(|held| held.node)));
         }
-        keys.pages().seal(Kind::Nodes, &mut page);
-        page
+        let tag = keys.pages().seal(Kind::Nodes, &mut page);
+        (page, tag)
     }
 
-    /// Parses and checks the page.
+    /// Parses and checks the page; also its tag.
     #[must_use]
-    pub fn decode(page: &Page, keys: &StoreKeys) -> Option<Self> {
+    pub fn decode(page: &Page, keys: &StoreKeys) -> Option<(Self, Tag)> {
         let rest = &mut &page.0[..];
         if get(rest) != MAGIC {
             return None;
         }
-        keys.pages().check(Kind::Nodes, page)?;
+        let tag = keys.pages().check(Kind::Nodes, page)?;
         let (number, index) = (get_u64(rest), get_u64(rest));
         let written = u32::from_le_bytes(get(rest));
         let copies = Copies(get(rest));
@@ -110,6 +110,6 @@ impl NodePage {
             }
         });
         let leaves = leaves.collect::<Option<Vec<_>>>()?;
-        Some(Self { number, index, written, leaves })
+        Some((Self { number, index, written, leaves }, tag))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafFormat};
+use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafFormat, LeafPage};
 use sealane_proto::nvme::Reason;
 use sealane_proto::sector::{
     BLOCK_BYTES, Block, DATA_BYTES, FORMAT_VERSION, IV_BYTES, METADATA_BYTES, check_written, field,
@@ -102,6 +102,15 @@ impl Layout for Placed {
         block[..DATA_BYTES].copy_from_slice(&pages[0].0);
         block[DATA_BYTES..].copy_from_slice(&entry.metadata());
         Ok(keys.block(entry.sequence, &block) == entry.checksum)
+    }
+
+    /// Nothing else than its leaf page tells where a block is.
+    fn derive(
+        _set: u64,
+        _file: &dyn BlockFile,
+        _geometry: &Geometry,
+    ) -> io::Result<Option<LeafPage>> {
+        Ok(None)
     }
 }
 

@@ -3,6 +3,7 @@
 //! An opening counts only from its own first checkpoint on, which has an epoch of its own: until it
 //! is anchored, everything that the one before needs stays as it is.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -115,13 +116,11 @@ impl<F: Layout> Map<F> {
             return Err(rolled_back("its anchor knows a store that was here before"));
         }
         let keys = StoreKeys::new(&superblock.uuid, &superblock.seed, authority);
-        let page = superblock.encode(&keys);
         // Pages of a store that was here before must not be taken for parts of this one: its keys
         // are others.
-        let map = Self::assemble(file, geometry, keys, anchor);
+        let map = Self::assemble(file, superblock, geometry, keys, anchor);
         map.begin_epoch(0, &Pending::default())?;
-        map.file.write(0, &[page])?;
-        map.file.sync()?;
+        map.write_superblock()?;
         // An anchor never names a store that isn't there.
         {
             let mut writer = map.writer();
@@ -163,7 +162,7 @@ impl<F: Layout> Map<F> {
         let geometry = grown::<F>(&superblock.geometry, &checkpoint.growths)?;
         check_size(&geometry)?;
         opening.expect(geometry.node_pages() + geometry.log_pages + geometry.slot_maps());
-        let mut map = Self::assemble(file, geometry, keys, anchor);
+        let mut map = Self::assemble(file, superblock, geometry, keys, anchor);
         map.load_leaves(&checkpoint, opening)?;
         let recovered = map.replay(checkpoint, tag, anchored.as_ref(), opening)?;
         let claimed = map.claim_slots(&recovered.pending, opening)?;
@@ -182,6 +181,7 @@ impl<F: Layout> Map<F> {
 
     fn assemble(
         file: Arc<dyn BlockFile>,
+        superblock: &Superblock,
         geometry: Geometry,
         keys: StoreKeys,
         anchor: Option<Arc<dyn Anchor>>,
@@ -191,7 +191,7 @@ impl<F: Layout> Map<F> {
             epoch: 0,
             nonce: [0; 16],
             log_key: keys.log(0, &[0; 16]),
-            log_start: 0,
+            log_start: (0, Tag::default()),
             log_kept: 0,
             log_next: 0,
             log_tag: Tag::default(),
@@ -201,6 +201,8 @@ impl<F: Layout> Map<F> {
             commits: 0,
             slot_maps: SlotMaps::new(geometry.slot_maps()),
             merge: None,
+            repairs: BTreeMap::new(),
+            rewrites_superblock: false,
             is_settled: true,
             replaced: Vec::new(),
             anchored: None,
@@ -223,6 +225,7 @@ impl<F: Layout> Map<F> {
         Self {
             file,
             geometry,
+            superblock: Box::new(superblock.encode(&keys)),
             keys,
             anchor,
             leaves,
@@ -424,7 +427,7 @@ impl<F: Layout> Map<F> {
         writer.checkpoint_tag = recovered.tag;
         // Those since are counted anew: loading the tree was no commit.
         writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
-        writer.log_start = checkpoint.log_start;
+        writer.log_start = (checkpoint.log_start, checkpoint.log_tag);
         writer.log_kept = checkpoint.log_start;
         writer.slot_maps = slot_maps;
         writer.anchored = anchored;

@@ -50,6 +50,17 @@ impl SlotMaps {
         self.dirty.insert(index);
     }
 
+    /// A page.
+    #[must_use]
+    pub fn page(&self, index: u64) -> Arc<LeafPage> {
+        Arc::new(self.pages[index as usize].as_deref().copied().unwrap_or([0; LEAF_BYTES]))
+    }
+
+    /// Has a page written again as it is.
+    pub fn rewrite(&mut self, index: u64) {
+        self.dirty.insert(index);
+    }
+
     /// Pages changed since this was asked last; None: it tells of no slot any more.
     pub fn take_dirty(&mut self) -> Vec<(u64, Option<Arc<LeafPage>>)> {
         let dirty = std::mem::take(&mut self.dirty);

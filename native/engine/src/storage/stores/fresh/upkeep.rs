@@ -14,6 +14,7 @@ use super::super::pages::{PAGE_BYTES, Page};
 use super::failure::reason_of;
 use super::leaves::{Checked, Fetch};
 use super::map::{Layout, Map, take_leaf};
+use super::structure::Piece;
 
 /// Leaves looked at in one go for one that isn't void.
 const LOOK_LEAVES: usize = 1 << 20;
@@ -25,6 +26,8 @@ pub struct Walk<F: Layout> {
     last: Option<(Fetch, Arc<LeafPage>)>,
     /// The leaf that was found wrong last.
     wrong: Option<u64>,
+    /// What of the structure comes next; None: all of it was looked at.
+    structure: Option<Piece>,
 }
 
 /// Notes that something can't be read, or isn't right; an error if the device is gone.
@@ -33,7 +36,21 @@ pub fn note(report: &mut Report, lba: Option<u64>, what: &str, error: io::Error)
         return Err(error);
     }
     let detail = format!("{what}: {error}");
-    report.findings.push(Finding { reason: reason_of(&error), lba, detail });
+    report.findings.push(Finding { reason: reason_of(&error), lba, detail, is_known: false });
+    Ok(())
+}
+
+/// The same of what is known to the store, and is written again by [`Map::repair`].
+pub fn note_known(
+    report: &mut Report,
+    lba: Option<u64>,
+    what: &str,
+    error: io::Error,
+) -> io::Result<()> {
+    note(report, lba, what, error)?;
+    if let Some(found) = report.findings.last_mut() {
+        found.is_known = true;
+    }
     Ok(())
 }
 
@@ -55,12 +72,19 @@ pub fn read_each(
 impl<F: Layout> Walk<F> {
     /// From anywhere.
     pub fn new(map: Arc<Map<F>>) -> Self {
-        Self { map, last: None, wrong: None }
+        Self { map, last: None, wrong: None, structure: Some(Piece::Checkpoint) }
     }
 
     /// The map.
     pub fn map(&self) -> &Map<F> {
         &self.map
+    }
+
+    /// Checks a piece of what the device has beside leaf pages and blocks; false: nothing is left.
+    pub fn scrub_structure(&mut self, report: &mut Report) -> io::Result<bool> {
+        let Some(piece) = self.structure else { return Ok(false) };
+        self.structure = self.map.check_structure(piece, report)?;
+        Ok(self.structure.is_some())
     }
 
     /// The set of a block.
@@ -176,18 +200,33 @@ impl<F: Layout> Walk<F> {
                     self.last = Some((fetch, Arc::clone(&page)));
                     return Ok(Some(page));
                 }
-                Err(error) => {
-                    let cached = self.map.leaves().cached(leaf);
-                    if self.wrong.replace(leaf) != Some(leaf) {
-                        let sets = self.map.geometry().sets();
-                        let lba = (leaf < sets).then(|| leaf * F::ENTRIES_PER_LEAF);
-                        note(report, lba, "leaf page", error)?;
-                    } else if error.kind() == io::ErrorKind::NotConnected {
-                        return Err(error);
-                    }
-                    return Ok(cached);
-                }
+                Err(error) => return self.leaf_that_is_wrong(fetch, error, report),
             }
         }
+    }
+
+    /// What a leaf is that is wrong on the device, if anything else tells.
+    fn leaf_that_is_wrong(
+        &mut self,
+        fetch: Fetch,
+        error: io::Error,
+        report: &mut Report,
+    ) -> io::Result<Option<Arc<LeafPage>>> {
+        let leaf = fetch.leaf;
+        if error.kind() == io::ErrorKind::NotConnected {
+            return Err(error);
+        }
+        if self.wrong == Some(leaf) {
+            return Ok(None);
+        }
+        let lba = (leaf < self.map.geometry().sets()).then(|| leaf * F::ENTRIES_PER_LEAF);
+        let Some(page) = self.map.recover_leaf(&fetch)? else {
+            self.wrong = Some(leaf);
+            note(report, lba, "leaf page", error)?;
+            return Ok(None);
+        };
+        note_known(report, lba, "leaf page", error)?;
+        self.last = Some((fetch, Arc::clone(&page)));
+        Ok(Some(page))
     }
 }

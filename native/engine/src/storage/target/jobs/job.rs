@@ -16,6 +16,7 @@ use super::{JobStart, Order};
 use crate::clock;
 use crate::storage::connection::wait;
 use crate::storage::events::StorageEvent;
+use crate::storage::stores::fresh::failure::reason_of;
 use crate::storage::target::mailbox::{Mailbox, Message, Waiter};
 use crate::storage::target::namespace::Namespace;
 use crate::storage::target::range_lock::{Acquired, LockId, Mode};
@@ -68,6 +69,7 @@ impl Job {
             unchecked: 0,
             refreshed: 0,
             found: 0,
+            repaired: 0,
             findings: Vec::new(),
             bytes: 0,
             bytes_per_second: start.bytes_per_second,
@@ -89,6 +91,8 @@ impl Job {
             upkeep,
             mailbox: Arc::new(Mailbox::new()?),
             turn: 0,
+            has_structure: kind == JobKind::Scrub,
+            known: 0,
         };
         let thread = std::thread::Builder::new().name(format!("volume-{kind}"));
         let thread = Some(thread.spawn(move || run.run())?);
@@ -173,6 +177,10 @@ struct Run {
     mailbox: Arc<Mailbox>,
     /// Tells the answer to one request for a range from that to another.
     turn: u16,
+    /// Whether it has to look at what the store has beside leaf pages and blocks, too.
+    has_structure: bool,
+    /// Findings that the store knows better, and writes again at the end.
+    known: u64,
 }
 
 impl Run {
@@ -198,21 +206,18 @@ impl Run {
                 Ok(position) => position,
                 Err(how) => return Ok(how),
             };
-            let Some(piece) = self.upkeep.next_piece(position) else {
+            if let Some(piece) = self.upkeep.next_piece(position) {
+                self.look_at(piece)?;
+            } else if self.has_structure {
+                let (began, mut report) = (clock::now(), Report::default());
+                self.has_structure = self.upkeep.scrub_structure(&mut report)?;
+                self.note(position, began, report);
+            } else {
+                self.repair();
                 let mut state = self.shared.state();
                 state.status.position = state.status.total;
                 return Ok(JobState::Finished);
-            };
-            let Some(lock) = self.lock(piece.clone())? else { continue };
-            let began = clock::now();
-            let mut report = Report::default();
-            let done = match self.kind {
-                JobKind::Scrub => self.upkeep.scrub(piece.clone(), &mut report),
-                JobKind::Refresh => self.upkeep.refresh(piece.clone(), &mut report),
-            };
-            self.namespace.release(lock);
-            done?;
-            self.note(piece.end, began, report);
+            }
             let now = clock::now();
             if courtesy.must_hold(now, self.namespace.load()).unwrap_or(false) {
                 let mut state = self.shared.state();
@@ -220,6 +225,44 @@ impl Run {
                 state.status.yields += 1;
             }
         }
+    }
+
+    /// Does its work on one piece, unless it is to end.
+    fn look_at(&mut self, piece: Range<u64>) -> io::Result<()> {
+        let Some(lock) = self.lock(piece.clone())? else { return Ok(()) };
+        let (began, mut report) = (clock::now(), Report::default());
+        let done = match self.kind {
+            JobKind::Scrub => self.upkeep.scrub(piece.clone(), &mut report),
+            JobKind::Refresh => self.upkeep.refresh(piece.clone(), &mut report),
+        };
+        self.namespace.release(lock);
+        done?;
+        self.note(piece.end, began, report);
+        Ok(())
+    }
+
+    /// Has the store write again what it knows better than its device. If it can't, the findings stay
+    /// what they are.
+    fn repair(&mut self) {
+        if self.known == 0 {
+            return;
+        }
+        let event = |kind, reason: &'static str, detail| StorageEvent {
+            kind,
+            reason,
+            lba: None,
+            association: 0,
+            queue_id: 0,
+            detail: format!("{}: {detail}", self.kind),
+        };
+        let told = match self.upkeep.repair() {
+            Ok(()) => {
+                self.shared.state().status.repaired = self.known;
+                event("repaired", "", format!("{} pages written again", self.known))
+            }
+            Err(error) => event("found", reason_of(&error).id(), format!("repair: {error}")),
+        };
+        self.namespace.events().push(told);
     }
 
     /// Waits until the next piece may begin: where it does, or how the job is to end.
@@ -269,7 +312,8 @@ impl Run {
     }
 
     /// Notes what was done with a piece, and tells what was found.
-    fn note(&self, position: u64, began: Nanos, report: Report) {
+    fn note(&mut self, position: u64, began: Nanos, report: Report) {
+        self.known += report.findings.iter().filter(|found| found.is_known).count() as u64;
         let mut state = self.shared.state();
         state.status.position = position;
         state.pace.moved(began, report.bytes);

@@ -94,6 +94,8 @@ pub struct JobStatus {
     pub refreshed: u64,
     /// What is wrong, all in all.
     pub found: u64,
+    /// Of that, written again as it has to be.
+    pub repaired: u64,
     /// The first of it.
     pub findings: Vec<Finding>,
     /// Bytes read and written.

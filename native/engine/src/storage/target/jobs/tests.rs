@@ -37,11 +37,23 @@ struct Stepped {
 struct Steps {
     begun: Sender<Range<u64>>,
     ends: Receiver<io::Result<Report>>,
+    /// What looking at its structure finds, part by part.
+    structure: Vec<Report>,
+    repairs: Receiver<io::Result<()>>,
 }
 
 impl Upkeep for Steps {
     fn next_piece(&mut self, lba: u64) -> Option<Range<u64>> {
         (lba < BLOCKS).then(|| lba..lba + PIECE)
+    }
+
+    fn scrub_structure(&mut self, report: &mut Report) -> io::Result<bool> {
+        *report = self.structure.pop().unwrap_or_default();
+        Ok(!self.structure.is_empty())
+    }
+
+    fn repair(&mut self) -> io::Result<()> {
+        self.repairs.try_recv().expect("nothing is to be repaired")
     }
 
     fn scrub(&mut self, piece: Range<u64>, report: &mut Report) -> io::Result<()> {
@@ -92,10 +104,19 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Vec::new(), None)
+    }
+
+    /// Its store's structure is in so many parts, the last first; and how their repair ends.
+    fn with(structure: Vec<Report>, repair: Option<io::Result<()>>) -> Self {
         let (begun, pieces) = channel();
         let (ends, results) = channel();
+        let (repaired, repairs) = channel();
+        if let Some(end) = repair {
+            repaired.send(end).expect("it is kept");
+        }
         let store = ShuffledStore::new(BLOCKS as usize, false, 1);
-        let steps = Mutex::new(Some(Steps { begun, ends: results }));
+        let steps = Mutex::new(Some(Steps { begun, ends: results, structure, repairs }));
         let namespace = Arc::new(Namespace::new(Box::new(Stepped { store, steps })).unwrap());
         let jobs = Jobs::new(Arc::clone(&namespace));
         Self { namespace, begun: pieces, ends, jobs }
@@ -227,7 +248,8 @@ fn ends_also_while_it_waits_for_a_host_and_leaves_no_range_taken() {
     let store = ShuffledStore::new(BLOCKS as usize, false, 1);
     let (begun, pieces) = channel();
     let (_ends, results) = channel();
-    let steps = Mutex::new(Some(Steps { begun, ends: results }));
+    let steps =
+        Mutex::new(Some(Steps { begun, ends: results, structure: vec![], repairs: channel().1 }));
     let stepped = Box::new(Stepped { store: store.clone(), steps });
     let namespace = Arc::new(Namespace::new(stepped).unwrap());
     let controller = controller(1, &namespace);
@@ -255,6 +277,7 @@ fn all_that_is_found_is_counted_and_the_first_of_it_told() {
         reason: Reason::SectorStale,
         lba: Some(lba),
         detail: "sector: put back".into(),
+        is_known: false,
     };
     world.piece();
     world.end_piece(Report { findings: (0..60).map(finding).collect(), ..Report::default() });
@@ -270,6 +293,43 @@ fn all_that_is_found_is_counted_and_the_first_of_it_told() {
     let last = &events[FINDINGS_MAX - 1];
     assert_eq!((last.kind, last.reason, last.lba), ("found", "sector.stale", Some(63)));
     assert_eq!(last.detail, "scrub: sector: put back");
+}
+
+fn known(is_known: bool) -> Report {
+    let detail = "page 3 of nodes: put back".into();
+    let finding = Finding { reason: Reason::StoreDamaged, lba: None, detail, is_known };
+    Report { findings: vec![finding], ..Report::default() }
+}
+
+fn go_through(world: &World) {
+    for _ in 0..BLOCKS / PIECE {
+        world.piece();
+        world.end_piece(read(0));
+    }
+}
+
+#[test]
+fn the_structure_is_looked_at_last_and_what_is_known_is_then_written_again() {
+    let world = World::with(vec![known(false), known(true), Report::default()], Some(Ok(())));
+    world.scrub(JobStart::default());
+    go_through(&world);
+    let status = world.over();
+    assert_eq!((status.state, status.found, status.repaired), (JobState::Finished, 2, 1));
+    let events = world.namespace.events().take();
+    let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, ["found", "found", "repaired"]);
+}
+
+#[test]
+fn what_could_not_be_written_again_stays_found() {
+    let gone = Err(io::Error::other("the anchor is silent"));
+    let world = World::with(vec![known(true)], Some(gone));
+    world.scrub(JobStart::default());
+    go_through(&world);
+    let status = world.over();
+    assert_eq!((status.state, status.found, status.repaired), (JobState::Finished, 1, 0));
+    let events = world.namespace.events().take();
+    assert_eq!(events[1].detail, "scrub: repair: the anchor is silent");
 }
 
 #[test]

@@ -10,12 +10,14 @@ use rand_core::Rng;
 use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::freshness::pending::Known;
 
+use super::super::super::super::upkeep::Report;
 use super::super::super::pages::Page;
 use super::super::super::ring::event;
 use super::super::anchor::{Anchor, AnchorPolicy};
 use super::super::announcements::Announcement;
 use super::super::journal::Mailbox;
 use super::super::map::{Map, take_leaf};
+use super::super::upkeep::Walk;
 use super::history::{History, UNWRITTEN, Version};
 use super::machine::{Device, PoweredAnchor};
 use super::workload::Workload;
@@ -42,7 +44,7 @@ struct Read<E> {
 
 /// One life.
 pub struct Life<F: Workload> {
-    pub map: Map<F>,
+    pub map: Arc<Map<F>>,
     pub history: History,
     pub device: Arc<Device>,
     anchor: Option<Arc<PoweredAnchor>>,
@@ -59,6 +61,8 @@ pub struct Life<F: Workload> {
     pub mailbox: Arc<Mailbox>,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
+    /// What scrubs found wrong.
+    pub found_by_scrubs: u64,
     /// Growths that have ended.
     pub growths: u64,
     /// Reads that were answered, and refused.
@@ -83,7 +87,7 @@ impl<F: Workload> Life<F> {
         Self {
             told,
             is_told_anew: false,
-            map,
+            map: Arc::new(map),
             history,
             device: Arc::clone(device),
             anchor: anchor.cloned(),
@@ -96,6 +100,7 @@ impl<F: Workload> Life<F> {
             announcements: 0,
             mailbox: Arc::new(Mailbox::new(event().expect("event"))),
             vouched: Cell::new(0),
+            found_by_scrubs: 0,
             growths: 0,
             reads: [0; 2],
             trace: Vec::new(),
@@ -169,7 +174,7 @@ impl<F: Workload> Life<F> {
     ) -> Result<bool, Violation> {
         let (lba, blocks) = self.range(random);
         let is_free = !self.is_busy(lba, blocks);
-        match pick(random, 40) {
+        match pick(random, 41) {
             0..=10 if is_free && self.writes.len() < AT_ONCE_MAX => {
                 *version += 1;
                 F::begin(self, lba, blocks, *version)
@@ -211,8 +216,40 @@ impl<F: Workload> Life<F> {
                 self.grow()
             }
             35..=39 => F::other(self, random),
+            40 => self.scrub(chance(random, 50)),
             _ => Ok(true),
         }
+    }
+
+    /// Has all looked at but the blocks, also as far as memory knows it, and repaired what is known.
+    fn scrub(&mut self, repairs: bool) -> Result<bool, Violation> {
+        if !F::quiesce(self)? {
+            return Ok(false);
+        }
+        let (mut walk, mut report) = (Walk::new(Arc::clone(&self.map)), Report::default());
+        let looked = (|| {
+            while walk.scrub_structure(&mut report)? {}
+            let leaves = 0..self.map.geometry().leaves();
+            leaves.into_iter().try_for_each(|leaf| walk.leaf(leaf, &mut report).map(drop))
+        })();
+        if self.accept("scrub", looked)?.is_none() {
+            return Ok(false);
+        }
+        let found = report.findings.into_iter().map(|found| found.detail);
+        self.scrubbed(&found.collect::<Vec<_>>())?;
+        if !repairs {
+            return Ok(true);
+        }
+        self.persist("repair", Map::repair)
+    }
+
+    fn scrubbed(&mut self, found: &[String]) -> Result<(), Violation> {
+        self.trace.push(format!("a scrub finds {found:?}"));
+        self.found_by_scrubs += found.len() as u64;
+        if self.is_honest && !self.device.is_off() && !found.is_empty() {
+            return Err(Violation(format!("false alarm: a scrub finds {found:?}")));
+        }
+        Ok(())
     }
 
     /// Writes nearly every block.
@@ -329,7 +366,8 @@ impl<F: Workload> Life<F> {
         let Some(geometry) = grown(self.map.geometry()) else { return Ok(true) };
         let began = self.history.now();
         let block_count = geometry.block_count;
-        let outcome = self.map.grow(geometry);
+        let map = Arc::get_mut(&mut self.map).expect("no scrub is under way");
+        let outcome = map.grow(geometry);
         if !self.persisted("growth", outcome)? {
             return Ok(false);
         }

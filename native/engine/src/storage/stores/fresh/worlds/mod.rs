@@ -93,6 +93,7 @@ struct Tally {
     reads_vouched: u64,
     gateways_assured: u64,
     gateways_refused: u64,
+    found_by_scrubs: u64,
     attacks: [u64; ATTACKS.len()],
 }
 
@@ -113,6 +114,7 @@ impl Tally {
         self.reads_vouched += other.reads_vouched;
         self.gateways_assured += other.gateways_assured;
         self.gateways_refused += other.gateways_refused;
+        self.found_by_scrubs += other.found_by_scrubs;
         for (count, more) in self.attacks.iter_mut().zip(other.attacks) {
             *count += more;
         }
@@ -201,6 +203,7 @@ impl<F: Workload> World<F> {
             self.tally.reads_answered += life.reads[0];
             self.tally.reads_refused += life.reads[1];
             self.tally.reads_vouched += life.vouched.get();
+            self.tally.found_by_scrubs += life.found_by_scrubs;
             self.tally.growths += life.growths;
             lived?;
             self.crash();
@@ -441,7 +444,7 @@ fn no_world_is_stale_refused_or_mixed() {
     let ends = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
     let counts = ends.into_iter().chain([tally.growths]);
     let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
-    let gateways = [tally.gateways_assured, tally.gateways_refused];
+    let gateways = [tally.gateways_assured, tally.gateways_refused, tally.found_by_scrubs];
     for count in counts.chain(reads).chain(gateways).chain(tally.attacks) {
         assert!(count > 0, "something was never tried: {tally:#?}");
     }

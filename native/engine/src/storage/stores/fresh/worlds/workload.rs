@@ -398,7 +398,8 @@ pub fn refresh(life: &mut Life<Ivs>, lba: u64, blocks: u64) -> Result<bool, Viol
         let place = life.map.geometry().in_place_block(lba);
         let read = life.device.read_block(place);
         let Some(mut found) = life.accept("refresh", read)? else { return Ok(false) };
-        let vouched = life.map.vouch(lba, &mut found);
+        let vouched = life.map.vouch(lba / Ivs::ENTRIES_PER_LEAF, [(lba, &mut found)]);
+        let vouched = vouched.and_then(|mut vouched| vouched.remove(0));
         let vouched = life.accept_of(lba, &format!("refresh of block {lba}"), vouched)?;
         if vouched == Some(Some(true)) {
             life.trace.push(format!("block {lba} has a fast-path MAC"));
