@@ -258,9 +258,9 @@ async def test_writes_of_a_host_that_left_are_not_stored_after_it_is_back(
     reachable = asyncio.Event()
     open_queue = attached.back_end._open_queue
 
-    async def wait_and_open(queue_id: int, epoch: int) -> QueueGrant:
+    async def wait_and_open(queue_id: int, epoch: int, milestone: bytes) -> QueueGrant:
         await reachable.wait()
-        return await open_queue(queue_id, epoch)
+        return await open_queue(queue_id, epoch, milestone)
 
     monkeypatch.setattr(attached.back_end, "_open_queue", wait_and_open)
     old = rack.host("g1")

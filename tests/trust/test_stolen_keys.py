@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from control_plane import Daemon, Site, daemon, short_directory
 from sealane.client import Client, Volume, connect
+from sealane.client.grants import introduce
 from sealane.crypto.certificates import Subject, verify_leaf
 from sealane.crypto.exchange import Exchange
 from sealane.crypto.hpke import Context, SignedSecret, open_signed
@@ -439,7 +440,9 @@ async def _session_keys(
     """Ask for a session as the victim, with this KEM key; what the asker derives."""
     name = secrets.token_hex(4)
     listening = client.sessions.ListenSession(
-        sessions_pb2.ListenSessionRequest(display_name=name, region_bytes=1 << 20)
+        sessions_pb2.ListenSessionRequest(
+            job_token=await introduce(client.sessions), display_name=name, region_bytes=1 << 20
+        )
     )
     initiation = Initiation(
         display_name=name,
@@ -461,8 +464,9 @@ async def _session_keys(
                     establish_request(initiation.offer)
                 )
             except grpc.aio.AioRpcError as error:
-                # The listener starts in another task.
-                if error_of(error, peer="f").reason != "session.listener.absent":
+                # The listener starts in another task, if it is let.
+                is_early = error_of(error, peer="f").reason == "session.listener.absent"
+                if not is_early or listening.done():
                     raise
             else:
                 return initiation.keys(answer_of(response))
