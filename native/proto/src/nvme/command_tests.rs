@@ -543,6 +543,7 @@ fn what_is_not_handed_out_can_be_aborted() {
     world.controller.set_namespaces(everything(DATA_BYTES));
     world.host.limits.transfer_max = BLOCKS as usize * DATA_BYTES;
     world.controller.limits.transfer_max = BLOCKS as usize * DATA_BYTES;
+    world.controller.window = 2 * BLOCKS as usize * DATA_BYTES;
     let all =
         HostCommand::Write { lba: 0, data: block(1).repeat(BLOCKS as usize), is_forced: false };
     for tag in 0..3 {

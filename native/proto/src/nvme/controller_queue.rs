@@ -152,6 +152,8 @@ pub struct ControllerQueue {
     /// Commands whose data aren't asked for yet.
     unasked: VecDeque<u16>,
     /// Bytes of the commands whose data were asked for and that aren't completed.
+    /// Bytes that may be asked for: [`WRITE_WINDOW`].
+    pub(super) window: usize,
     window_used: usize,
     pair: Pair,
     sink: Sink,
@@ -185,6 +187,7 @@ impl ControllerQueue {
             slots: Slots::new(outstanding),
             cids: vec![None; usize::from(outstanding)],
             unasked: VecDeque::new(),
+            window: WRITE_WINDOW,
             window_used: 0,
             pair: Pair::None,
             sink: Sink::Discard,

@@ -11,7 +11,7 @@ use super::super::status::Status;
 use super::super::transmit::Data;
 use super::{
     Command, ControllerEvent, ControllerQueue, Operation, Pair, Reason, Sink, Slot, Stage,
-    Unverified, WRITE_WINDOW, blocks_of,
+    Unverified, blocks_of,
 };
 use crate::sector::{BLOCK_BYTES, check_conditional, check_written};
 use crate::secure_queue::{Direction, SecureQueue};
@@ -200,13 +200,13 @@ impl ControllerQueue {
     /// Asks for the data of the commands that wait for it, in their order, as the window allows.
     pub(super) fn ask(&mut self) {
         while let Some(&index) = self.unasked.front() {
-            let window_used = self.window_used;
+            let (window, window_used) = (self.window, self.window_used);
             let Some(slot) = self.slot_mut(index) else {
                 self.unasked.pop_front();
                 continue;
             };
             let (bytes, cid) = (slot.wanted, slot.entry.cid);
-            if window_used > 0 && window_used + bytes > WRITE_WINDOW {
+            if window_used > 0 && window_used + bytes > window {
                 return;
             }
             self.unasked.pop_front();

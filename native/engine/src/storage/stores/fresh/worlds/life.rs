@@ -364,6 +364,9 @@ impl<F: Workload> Life<F> {
     /// The store grows, if it still can.
     fn grow(&mut self) -> Result<bool, Violation> {
         let Some(geometry) = grown(self.map.geometry()) else { return Ok(true) };
+        if !F::quiesce(self)? {
+            return Ok(false);
+        }
         let began = self.history.now();
         let block_count = geometry.block_count;
         let map = Arc::get_mut(&mut self.map).expect("no scrub is under way");
