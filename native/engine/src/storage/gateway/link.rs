@@ -237,10 +237,20 @@ impl Link {
         Begin::FlushFirst
     }
 
-    /// The change is acknowledged.
-    pub(super) fn acknowledge(&mut self, ranges: &[Range<u64>], change: Change) {
+    /// The change is acknowledged, in association `epoch`. It is given back if there is a newer one:
+    /// its target may be another incarnation, which lacks the change and was sent the journal without.
+    pub(super) fn acknowledge(
+        &mut self,
+        epoch: u64,
+        ranges: &[Range<u64>],
+        change: Change,
+    ) -> Result<(), Change> {
+        if epoch != self.epoch {
+            return Err(change);
+        }
         self.journal.push(change);
         self.end(ranges);
+        Ok(())
     }
 
     /// The change was refused or is given up.
@@ -329,7 +339,8 @@ mod tests {
     fn acknowledged(link: &mut Link, range: Range<u64>) {
         let change = change(10);
         assert_eq!(link.begin(std::slice::from_ref(&range), change.cost()), Begin::Begun);
-        link.acknowledge(&[range], change);
+        let epoch = link.epoch();
+        assert!(link.acknowledge(epoch, &[range], change).is_ok());
     }
 
     #[test]
@@ -470,7 +481,7 @@ mod tests {
         let half = Change::Write { lba: 0, blocks: Arc::new(vec![0; JOURNAL_BYTES_MIN / 2]) };
         assert_eq!(link.begin(&[0..1], half.cost()), Begin::Begun);
         assert_eq!(link.begin(&[2..3], 1), Begin::Begun, "nothing that a flush would make durable");
-        link.acknowledge(&[0..1], half);
+        assert!(link.acknowledge(1, &[0..1], half).is_ok());
         assert_eq!(link.begin(&[4..5], 1), Begin::BegunAndFlush);
         assert_eq!(link.begin(&[6..7], 1), Begin::Begun, "one flush at a time");
         assert!(!link.flush_ended(), "it failed, and nobody waited for it");

@@ -60,7 +60,9 @@ impl<F: Front> GatewayQueue<F> {
                 };
                 self.part_done(&part, status);
             }
-            Work::Change { change, .. } => self.change_ended(&part, change, status),
+            Work::Change { change, is_forced } => {
+                self.change_ended(part, change, is_forced, status);
+            }
             Work::Flush { mark, epoch } => {
                 let status = if status.is_success() {
                     let told = data.first_chunk().and_then(Milestone::decode);
@@ -91,7 +93,7 @@ impl<F: Front> GatewayQueue<F> {
         }
     }
 
-    fn change_ended(&mut self, part: &Part, change: Change, status: Status) {
+    fn change_ended(&mut self, part: Part, change: Change, is_forced: bool, status: Status) {
         if let Owner::Replay(position) = part.owner {
             if status.is_success() {
                 self.replayed(&change);
@@ -102,15 +104,27 @@ impl<F: Front> GatewayQueue<F> {
             return;
         }
         if status.is_success() {
-            if let Some(claim) = &part.claim {
-                self.shared.link(|link| link.acknowledge(&claim.ranges, change));
-            }
-            self.part_done(part, status);
+            self.acknowledge(part, change, |change| Work::Change { change, is_forced });
         } else {
-            let status = self.back_status(part, status);
-            self.give_up(part);
-            self.part_done(part, status);
+            let status = self.back_status(&part, status);
+            self.give_up(&part);
+            self.part_done(&part, status);
         }
+    }
+
+    /// A part's change was made, says an answer: it is acknowledged, or sent again as `work` if the
+    /// answer is of an association that is over.
+    fn acknowledge(&mut self, mut part: Part, change: Change, work: impl FnOnce(Change) -> Work) {
+        if let Some(claim) = &part.claim
+            && let Err(change) =
+                self.shared.link(|link| link.acknowledge(part.epoch, &claim.ranges, change))
+        {
+            part.work = work(change);
+            part.is_again = true;
+            self.again.push(part);
+            return;
+        }
+        self.part_done(&part, Status::SUCCESS);
     }
 
     fn flush_ended(&mut self, part: &Part, status: Status) {
@@ -138,10 +152,7 @@ impl<F: Front> GatewayQueue<F> {
         if let Some(change) = sent {
             // An attempt whose outcome was lost: the sectors are ours if it was executed.
             if is_of(&change, &current) {
-                if let Some(claim) = &part.claim {
-                    self.shared.link(|link| link.acknowledge(&claim.ranges, change));
-                }
-                self.part_done(&part, Status::SUCCESS);
+                self.acknowledge(part, change, |change| Work::Examine { sent: Some(change) });
                 return None;
             }
             // Not executed, or overwritten since: nobody can tell, so neither answer is true.
@@ -176,10 +187,7 @@ impl<F: Front> GatewayQueue<F> {
 
     fn swap_ended(&mut self, mut part: Part, change: Change, status: Status, now: Nanos) {
         if status.is_success() {
-            if let Some(claim) = &part.claim {
-                self.shared.link(|link| link.acknowledge(&claim.ranges, change));
-            }
-            self.part_done(&part, status);
+            self.acknowledge(part, change, |change| Work::Examine { sent: Some(change) });
         } else if status.code() != Status::COMPARE_FAILURE.code() {
             self.swap_failed(&part, status);
         } else if part.is_again {

@@ -100,6 +100,8 @@ pub(super) struct Part {
     pub(super) attempts: u32,
     /// It was sent before, on an association that was lost: its outcome is unknown.
     pub(super) is_again: bool,
+    /// Association in which it was sent last.
+    pub(super) epoch: u64,
     /// When an answer is overdue.
     pub(super) deadline: Nanos,
 }
@@ -117,6 +119,7 @@ impl Part {
             order: 0,
             attempts: 0,
             is_again: false,
+            epoch: 0,
             deadline: Nanos::MAX,
         }
     }

@@ -79,6 +79,7 @@ impl<F: Front> GatewayQueue<F> {
             order: 0,
             attempts: 0,
             is_again: false,
+            epoch: 0,
             deadline: Nanos::MAX,
         })
     }
@@ -219,6 +220,7 @@ impl<F: Front> GatewayQueue<F> {
             return;
         };
         let command = command_of(&part, back);
+        part.epoch = back.epoch;
         part.deadline = now.saturating_add(nanos(self.shared.settings.command_timeout));
         self.first_deadline = self.first_deadline.min(part.deadline);
         let bytes = part.back_bytes();

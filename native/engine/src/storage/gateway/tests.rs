@@ -372,6 +372,34 @@ fn a_flush_answered_by_an_incarnation_that_is_over_is_asked_again() {
 }
 
 #[test]
+fn a_write_answered_by_an_incarnation_that_is_over_is_sent_again() {
+    let (mut lane, mut disk) = world();
+    let data = vec![5; DATA_BYTES];
+    let write = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
+    let down = lane.host.transmit().take();
+    lane.gateway.front.receive(&down);
+    assert_eq!(lane.gateway.take_front_events(), None);
+    lane.gateway.submit(lane.now);
+    let requests = lane.gateway.backs[0].queue.transmit().take();
+    let mut target = lane.target.take().unwrap();
+    target.receive(&requests);
+    let Some(ControllerEvent::Received(command)) = target.next_event() else { panic!("a write") };
+    disk.execute(&mut target, command);
+    let answers = target.transmit().take();
+    // The target restarts and loses the write, whose answer is still in the socket, and another queue
+    // is connected first.
+    disk.restart();
+    Lane::new(&lane.gateway.shared, 2).connect(2, disk.incarnation);
+    lane.gateway.backs[0].queue.receive(&answers);
+    lane.gateway.take_back_events(lane.now);
+    assert!(lane.gateway.shared.link(|link| link.journal.is_empty()));
+    lane.connect(2, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&write].0, Status::SUCCESS);
+    assert_eq!(lane.read(&mut disk, 9), 5);
+}
+
+#[test]
 fn a_write_is_sent_again_as_the_identical_ciphertext() {
     let (mut lane, mut disk) = world();
     let data = vec![5; DATA_BYTES];
