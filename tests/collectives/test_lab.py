@@ -55,6 +55,7 @@ def sites_of(lab: RunningLab, size: int) -> Iterator[list[subprocess.Popen[str]]
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                env={**os.environ, "PYTHONPATH": str(Path(lab_site.__file__).parent)},
             )
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -137,7 +137,7 @@ async def test_detach_flushes_what_no_host_flushed(world: World) -> None:
 async def test_detach_reports_a_journal_that_it_cannot_flush(
     world: World, monkeypatch: pytest.MonkeyPatch, is_silent: bool, reason: str
 ) -> None:
-    async def unreachable(queue_id: int, epoch: int) -> QueueGrant:
+    async def unreachable(queue_id: int, epoch: int, milestone: bytes) -> QueueGrant:
         if is_silent:
             await asyncio.Event().wait()
         raise UnavailableError("call.unreachable", "no target")

@@ -375,6 +375,8 @@ impl<F: Workload> Life<F> {
             return Ok(false);
         }
         self.growths += 1;
+        // The target answers for its size, and nobody is told of a milestone.
+        self.is_told_anew = false;
         self.history.block_count = block_count;
         self.history.flushed(began);
         self.history.settle();
