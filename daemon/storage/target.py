@@ -619,9 +619,11 @@ class Target(Provider):
         check_nqn(host_nqn)
         if len(ticket) != TICKET_BYTES or not any(ticket) or ticket in volume.tickets:
             raise UsageError("queue.ticket", f"a ticket is {TICKET_BYTES} fresh random bytes")
-        if volume.is_resizing:
+        try:
+            self._whole(volume_id)
+        except UnavailableError:
             wipe(secret)
-            raise UnavailableError("namespace.resizing", f"volume {volume_id} is being resized")
+            raise
         newest = self.newest_epoch(volume_id, host_nqn)
         if association_epoch < newest:
             raise ProtocolError(
@@ -679,19 +681,23 @@ class Target(Provider):
         return self._volume(volume_id).native.layout
 
     def milestone(self, volume_id: uuid.UUID) -> bytes:
-        """How far its store has come; empty: it keeps no freshness."""
-        return self._volume(volume_id).native.milestone
+        """How far its store has come; empty: it keeps no freshness.
+
+        UnavailableError `namespace.resizing`.
+        """
+        return self._whole(volume_id).native.milestone
 
     def require_milestone(self, volume_id: uuid.UUID, milestone: bytes) -> None:
         """Refuse a gateway that was told of flushes which the volume's store doesn't contain.
 
-        VerificationError `volume.rolled_back`; ProtocolError if it is no milestone.
+        VerificationError `volume.rolled_back`; UnavailableError `namespace.resizing`; ProtocolError
+        if it is no milestone.
         """
         if len(milestone) not in {0, MILESTONE_BYTES}:
             raise ProtocolError(
                 "queue.milestone.malformed", f"a milestone has {MILESTONE_BYTES} bytes or none"
             )
-        if not self._volume(volume_id).native.contains(milestone):
+        if not self._whole(volume_id).native.contains(milestone):
             raise VerificationError(
                 ROLLED_BACK,
                 f"volume {volume_id}: the store lacks what was flushed: it was put back to an "
@@ -722,6 +728,13 @@ class Target(Provider):
             return self._volumes[volume_nqn(volume_id)]
         except KeyError:
             raise UsageError("volume.unknown", f"no volume {volume_id} here") from None
+
+    def _whole(self, volume_id: uuid.UUID) -> TargetSubsystem:
+        """Find a volume whose store may be asked: one that grows waits for this very loop."""
+        volume = self._volume(volume_id)
+        if volume.is_resizing:
+            raise UnavailableError("namespace.resizing", f"volume {volume_id} is being resized")
+        return volume
 
 
 def _sealed_subsystem(volume_id: uuid.UUID, native: _native.Namespace) -> Subsystem:
