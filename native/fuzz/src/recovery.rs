@@ -82,6 +82,7 @@ impl Opened for Placed {
         slot_count: 2 * BLOCKS,
         log_pages: 6,
         pending_max: 80,
+        earlier: Vec::new(),
     };
 
     fn write(map: &Map<Self>, device: &Device, lba: u64, blocks: &[u8]) -> io::Result<()> {
@@ -109,6 +110,7 @@ impl Opened for Ivs {
         slot_count: 0,
         log_pages: 6,
         pending_max: 80,
+        earlier: Vec::new(),
     };
 
     fn write(map: &Map<Self>, device: &Device, lba: u64, blocks: &[u8]) -> io::Result<()> {
@@ -154,7 +156,7 @@ pub fn store_recovery_in_place(data: &[u8]) {
 
 fn open_again<F: Opened>(data: &[u8]) {
     let mut script = Script::new(data);
-    let pages = F::GEOMETRY.page_count() + if F::IS_IN_PLACE { F::GEOMETRY.block_count } else { 0 };
+    let pages = F::GEOMETRY.device_pages();
     let device = Arc::new(Device(Mutex::new(vec![[0; BLOCK_BYTES]; pages as usize])));
     let map = Map::<F>::create(device.clone(), &superblock::<F>(), &Authority::Device, None)
         .expect("an empty store");
