@@ -63,15 +63,12 @@ impl<F: Front> GatewayQueue<F> {
             Work::Change { change, is_forced } => {
                 self.change_ended(part, change, is_forced, status);
             }
-            Work::Flush { mark, epoch } => {
+            Work::Flush { mark } => {
                 let status = if status.is_success() {
                     let told = data.first_chunk().and_then(Milestone::decode);
-                    if !self.shared.link(|link| link.flushed(epoch, mark, told)) {
+                    if !self.shared.link(|link| link.flushed(part.epoch, mark, told)) {
                         // Another incarnation may be connected that lacks what this one flushed.
-                        part.work = Work::Flush { mark, epoch };
-                        part.is_again = true;
-                        self.again.push(part);
-                        return;
+                        return self.repeat(part, work);
                     }
                     status
                 } else {
@@ -114,17 +111,19 @@ impl<F: Front> GatewayQueue<F> {
 
     /// A part's change was made, says an answer: it is acknowledged, or sent again as `work` if the
     /// answer is of an association that is over.
-    fn acknowledge(&mut self, mut part: Part, change: Change, work: impl FnOnce(Change) -> Work) {
+    fn acknowledge(&mut self, part: Part, change: Change, work: impl FnOnce(Change) -> Work) {
         if let Some(claim) = &part.claim
             && let Err(change) =
                 self.shared.link(|link| link.acknowledge(part.epoch, &claim.ranges, change))
         {
-            part.work = work(change);
-            part.is_again = true;
-            self.again.push(part);
-            return;
+            return self.repeat(part, work(change));
         }
         self.part_done(&part, Status::SUCCESS);
+    }
+
+    /// Sends a part again of which an association that is over had an answer.
+    fn repeat(&mut self, part: Part, work: Work) {
+        self.again.push(Part { work, is_again: true, ..part });
     }
 
     fn flush_ended(&mut self, part: &Part, status: Status) {

@@ -26,7 +26,7 @@ impl<F: Front> GatewayQueue<F> {
     /// Flushes because the journal is full.
     pub(super) fn flush_journal(&mut self, now: Nanos) {
         add(&self.shared.counters.journal_flushes, 1);
-        let part = Part::internal(Owner::Journal, flush_work(&self.shared, &self.backs));
+        let part = Part::internal(Owner::Journal, flush_work(&self.shared));
         self.send(part, now);
     }
 

@@ -74,9 +74,8 @@ pub(super) enum Work {
     Read,
     /// A write or deallocation: sent again exactly as it is.
     Change { change: Change, is_forced: bool },
-    /// Makes durable what was acknowledged before `mark`, in the association `epoch`; both are set
-    /// when it is submitted.
-    Flush { mark: Mark, epoch: u64 },
+    /// Makes durable what was acknowledged before `mark`, which is set when it is submitted.
+    Flush { mark: Mark },
     /// Reads for a compare-and-write. `sent`: the new sectors, if an earlier attempt to store them
     /// has an unknown outcome.
     Examine { sent: Option<Change> },

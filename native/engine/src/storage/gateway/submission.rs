@@ -64,7 +64,7 @@ impl<F: Front> GatewayQueue<F> {
         let blocks =
             if moves_blocks { (request.blocks - first).min(blocks_max) } else { request.blocks };
         let work = match &request.operation {
-            Operation::Flush => flush_work(&self.shared, &self.backs),
+            Operation::Flush => flush_work(&self.shared),
             Operation::CompareAndWrite { .. } => Work::Examine { sent: None },
             // Changes are made when their blocks are claimed.
             _ => Work::Read,
@@ -213,7 +213,7 @@ impl<F: Front> GatewayQueue<F> {
             part.order = self.orders;
         }
         if matches!(part.work, Work::Flush { .. }) {
-            part.work = flush_work(&self.shared, &self.backs);
+            part.work = flush_work(&self.shared);
         }
         let Some(back) = self.backs.last_mut() else {
             self.again.push(part);
@@ -241,9 +241,8 @@ impl<F: Front> GatewayQueue<F> {
 }
 
 /// A flush that is submitted now.
-pub(super) fn flush_work(shared: &Shared, backs: &[Back]) -> Work {
-    let mark = shared.link(|link| link.journal.mark());
-    Work::Flush { mark, epoch: backs.last().map_or(0, |back| back.epoch) }
+pub(super) fn flush_work(shared: &Shared) -> Work {
+    Work::Flush { mark: shared.link(|link| link.journal.mark()) }
 }
 
 /// The blocks that a part changes, if it changes any.

@@ -294,6 +294,23 @@ impl Lane {
         self.run(disk, HostCommand::Write { lba, data, is_forced: false }).0
     }
 
+    /// Has the target execute the command that was submitted, and lose its association: its answer,
+    /// which is still in the socket.
+    fn executed(&mut self, disk: &mut Disk) -> Vec<u8> {
+        let down = self.host.transmit().take();
+        self.gateway.front.receive(&down);
+        assert_eq!(self.gateway.take_front_events(), None);
+        self.gateway.submit(self.now);
+        let requests = self.gateway.backs[0].queue.transmit().take();
+        let mut target = self.target.take().unwrap();
+        target.receive(&requests);
+        let Some(ControllerEvent::Received(command)) = target.next_event() else {
+            panic!("a command");
+        };
+        disk.execute(&mut target, command);
+        target.transmit().take()
+    }
+
     fn read(&mut self, disk: &mut Disk, lba: u64) -> u8 {
         let (status, data) = self.run(disk, HostCommand::Read { lba, blocks: 1 });
         assert_eq!(status, Status::SUCCESS);
@@ -347,16 +364,7 @@ fn a_flush_answered_by_an_incarnation_that_is_over_is_asked_again() {
     let (mut lane, mut disk) = world();
     lane.write(&mut disk, 1, 1);
     let flush = lane.submit(HostCommand::Flush);
-    let down = lane.host.transmit().take();
-    lane.gateway.front.receive(&down);
-    assert_eq!(lane.gateway.take_front_events(), None);
-    lane.gateway.submit(lane.now);
-    let requests = lane.gateway.backs[0].queue.transmit().take();
-    let mut target = lane.target.take().unwrap();
-    target.receive(&requests);
-    let Some(ControllerEvent::Received(command)) = target.next_event() else { panic!("a flush") };
-    disk.execute(&mut target, command);
-    let answers = target.transmit().take();
+    let answers = lane.executed(&mut disk);
     // The target's owner puts it back to before the flush, whose answer is still in the socket, and
     // another queue is connected first.
     disk.durable.clear();
@@ -376,16 +384,7 @@ fn a_write_answered_by_an_incarnation_that_is_over_is_sent_again() {
     let (mut lane, mut disk) = world();
     let data = vec![5; DATA_BYTES];
     let write = lane.submit(HostCommand::Write { lba: 9, data, is_forced: false });
-    let down = lane.host.transmit().take();
-    lane.gateway.front.receive(&down);
-    assert_eq!(lane.gateway.take_front_events(), None);
-    lane.gateway.submit(lane.now);
-    let requests = lane.gateway.backs[0].queue.transmit().take();
-    let mut target = lane.target.take().unwrap();
-    target.receive(&requests);
-    let Some(ControllerEvent::Received(command)) = target.next_event() else { panic!("a write") };
-    disk.execute(&mut target, command);
-    let answers = target.transmit().take();
+    let answers = lane.executed(&mut disk);
     // The target restarts and loses the write, whose answer is still in the socket, and another queue
     // is connected first.
     disk.restart();

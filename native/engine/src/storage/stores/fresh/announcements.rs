@@ -144,8 +144,7 @@ impl<F: Layout> Map<F> {
         let pages = records.div_ceil(per_page);
         let place = self.geometry.log(writer.log_next);
         let is_one_run = self.geometry.log(writer.log_next + pages as u64) == place + pages as u64;
-        let used = writer.log_next - writer.log_kept + pages as u64;
-        if pages > PAGES_MAX || !is_one_run || used >= self.log_usable() {
+        if pages > PAGES_MAX || !is_one_run || !self.has_log_room(&writer, pages as u64) {
             return Ok(Begun::Busy);
         }
         // What became unwritten before a write was announced comes before it in the log.

@@ -240,17 +240,18 @@ impl<F: Layout> Map<F> {
 
     /// Whether the log has room for so many pages, if need be behind a merge that is under way.
     fn make_log_room(&self, writer: &mut Writer<F::Entry>, pages: u64) -> io::Result<bool> {
-        // One more than are known of: changes may come while this looks.
-        let has_room = |writer: &Writer<F::Entry>| {
-            writer.log_next - writer.log_kept + pages < self.log_usable()
-        };
-        if !has_room(writer) {
+        if !self.has_log_room(writer, pages) {
             self.settle(writer)?;
         }
-        if !has_room(writer) && writer.merge.is_some() {
+        if !self.has_log_room(writer, pages) && writer.merge.is_some() {
             self.merge_to_end(writer)?;
         }
-        Ok(has_room(writer))
+        Ok(self.has_log_room(writer, pages))
+    }
+
+    /// Whether the log has room for so many pages, and one more: changes may come while this looks.
+    pub(super) fn has_log_room(&self, writer: &Writer<F::Entry>, pages: u64) -> bool {
+        writer.log_next - writer.log_kept + pages < self.log_usable()
     }
 
     /// Merges all changes noted so far, those that the log has no room for among them.
