@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from benchmarks.sessions import packets
 from benchmarks.sessions.digests import digest
+from benchmarks.sessions.kept import Records
 from benchmarks.sessions.lab import lanes, report, session_peer, tcp_peer
 from benchmarks.sessions.lab.cells import (
     CONDITIONS,
@@ -78,32 +79,22 @@ class Store:
     """What is known, of this build and effort only; void cells are known but not done."""
 
     def __init__(self, path: Path, effort: Effort) -> None:
-        self._path = path
-        self._made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
-        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            found = json.loads(line)
-            if found.pop("made_by") == self._made_by:
-                self._keep(found)
-
-    def _keep(self, found: dict[str, Any]) -> None:
-        self._known[tuple(found[name] for name in report.KEY)] = found
+        made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
+        self._records = Records(path, made_by=made_by)
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
         """Return what was measured, if it was."""
-        return self._known.get(cell.key)
+        return self._records.get(json.dumps(cell.key))
 
     def rate(self, links: Links) -> int | None:
         """Rate of what is known of such links: a run that goes on keeps to it."""
-        known = self._known.values()
+        known = self._records.all()
         rates = [int(found["rate"]) for found in known if found["links"] == links.name]
         return rates[-1] if rates else None
 
     def put(self, found: dict[str, Any]) -> None:
         """Keep it."""
-        self._keep(found)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"made_by": self._made_by} | found) + "\n")
+        self._records.put(json.dumps([found[name] for name in report.KEY]), found)
 
 
 async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: float) -> None:
