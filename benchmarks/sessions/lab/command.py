@@ -10,6 +10,7 @@ goes on. Prints tables, keeps every time as JSON, draws a plot. Needs root (name
 import argparse
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,20 +24,18 @@ from benchmarks.sessions.lab.cells import (
     CONDITIONS,
     FULL,
     LINKS,
-    MTU,
     QUICK,
+    TRIAL,
     Cell,
     Condition,
     Effort,
     Links,
     cells,
-    topology,
 )
 from rich.console import Console
 from rich.progress import Progress
 
 from sealane.errors import UnavailableError
-from sealane.transport.lab.measure import SHARE_MAX, measure
 
 SUMMARY: Final = "completion times of messages over long links, beside TCP and QUIC"
 
@@ -57,22 +56,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", type=Path, help="keep the plot there, too, for the documentation")
 
 
-def choose_rate(links: Links, allowed: float) -> int:
-    """Return the highest rate of which all links together have no more than `allowed` packets/s."""
-    for found in links.rates:
-        if topology(links, links.conditions[0], found).packets_per_second <= allowed:
-            return found
-    raise UnavailableError("lab.capacity", f"{allowed:.0f} packets a second are not enough")
+async def choose_rate(links: Links) -> int:
+    """Return the highest rate at which the machine disturbs nobody: each is tried."""
+    for rate in links.rates:
+        trial = max(cells(links, links.conditions[0], rate), key=lambda c: (not c.is_cold, c.bytes))
+        async for measured in lanes.measure([trial], TRIAL, until=math.inf, attempts=1):
+            if not measured.void:
+                return rate
+            print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(measured.void)}")
+    raise UnavailableError("lab.capacity", f"this machine is too busy for the {links.name} links")
 
 
 def _rates(wanted: Sequence[Links], store: "Store", asked: int | None) -> dict[str, int]:
     """Rates by kind of link: as asked, or those of what is known, or what the machine carries."""
-    found = {links.name: asked or store.rate(links) for links in wanted}
-    if all(found.values()):
-        return {name: rate for name, rate in found.items() if rate}
-    capacity = asyncio.run(measure(mtu=MTU, relays=False))
-    allowed = SHARE_MAX * capacity.packets_per_second
-    return {links.name: found[links.name] or choose_rate(links, allowed) for links in wanted}
+    return {
+        links.name: asked or store.rate(links) or asyncio.run(choose_rate(links))
+        for links in wanted
+    }
 
 
 class Store:
