@@ -48,8 +48,8 @@ def block_losses(
 ) -> BlockLosses:
     """Count losses unit by unit: by number lost so far and by what became of the newest unit.
 
-    Data is sent `depth` packets apart, parity `parity_step` (as data if None). With `repeated`, data
-    was repeated one unit at a time, and each is still missing with that probability.
+    Data is sent `depth` packets apart, parity `parity_step` (as data if None). With `repeated`,
+    data was repeated one unit at a time, and each is still missing with that probability.
     """
     check_code(k, m)
     data, parity = loss.after(depth), loss.after(parity_step or depth)
