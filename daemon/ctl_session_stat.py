@@ -121,9 +121,7 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
             f"{session.rate_bits_per_second / 1e6:,.1f} Mbit/s, "
             + counts(breaker_trips="breaker_trips")
         ),
-        "messages": counts(
-            sent="sends_completed", received="receives_completed", failed="failed"
-        ),
+        "messages": counts(sent="sends_completed", received="receives_completed", failed="failed"),
         "packets": counts(
             sent="packets_sent",
             lost="lost_packets",
