@@ -97,6 +97,25 @@ def odd_tensors(rank: int, size: int) -> None:
             dist.all_reduce(meaningless, op=operator)
 
 
+def from_each_to_each(rank: int, size: int) -> None:
+    """Gather, scatter and all-to-all, also over gaps; each pair has a session of its own."""
+    gathered = [torch.zeros(4, 2).t() for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.full((2, 4), float(rank)), gathered, dst=0)
+    assert all((part == number).all() for number, part in enumerate(gathered or []))
+    own = torch.zeros(6)[::2]
+    parts = [torch.full((3,), 10.0 + number) for number in range(size)]
+    dist.scatter(own, parts if rank == size - 1 else None, src=size - 1)
+    assert (own == 10 + rank).all()
+    theirs = [torch.zeros(70_000, dtype=torch.int64) for _ in range(size)]
+    dist.all_to_all(theirs, [torch.full((70_000,), 10 * rank + n) for n in range(size)])
+    assert all((part == 10 * number + rank).all() for number, part in enumerate(theirs))
+    whole = torch.zeros(2 * size)
+    dist.all_to_all_single(whole, torch.arange(2.0 * size) + 100 * rank)
+    assert (whole.view(size, 2)[:, 0] == torch.arange(size) * 100 + 2 * rank).all()
+    with pytest.raises((RuntimeError, ValueError), match=r"group\.array"):
+        dist.all_to_all_single(whole, whole.clone(), [2] * size, [2] * size)
+
+
 def subgroups(rank: int, size: int) -> None:
     """Groups of all and of each alone, beside the one of the job."""
     together = dist.new_group(list(range(size)))
@@ -148,6 +167,7 @@ def main() -> None:
         collectives(rank, size)
         pairs(rank, size)
         odd_tensors(rank, size)
+        from_each_to_each(rank, size)
         subgroups(rank, size)
     losses = training(rank, size)
     dist.destroy_process_group()
