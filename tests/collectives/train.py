@@ -1,8 +1,8 @@
 """One rank of a training run: `train.py BACKEND STORE RANK SIZE`; prints what it computed."""
 
 import json
+import re
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sealane.client.torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
 
 
 def collectives(rank: int, size: int) -> None:
@@ -155,14 +157,13 @@ def training(rank: int, size: int) -> list[float]:
 def main() -> None:
     """Join, compute, leave."""
     backend, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{Path(store).resolve()}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=30),
-    )
-    if backend == "sealane":
+    where = f"file://{Path(store).resolve()}"
+    if backend == "gloo":
+        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size)
+    else:
+        # As the documentation has it.
+        (example,) = re.findall(r"```python\n(import .*?)```", PAGE.read_text(), re.DOTALL)
+        exec(example, {"torch": torch, "INIT": where, "RANK": rank, "SIZE": size})  # noqa: S102
         assert isinstance(dist.group.WORLD, sealane.client.torch.SealaneProcessGroup)
         collectives(rank, size)
         pairs(rank, size)
