@@ -36,7 +36,7 @@ class Offer:
     nonce: bytes
     unit_bytes: int
     rate_bits_per_second: int
-    data_address: str
+    data_addresses: tuple[str, ...]
     sealed_share: bytes
     """To the responder's KEM key, for all of the above and both ends' identities."""
 
@@ -71,7 +71,7 @@ class Answer:
     connection_id: bytes
     public_key: bytes
     nonce: bytes
-    data_address: str
+    data_addresses: tuple[str, ...]
     sealed_share: bytes
     """To the initiator's KEM key, for the whole transcript."""
     confirmation: bytes
@@ -95,7 +95,7 @@ class Initiation:
         kem: KemKey,
         unit_bytes: int,
         rate_bits_per_second: int,
-        data_address: str,
+        data_addresses: tuple[str, ...],
     ) -> None:
         self._exchange = Exchange()
         self._kem = kem
@@ -112,7 +112,7 @@ class Initiation:
             nonce=secrets.token_bytes(NONCE_BYTES),
             unit_bytes=unit_bytes,
             rate_bits_per_second=rate_bits_per_second,
-            address=data_address,
+            addresses=data_addresses,
         )
         self.offer = Offer(
             version=VERSION,
@@ -122,7 +122,7 @@ class Initiation:
             nonce=self._signed.nonce,
             unit_bytes=unit_bytes,
             rate_bits_per_second=rate_bits_per_second,
-            data_address=data_address,
+            data_addresses=data_addresses,
             sealed_share=_sealed_to(responder, self._share, self._signed),
         )
 
@@ -157,7 +157,7 @@ def respond(
     own_certificate: bytes,
     own_result: Result,
     kem: KemKey,
-    data_address: str,
+    data_addresses: tuple[str, ...],
 ) -> tuple[Answer, SessionKeys]:
     """Answer an offer of `initiator`, who showed `initiator_shown`.
 
@@ -177,7 +177,7 @@ def respond(
         nonce=offer.nonce,
         unit_bytes=offer.unit_bytes,
         rate_bits_per_second=offer.rate_bits_per_second,
-        address=offer.data_address,
+        addresses=offer.data_addresses,
     )
     initiator_share = open_share(offer.sealed_share, signed, key=kem)
     responder_share = new_share()
@@ -188,7 +188,7 @@ def respond(
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            data_address=data_address,
+            data_addresses=data_addresses,
             sealed_share=b"",
             confirmation=b"",
         )
@@ -223,5 +223,5 @@ def _transcript(offer: SessionOffer, responder_shown: Shown, answer: Answer) -> 
         connection_id=answer.connection_id,
         public_key=answer.public_key,
         nonce=answer.nonce,
-        address=answer.data_address,
+        addresses=answer.data_addresses,
     )

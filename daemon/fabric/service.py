@@ -29,6 +29,7 @@ from sealane.daemon.fabric.establishment import (
 )
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
+from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
 from sealane.daemon.fabric.units import candidates, route_mtu
@@ -101,7 +102,7 @@ class _Target:
     node: str
     address: str
     rate_bits_per_second: int
-    via_address: str
+    via_addresses: tuple[str, ...]
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
@@ -137,6 +138,8 @@ class FabricService:
         self.drain = Drain(self._sessions)
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
+        self.path_snapshot: dict[tuple[str, ...], dict[str, int]] = {}
+        """The same by session and number of the path, of sessions with several."""
         self.job_snapshot: dict[str, dict[str, int]] = {}
         """The same by job."""
 
@@ -163,6 +166,7 @@ class FabricService:
             self.snapshot = {
                 name: dict(session.statistics()) for name, session in self._sessions.items()
             }
+            self.path_snapshot = path_statistics(self._sessions)
             self.job_snapshot = {job.name: job_usage(job) for job in self.jobs.list()}
             for name in rate_cuts(before, self.snapshot):
                 get_logger().warning(
@@ -212,7 +216,7 @@ class FabricService:
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
-        via_address: str = "",
+        via_addresses: tuple[str, ...] = (),
     ) -> Grant:
         """Open a session to a listener of that name at the peer.
 
@@ -226,15 +230,15 @@ class FabricService:
         self._limits.check_region(region_bytes)
         self._limits.check_rate(rate_bits_per_second)
         self._limits.check_share(rate_bits_per_second)
-        if via_address:
-            _check_address(via_address, "session.via_address.malformed")
+        if via_addresses:
+            check_addresses(via_addresses, "session.via_address.malformed")
         target = _Target(
             node=peer_node,
             address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
-            via_address=via_address,
+            via_addresses=via_addresses,
         )
-        units = self._units(via_address or peer_address)
+        units = self._units(via_addresses[0] if via_addresses else peer_address)
         for unit_bytes in units[:-1]:
             try:
                 return await self._open(job, display_name, region_bytes, target, unit_bytes)
@@ -285,7 +289,7 @@ class FabricService:
             )
         self._limits.check_rate(offer.rate_bits_per_second)
         self._limits.check_unit(offer.unit_bytes)
-        _check_address(offer.data_address, "session.establish.malformed")
+        check_addresses(offer.data_addresses, "session.establish.malformed")
         session = self._listener(offer.display_name)
         if session is None:
             raise UnavailableError(
@@ -302,11 +306,11 @@ class FabricService:
             own_certificate=certificate,
             own_result=result,
             kem=self._kem,
-            data_address=session.data_address,
+            data_addresses=session.data_addresses[: len(offer.data_addresses)],
         )
         start = Start(
             keys=keys,
-            peer_address=offer.data_address,
+            peer_addresses=offer.data_addresses[: len(answer.data_addresses)],
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
@@ -369,14 +373,20 @@ class FabricService:
                 kem=self._kem,
                 unit_bytes=session.identity.unit_bytes,
                 rate_bits_per_second=target.rate_bits_per_second,
-                data_address=session.data_address,
+                data_addresses=session.data_addresses[: len(target.via_addresses) or None],
             )
             offer = initiation.offer
             answer = await link.establish(offer)
-        _check_address(answer.data_address, "session.establish.malformed")
+        check_addresses(answer.data_addresses, "session.establish.malformed")
+        paths = len(answer.data_addresses)
+        if paths > len(offer.data_addresses):
+            raise UsageError(
+                "session.establish.malformed",
+                f"the peer answers with {paths} paths; offered: {len(offer.data_addresses)}",
+            )
         start = Start(
             keys=await asyncio.to_thread(initiation.keys, answer),
-            peer_address=target.via_address or answer.data_address,
+            peer_addresses=(target.via_addresses or answer.data_addresses)[:paths],
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
@@ -411,7 +421,7 @@ class FabricService:
         """Units to try towards `address`, in bytes, largest first."""
         if self.settings.unit_bytes is not None:
             return [self.settings.unit_bytes]
-        version = ipaddress.ip_address(self.settings.listen_data).version
+        version = max(ipaddress.ip_address(each).version for each in self.settings.listen_data)
         return candidates(version, route_mtu(address))
 
     async def _wait_listening_again(self) -> None:
@@ -429,11 +439,9 @@ class FabricService:
     ) -> Session:
         self._limits.check_count(len(self._sessions))
         self._limits.check_job(job, region_bytes=region_bytes)
-        address = ipaddress.ip_address(self.settings.listen_data)
-        host = f"[{address}]" if address.version == 6 else str(address)
         try:
             endpoint = SessionEndpoint(
-                f"{host}:0",
+                bind_addresses(self.settings.listen_data, self.settings.paths),
                 region_bytes,
                 self.settings.ring_entries,
                 unit_bytes=unit_bytes,
@@ -530,6 +538,16 @@ def job_usage(job: Job) -> dict[str, int]:
     }
 
 
+def path_statistics(sessions: Mapping[str, Session]) -> dict[tuple[str, ...], dict[str, int]]:
+    """Return what each path of the sessions with several has carried, by session and number."""
+    several = {name: paths for name, each in sessions.items() if len(paths := each.paths()) > 1}
+    return {
+        (name, str(number)): path.statistics | {"validated": int(path.state == "validated")}
+        for name, paths in several.items()
+        for number, path in enumerate(paths)
+    }
+
+
 def rate_cuts(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> list[str]:
@@ -540,18 +558,6 @@ def rate_cuts(
         return snapshot.get(name, {}).get("breaker_trips", 0)
 
     return [name for name in after if trips(after, name) > trips(before, name)]
-
-
-def _check_address(address: str, reason: str) -> None:
-    # What passes is what the engine can parse: a peer's text must not become an internal error.
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(ValueError):
-        is_bracketed = host.startswith("[") and host.endswith("]")
-        found = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
-        is_plain = "%" not in host and port.isascii() and port.isdigit()
-        if is_plain and is_bracketed == (found.version == 6) and 1 <= int(port) <= 65_535:
-            return
-    raise UsageError(reason, f"{address!r} is not a numeric address with a port")
 
 
 def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,7 +13,7 @@ from sealane.transport.establish import SessionKeys
 class FakeEndpoint:
     """Keeps what it is started with."""
 
-    local_address = "127.0.0.1:1"
+    local_addresses: ClassVar = ["127.0.0.1:1"]
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -46,7 +46,7 @@ async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEnd
         identity,
         Start(
             keys=SessionKeys(send=bytearray(32), receive=bytearray(32)),
-            peer_address="127.0.0.1:2",
+            peer_addresses=("127.0.0.1:2",),
             connection_id_local=bytes(8),
             connection_id_peer=bytes(8),
             idle_timeout_seconds=1.5,

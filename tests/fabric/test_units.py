@@ -128,7 +128,7 @@ class Narrow(asyncio.DatagramProtocol):
         if len(data) > self._most:
             return
         ports = {
-            int(session.data_address.rpartition(":")[2]): session
+            int(session.data_addresses[0].rpartition(":")[2]): session
             for session in self._far.service.sessions()
         }
         if addr[1] in ports:
@@ -150,7 +150,7 @@ async def test_a_path_that_is_narrower_than_its_route_gets_the_next_smaller_unit
         )
         via = f"127.0.0.1:{transport.get_extra_info('sockname')[1]}"
         try:
-            async with connected(near, far, via=lambda _: via) as (ours, theirs):
+            async with connected(near, far, via=lambda _: [via]) as (ours, theirs):
                 assert [ours.session.unit_bytes, theirs.session.unit_bytes] == [1408, 1408]
                 assert units_of(near)[0] == (8896, State.CLOSED)
         finally:

@@ -10,12 +10,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Detection, IpVersion, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig,
-    SessionKeys,
+    Detection, IpVersion, PACKETS_PER_KEY, PATHS_MAX, PayloadMode, Plan, PlanRow, Session,
+    SessionConfig, SessionKeys,
 };
 
+use super::lanes::Lanes;
 use super::layout::Layout;
 use super::limits::Limits;
+use super::path_report::PathReport;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
@@ -27,8 +29,6 @@ use crate::udp::Udp;
 /// Shape of a session's packets and memories; both ends use the same units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Address of the data socket; port 0 takes a free one.
-    pub bind_address: SocketAddr,
     /// Bytes of the job's region.
     pub region_bytes: u64,
     /// Entries of either queue, a power of two.
@@ -42,10 +42,10 @@ pub struct EndpointConfig {
 }
 
 /// What establishment decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartConfig {
-    /// Where packets go.
-    pub peer_address: SocketAddr,
+    /// Where the packets of each path go. The session has as many paths, from the first socket on.
+    pub peer_addresses: Vec<SocketAddr>,
     /// Names the packets that come to us.
     pub connection_id_local: u64,
     /// Names the packets that we send.
@@ -57,8 +57,8 @@ pub struct StartConfig {
     /// Skew of the path that is known: what comes this much later than what was sent after it is
     /// not lost.
     pub reordering_nanos: Nanos,
-    /// The side that opened the session knows the path (a relay, perhaps) and accepts packets from
-    /// `peer_address` only; the other one follows its authentic packets until the path is validated.
+    /// The side that opened the session knows the paths (relays, perhaps) and accepts packets from
+    /// `peer_addresses` only; the other one follows its authentic packets until a path is validated.
     pub is_initiator: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct JobDescriptors {
 }
 
 struct Prepared {
-    udp: Udp,
+    sockets: Vec<Udp>,
     memory: JobMemory,
     doorbell: OwnedFd,
 }
@@ -149,7 +149,7 @@ impl Memories {
 pub struct Endpoint {
     config: EndpointConfig,
     layout: Layout,
-    local_address: SocketAddr,
+    local_addresses: Vec<SocketAddr>,
     prepared: Option<Prepared>,
     account: Option<Arc<JobAccount>>,
     job: Option<JobDescriptors>,
@@ -160,23 +160,33 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds the socket and makes the memories.
+    /// Binds a socket for each path that the session may have, and makes the memories. A port of 0
+    /// takes a free one.
     ///
     /// The session is one of that job, whose limits and turns it shares; of none, it has no limits
     /// but its own.
     pub fn new(
         config: EndpointConfig,
+        bind_addresses: &[SocketAddr],
         account: Option<Arc<JobAccount>>,
     ) -> Result<Self, EndpointError> {
         let made = Memories::new(&config)?;
-        let udp = Udp::bind(config.bind_address)?;
-        let local_address = udp.local_address()?;
+        if !(1..=usize::from(PATHS_MAX)).contains(&bind_addresses.len()) {
+            let count = bind_addresses.len();
+            return Err(EndpointError::Invalid(format!(
+                "{count} paths; allowed: 1 to {PATHS_MAX}"
+            )));
+        }
+        let sockets: Vec<Udp> =
+            bind_addresses.iter().map(|address| Udp::bind(*address)).collect::<Result<_, _>>()?;
+        let local_addresses = sockets.iter().map(Udp::local_address).collect::<Result<_, _>>()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
             is_to_drain: AtomicBool::new(false),
             is_to_end: AtomicBool::new(false),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
+            paths: Mutex::new(Vec::new()),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
             settled: Condvar::new(),
         };
@@ -184,8 +194,8 @@ impl Endpoint {
         Ok(Self {
             config,
             layout,
-            local_address,
-            prepared: Some(Prepared { udp, memory, doorbell }),
+            local_addresses,
+            prepared: Some(Prepared { sockets, memory, doorbell }),
             account,
             job: Some(job),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
@@ -196,7 +206,7 @@ impl Endpoint {
     }
 
     /// Makes the memories anew for units of another size, before the worker starts and the job has
-    /// them. The socket stays.
+    /// them. The sockets stay.
     pub fn set_unit_bytes(&mut self, unit_bytes: u16) -> Result<(), EndpointError> {
         let (Some(prepared), Some(job)) = (&mut self.prepared, &mut self.job) else {
             return Err(EndpointError::Started);
@@ -211,9 +221,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Where the data socket is bound.
-    pub fn local_address(&self) -> SocketAddr {
-        self.local_address
+    /// Where the sockets are bound: those of the paths that are in use once the session is started.
+    pub fn local_addresses(&self) -> &[SocketAddr] {
+        &self.local_addresses
     }
 
     /// The job's descriptors, once.
@@ -227,11 +237,13 @@ impl Endpoint {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
             unit_bytes: self.config.unit_bytes,
-            ip: match start.peer_address {
-                SocketAddr::V4(_) => IpVersion::V4,
-                SocketAddr::V6(_) => IpVersion::V6,
+            // With both, the one with the larger headers.
+            ip: if start.peer_addresses.iter().any(SocketAddr::is_ipv6) {
+                IpVersion::V6
+            } else {
+                IpVersion::V4
             },
-            paths: 1,
+            paths: u8::try_from(start.peer_addresses.len()).unwrap_or(u8::MAX),
             chunk_units: self.config.chunk_units,
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,
@@ -242,13 +254,19 @@ impl Endpoint {
             payload: PayloadMode::Real,
         };
         config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
+        let paths = start.peer_addresses.len();
+        if paths > self.local_addresses.len() {
+            let message = format!("{paths} paths, and {} sockets", self.local_addresses.len());
+            return Err(EndpointError::Invalid(message));
+        }
         let stop = self.stop.try_clone()?;
-        let Prepared { udp, memory, doorbell } =
+        let Prepared { sockets, memory, doorbell } =
             self.prepared.take().ok_or(EndpointError::Started)?;
+        self.local_addresses.truncate(paths);
         let worker = Worker {
             session: Session::new(config, keys, now()),
-            udp,
-            peer: start.peer_address,
+            lanes: Lanes::new(sockets.into_iter().zip(start.peer_addresses.iter().copied())),
+            local_addresses: self.local_addresses.clone(),
             follows_peer: !start.is_initiator,
             coalesce: coalesce_nanos(&config),
             layout: self.layout,
@@ -292,6 +310,11 @@ impl Endpoint {
     /// The counters, in the order of `statistics::names`; empty before the start.
     pub fn statistics(&self) -> Vec<u64> {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What is known of each path, as of the last look; empty before the start.
+    pub fn paths(&self) -> Vec<PathReport> {
+        self.report.paths.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Has the session send nothing new, at either end, and close when nothing is under way. If it

@@ -58,7 +58,7 @@ pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use gaps::LossCounts;
 pub use pacing::BURST_PACKETS;
-pub use path::PathAccount;
+pub use path::{PathAccount, PathState};
 pub use path_choice::{PathChoice, RoundRobin};
 pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
@@ -299,6 +299,10 @@ impl Session {
             return false;
         }
         let path = packet::channel_of(datagram).and_then(|channel| self.paths.named(channel));
+        if path.is_some_and(|path| path != arrival.path) {
+            self.statistics.misdirected += 1;
+            return false;
+        }
         let is_foreign = match arrival.source {
             Source::Path => false,
             Source::Elsewhere => path.is_some_and(|path| !self.paths[path].is_challenged()),

@@ -30,11 +30,25 @@ enum State {
     Abandoned,
 }
 
+/// What a path is good for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PathState {
+    /// Nothing is known of it yet: it is being challenged.
+    #[default]
+    Challenged,
+    /// It carries units.
+    Validated,
+    /// It did, and is passed over now because nothing is heard of it; challenges go on.
+    Silent,
+    /// It is too narrow, or too full, and nothing is sent on it any more.
+    Abandoned,
+}
+
 /// What is known of the packets of one path, counted since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathAccount {
-    /// Whether units may take it.
-    pub is_validated: bool,
+    /// What it is good for.
+    pub state: PathState,
     /// Packets sent.
     pub packets_sent: u64,
     /// Wire bytes of those.
@@ -254,7 +268,7 @@ impl Path {
     #[must_use]
     pub fn account(&self) -> PathAccount {
         PathAccount {
-            is_validated: self.is_validated(),
+            state: self.public_state(),
             packets_sent: self.packets_sent,
             wire_bytes_sent: self.wire_bytes_sent,
             packets_reported: self.packets_reported,
@@ -264,6 +278,15 @@ impl Path {
             in_flight_bytes: self.in_flight_bytes(),
             srtt: self.rtt.smoothed().unwrap_or(0),
             arrived: self.arrived,
+        }
+    }
+
+    fn public_state(&self) -> PathState {
+        match self.state {
+            State::Challenged => PathState::Challenged,
+            State::Validated if self.is_silent => PathState::Silent,
+            State::Validated => PathState::Validated,
+            State::Abandoned => PathState::Abandoned,
         }
     }
 

@@ -11,8 +11,9 @@ use super::path_choice::PathChoice;
 use super::rtt::timeout_of;
 use super::types::SessionConfig;
 
-/// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets.
-pub const PATHS_MAX: u8 = 16;
+/// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and
+/// as many are there to take the place of those that fail.
+pub const PATHS_MAX: u8 = 32;
 
 /// A path of a session, from 0. It is the channel of the packets that take it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -28,7 +29,7 @@ impl PathId {
 
 /// Some paths of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PathSet(u16);
+pub struct PathSet(u32);
 
 impl PathSet {
     /// With another path.
@@ -52,7 +53,7 @@ impl PathSet {
     /// The first one behind `path`, in a circle; `None` if there is none at all.
     #[must_use]
     pub fn behind(self, path: PathId) -> Option<PathId> {
-        let later = self.0 & u16::MAX.checked_shl(u32::from(path.0) + 1).unwrap_or(0);
+        let later = self.0 & u32::MAX.checked_shl(u32::from(path.0) + 1).unwrap_or(0);
         let found = if later == 0 { self.0 } else { later };
         (found != 0).then(|| PathId(found.trailing_zeros() as u8))
     }
@@ -272,10 +273,10 @@ mod tests {
 
     #[test]
     fn a_set_is_walked_in_a_circle() {
-        let set = [1, 4, 15].map(PathId).into_iter().fold(PathSet::default(), PathSet::with);
+        let set = [1, 4, 31].map(PathId).into_iter().fold(PathSet::default(), PathSet::with);
         let walk: Vec<u8> =
-            [0, 1, 3, 4, 14, 15].map(|at| set.behind(PathId(at)).unwrap().0).to_vec();
-        assert_eq!(walk, [1, 4, 4, 15, 15, 1]);
+            [0, 1, 3, 4, 30, 31].map(|at| set.behind(PathId(at)).unwrap().0).to_vec();
+        assert_eq!(walk, [1, 4, 4, 31, 31, 1]);
         assert_eq!(PathSet::default().behind(PathId(3)), None);
         assert!(set.has(PathId(4)) && !set.has(PathId(3)) && !set.is_empty());
     }

@@ -120,6 +120,8 @@ pub struct Departure {
 /// What the socket says of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
+    /// The path whose address of this end it came to.
+    pub path: PathId,
     /// Where it came from.
     pub source: Source,
     /// The ECN field of its IP header.

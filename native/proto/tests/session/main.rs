@@ -14,8 +14,8 @@ use pair::{
 use proptest::prelude::*;
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError,
-    Reliability, SendRequest, SessionConfig, SessionStatistics,
+    Arrival, CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, PathId, Plan,
+    PlanRow, PostError, Reliability, SendRequest, SessionConfig, SessionStatistics,
 };
 
 fn is_unit(datagram: &[u8]) -> bool {
@@ -484,6 +484,20 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     assert!(!right.receive(&mut challenge.clone(), ELSEWHERE, &mut memory[1], *now));
     expected.foreign_packets += 1;
     assert_eq!(right.statistics(), expected);
+}
+
+#[test]
+fn a_packet_that_comes_to_the_address_of_another_path_is_not_opened() {
+    let [left, right] =
+        [0, 1].map(|index| end_with(index, 0, SessionConfig { paths: 2, ..config(index) }));
+    let mut pair = Pair::of([left, right]);
+    pair.pump();
+    let challenge = pair.under_way[1].remove(0);
+    let Pair { now, ends: [_, right], memory, .. } = &mut pair;
+    let by_the_other = Arrival { path: PathId(1), ..ON_PATH };
+    assert!(!right.receive(&mut challenge.clone(), by_the_other, &mut memory[1], *now));
+    assert_eq!(right.statistics().misdirected, 1);
+    assert!(right.receive(&mut challenge.clone(), ON_PATH, &mut memory[1], *now));
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PayloadMode,
+    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId, PayloadMode,
     ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
 };
 
@@ -13,9 +13,10 @@ pub const DELAY: Nanos = 5 * MILLISECOND;
 pub const UNIT: u64 = 256;
 
 /// From the peer's address, marked as it left.
-pub const ON_PATH: Arrival = Arrival { source: Source::Path, ecn: Ecn::Ect0 };
+pub const ON_PATH: Arrival = Arrival { path: PathId(0), source: Source::Path, ecn: Ecn::Ect0 };
 /// From another address.
-pub const ELSEWHERE: Arrival = Arrival { source: Source::Elsewhere, ecn: Ecn::Ect0 };
+pub const ELSEWHERE: Arrival =
+    Arrival { path: PathId(0), source: Source::Elsewhere, ecn: Ecn::Ect0 };
 
 /// Plain bytes and the chunks published.
 #[derive(Debug, Clone, PartialEq, Eq)]
