@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sealane._native import Completion
+from sealane._native import ChunkBitmap, Completion
 from sealane.client.messages import Received, Sent
 from sealane.errors import Error, SessionError, UsageError
 
@@ -179,6 +179,7 @@ class ReceiveOperation(Operation[Received]):
             ),
         )
         self._landed: bytes | None = None
+        self._bitmap: ChunkBitmap | None = None
         self.chunk_count = -(-length // session.chunk_bytes)
         """Chunks of the buffer, of which a message may take fewer."""
 
@@ -213,12 +214,40 @@ class ReceiveOperation(Operation[Received]):
         units = self._session.chunk_bytes // self._session.session.unit_bytes
         return bytes(completion.packets[unit // 8] >> unit % 8 & 1 for unit in range(units))
 
+    async def immediate(self) -> int | None:
+        """Return the sender's immediate, known from the first packet on. Asks the fabric.
+
+        None if nothing of the message has arrived yet, or it has none.
+        """
+        if not self.done():
+            ring = self._session.ring
+            completion = await self._session.ask(
+                lambda number: ring.post_packet_map(receive=self.handle, chunk=0, user_data=number)
+            )
+            if completion.status == "ok":
+                return completion.immediate
+        return self.result().immediate if self.done() else None
+
+    def bitmap(self) -> ChunkBitmap | None:
+        """Return the live bitmap: a read-only buffer of a byte for each chunk of the buffer.
+
+        `memoryview` and `numpy.frombuffer` take it without a copy; a byte becomes 1 when its chunk
+        is whole in the region. It is for looking: before bytes of the region are used, ask
+        `chunks` or `wait_chunks`. The bytes are about this receive while `is_current`; they belong
+        to a later one that has its slot. None while the fabric has not taken the receive, and once
+        a later one has its slot.
+        """
+        if self._bitmap is None:
+            self._bitmap = self._session.bitmap(self.handle, self.chunk_count)
+        return self._bitmap
+
     def chunks(self) -> bytes | None:
         """Return a byte for each chunk of the buffer: 1 if it is whole in the region.
 
         None while the fabric has not taken the receive, and once a later receive has its slot.
         """
-        return self._session.ring.bitmap(self.handle, self.chunk_count)
+        bitmap = self.bitmap()
+        return None if bitmap is None else bitmap.read()
 
     async def wait_chunks(
         self, start: int = 0, end: int | None = None, *, timeout_seconds: float | None = None

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sealane._native import Completion, JobRing, RegionArray
+from sealane._native import ChunkBitmap, Completion, JobRing, RegionArray
 from sealane.client.messages import (
     Auto,
     ErasureCoded,
@@ -62,6 +62,7 @@ class Session:
         self._chunk_watchers: set[asyncio.Event] = set()
         self._ended: Error | None = None
         self._is_draining = False
+        self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop.add_reader(ring.fileno(), self._collect)
@@ -183,7 +184,12 @@ class Session:
         return await (await self.post_receive(into, offset=offset, length=length)).wait()
 
     def statistics(self) -> dict[str, int]:
-        """Return the session's counters, as the fabric published them last."""
+        """Return the session's counters, as the fabric published them last.
+
+        Raises SessionError `session.closed` after `close`.
+        """
+        if self._is_closed:
+            raise SessionError("session.closed", f"{self.session.name} was closed here")
         return self.ring.statistics()
 
     async def drain(self, *, timeout_seconds: float | None = None) -> None:
@@ -198,6 +204,7 @@ class Session:
     def close(self) -> None:
         """Give the rings back; the fabric then ends the session. Views of the region stay."""
         self._end(SessionError("session.closed", f"{self.session.name} was closed here"))
+        self._is_closed = True
         self.ring.close()
 
     @contextlib.contextmanager
@@ -213,6 +220,10 @@ class Session:
             self._chunk_watchers.remove(changed)
             if self._ended is None and not self._chunk_watchers:
                 self.ring.wake_for_chunks(False)
+
+    def bitmap(self, handle: int, chunk_count: int) -> ChunkBitmap | None:
+        """Find the bitmap of a receive; None without a slot of its own, and after `close`."""
+        return None if self._is_closed else self.ring.bitmap(handle, chunk_count)
 
     def place(self, data: "Bytes | None", offset: int, length: int | None) -> tuple[int, int]:
         """Return (offset, length) in the region; UsageError for bytes elsewhere."""

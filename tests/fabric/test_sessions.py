@@ -490,7 +490,7 @@ async def test_job_of_another_user_gets_nothing(
     fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = fabrics
-    monkeypatch.setattr(ring_socket, "_peer_uid", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(ring_socket, "_peer", lambda _: (os.getpid(), os.geteuid() + 1))
     async with listening(right):
         grant = await open_directly(left, right)
         wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)

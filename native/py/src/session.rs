@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict};
+use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::session::endpoint::{
     Endpoint, EndpointConfig, EndpointError, StartConfig, State,
 };
@@ -18,6 +18,7 @@ use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::session::{PathState, PlanRow, Reliability, SessionKeys};
 
+use crate::bitmap::ChunkBitmap;
 use crate::link::parse_address;
 use crate::region::Region;
 
@@ -433,14 +434,8 @@ impl JobRing {
             .collect())
     }
 
-    fn bitmap<'py>(
-        &mut self,
-        py: Python<'py>,
-        handle: u64,
-        chunk_count: usize,
-    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let bytes = self.job()?.bitmap(handle, chunk_count);
-        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    fn bitmap(&mut self, handle: u64, chunk_count: usize) -> PyResult<Option<ChunkBitmap>> {
+        Ok(self.job()?.bitmap(handle, chunk_count).map(ChunkBitmap::new))
     }
 
     fn wake_for_chunks(&mut self, wanted: bool) -> PyResult<()> {

@@ -9,8 +9,10 @@
 //! reading completions stops its own submissions, and with them the credit its peer gets. The job
 //! keeps the last entries for commands, so that what waits can always be cancelled.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::bitmap::ChunkBitmap;
 pub use super::entry::{
     Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission,
 };
@@ -171,7 +173,7 @@ impl DaemonRing {
 pub struct JobRing {
     layout: Layout,
     submission: SharedMemory,
-    completion: SharedMemory,
+    completion: Arc<SharedMemory>,
     submissions_posted: u64,
     completions_taken: u64,
 }
@@ -194,7 +196,7 @@ impl JobRing {
         (submission.len() == layout.submission_bytes()).then_some(Self {
             layout,
             submission,
-            completion,
+            completion: Arc::new(completion),
             submissions_posted: 0,
             completions_taken: 0,
         })
@@ -263,20 +265,10 @@ impl JobRing {
         self.submission.word(CHUNK_WAKE).store(u64::from(wanted), Ordering::Release);
     }
 
-    /// The first `chunk_count` bitmap bytes of a receive: 1 where a whole chunk has landed, and with
-    /// it all its bytes in the region. `None` while no slot holds that receive: it still waits for
-    /// one, or its slot has gone to a later receive.
-    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<Vec<u8>> {
-        let per_slot = self.layout.chunks_per_slot();
-        let owner = |slot: u64| self.completion.word(self.layout.slot_table() + 8 * slot);
-        let is_owned = |slot: &u64| owner(*slot).load(Ordering::Acquire) == handle + 1;
-        let slot = (0..u64::from(self.layout.slots)).find(is_owned)?;
-        let start = self.layout.bitmap() + slot * per_slot;
-        let bytes: Vec<u8> = (start..start + per_slot.min(chunk_count as u64))
-            .map(|offset| self.completion.byte(offset).load(Ordering::Acquire))
-            .collect();
-        // What was read is this receive's if the slot still is.
-        (owner(slot).load(Ordering::Acquire) == handle + 1).then_some(bytes)
+    /// The bitmap of a receive of `chunk_count` chunks, as it is from now on. `None` while no slot
+    /// holds that receive: it still waits for one, or its slot has gone to a later receive.
+    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<ChunkBitmap> {
+        ChunkBitmap::find(&self.completion, &self.layout, handle, chunk_count)
     }
 }
 
@@ -416,26 +408,10 @@ mod tests {
     }
 
     #[test]
-    fn bitmap_and_state_reach_the_job() {
-        let (mut daemon, job, _) = rings(4);
+    fn state_reaches_the_job() {
+        let (daemon, job, _) = rings(4);
         daemon.publish_state(2);
         assert_eq!(job.state(), 2);
-        assert_eq!(job.bitmap(7, 256), None);
-        daemon.slot_posted(1, 7, 256);
-        daemon.chunk_landed(1, 3);
-        daemon.chunk_landed(9, 3);
-        daemon.chunk_landed(1, u32::MAX);
-        let landed = |handle| {
-            let bytes: Vec<u8> = job.bitmap(handle, 256).unwrap();
-            (0..256).filter(|chunk| bytes[*chunk] == 1).collect::<Vec<usize>>()
-        };
-        assert_eq!(landed(7), [3]);
-        assert_eq!(job.bitmap(7, 2).unwrap(), [0, 0]);
-        daemon.slot_posted(2, 8, 256);
-        assert!(landed(8).is_empty());
-        daemon.slot_posted(1, 11, 256);
-        assert_eq!(job.bitmap(7, 256), None, "the slot has gone to another receive");
-        assert!(landed(11).is_empty());
     }
 
     #[test]
