@@ -56,7 +56,8 @@ class SessionOffer:
     """8 bytes; names packets sent to the initiator."""
     public_key: bytes
     nonce: bytes
-    unit_bytes: int
+    units: tuple[int, ...]
+    """Candidates for the payload of a packet, in bytes, falling."""
     rate_bits_per_second: int
     addresses: tuple[str, ...]
     """host:port that the initiator sends packets from, of each path, before any relay."""
@@ -82,9 +83,9 @@ class SessionOffer:
             self.connection_id,
             self.public_key,
             self.nonce,
-            struct.pack(">Q", self.unit_bytes),
+            *_numbers(self.units),
             struct.pack(">Q", self.rate_bits_per_second),
-            *_list(self.addresses),
+            *_texts(self.addresses),
         )
 
 
@@ -102,6 +103,8 @@ class Transcript:
     """8 bytes; names packets sent to the responder."""
     public_key: bytes
     nonce: bytes
+    units: tuple[int, ...]
+    """Those of the candidates that the responder takes."""
     addresses: tuple[str, ...]
     """host:port that the responder sends packets from, of each path."""
 
@@ -118,7 +121,8 @@ class Transcript:
             self.connection_id,
             self.public_key,
             self.nonce,
-            *_list(self.addresses),
+            *_numbers(self.units),
+            *_texts(self.addresses),
         )
 
 
@@ -203,7 +207,11 @@ def _subject(subject: Subject) -> tuple[bytes, ...]:
     )
 
 
-def _list(texts: tuple[str, ...]) -> tuple[bytes, ...]:
+def _numbers(numbers: tuple[int, ...]) -> tuple[bytes, ...]:
+    return tuple(struct.pack(">Q", number) for number in (len(numbers), *numbers))
+
+
+def _texts(texts: tuple[str, ...]) -> tuple[bytes, ...]:
     return (struct.pack(">Q", len(texts)), *(text.encode() for text in texts))
 
 

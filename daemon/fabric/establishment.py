@@ -34,7 +34,7 @@ class Offer:
     connection_id: bytes
     public_key: bytes
     nonce: bytes
-    unit_bytes: int
+    units: tuple[int, ...]
     rate_bits_per_second: int
     data_addresses: tuple[str, ...]
     sealed_share: bytes
@@ -71,6 +71,8 @@ class Answer:
     connection_id: bytes
     public_key: bytes
     nonce: bytes
+    units: tuple[int, ...]
+    """Of the candidates."""
     data_addresses: tuple[str, ...]
     sealed_share: bytes
     """To the initiator's KEM key, for the whole transcript."""
@@ -93,7 +95,7 @@ class Initiation:
         shown: Shown,
         check_result: CheckResult,
         kem: KemKey,
-        unit_bytes: int,
+        units: tuple[int, ...],
         rate_bits_per_second: int,
         data_addresses: tuple[str, ...],
     ) -> None:
@@ -110,7 +112,7 @@ class Initiation:
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=self._exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            unit_bytes=unit_bytes,
+            units=units,
             rate_bits_per_second=rate_bits_per_second,
             addresses=data_addresses,
         )
@@ -120,7 +122,7 @@ class Initiation:
             connection_id=self._signed.connection_id,
             public_key=self._signed.public_key,
             nonce=self._signed.nonce,
-            unit_bytes=unit_bytes,
+            units=units,
             rate_bits_per_second=rate_bits_per_second,
             data_addresses=data_addresses,
             sealed_share=_sealed_to(responder, self._share, self._signed),
@@ -157,6 +159,7 @@ def respond(
     own_certificate: bytes,
     own_result: Result,
     kem: KemKey,
+    units: tuple[int, ...],
     data_addresses: tuple[str, ...],
 ) -> tuple[Answer, SessionKeys]:
     """Answer an offer of `initiator`, who showed `initiator_shown`.
@@ -175,7 +178,7 @@ def respond(
         connection_id=offer.connection_id,
         public_key=offer.public_key,
         nonce=offer.nonce,
-        unit_bytes=offer.unit_bytes,
+        units=offer.units,
         rate_bits_per_second=offer.rate_bits_per_second,
         addresses=offer.data_addresses,
     )
@@ -188,6 +191,7 @@ def respond(
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
+            units=units,
             data_addresses=data_addresses,
             sealed_share=b"",
             confirmation=b"",
@@ -223,5 +227,6 @@ def _transcript(offer: SessionOffer, responder_shown: Shown, answer: Answer) -> 
         connection_id=answer.connection_id,
         public_key=answer.public_key,
         nonce=answer.nonce,
+        units=answer.units,
         addresses=answer.data_addresses,
     )

@@ -10,7 +10,7 @@ import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -32,7 +32,7 @@ from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
-from sealane.daemon.fabric.units import candidates, route_mtu
+from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
@@ -55,10 +55,6 @@ QUIET_REASONS = frozenset(
 """Ends of a session that are no fault; others are logged as warnings."""
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
-_TOO_LARGE = frozenset({"session.path_mtu", "session.unit.range"})
-"""Why a session with smaller units may be opened all the same."""
-LISTEN_AGAIN_SECONDS = 0.2
-"""From the end of an attempt until the next: the peer's job listens again at once."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 SNAPSHOT_SECONDS = 1.0
 _OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
@@ -239,37 +235,19 @@ class FabricService:
             via_addresses=via_addresses,
         )
         units = self._units(via_addresses[0] if via_addresses else peer_address)
-        for unit_bytes in units[:-1]:
-            try:
-                return await self._open(job, display_name, region_bytes, target, unit_bytes)
-            except (UnavailableError, UsageError) as error:
-                if error.reason not in _TOO_LARGE:
-                    raise
-            await self._wait_listening_again()
-        return await self._open(job, display_name, region_bytes, target, units[-1])
-
-    async def _open(
-        self,
-        job: Job,
-        display_name: str,
-        region_bytes: int,
-        target: "_Target",
-        unit_bytes: int,
-    ) -> Grant:
-        """Open a session with units of one size."""
         session = self._register(
-            job, display_name, region_bytes, is_initiator=True, unit_bytes=unit_bytes
+            job, display_name, region_bytes, is_initiator=True, unit_bytes=units[0]
         )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
-            await self._initiate(session, target)
+            await self._initiate(session, target, units)
             undo.pop_all()
         await self._settle(session)
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
                 "session.path_mtu",
                 f"the path to {target.node} carries small packets, and none with units of "
-                f"{unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+                f"{units[-1]} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state not in _OPEN:
             raise UnavailableError(
@@ -288,8 +266,9 @@ class FabricService:
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
         self._limits.check_rate(offer.rate_bits_per_second)
-        self._limits.check_unit(offer.unit_bytes)
         check_addresses(offer.data_addresses, "session.establish.malformed")
+        most = unit_max(offer.data_addresses[0], self._ip_version)
+        units = self._limits.units_among(offer.units, most)
         session = self._listener(offer.display_name)
         if session is None:
             raise UnavailableError(
@@ -306,10 +285,12 @@ class FabricService:
             own_certificate=certificate,
             own_result=result,
             kem=self._kem,
+            units=units,
             data_addresses=session.data_addresses[: len(offer.data_addresses)],
         )
         start = Start(
             keys=keys,
+            units=units,
             peer_addresses=offer.data_addresses[: len(answer.data_addresses)],
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
@@ -360,7 +341,9 @@ class FabricService:
         for session in [*self._sessions.values()]:
             session.close("session.closed.barred")
 
-    async def _initiate(self, session: Session, target: "_Target") -> None:
+    async def _initiate(
+        self, session: Session, target: "_Target", units: tuple[int, ...]
+    ) -> None:
         """Exchange keys with the peer and start the worker."""
         async with self._reach_peer(target.address, target.node) as link:
             initiation = await asyncio.to_thread(
@@ -371,7 +354,7 @@ class FabricService:
                 shown=link.shown,
                 check_result=link.check_result,
                 kem=self._kem,
-                unit_bytes=session.identity.unit_bytes,
+                units=units,
                 rate_bits_per_second=target.rate_bits_per_second,
                 data_addresses=session.data_addresses[: len(target.via_addresses) or None],
             )
@@ -384,7 +367,13 @@ class FabricService:
                 "session.establish.malformed",
                 f"the peer answers with {paths} paths; offered: {len(offer.data_addresses)}",
             )
+        if not (answer.units and set(answer.units) <= set(units)):
+            raise UsageError(
+                "session.establish.malformed",
+                f"the peer takes units of {answer.units} bytes, offered: {units}",
+            )
         start = Start(
+            units=answer.units,
             keys=await asyncio.to_thread(initiation.keys, answer),
             peer_addresses=(target.via_addresses or answer.data_addresses)[:paths],
             connection_id_local=offer.connection_id,
@@ -417,16 +406,16 @@ class FabricService:
             None,
         )
 
-    def _units(self, address: str) -> Sequence[int]:
-        """Units to try towards `address`, in bytes, largest first."""
-        if self.settings.unit_bytes is not None:
-            return [self.settings.unit_bytes]
-        version = max(ipaddress.ip_address(each).version for each in self.settings.listen_data)
-        return candidates(version, route_mtu(address))
+    @property
+    def _ip_version(self) -> int:
+        """What carries packets; of both, the one with the larger headers."""
+        return max(ipaddress.ip_address(each).version for each in self.settings.listen_data)
 
-    async def _wait_listening_again(self) -> None:
-        """Let the peer's end notice, and its job listen again, before the next attempt."""
-        await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+    def _units(self, address: str) -> tuple[int, ...]:
+        """Units to try towards `address`, in bytes, falling."""
+        if self.settings.unit_bytes is not None:
+            return (self.settings.unit_bytes,)
+        return tuple(candidates(self._ip_version, route_mtu(address)))
 
     def _register(
         self,
@@ -565,6 +554,5 @@ def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:
         session.identity,
         peer_node=peer.node,
         peer=peer_of(peer),
-        unit_bytes=offer.unit_bytes,
         rate_bits_per_second=offer.rate_bits_per_second,
     )

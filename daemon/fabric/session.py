@@ -3,7 +3,7 @@
 import asyncio
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sealane._native import SessionEndpoint
@@ -35,6 +35,7 @@ class Identity:
     display_name: str
     is_initiator: bool
     unit_bytes: int
+    """Final once the session is established."""
     peer_node: str = ""
     """Empty while listening; then from the peer's certificate."""
     peer: PeerIncarnation | None = None
@@ -53,6 +54,8 @@ class Start:
     """What establishment gives the worker."""
 
     keys: SessionKeys
+    units: tuple[int, ...]
+    """Of which the largest that passes will be the session's, in bytes."""
     peer_addresses: tuple[str, ...]
     """Of each path, at most as many as the session has sockets."""
     connection_id_local: bytes
@@ -110,10 +113,9 @@ class Session:
                 "session.begin.state", f"{self.identity.name} is {self.state.value}, not waiting"
             )
         try:
-            if identity.unit_bytes != self.identity.unit_bytes:
-                self._endpoint.set_unit_bytes(identity.unit_bytes)
             self._endpoint.start(
                 peer_addresses=list(start.peer_addresses),
+                units=list(start.units),
                 connection_id_local=int.from_bytes(start.connection_id_local, "big"),
                 connection_id_peer=int.from_bytes(start.connection_id_peer, "big"),
                 send_key=start.keys.send,
@@ -190,6 +192,7 @@ class Session:
         if state == "closed":
             self._finish(reason)
         elif state == "established":
+            self.identity = replace(self.identity, unit_bytes=self._endpoint.unit_bytes)
             self.state = State.ESTABLISHED
             self._settled.set()
         elif state == "draining":

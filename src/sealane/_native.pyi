@@ -50,7 +50,9 @@ class SessionEndpoint:
     def local_addresses(self) -> list[str]: ...
     # Region, submission, completion, doorbell; once. The caller passes and closes them.
     def take_job_fds(self) -> tuple[int, int, int, int]: ...
-    # Once. Takes the keys over and wipes both arrays. As many paths as there are addresses; sockets
+    # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which fall,
+    # that the path carries; None: the endpoint's. Another one than the endpoint's makes the memories
+    # anew: ValueError once the job has its descriptors. As many paths as there are addresses; sockets
     # beyond those are closed.
     def start(
         self,
@@ -64,10 +66,11 @@ class SessionEndpoint:
         idle_timeout_ns: int,
         initiator: bool,
         reordering_ns: int = 0,
+        units: list[int] | None = None,
     ) -> None: ...
-    # Makes the memories anew; the sockets stay. RuntimeError once it was started, or the job has
-    # its descriptors.
-    def set_unit_bytes(self, unit_bytes: int) -> None: ...
+    # Final once it is established.
+    @property
+    def unit_bytes(self) -> int: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...

@@ -62,6 +62,7 @@ def session_over(endpoint: FakeEndpoint) -> Session:
 def start() -> Start:
     return Start(
         keys=SessionKeys(send=bytearray(b"k" * 32), receive=bytearray(b"k" * 32)),
+        units=(1408,),
         peer_addresses=("127.0.0.1:2",),
         connection_id_local=bytes(8),
         connection_id_peer=bytes(8),

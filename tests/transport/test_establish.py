@@ -35,7 +35,7 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
         connection_id=bytes(range(8)),
         public_key=initiator.public_key,
         nonce=b"i" * 32,
-        unit_bytes=1408,
+        units=(8896, 1408),
         rate_bits_per_second=200_000_000,
         addresses=("127.0.0.1:1000", "127.0.0.1:1001"),
     )
@@ -45,6 +45,7 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
         connection_id=bytes(range(8, 16)),
         public_key=responder.public_key,
         nonce=b"r" * 32,
+        units=(1408,),
         addresses=("127.0.0.1:2000",),
     )
 

@@ -16,7 +16,7 @@ use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::session::{PathState, PlanRow, Reliability, SessionKeys};
+use sealane_proto::session::{PathState, PlanRow, Reliability, SessionKeys, Units};
 
 use crate::bitmap::ChunkBitmap;
 use crate::link::parse_address;
@@ -186,7 +186,7 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &mut self,
@@ -199,7 +199,11 @@ impl SessionEndpoint {
         idle_timeout_ns: u64,
         initiator: bool,
         reordering_ns: u64,
+        units: Option<Vec<u16>>,
     ) -> PyResult<()> {
+        let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
+        let units = Units::falling(&units)
+            .ok_or_else(|| PyValueError::new_err("units: some that fall are needed"))?;
         let keys = SessionKeys { send: take_key(send_key)?, receive: take_key(receive_key)? };
         let start = StartConfig {
             peer_addresses: parse_addresses(&peer_addresses)?,
@@ -209,12 +213,14 @@ impl SessionEndpoint {
             idle_timeout_nanos: idle_timeout_ns,
             reordering_nanos: reordering_ns,
             is_initiator: initiator,
+            units,
         };
         self.endpoint.start(&start, &keys).map_err(endpoint_error)
     }
 
-    fn set_unit_bytes(&mut self, unit_bytes: u16) -> PyResult<()> {
-        self.endpoint.set_unit_bytes(unit_bytes).map_err(endpoint_error)
+    #[getter]
+    fn unit_bytes(&self) -> u16 {
+        self.endpoint.unit_bytes()
     }
 
     fn install_plan(&self, rows: Vec<(u64, u8, u8, u8)>) -> PyResult<()> {

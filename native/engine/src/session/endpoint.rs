@@ -3,15 +3,15 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
     Detection, IpVersion, PACKETS_PER_KEY, PATHS_MAX, PayloadMode, Plan, PlanRow, Session,
-    SessionConfig, SessionKeys,
+    SessionConfig, SessionKeys, Units,
 };
 
 use super::lanes::Lanes;
@@ -33,7 +33,7 @@ pub struct EndpointConfig {
     pub region_bytes: u64,
     /// Entries of either queue, a power of two.
     pub ring_entries: u32,
-    /// Payload bytes of a packet.
+    /// Payload bytes of a packet, unless the start says otherwise.
     pub unit_bytes: u16,
     /// Units of a bitmap chunk.
     pub chunk_units: u16,
@@ -50,6 +50,9 @@ pub struct StartConfig {
     pub connection_id_local: u64,
     /// Names the packets that we send.
     pub connection_id_peer: u64,
+    /// Payload bytes of a packet: of several, which fall, the largest that the first path carries,
+    /// as the initiator sees it.
+    pub units: Units,
     /// Wire bits per second, headers included.
     pub rate_bits_per_second: u64,
     /// Silence after which the session ends.
@@ -95,16 +98,19 @@ struct Prepared {
     doorbell: OwnedFd,
 }
 
+/// What the job gets, until it takes it; another one if the unit turns out otherwise.
+pub(super) type ForJob = Arc<Mutex<Option<JobDescriptors>>>;
+
 /// What the job and the worker share.
-struct Memories {
-    layout: Layout,
-    memory: JobMemory,
-    doorbell: OwnedFd,
-    job: JobDescriptors,
+pub(super) struct Memories {
+    pub(super) layout: Layout,
+    pub(super) memory: JobMemory,
+    pub(super) doorbell: OwnedFd,
+    pub(super) job: JobDescriptors,
 }
 
 impl Memories {
-    fn new(config: &EndpointConfig) -> Result<Self, EndpointError> {
+    pub(super) fn new(config: &EndpointConfig) -> Result<Self, EndpointError> {
         let layout = Layout {
             entries: config.ring_entries,
             region_bytes: config.region_bytes,
@@ -152,7 +158,7 @@ pub struct Endpoint {
     local_addresses: Vec<SocketAddr>,
     prepared: Option<Prepared>,
     account: Option<Arc<JobAccount>>,
-    job: Option<JobDescriptors>,
+    job: ForJob,
     stop: OwnedFd,
     report: Arc<Report>,
     next_plan: Arc<Mutex<Option<Plan>>>,
@@ -186,6 +192,7 @@ impl Endpoint {
             is_to_end: AtomicBool::new(false),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
+            unit_bytes: AtomicU16::new(config.unit_bytes),
             paths: Mutex::new(Vec::new()),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
             settled: Condvar::new(),
@@ -197,28 +204,12 @@ impl Endpoint {
             local_addresses,
             prepared: Some(Prepared { sockets, memory, doorbell }),
             account,
-            job: Some(job),
+            job: Arc::new(Mutex::new(Some(job))),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
             next_plan: Arc::default(),
             is_running: false,
         })
-    }
-
-    /// Makes the memories anew for units of another size, before the worker starts and the job has
-    /// them. The sockets stay.
-    pub fn set_unit_bytes(&mut self, unit_bytes: u16) -> Result<(), EndpointError> {
-        let (Some(prepared), Some(job)) = (&mut self.prepared, &mut self.job) else {
-            return Err(EndpointError::Started);
-        };
-        let config = EndpointConfig { unit_bytes, ..self.config };
-        let made = Memories::new(&config)?;
-        self.config = config;
-        self.layout = made.layout;
-        prepared.memory = made.memory;
-        prepared.doorbell = made.doorbell;
-        *job = made.job;
-        Ok(())
     }
 
     /// Where the sockets are bound: those of the paths that are in use once the session is started.
@@ -228,15 +219,28 @@ impl Endpoint {
 
     /// The job's descriptors, once.
     pub fn take_job_descriptors(&mut self) -> Option<JobDescriptors> {
-        self.job.take()
+        self.for_job().take()
+    }
+
+    fn for_job(&self) -> MutexGuard<'_, Option<JobDescriptors>> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Payload bytes of a packet; final once the session is established.
+    pub fn unit_bytes(&self) -> u16 {
+        self.report.unit_bytes.load(Ordering::Acquire)
     }
 
     /// Starts the worker with the keys of this session.
+    ///
+    /// With another unit than the memories were made for, they are made anew: at the latest when it is
+    /// established, and not once the job has its descriptors.
     pub fn start(&mut self, start: &StartConfig, keys: &SessionKeys) -> Result<(), EndpointError> {
+        let unit_of_memories = self.config.unit_bytes;
         let config = SessionConfig {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
-            unit_bytes: self.config.unit_bytes,
+            unit_bytes: unit_of_memories,
             // With both, the one with the larger headers.
             ip: if start.peer_addresses.iter().any(SocketAddr::is_ipv6) {
                 IpVersion::V6
@@ -253,7 +257,13 @@ impl Endpoint {
             packets_per_key: PACKETS_PER_KEY,
             payload: PayloadMode::Real,
         };
-        config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
+        for unit_bytes in start.units.iter() {
+            let config = SessionConfig { unit_bytes, ..config };
+            config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
+        }
+        if !start.units.iter().eq([unit_of_memories]) && self.for_job().is_none() {
+            return Err(EndpointError::Invalid("the job has memories for another unit".into()));
+        }
         let paths = start.peer_addresses.len();
         if paths > self.local_addresses.len() {
             let message = format!("{paths} paths, and {} sockets", self.local_addresses.len());
@@ -264,7 +274,9 @@ impl Endpoint {
             self.prepared.take().ok_or(EndpointError::Started)?;
         self.local_addresses.truncate(paths);
         let worker = Worker {
-            session: Session::new(config, keys, now()),
+            session: Session::searching(config, start.units, start.is_initiator, keys, now()),
+            shape: self.config,
+            job: Arc::clone(&self.job),
             lanes: Lanes::new(sockets.into_iter().zip(start.peer_addresses.iter().copied())),
             local_addresses: self.local_addresses.clone(),
             follows_peer: !start.is_initiator,
@@ -288,7 +300,7 @@ impl Endpoint {
 
     /// Puts a plan in force for sends that leave the scheme open, from the next submission on.
     pub fn install_plan(&self, rows: &[PlanRow]) -> Result<(), EndpointError> {
-        let plan = Plan::new(rows, self.config.unit_bytes)
+        let plan = Plan::new(rows, self.unit_bytes())
             .map_err(|error| EndpointError::Invalid(error.to_string()))?;
         *self.next_plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         Ok(())
@@ -338,7 +350,7 @@ impl Endpoint {
         } else if self.prepared.take().is_some() {
             self.report.set(State::Closed { reason: "session.closed.requested".into() });
         }
-        self.job = None;
+        *self.for_job() = None;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,6 +13,7 @@ use sealane_proto::session::{
     Plan, Session, SessionConfig, Source,
 };
 
+use super::endpoint::{EndpointConfig, EndpointError, ForJob, Memories};
 use super::lanes::Lanes;
 use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
 use super::limits::{Limit, Limits};
@@ -46,6 +47,9 @@ const STATISTICS_NANOS: Nanos = 1_000_000;
 /// Why a session ended: the job's process is gone.
 pub const REASON_JOB_GONE: &str = "session.job.gone";
 
+/// Why a session ended: no memory for it.
+const REASON_RESOURCES: &str = "session.endpoint.resources";
+
 /// Where a session stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
@@ -71,6 +75,8 @@ pub(super) struct Report {
     pub(super) is_to_end: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
+    /// In force; final once the session is established.
+    pub(super) unit_bytes: AtomicU16,
     pub(super) paths: Mutex<Vec<PathReport>>,
     /// Readable after a change of state.
     pub(super) changed: OwnedFd,
@@ -122,6 +128,9 @@ pub(super) struct Worker {
     pub(super) follows_peer: bool,
     /// Least time to sleep, so that several paced packets leave in one call.
     pub(super) coalesce: Nanos,
+    /// What the memories were made for.
+    pub(super) shape: EndpointConfig,
+    pub(super) job: ForJob,
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
     /// None once the session is over: the job sees the end of the stream.
@@ -179,7 +188,7 @@ impl Worker {
             if self.session.next_timeout().is_some_and(|at| at <= now()) {
                 self.session.handle_timeout(now());
             }
-            if !self.progress.is_over {
+            if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
             }
             self.transmit();
@@ -286,6 +295,10 @@ impl Worker {
         while let Some(event) = self.session.next_event() {
             match event {
                 Event::Established { .. } => {
+                    if self.adopt_unit().is_err() {
+                        self.end(REASON_RESOURCES.into());
+                        continue;
+                    }
                     self.memory.ring.publish_state(STATE_ESTABLISHED);
                     self.report.set(State::Established);
                 }
@@ -309,6 +322,23 @@ impl Worker {
                 Event::Closed { reason, by_peer } => self.over(reason, by_peer),
             }
         }
+    }
+
+    /// Makes the memories anew if the unit is another one than they were made for. Nothing has been
+    /// posted, and the job has nothing yet.
+    fn adopt_unit(&mut self) -> Result<(), EndpointError> {
+        let unit_bytes = self.session.config().unit_bytes;
+        if unit_bytes != self.shape.unit_bytes {
+            self.shape.unit_bytes = unit_bytes;
+            let Memories { layout, memory, doorbell, job } = Memories::new(&self.shape)?;
+            self.layout = layout;
+            self.memory = memory;
+            self.doorbell = Some(doorbell);
+            *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
+        }
+        self.coalesce = coalesce_nanos(self.session.config());
+        self.report.unit_bytes.store(unit_bytes, Ordering::Release);
+        Ok(())
     }
 
     fn length_of(&self, handle: u64) -> u64 {

@@ -10,6 +10,7 @@ use super::path::{Pace, Path};
 use super::path_choice::PathChoice;
 use super::rtt::timeout_of;
 use super::types::SessionConfig;
+use super::units::Units;
 
 /// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and
 /// as many are there to take the place of those that fail.
@@ -79,16 +80,26 @@ impl Paths {
     #[must_use]
     pub fn new(
         config: &SessionConfig,
+        units: Units,
         choice: Box<dyn PathChoice>,
         congestion: Box<dyn Congestion>,
         now: Nanos,
     ) -> Self {
-        let all = (0..config.paths).map(|_| Path::new(config.reordering, now)).collect();
+        let all = (0..config.paths).map(|_| Path::new(config.reordering, units, now)).collect();
         let pace = Pace::of(config);
         let mut paths =
             Self { all, choice, congestion, pace, heard: PathId(0), slowest: None, first_told: 0 };
         paths.adopt_allowances(now);
         paths
+    }
+
+    /// The unit is known: paths are asked about this one only, and know it to pass if a larger one has.
+    pub fn unit_decided(&mut self, config: &SessionConfig, now: Nanos) {
+        self.pace = Pace::of(config);
+        for path in &mut self.all {
+            path.challenges.narrow(Units::fixed(config.unit_bytes));
+        }
+        self.adopt_allowances(now);
     }
 
     /// How many there are.

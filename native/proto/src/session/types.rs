@@ -470,6 +470,9 @@ pub enum PostError {
     /// No such message is in progress, or it is no stream that is still open.
     #[error("message {0} is not in progress, or is no open stream")]
     NotInProgress(u64),
+    /// The session's unit is still being looked for.
+    #[error("the session has no unit yet: post once it is established")]
+    Undecided,
     /// The session drains: nothing new is sent.
     #[error("the session drains and sends nothing new")]
     Draining,

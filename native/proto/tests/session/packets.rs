@@ -138,9 +138,10 @@ fn closed(pair: &Pair, end: usize) -> Option<(CloseReason, bool)> {
 #[test]
 fn a_path_that_is_too_narrow_ends_the_session_before_it_begins() {
     let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index))));
-    pair.run_filtered(2000 * MILLISECOND, |index, datagram| index == 0 || is_small(datagram));
+    pair.run_filtered(3000 * MILLISECOND, |index, datagram| index == 0 || is_small(datagram));
+    // Either end finds out: an answer is as large as what it answers.
     assert_eq!(closed(&pair, 0), Some((CloseReason::PathMtu, false)));
-    assert_eq!(closed(&pair, 1), Some((CloseReason::PathMtu, true)));
+    assert_eq!(closed(&pair, 1), Some((CloseReason::PathMtu, false)));
 }
 
 #[test]
