@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from collectives_ring import Ring
+from patience import PATIENCE_SECONDS
 from sealane._native import Emulator, LinkSettings
 from sealane.client.collectives import Group, Member, Operator
 from sealane.client.messages import ErasureCoded
@@ -117,7 +118,7 @@ async def test_a_rank_that_leaves_ends_the_operation_of_all(ring: Ring) -> None:
     async def leave(group: Group) -> None:
         raise RuntimeError("this rank has failed")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         results = await ring.run(stay, stay, leave, stay)
 
     assert isinstance(results[2], RuntimeError)
@@ -148,7 +149,7 @@ async def test_ranks_that_do_different_things_are_noticed(ring: Ring) -> None:
     async def other(group: Group) -> None:
         await group.all_reduce(np.zeros(104, np.float32))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         results = await ring.run(reduce, reduce, other, reduce)
     reasons = {one.reason for one in results}
     assert reasons <= {"group.order", "group.aborted"}

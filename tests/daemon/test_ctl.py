@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.client import (
     Attachment,
     Client,
@@ -239,7 +240,7 @@ async def test_watch_of_a_silent_daemon_ends(
         silent.listen()
         async with connect(path) as client:
             with pytest.raises(UnavailableError) as caught:
-                async with asyncio.timeout(10), client.volumes.watch("volumes/x"):
+                async with asyncio.timeout(PATIENCE_SECONDS), client.volumes.watch("volumes/x"):
                     pass
     assert caught.value.reason == "peer.deadline_exceeded"
 

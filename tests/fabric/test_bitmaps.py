@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.client import ChunkBitmap, ReceiveOperation, Session
 from session_pairs import REGION, connected
 
@@ -19,7 +20,7 @@ PAGE = mmap.PAGESIZE
 async def posted(session: Session, length: int = REGION) -> tuple[ReceiveOperation, ChunkBitmap]:
     """Post a receive; give it and its bitmap, once the fabric has taken it."""
     receiving = await session.post_receive(offset=0, length=length)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (bitmap := receiving.bitmap()) is None:  # noqa: ASYNC110 - the fabric tells nobody
             await asyncio.sleep(0)
     return receiving, bitmap
@@ -91,7 +92,7 @@ async def test_immediate_is_known_before_the_message_is_whole(fabrics: tuple[Any
         assert await receiving.immediate() is None
         stream = await left.post_stream(4 * unit, immediate=77)
         await stream.write(2 * unit, offset=0, length=unit)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (immediate := await receiving.immediate()) is None:
                 pass
         assert immediate == 77

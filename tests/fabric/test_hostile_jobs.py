@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fabrics import Fabric
+from patience import PATIENCE_SECONDS
 from raw_jobs import raw_job
 from sealane.client.grants import introduce
 from sealane.daemon.fabric import ring_socket
@@ -112,12 +113,12 @@ async def test_half_a_doorbell_is_enough_to_listen_and_its_end_is_the_jobs(
             job.memory[128:136] = (8).to_bytes(8, "little")
             job.memory[:8] = (1).to_bytes(8, "little")
             job.bell.send(b"x")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 one = (1).to_bytes(8, "little")
                 while os.pread(job.completion, 8, 128) != one:  # noqa: ASYNC110 - no bell
                     await asyncio.sleep(0)
             job.bell.shutdown(socket.SHUT_WR)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await job.session.wait_closed()
     assert job.session.close_reason == "session.job.gone"
 
@@ -188,6 +189,6 @@ async def test_unknown_fields_are_passed_over_and_a_cancelled_call_leaves_nothin
     listening = left.sessions.ListenSession(request)
     await wait_listening(left, "odd")
     listening.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while left.service.jobs.of(left.job_token).regions:  # noqa: ASYNC110 - no event of its own
             await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from raw_jobs import raw_job
 from session_pairs import REGION, connected
 
@@ -71,7 +72,7 @@ async def test_hostile_job_ends_nothing_but_its_session(
                 memory[:8] = (2**64 - 1).to_bytes(8, "little")
                 with contextlib.suppress(BlockingIOError, ConnectionError):
                     bell.send(b"x")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await session.wait_closed()
         assert session.close_reason in FAULTS
         await asyncio.gather(receiver.send(offset=0, length=8), sender.receive(offset=0, length=8))
@@ -97,6 +98,6 @@ async def test_each_fault_has_its_reason(
         for at, word in writes:
             job.memory[at : at + 8] = word.to_bytes(8, "little")
         job.bell.send(b"x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await job.session.wait_closed()
     assert job.session.close_reason == reason

@@ -205,11 +205,12 @@ impl Paths {
         self.heard = path;
     }
 
-    /// Which one a control packet takes if anyone will do. `is_lost`: what was said on the last one
-    /// seems not to arrive.
+    /// Which one a control packet takes if anyone will do: the one on which the peer was heard last, if
+    /// units could take it, too. That the peer is heard says nothing of the way there. `is_lost`: what
+    /// was said on the last one seems not to arrive.
     pub fn for_control(&mut self, is_lost: bool) -> PathId {
-        if is_lost {
-            let usable = self.usable();
+        let usable = self.usable();
+        if is_lost || !usable.has(self.heard) {
             self.heard = usable.behind(self.heard).unwrap_or(self.heard);
         }
         self.heard
@@ -280,6 +281,7 @@ impl IndexMut<PathId> for Paths {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Detection, IpVersion, MandatoryRate, PayloadMode, RoundRobin};
     use super::*;
 
     #[test]
@@ -290,5 +292,43 @@ mod tests {
         assert_eq!(walk, [1, 4, 4, 31, 31, 1]);
         assert_eq!(PathSet::default().behind(PathId(3)), None);
         assert!(set.has(PathId(4)) && !set.has(PathId(3)) && !set.is_empty());
+    }
+
+    #[test]
+    fn control_packets_take_a_path_on_which_the_peer_was_heard_only_if_it_is_validated() {
+        let config = SessionConfig {
+            connection_id_local: 1,
+            connection_id_peer: 2,
+            unit_bytes: 1408,
+            ip: IpVersion::V4,
+            paths: 3,
+            chunk_units: 1,
+            slots: 4,
+            rate_bytes_per_second: 1,
+            idle_timeout: 1,
+            reordering: 0,
+            detection: Detection::Reports,
+            packets_per_key: 1,
+            payload: PayloadMode::Real,
+        };
+        let units = Units::fixed(config.unit_bytes);
+        let choice = Box::new(RoundRobin::default());
+        let congestion = Box::new(MandatoryRate::new(config.rate_bytes_per_second, config.paths));
+        let mut paths = Paths::new(&config, units, choice, congestion, 0);
+        paths.heard(PathId(1));
+        assert_eq!(paths.for_control(false), PathId(1), "none is validated yet");
+        paths[PathId(0)].validated();
+        paths[PathId(2)].validated();
+        paths.heard(PathId(1));
+        assert_eq!(
+            paths.for_control(false),
+            PathId(2),
+            "its challenges arrive, who knows what else"
+        );
+        paths.heard(PathId(0));
+        assert_eq!(paths.for_control(false), PathId(0));
+        assert_eq!(paths.for_control(true), PathId(2), "nothing came back on the other");
+        paths[PathId(2)].abandon();
+        assert_eq!(paths.for_control(false), PathId(0));
     }
 }
