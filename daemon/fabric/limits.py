@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
+from sealane.daemon.config_types import peer_address
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.units import UNIT_BYTES_MIN, UNIT_CANDIDATES_MAX
@@ -10,6 +11,7 @@ from sealane.errors import UnavailableError, UsageError
 
 REGION_BYTES_MIN = 4096
 DISPLAY_NAME_MAX = 200
+_SHOWN_MAX = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,15 @@ class Limits:
                 f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
                 f"{self.settings.region_bytes_max} (fabric.region_bytes_max)",
             )
+
+    def check_peer_address(self, address: str) -> None:
+        """UsageError for what is no host and port: a job must not have us call anything else."""
+        try:
+            peer_address(address)
+        except ValueError as error:
+            raise UsageError(
+                "session.peer_address.malformed", f"{address[:_SHOWN_MAX]!r}; allowed: {error}"
+            ) from error
 
     def units_among(self, units: tuple[int, ...], most: int) -> tuple[int, ...]:
         """Return those of a peer's candidates that this fabric takes, `most` bytes at most.

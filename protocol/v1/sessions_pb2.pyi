@@ -643,10 +643,13 @@ class EstablishRequest(message.Message):
     """X25519, ephemeral"""
     nonce: builtins.bytes
     """32 bytes"""
-    unit_bytes: builtins.int
     rate_bits_per_second: builtins.int
     sealed_share: builtins.bytes
     """32 bytes, HPKE to the responder's attested KEM key"""
+    @builtins.property
+    def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """candidates, falling"""
+
     @builtins.property
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """host:port packets of the initiator come from, by path"""
@@ -659,7 +662,7 @@ class EstablishRequest(message.Message):
         connection_id: builtins.bytes = ...,
         public_key: builtins.bytes = ...,
         nonce: builtins.bytes = ...,
-        unit_bytes: builtins.int = ...,
+        unit_bytes: abc.Iterable[builtins.int] | None = ...,
         rate_bits_per_second: builtins.int = ...,
         data_addresses: abc.Iterable[builtins.str] | None = ...,
         sealed_share: builtins.bytes = ...,
@@ -682,6 +685,7 @@ class EstablishResponse(message.Message):
     CONFIRMATION_FIELD_NUMBER: builtins.int
     ATTESTATION_RESULT_FIELD_NUMBER: builtins.int
     VERIFIER_FIELD_NUMBER: builtins.int
+    UNIT_BYTES_FIELD_NUMBER: builtins.int
     connection_id: builtins.bytes
     public_key: builtins.bytes
     nonce: builtins.bytes
@@ -697,6 +701,10 @@ class EstablishResponse(message.Message):
     def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """of the first paths offered"""
 
+    @builtins.property
+    def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """those of the candidates that the responder takes"""
+
     def __init__(
         self,
         *,
@@ -708,9 +716,10 @@ class EstablishResponse(message.Message):
         confirmation: builtins.bytes = ...,
         attestation_result: builtins.str = ...,
         verifier: builtins.bytes = ...,
+        unit_bytes: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attestation_result", b"attestation_result", "confirmation", b"confirmation", "connection_id", b"connection_id", "data_addresses", b"data_addresses", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "verifier", b"verifier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attestation_result", b"attestation_result", "confirmation", b"confirmation", "connection_id", b"connection_id", "data_addresses", b"data_addresses", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "unit_bytes", b"unit_bytes", "verifier", b"verifier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
