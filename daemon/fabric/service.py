@@ -342,9 +342,7 @@ class FabricService:
         for session in [*self._sessions.values()]:
             session.close("session.closed.barred")
 
-    async def _initiate(
-        self, session: Session, target: "_Target", units: tuple[int, ...]
-    ) -> None:
+    async def _initiate(self, session: Session, target: "_Target", units: tuple[int, ...]) -> None:
         """Exchange keys with the peer and start the worker."""
         async with self._reach_peer(target.address, target.node) as link:
             initiation = await asyncio.to_thread(

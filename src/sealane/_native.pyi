@@ -50,10 +50,10 @@ class SessionEndpoint:
     def local_addresses(self) -> list[str]: ...
     # Region, submission, completion, doorbell; once. The caller passes and closes them.
     def take_job_fds(self) -> tuple[int, int, int, int]: ...
-    # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which fall,
-    # that the path carries; None: the endpoint's. Another one than the endpoint's makes the memories
-    # anew: ValueError once the job has its descriptors. As many paths as there are addresses; sockets
-    # beyond those are closed.
+    # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which
+    # fall, that the path carries; None: the endpoint's. Another one than the endpoint's makes the
+    # memories anew: ValueError once the job has its descriptors. As many paths as there are
+    # addresses; sockets beyond those are closed.
     def start(
         self,
         *,

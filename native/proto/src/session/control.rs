@@ -373,8 +373,11 @@ impl Control {
 /// had, if there are any.
 fn write_responses(out: &mut Vec<u8>, path: &mut Path) -> Option<usize> {
     let (_, bytes) = *path.responses.front()?;
-    while let Some((token, _)) = path.responses.pop_front_if(|(_, other)| *other == bytes) {
-        Frame::PathResponse { token }.encode(out);
+    let is_alike = |path: &Path| path.responses.front().is_some_and(|(_, other)| *other == bytes);
+    while is_alike(path) {
+        if let Some((token, _)) = path.responses.pop_front() {
+            Frame::PathResponse { token }.encode(out);
+        }
     }
     Some(bytes)
 }

@@ -159,9 +159,12 @@ impl Session {
         keys: &SessionKeys,
         now: Nanos,
     ) -> Self {
-        let with = |unit_bytes| SessionConfig { unit_bytes, ..config };
         // What is no probe must pass whatever comes of it.
-        let least = units.iter().map(with).inspect(check).last().unwrap_or(config);
+        let mut least = config;
+        for unit_bytes in units.iter() {
+            least.unit_bytes = unit_bytes;
+            check(&least);
+        }
         Self::build(least, keys, UnitSearch::new(units, decides), default_steering(&config), now)
     }
 

@@ -57,6 +57,14 @@ fn the_largest_that_passes_both_ways_is_found_in_three_rounds() {
 }
 
 #[test]
+fn a_unit_that_is_no_candidate_is_malformed() {
+    let mut pair = Pair::of([end(0, &[8896, 4032]), end(1, &[8896, 1408])]);
+    run(&mut pair, 150, [4032 + OVERHEAD; 2]);
+    assert_eq!(units(&pair), [Some(4032), None]);
+    assert!(pair.ends[1].statistics().malformed > 0);
+}
+
+#[test]
 fn nothing_is_posted_before_the_unit_is_known() {
     let mut session = end(0, &UNITS);
     assert!(!session.has_unit());
