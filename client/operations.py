@@ -22,6 +22,7 @@ _WHY: Final = {
     "refused": "the fabric can't do it",
     "cancelled": "it was given up, here or by the peer",
     "limit": "this job has as many under way as it may: `sealanectl session limits`",
+    "overlap": "another receive is under way in the same bytes",
     "draining": "this fabric or the peer's stops, and sends nothing new",
 }
 """Ends of an operation that are errors, for people; exactly: docs/ring-abi.md."""

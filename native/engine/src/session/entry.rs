@@ -355,10 +355,12 @@ pub enum Status {
     Limit,
     /// The fabric stops, or the peer's: nothing new is sent.
     Draining,
+    /// Another receive of this session is under way in the same bytes.
+    Overlap,
 }
 
 impl Status {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Ok,
         Self::OutcomeUnknown,
         Self::Aborted,
@@ -368,6 +370,7 @@ impl Status {
         Self::Partial,
         Self::Limit,
         Self::Draining,
+        Self::Overlap,
     ];
 
     /// Name as the job's language shows it.
@@ -382,6 +385,7 @@ impl Status {
             Self::Partial => "partial",
             Self::Limit => "limit",
             Self::Draining => "draining",
+            Self::Overlap => "overlap",
         }
     }
 

@@ -16,6 +16,9 @@ pub(super) struct Operations {
     receives: VecDeque<u64>,
     /// Parts and ends that wait, by the stream that they are of.
     parts: BTreeMap<u64, VecDeque<u64>>,
+    /// Where the region's receives lie: the end of each by its beginning. None has length 0, no two
+    /// overlap.
+    landing: BTreeMap<u64, u64>,
 }
 
 /// One of them.
@@ -34,6 +37,16 @@ pub(super) enum Direction {
 }
 
 impl Operations {
+    /// Whether this is a receive into bytes that another one has. What would land there would be a
+    /// mixture of two messages, and each would tell its job that it is whole.
+    pub(super) fn overlaps(&self, submission: &Submission) -> bool {
+        let Submission { offset, length, kind: Operation::Receive, .. } = *submission else {
+            return false;
+        };
+        let before_end = self.landing.range(..offset + length).next_back();
+        length > 0 && before_end.is_some_and(|(_, end)| *end > offset)
+    }
+
     /// Adds what was taken from the ring. Messages wait behind the others of their direction, parts
     /// behind those of their stream, if that is open. True for what waits.
     pub(super) fn add(&mut self, handle: u64, submission: Submission) -> bool {
@@ -44,6 +57,10 @@ impl Operations {
             }
             Operation::Receive => {
                 self.receives.push_back(handle);
+                if submission.length > 0 {
+                    let Submission { offset, length, .. } = submission;
+                    self.landing.insert(offset, offset + length);
+                }
                 true
             }
             Operation::Continue { stream, .. } | Operation::End { stream } => {
@@ -118,6 +135,9 @@ impl Operations {
     pub(super) fn end(&mut self, handle: u64, completion: Completion) -> Option<Completion> {
         let Open { submission, .. } = self.open.remove(&handle)?;
         let opcode = submission.kind.opcode();
+        if opcode == Opcode::Receive && submission.length > 0 {
+            self.landing.remove(&submission.offset);
+        }
         Some(Completion { opcode, user_data: submission.user_data, handle, ..completion })
     }
 
