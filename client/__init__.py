@@ -1,5 +1,6 @@
 """What a training job imports: `async with sealane.client.connect() as client: …`."""
 
+from sealane._native import ChunkBitmap
 from sealane.client.connection import (
     Attachment,
     Client,
@@ -35,6 +36,7 @@ from sealane.client.volume_store import JobFinding, VolumeJob, VolumeStore
 __all__ = [
     "Attachment",
     "Auto",
+    "ChunkBitmap",
     "Client",
     "Disk",
     "ErasureCoded",

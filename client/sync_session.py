@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from sealane._native import RegionArray
+from sealane._native import ChunkBitmap, RegionArray
 from sealane.client import operations
 from sealane.client import session as asynchronous
 from sealane.client.loop import Loop, entered, left
@@ -81,6 +81,14 @@ class ReceiveOperation(Operation[Received]):
         super().__init__(loop, operation)
         self._receive = operation
         self.chunk_count = operation.chunk_count
+
+    def immediate(self) -> int | None:
+        """Return the sender's immediate, known from the first packet on."""
+        return self._loop.run(self._receive.immediate())
+
+    def bitmap(self) -> ChunkBitmap | None:
+        """Return the live bitmap, as `sealane.client.ReceiveOperation.bitmap`."""
+        return self._loop.call(self._receive.bitmap)
 
     def chunks(self) -> bytes | None:
         """Return a byte for each chunk, as `sealane.client.ReceiveOperation.chunks`."""

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from patience import PATIENCE_SECONDS
 from sealane.client.grants import listen_session, open_session
 from sealane.client.session import Session
 from sealane.protocol.v1 import sessions_pb2
@@ -15,7 +16,7 @@ RATE = 200_000_000
 
 async def wait_listening(fabric: Any, name: str = "data") -> str:
     """Give the data address of the listener, once there is one."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
             for session in page.sessions:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from benchmarks.sessions.intervals import Summary, summarize
@@ -75,10 +75,20 @@ class Cell:
         return self.pieces == 1 and injection <= FACTORS[self.scheme.detection] * ROUND_TRIP
 
     @property
+    def packets(self) -> int:
+        """Data packets of first transmissions, about."""
+        return self.rings * ring_packets(self.sites)
+
+    @property
+    def key(self) -> str:
+        """Name of exactly this measurement."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
     def seed(self) -> int:
         """Of this cell and no other."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+        return int(self.key, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +116,30 @@ class Measured:
         error = abs(self.summary.mean - self.model_mean)
         return self.cell.is_exact and error > ERROR_MAX * self.model_mean + chance
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(found: dict[str, Any]) -> "Measured":
+        """Read what `to_dict` wrote."""
+        cell = found["cell"]
+        made = {
+            "cell": Cell(**(cell | {"scheme": Scheme(**cell["scheme"])})),
+            "summary": Summary(**found["summary"]),
+        }
+        return Measured(**(found | made))
+
+
+def ring_packets(sites: int) -> int:
+    """Return how many packets one all-reduce has, about, over all links."""
+    return 2 * (sites - 1) * ARRAY_BYTES // UNIT_BYTES
+
 
 def cells(packets: int) -> Iterator[Cell]:
     """Every cell, with so many rings that it has about that many packets."""
     for sites, loss, scheme, pieces in product(SITES, LOSSES, SCHEMES, (1, PIECES)):
-        of_ring = 2 * (sites - 1) * ARRAY_BYTES // UNIT_BYTES
-        rings = max(RINGS_MIN, packets // of_ring) if loss else RINGS_MIN
+        rings = max(RINGS_MIN, packets // ring_packets(sites)) if loss else RINGS_MIN
         yield Cell(sites=sites, loss=loss, scheme=scheme, pieces=pieces, rings=rings)
 
 

@@ -5,8 +5,13 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
+import sealane.transport.model
 from sealane import _native
+
+MODEL: Final = sorted(Path(str(sealane.transport.model.__file__)).parent.glob("*.py"))
+"""The sources of the completion-time model."""
 
 
 def digest(modules: Iterable[ModuleType] = (), files: Iterable[Path] = ()) -> str:

@@ -11,8 +11,10 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError, UsageError
@@ -29,10 +31,12 @@ REFUSED = b"\x00"
 HELLO_TIMEOUT_SECONDS = 5.0
 """A job that connects and says nothing holds a descriptor of ours."""
 CONNECTIONS_MAX = 64
+"""Connections that wait for their answer; one more has room made for it."""
 ACCEPT_PAUSE_SECONDS = 0.1
 PATH_BYTES_MAX = 107
 _PEER_CREDENTIALS = struct.Struct("iII")
 
+Key = TypeVar("Key")
 Claim = Callable[[bytes], tuple[int, int, int, int] | None]
 Introduce = Callable[[socket.socket], bytes]
 
@@ -95,26 +99,42 @@ def _bind(path: Path) -> socket.socket:
 
 async def _accept(listener: socket.socket, claim: Claim, introduce: Introduce) -> None:
     loop = asyncio.get_running_loop()
-    slots = asyncio.Semaphore(CONNECTIONS_MAX)
+    open_ones: dict[asyncio.Task[None], int] = {}
     async with asyncio.TaskGroup() as tasks:
         while True:
-            await slots.acquire()
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError:
                 # Out of descriptors, or the job is gone already: neither may end the fabric.
-                slots.release()
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
+            if len(open_ones) >= CONNECTIONS_MAX:
+                given_up = first_to_go(open_ones)
+                del open_ones[given_up]
+                given_up.cancel()
             task = tasks.create_task(_answer(connection, claim, introduce), name="ring hand-over")
-            task.add_done_callback(lambda _: slots.release())
+            open_ones[task] = _peer(connection)[0]
+            task.add_done_callback(lambda task: open_ones.pop(task, None))
+            # Whoever connects and connects takes turns with everything else.
+            await asyncio.sleep(0)
+
+
+def first_to_go(open_ones: Mapping[Key, int]) -> Key:
+    """Choose who makes room: the oldest connection of the process that has most of them.
+
+    `open_ones` are connections, oldest first, and the number of the process of each. So a job that
+    holds connections open takes the room of nobody else, who is answered in a turn of the loop.
+    """
+    counts = Counter(open_ones.values())
+    most = max(counts.values())
+    return next(one for one, process in open_ones.items() if counts[process] == most)
 
 
 async def _answer(connection: socket.socket, claim: Claim, introduce: Introduce) -> None:
     # A job that goes away or stays silent in the middle harms only itself.
     with connection, contextlib.suppress(OSError, TimeoutError):
         connection.setblocking(False)
-        if _peer_uid(connection) != os.geteuid():
+        if _peer(connection)[1] != os.geteuid():
             return
         async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
             token = await _read_token(connection)
@@ -151,7 +171,8 @@ async def _read_token(connection: socket.socket) -> bytes:
     return token
 
 
-def _peer_uid(connection: socket.socket) -> int:
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return process number and user of who made the connection."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    uid: int = _PEER_CREDENTIALS.unpack(packed)[1]
-    return uid
+    process, user, _ = _PEER_CREDENTIALS.unpack(packed)
+    return process, user

@@ -99,24 +99,28 @@ class Session:
         try:
             if identity.unit_bytes != self.identity.unit_bytes:
                 self._endpoint.set_unit_bytes(identity.unit_bytes)
+            self._endpoint.start(
+                peer_address=start.peer_address,
+                connection_id_local=int.from_bytes(start.connection_id_local, "big"),
+                connection_id_peer=int.from_bytes(start.connection_id_peer, "big"),
+                send_key=start.keys.send,
+                receive_key=start.keys.receive,
+                rate_bits_per_second=identity.rate_bits_per_second,
+                idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
+                reordering_ns=start.reordering_micros * 1000,
+                initiator=start.is_initiator,
+            )
         except OSError as error:
-            start.keys.wipe()
+            # Some of it may be made: it is not tried again.
+            self.close("session.endpoint.resources")
             raise UnavailableError(
                 "session.endpoint.resources",
-                f"no shared memory for units of {identity.unit_bytes} bytes: "
+                f"no memory, thread or descriptor for {self.identity.name}: "
                 f"{error.strerror or error}",
             ) from error
-        self._endpoint.start(
-            peer_address=start.peer_address,
-            connection_id_local=int.from_bytes(start.connection_id_local, "big"),
-            connection_id_peer=int.from_bytes(start.connection_id_peer, "big"),
-            send_key=start.keys.send,
-            receive_key=start.keys.receive,
-            rate_bits_per_second=identity.rate_bits_per_second,
-            idle_timeout_ns=round(start.idle_timeout_seconds * 1e9),
-            reordering_ns=start.reordering_micros * 1000,
-            initiator=start.is_initiator,
-        )
+        finally:
+            # The engine has wiped what it took over.
+            start.keys.wipe()
         self.identity = identity
         self.state = State.ESTABLISHING
         self._begun.set()

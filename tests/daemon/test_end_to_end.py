@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from patience import PATIENCE_SECONDS
 from sealane.client import Volume, connect
 from sealane.daemon.demo.adversary import DiskAdversary
 from sealane.errors import UsageError
@@ -146,7 +147,7 @@ async def test_flipped_bit_on_the_disk_is_refused_and_watched(cluster: Cluster) 
             with pytest.raises(NvmeStatusError) as caught:
                 await queue.read(0, bytearray(4096))
             assert caught.value.is_verification_failure
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 async for event in events:
                     if event.kind == "refused":
                         break

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon.volume_back_ends import Via
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import UnavailableError, UsageError
@@ -26,7 +27,7 @@ async def _create_off(world: World, *, size_bytes: int = 16 << 20, third_party: 
 
 
 async def _until(predicate: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if predicate():
                 return
@@ -41,7 +42,7 @@ async def _get(world: World, volume_id: str) -> volumes_pb2.Volume:
 
 
 async def _available(world: World, volume_id: str) -> volumes_pb2.Volume:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             shown = await _get(world, volume_id)
             if shown.state != volumes_pb2.Volume.FILLING:

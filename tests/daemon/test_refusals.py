@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from brokers import MemoryAudit
+from patience import PATIENCE_SECONDS
 from sealane.daemon.broker import refusals
 from sealane.daemon.broker.operator_servicer import OperatorServicer
 from sealane.daemon.broker.refusals import (
@@ -130,7 +131,7 @@ async def test_a_flood_of_refused_calls_leaves_a_bounded_number_of_records(
         await calls.note("/m", f"spiffe://sealane/gateway/g{number}", "call.role.refused")
         await calls.note("/m", "unknown", "certificate.issuer")
     assert len(audit.records) <= KINDS_MAX + 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while _calls(audit) < 100 * KINDS_MAX:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert len(audit.records) <= 2 * (KINDS_MAX + 1)

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.keys import KEY_EPOCHS_MAX
 from sealane.crypto.lease import LEASE_COUNTERS, Arena, CounterRange, Lease, LeaseHolder
 from sealane.daemon import supply
@@ -140,7 +141,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
 

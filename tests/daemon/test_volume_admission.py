@@ -10,6 +10,7 @@ import grpc
 import pytest
 from cryptography import x509
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.daemon.clock import utc_now
 from sealane.daemon.identity import Identity, Issued, Keys
@@ -131,7 +132,7 @@ async def test_a_shared_volume_is_used_under_an_authorization_of_its_own(world: 
     with pytest.raises(UsageError):
         await world.storage.delete(stranger.subject, volume_id)
     await world.broker.unshare_volume(owner, volume_id, tenant="other")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await world.target.fencing.wait()
     assert world.target.fenced == {use: "volume.not_found"}
 
@@ -286,7 +287,7 @@ async def test_failed_renewal_is_tried_again_until_the_broker_is_back(
         return Issued(leaf=leaf)
 
     monkeypatch.setattr(gateway, "_obtain", issue)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
         renewing = tasks.create_task(gateway.keep_renewed())
         await renewed.wait()
         await asyncio.sleep(0)
@@ -301,7 +302,7 @@ async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World
     (made,) = world.gateway.attached
     await made.open_queue(1, 7)
     world.refused[world.identities["gateway"].subject.spiffe_id] = "node.revoked"
-    await asyncio.wait_for(world.target.fencing.wait(), 5)
+    await asyncio.wait_for(world.target.fencing.wait(), PATIENCE_SECONDS)
 
     async def delete() -> None:
         gateway = world.identities["gateway"]
@@ -326,7 +327,7 @@ async def test_gateway_that_loses_its_authorization_is_fenced(world: World) -> N
     (owner,) = world.target.gateways()
     assert (owner.spiffe_id, owner.incarnation) == (subject.spiffe_id, subject.incarnation)
     world.refused[subject.spiffe_id] = "node.revoked"
-    await asyncio.wait_for(world.target.fencing.wait(), 5)
+    await asyncio.wait_for(world.target.fencing.wait(), PATIENCE_SECONDS)
     assert world.target.fenced == {owner: "node.revoked"}
 
 

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from brokers import MemoryAudit
+from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.events import Event
@@ -232,7 +233,7 @@ async def test_create_that_is_given_up_leaves_nothing(world: World) -> None:
     world.target.create_volume = create_volume  # type: ignore[method-assign]
     world.storage.delete = delete  # type: ignore[method-assign]
     creating = asyncio.ensure_future(create(world))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await started.wait()
         creating.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -263,7 +264,7 @@ async def test_volume_the_target_loses_while_attached_is_told_once(world: World)
         await world.storage.delete(world.identities["gateway"].subject, volume_id)
         # What the target does at its end: the gateway then asks again and hears of the loss.
         world.storage.events.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             async for event in events:
                 if event.kind == "lost_by_target":
                     break
@@ -314,7 +315,7 @@ async def test_low_counters_fetch_the_next_lease(
 
     made.add_counters = record  # type: ignore[method-assign]
     made.remaining = LEASE_COUNTERS // 2 - 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await refilled.wait()
     assert not made.ranges[0].overlaps(made.ranges[1])
 
@@ -323,7 +324,7 @@ async def test_target_events_reach_who_watches_at_the_gateway(world: World) -> N
     volume_id = await create(world)
     with world.volumes.events.subscribed(volume_id) as events:
         await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
             polling = tasks.create_task(world.storage.poll_events())
             heard: list[Event] = []
             # The gateway's own watch of the target starts in the background: until it is there
@@ -351,7 +352,7 @@ async def test_barred_gateway_fails_and_leaves_its_volumes(world: World) -> None
     (made,) = world.gateway.attached
     world.volumes.bar("attestation.measurement.unknown")
     assert "attestation.measurement.unknown" in made.failed
-    await asyncio.wait_for(made.detached.wait(), 5)
+    await asyncio.wait_for(made.detached.wait(), PATIENCE_SECONDS)
     assert world.volumes.attached(volume_id) is None
 
 

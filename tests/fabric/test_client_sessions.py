@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.client.messages import Auto, ErasureCoded, Unreliable
 from sealane.client.session import Session
 from sealane.errors import Error, SessionError, UnavailableError, UsageError
@@ -269,7 +270,11 @@ async def test_streams_wait_for_slots_without_holding_others_up(fabrics: tuple[A
 async def test_ring_full_of_waiting_sends_has_room_to_cancel_them(
     fabrics: tuple[Any, Any],
 ) -> None:
-    async with connected(*fabrics) as (left, _), asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with (
+        connected(*fabrics) as (left, _),
+        asyncio.timeout(PATIENCE_SECONDS),
+        asyncio.TaskGroup() as tasks,
+    ):
         sends = [await left.post_send(offset=0, length=8) for _ in range(left.ring.entries - 1)]
         more = tasks.create_task(left.post_send(offset=0, length=8))
         await asyncio.sleep(0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fabrics import Fabric
+from patience import PATIENCE_SECONDS
 from sealane.client.grants import listen_session
 from sealane.daemon.fabric.session import State
 from sealane.errors import Error
@@ -20,7 +21,7 @@ LENGTH = 1 << 20
 
 async def reason_of(action: Any) -> str:
     with pytest.raises(Error) as refused:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await action
     return refused.value.reason
 
@@ -34,7 +35,7 @@ async def test_what_is_under_way_arrives_and_nothing_new_begins(
     fabrics: tuple[Fabric, Fabric],
 ) -> None:
     left, right = fabrics
-    async with connected(left, right) as (near, far), asyncio.timeout(20):
+    async with connected(left, right) as (near, far), asyncio.timeout(PATIENCE_SECONDS):
         sessions = [
             fabric.service.get(end.session.name) for fabric, end in ((left, near), (right, far))
         ]
@@ -98,7 +99,7 @@ async def test_listener_hears_of_the_drain(fabrics: tuple[Fabric, Fabric]) -> No
                 pass
         return refused.value.reason
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(listen())
         await wait_listening(right)
         await drain(right)
@@ -110,7 +111,7 @@ async def test_what_has_no_more_time_ends_with_the_reason(make_fabric: MakeFabri
         make_fabric("a", drain_timeout_seconds=0.2) as left,
         make_fabric("b") as right,
         connected(left, right) as (near, far),
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE_SECONDS),
     ):
         ours, theirs = (
             fabric.service.get(end.session.name) for fabric, end in ((left, near), (right, far))
@@ -132,7 +133,7 @@ async def test_peer_of_a_draining_fabric_is_told_and_sends_nothing_new(
     fabrics: tuple[Fabric, Fabric],
 ) -> None:
     left, right = fabrics
-    async with connected(left, right) as (near, far), asyncio.timeout(10):
+    async with connected(left, right) as (near, far), asyncio.timeout(PATIENCE_SECONDS):
         held = await near.post_send(offset=0, length=8)
         await drain(left)
         session = right.service.get(far.session.name)

@@ -4,15 +4,14 @@ import asyncio
 import contextlib
 import hashlib
 import mmap
-import os
 import random
-import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from session_pairs import RATE, REGION, connected, wait_listening
+from patience import PATIENCE_SECONDS
+from raw_jobs import raw_job
+from session_pairs import REGION, connected
 
 SUBMISSION_ENTRIES = 128
 ENTRY_BYTES = 64
@@ -21,38 +20,6 @@ FAULTS = {"ring.index.jump"} | {
     f"ring.entry.{name}"
     for name in ("opcode", "flags", "reliability", "length", "range", "reserved")
 }
-
-
-@contextlib.asynccontextmanager
-async def raw_job(left: Any, right: Any) -> AsyncIterator[tuple[Any, mmap.mmap, socket.socket]]:
-    """Give the left end of a session as a hostile job has it: the session, memory, doorbell."""
-    async with asyncio.TaskGroup() as tasks:
-        listening = tasks.create_task(
-            right.service.listen(
-                job_token=right.job_token, display_name="hostile", region_bytes=REGION
-            )
-        )
-        await wait_listening(right, "hostile")
-        grant = await left.service.open(
-            job_token=left.job_token,
-            display_name="hostile",
-            region_bytes=REGION,
-            peer_node=right.name,
-            peer_address=right.address,
-            rate_bits_per_second=RATE,
-        )
-    descriptors = left.service._claim(grant.ring_token)
-    assert descriptors is not None
-    region, submission, completion, doorbell = descriptors
-    with pytest.raises(PermissionError):
-        mmap.mmap(completion, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    memory = mmap.mmap(submission, 0)
-    with socket.socket(fileno=doorbell) as bell, contextlib.closing(memory):
-        for descriptor in (region, submission, completion):
-            os.close(descriptor)
-        bell.setblocking(False)
-        yield grant.session, memory, bell
-    listening.result().session.close("session.closed.requested")
 
 
 def scribble(chance: random.Random, memory: mmap.mmap) -> None:
@@ -84,7 +51,8 @@ async def test_hostile_job_ends_nothing_but_its_session(
 ) -> None:
     chance = random.Random(seed)
     async with connected(*fabrics) as (sender, receiver):
-        async with raw_job(*fabrics) as (session, memory, bell):
+        async with raw_job(*fabrics) as job:
+            session, memory, bell = job.session, job.memory, job.bell
             content = chance.randbytes(100_000)
             sender.region[: len(content)] = content
             transfer = asyncio.gather(
@@ -104,7 +72,7 @@ async def test_hostile_job_ends_nothing_but_its_session(
                 memory[:8] = (2**64 - 1).to_bytes(8, "little")
                 with contextlib.suppress(BlockingIOError, ConnectionError):
                     bell.send(b"x")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await session.wait_closed()
         assert session.close_reason in FAULTS
         await asyncio.gather(receiver.send(offset=0, length=8), sender.receive(offset=0, length=8))
@@ -126,10 +94,10 @@ async def test_hostile_job_ends_nothing_but_its_session(
 async def test_each_fault_has_its_reason(
     fabrics: tuple[Any, Any], writes: list[tuple[int, int]], reason: str
 ) -> None:
-    async with raw_job(*fabrics) as (session, memory, bell):
+    async with raw_job(*fabrics) as job:
         for at, word in writes:
-            memory[at : at + 8] = word.to_bytes(8, "little")
-        bell.send(b"x")
-        async with asyncio.timeout(10):
-            await session.wait_closed()
-    assert session.close_reason == reason
+            job.memory[at : at + 8] = word.to_bytes(8, "little")
+        job.bell.send(b"x")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await job.session.wait_closed()
+    assert job.session.close_reason == reason

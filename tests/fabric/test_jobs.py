@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fabrics import RATE_MAX, Fabric
+from patience import PATIENCE_SECONDS
 from sealane.client.grants import introduce
 from sealane.daemon.fabric import jobs
 from sealane.daemon.fabric.settings import JobLimits
@@ -38,7 +39,7 @@ def process() -> Any:
 
 async def reason_of(action: Awaitable[Any]) -> str:
     with pytest.raises(Error) as refused:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await action
     return refused.value.reason
 
@@ -82,7 +83,7 @@ async def test_dead_job_frees_all_it_had_though_its_descriptors_are_held(
 ) -> None:
     left, right = fabrics
     job = left.service.jobs.take_in(process.pid, os.pidfd_open(process.pid))
-    async with listening(right, "data", right.job_token) as far, asyncio.timeout(10):
+    async with listening(right, "data", right.job_token) as far, asyncio.timeout(PATIENCE_SECONDS):
         grant = await left.service.open(
             job_token=job.token,
             display_name="data",
@@ -209,7 +210,7 @@ async def test_operations_of_a_job_are_bounded_over_its_sessions(make_fabric: Ma
         make_fabric("b") as right,
         connected(left, right) as (near, far),
         connected(left, right, name="more") as (other, _),
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE_SECONDS),
     ):
         receives = [await end.post_receive(offset=0, length=8) for end in (near, other, near)]
         sends = [await end.post_send(offset=0, length=8) for end in (near, other)]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane._native import JobRing, SessionEndpoint
 from sealane.client.session import Session
 from sealane.errors import SessionError
@@ -75,7 +76,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
     )
     channel.sendall(right.local_address.encode())
     receiving.post_receive(offset=0, length=REGION, user_data=7)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         sending = asyncio.ensure_future(sender.send(offset=0, length=REGION))
         await asyncio.to_thread(wait_begun, right)
         os.kill(pid, signal.SIGKILL)

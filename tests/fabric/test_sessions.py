@@ -15,6 +15,7 @@ import pytest
 import structlog
 
 import fabrics as fabrics_module
+from patience import PATIENCE_SECONDS
 from sealane._native import Emulator, LinkSettings
 from sealane.client.grants import fetch_ring
 from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
@@ -153,7 +154,7 @@ async def test_closing_by_the_job_reaches_the_peer_and_the_list(fabrics: tuple[A
         with pytest.raises(SessionError):
             await sender.send(offset=0, length=1)
         name = sender.session.name
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await left.service.get(name).wait_closed()
         found = await get(left, name)
 
@@ -185,7 +186,7 @@ async def test_operator_reads_of_every_end_in_the_log(make_fabric: MakeFabric) -
             listening(right),
         ):
             grant = await open_directly(left, right)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await grant.session.wait_closed()
 
     name = grant.session.identity.name
@@ -467,7 +468,7 @@ async def test_grant_that_nobody_fetches_expires(make_fabric: MakeFabric) -> Non
         listening(right),
     ):
         grant = await open_directly(left, right)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await grant.session.wait_closed()
 
     assert grant.session.close_reason == "session.grant.expired"
@@ -490,7 +491,7 @@ async def test_job_of_another_user_gets_nothing(
     fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left, right = fabrics
-    monkeypatch.setattr(ring_socket, "_peer_uid", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(ring_socket, "_peer", lambda _: (os.getpid(), os.geteuid() + 1))
     async with listening(right):
         grant = await open_directly(left, right)
         wire = sessions_pb2.SessionGrant(ring_socket=grant.ring_socket, ring_token=grant.ring_token)
@@ -505,7 +506,7 @@ async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) ->
             grant = await open_directly(left, right)
             answer = await task
         assert grant.session.close_reason == "session.closed.shutdown"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await answer.session.wait_closed()
 
     assert answer.session.close_reason == "session.peer_closed.requested"
@@ -513,7 +514,7 @@ async def test_stopping_the_fabric_ends_its_sessions(make_fabric: MakeFabric) ->
 
 async def test_both_ends_have_a_plan_soon(fabrics: tuple[Any, Any]) -> None:
     async with connected(*fabrics):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             for fabric in fabrics:
                 (session,) = fabric.service.sessions()
                 while session.outlook is None:  # noqa: ASYNC110 - the plan has no event

@@ -1,5 +1,6 @@
 """What a session hands its worker when it begins."""
 
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from sealane.daemon.fabric.session import Identity, Session, Start
+from sealane.errors import UnavailableError
 from sealane.transport.establish import SessionKeys
 
 
@@ -18,12 +20,21 @@ class FakeEndpoint:
     def __init__(self, number: int) -> None:
         self._number = number
         self.started: dict[str, Any] = {}
+        self.error: OSError | None = None
 
     def fileno(self) -> int:
         return self._number
 
     def start(self, **arguments: Any) -> None:
+        if self.error is not None:
+            raise self.error
         self.started = arguments
+
+    def statistics(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self.error = None
 
 
 @pytest.fixture
@@ -33,27 +44,46 @@ def endpoint() -> Iterator[FakeEndpoint]:
     os.close(number)
 
 
-async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEndpoint) -> None:
-    identity = Identity(name="sessions/a", display_name="", is_initiator=True, unit_bytes=1408)
-    session = Session(
-        identity,
+IDENTITY = Identity(name="sessions/a", display_name="", is_initiator=True, unit_bytes=1408)
+
+
+def session_over(endpoint: FakeEndpoint) -> Session:
+    return Session(
+        IDENTITY,
         endpoint,  # type: ignore[arg-type]
         job=None,  # type: ignore[arg-type]
         on_closed=lambda _: None,
     )
 
-    session.begin(
-        identity,
-        Start(
-            keys=SessionKeys(send=bytearray(32), receive=bytearray(32)),
-            peer_address="127.0.0.1:2",
-            connection_id_local=bytes(8),
-            connection_id_peer=bytes(8),
-            idle_timeout_seconds=1.5,
-            reordering_micros=3000,
-            is_initiator=True,
-        ),
+
+def start() -> Start:
+    return Start(
+        keys=SessionKeys(send=bytearray(b"k" * 32), receive=bytearray(b"k" * 32)),
+        peer_address="127.0.0.1:2",
+        connection_id_local=bytes(8),
+        connection_id_peer=bytes(8),
+        idle_timeout_seconds=1.5,
+        reordering_micros=3000,
+        is_initiator=True,
     )
+
+
+async def test_worker_that_can_not_start_ends_the_session_and_its_keys(
+    endpoint: FakeEndpoint,
+) -> None:
+    endpoint.error = OSError(errno.EAGAIN, "no more threads")
+    session, wanted = session_over(endpoint), start()
+
+    with pytest.raises(UnavailableError) as refused:
+        session.begin(IDENTITY, wanted)
+
+    assert refused.value.reason == "session.endpoint.resources"
+    assert session.close_reason == "session.endpoint.resources"
+    assert wanted.keys == SessionKeys(send=bytearray(32), receive=bytearray(32))
+
+
+async def test_operator_settings_reach_the_worker_in_its_units(endpoint: FakeEndpoint) -> None:
+    session_over(endpoint).begin(IDENTITY, start())
 
     assert endpoint.started["idle_timeout_ns"] == 1_500_000_000
     assert endpoint.started["reordering_ns"] == 3_000_000

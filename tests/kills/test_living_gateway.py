@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kills.storage_world import StorageWorld, storage_world
+from patience import PATIENCE_SECONDS
 from sealane.client import Volume, connect
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import VolumeQueue
@@ -38,7 +39,7 @@ async def attach(world: StorageWorld, name: str = "") -> Volume:
 
 async def failure(world: StorageWorld) -> str:
     """Wait until the gateway has failed its volume; the reason."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             for line in world.daemons["g"].log_lines():
                 if line.get("kind") == "volume_failed":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.storage.events import StorageEvent
@@ -118,7 +119,7 @@ class World:
         self, matches: Callable[[StorageEvent], bool], *, at_target: bool = False
     ) -> None:
         """Wait until such an event is reported."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 taken = (
                     self.target.take_events(self.volume_id)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage import listener
@@ -193,6 +194,6 @@ async def test_association_ends_after_its_last_farewell(
 
 
 async def ask_until_refused(host: HostController) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await host.identify_namespace()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.storage import listener as listening
 from sealane.daemon.storage.events import EventFeed
@@ -216,7 +217,7 @@ async def test_a_queue_id_connects_once_per_association(world: World) -> None:
 async def test_association_ends_with_its_admin_connection(world: World) -> None:
     async with world.host():
         pass
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await world.provider.closed.get() == 1
 
 
@@ -241,7 +242,7 @@ async def test_silent_host_loses_its_association(world: World) -> None:
     async with world.raw() as (reader, writer):
         writer.write(_native.encode_ic_req() + admin_connect(keep_alive_ms=1))
         await reader.readexactly(128 + 24)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await reader.read() == b""
             await world.provider.closed.get()
 
@@ -318,7 +319,7 @@ async def test_stalled_handshake_is_cut(world: World, monkeypatch: pytest.Monkey
     monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.05)
     async with world.raw() as (reader, writer):
         writer.write(_native.encode_ic_req()[:100])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await reader.read() == b""
 
 

@@ -12,6 +12,7 @@ from typing import Self
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.storage import admin_session
 from sealane.daemon.storage.events import StorageEvent
@@ -209,7 +210,7 @@ class Queue:
 
     async def ended(self) -> None:
         """Wait until the listener closes the connection."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             try:
                 while True:
                     await self.stream.receive()
@@ -315,7 +316,7 @@ async def test_a_host_that_takes_no_answers_is_cut(
     with contextlib.suppress(UnavailableError):
         for _ in range(64):  # 128 KiB each: more than any socket buffer
             await queue.stream.send(_native.encode_capsule_cmd(entry, b""))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await heard.wait()
     assert world.faults == ["connection.stalled"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon.storage.discovery import DISCOVERY_NQN
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.exported import Exported, Provider
@@ -149,15 +150,15 @@ async def test_a_reload_is_seen_by_connected_hosts(world: World) -> None:
     heard: asyncio.Queue[object] = asyncio.Queue()
     async with world.host(events=heard.put_nowait) as host:
         await world.plain.apply([config(memory(1), memory(2))])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await heard.get()
         assert await host.active_namespaces() == [1, 2]
         await world.plain.apply([config(memory(1, ana_state="inaccessible"), memory(2))])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await heard.get()
         assert {n: int(state) for n, state in (await host.ana_states()).items()} == {1: 3, 2: 1}
         await world.plain.apply([config(memory(2))])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await heard.get()
         assert await host.active_namespaces() == [2]
 

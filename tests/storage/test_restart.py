@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.events import Event
@@ -263,7 +264,7 @@ async def test_volumes_that_are_being_opened_say_how_far_that_is_and_are_not_gon
             served.set()
             await ends.wait()
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(serve())
         service = await begun.get()
         with pytest.raises(UnavailableError) as caught:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from attacks.disk import read_slot
+from patience import PATIENCE_SECONDS
 from sealane.daemon.demo.adversary import block_start
 from sealane.daemon.storage.back_end import VERIFICATION_LOSSES_MAX
 from sealane.daemon.storage.gateway import GatewaySettings
@@ -181,7 +182,7 @@ async def test_write_that_is_redirected_for_ever_ends_with_a_path_error() -> Non
         assert caught.value.status == 0x300
         wire.rewrites = 0
         back = bytearray(4096)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not any(back):
                 # The next attempt to reconnect may come later than this hold time.
                 with contextlib.suppress(NvmeStatusError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.transport.nvme.errors import NvmeStatusError
 from storage.third_party import (
@@ -277,7 +278,7 @@ async def test_stopping_waits_for_nothing_that_hangs(world: World) -> None:
     await world.create()
     back = await world.open()
     await world.plain.apply([])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await back.close()
 
 
@@ -291,7 +292,7 @@ async def test_gateway_scrubs_its_volume_and_goes_on_over_a_reconnection(world: 
         jobs = world.back.jobs
         # A piece at once, the next one in hours.
         await jobs.start("scrub", bytes_per_second=1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 await asyncio.sleep(0.005)
                 if jobs.list()[0].checked:
@@ -301,7 +302,7 @@ async def test_gateway_scrubs_its_volume_and_goes_on_over_a_reconnection(world: 
         assert await read(queue, 0, 1) == bytes(PAGE)
         assert jobs.list()[0].interruptions == 1
         await jobs.change("scrub", order=None, bytes_per_second=0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 await asyncio.sleep(0.005)
                 if (job := jobs.list()[0]).is_over:

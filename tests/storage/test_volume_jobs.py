@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 
 from attacks.disk import read_slot
+from patience import PATIENCE_SECONDS
 from sealane.daemon.config import ScrubConfig
 from sealane.daemon.demo.adversary import block_start
 from sealane.daemon.jobs import Job, JobKind
@@ -44,7 +45,7 @@ def files(directory: Path) -> list[Path]:
 
 
 async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await jobs.observe()
             job = next(job for job in jobs.list() if job.kind == kind)
@@ -55,7 +56,7 @@ async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
 
 async def moved(jobs: VolumeJobs, is_far: Callable[[Job], bool]) -> Job:
     """Wait until a job has come so far."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             if is_far(job := jobs.list()[0]):
                 return job
@@ -335,7 +336,7 @@ async def test_target_scrubs_by_itself_what_is_due(inline_world: World) -> None:
         tasks = TaskOwner()
         keeping = keep_jobs(world.target, volume_ids=lambda: [world.volume_id], config=config)
         tasks.start(keeping, name="jobs")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 await asyncio.sleep(0.002)
                 if until():

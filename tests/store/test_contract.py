@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon.broker.store import contract
 from sealane.daemon.broker.store.contract import Change, Compare, Entry, Store
 from sealane.errors import UsageError
@@ -21,7 +22,7 @@ async def put(store: Store, key: str, value: bytes) -> int:
 async def collect(watch: AsyncIterator[tuple[Change, ...]], until: int) -> list[tuple[Change, ...]]:
     """Take commits from a watch up to the one of revision `until`."""
     commits = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         async for commit in watch:
             commits.append(commit)
             if commit[0].revision >= until:
@@ -235,7 +236,7 @@ async def test_watch_sees_what_is_committed_while_it_waits(store: Store) -> None
         waiting = asyncio.ensure_future(anext(watch))
         await asyncio.sleep(0)
         revision = await put(store, "w/a", b"%d" % i)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await waiting == (Change("w/a", b"%d" % i, revision),)
 
 

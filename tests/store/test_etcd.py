@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from brokers import Count, start_broker
 from etcd_server import Cluster, etcd_cluster
+from patience import PATIENCE_SECONDS
 from sealane.daemon.broker.store import etcd as module
 from sealane.daemon.broker.store import etcd_cluster as calls
 from sealane.daemon.broker.store.contract import Change, Compare
@@ -163,7 +164,7 @@ async def test_cancelled_commit_leaves_its_slot_usable(store: EtcdStore) -> None
         task.cancel()
         await asyncio.wait([task])
     store._cluster._members[:] = kept
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for i in range(2 * module.SLOTS):
             assert await store.commit(puts={f"k{i}": b""}) is not None
 
@@ -312,14 +313,14 @@ async def test_broker_whose_place_was_taken_ends(etcd: Cluster) -> None:
     _, older, _ = await start_broker(stores[0], starts=starts, heads=heads)
     stores.append(await opened(etcd, prefix=prefix))
     await start_broker(stores[1], starts=starts, heads=heads)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises((UnavailableError, VerificationError)) as caught:
             await older.keep_anchored(seconds=0)
     assert caught.value.reason in {"broker.store.fenced", "broker.store.rolled_back"}
     with pytest.raises(UnavailableError) as fenced:
         await stores[0].commit(puts={"a": b""})
     assert fenced.value.reason == "broker.store.fenced"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(UnavailableError) as caught_again:
             await older.keep_anchored(seconds=0)
     assert caught_again.value.reason == "broker.store.fenced"

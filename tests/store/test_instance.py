@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from brokers import Count, start_broker
+from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import START_EPOCH_MAX
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.registry import Registry
@@ -148,7 +149,7 @@ async def test_head_that_is_gone_ends_the_broker(disk: Disk) -> None:
         with pytest.raises(VerificationError) as caught:
             await call
         assert caught.value.reason == "broker.store.rolled_back"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(VerificationError):
             await instance.keep_anchored(seconds=0)
     await store.close()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from brokers import MemoryAudit
+from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.policy import Policy
 from sealane.crypto.keys import WrappingKey
 from sealane.daemon.broker import policy_keeper
@@ -67,7 +68,7 @@ async def test_other_brokers_hear_of_a_policy_within_a_second(
     first, second = await Broker.on(store), await Broker.on(other_client)
     await first.apply(1)
     async with second.following():
-        assert await asyncio.wait_for(second.heard.get(), 10) == 1
+        assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
         for version in (2, 3):
             await first.apply(version)
             async with asyncio.timeout(HEARD_WITHIN_SECONDS):
@@ -89,4 +90,4 @@ async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
     monkeypatch.setattr(store, "watch", lost)
     async with second.following():
         await first.apply(1)
-        assert await asyncio.wait_for(second.heard.get(), 10) == 1
+        assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane._native import Emulator, LinkSettings
 
 if TYPE_CHECKING:
@@ -158,5 +159,5 @@ def test_paths_and_outages_must_fit() -> None:
 async def test_stop_does_not_wait_for_packets_in_transit() -> None:
     with link(delay_ms=60_000) as (client, emulator, _):
         client.send(b"x")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.to_thread(emulator.stop)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.errors import ProtocolError, UnavailableError
 from sealane.protocol.nvme.command import encode_completion
@@ -162,6 +163,6 @@ async def test_keep_alives_are_sent_and_named_in_connect() -> None:
     controller = Controller()
     async with running(controller, keep_alive_ms=2) as host:
         await host.connect()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await controller.keep_alives.wait()
     assert controller.connects[0].keep_alive_ms == 2

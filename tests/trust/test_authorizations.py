@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon.authorizations import (
     NO_VOLUME,
     REFUSED_VOLUMES_MAX,
@@ -81,7 +82,7 @@ async def test_used_peer_stays_while_the_broker_says_so(
     world.used.add(_peer())
     for _ in range(8):
         world.heard.clear()
-        await asyncio.wait_for(world.heard.wait(), 5)
+        await asyncio.wait_for(world.heard.wait(), PATIENCE_SECONDS)
         assert running.is_fresh(_peer())
     assert world.lost.empty()
     assert len({*world.asked}) == len(world.asked), "a nonce was used twice"
@@ -94,7 +95,7 @@ async def test_silence_ends_it_when_the_time_since_the_question_is_over(
     await running.require(_peer())
     world.used.add(_peer())
     world.is_away = True
-    peer, reason, ended = await asyncio.wait_for(world.lost.get(), 5)
+    peer, reason, ended = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert (peer, reason) == (_peer(), STALE)
     assert FRESH <= ended - began < FRESH + 0.5
     assert running.is_broker_away
@@ -107,7 +108,7 @@ async def test_refusal_ends_it_at_the_next_question(world: World, running: Autho
     await running.require(_peer("h"))
     world.used |= {_peer(), _peer("h")}
     world.refusals[_peer()] = "node.revoked"
-    peer, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    peer, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert (peer, reason) == (_peer(), "node.revoked")
     assert not running.is_fresh(_peer())
     assert running.is_fresh(_peer("h"))
@@ -122,7 +123,7 @@ async def test_refused_peer_begins_nothing_and_may_come_back(world: World) -> No
         assert caught.value.reason == "node.revoked"
     assert len(world.asked) == 1, "a refused peer that insists must not load the broker"
     world.refusals.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not made.is_fresh(_peer()):
             try:
                 await made.require(_peer())
@@ -161,7 +162,7 @@ async def test_revoked_asker_ends_everything(world: World, running: Authorizatio
     await running.require(_peer())
     world.used.add(_peer())
     world.failure = "node.revoked"
-    peer, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    peer, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert (peer, reason) == (_peer(), "node.revoked")
 
 
@@ -169,7 +170,7 @@ async def test_forged_answers_count_as_silence(world: World, running: Authorizat
     await running.require(_peer())
     world.used.add(_peer())
     world.failure = "authorization.signature"
-    _, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    _, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert reason == STALE
 
 
@@ -178,7 +179,7 @@ async def test_used_peer_that_was_never_authorized_is_ended(
 ) -> None:
     world.is_away = True
     world.used.add(_peer())
-    _, reason, _ = await asyncio.wait_for(world.lost.get(), 5)
+    _, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert reason == STALE
     assert not running.is_fresh(_peer())
 
@@ -194,7 +195,7 @@ async def test_kept_peer_lives_longer_but_begins_nothing(world: World) -> None:
         assert world.lost.empty()
         with pytest.raises(UnavailableError):
             await made.require(_peer())
-        _, reason, ended = await asyncio.wait_for(world.lost.get(), 5)
+        _, reason, ended = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert reason == STALE
     assert ended - began >= 3 * FRESH
 

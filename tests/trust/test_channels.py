@@ -8,6 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import LIFETIME, Subject
 from sealane.daemon import calls, channels
@@ -100,7 +101,7 @@ async def test_server_that_comes_back_with_another_key_is_found_again(site: Site
     again = await site.identity("target", "s")
     site.leaves["s", "target"] = site.leaves["s", "target"][:1]
     await site.serve(again, Echo(), listen=address)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(Error):
                 assert await ask(gateway, address) == "x"
@@ -184,7 +185,7 @@ async def test_stream_ends_when_its_caller_may_not_act_any_more(
             await anext(aiter(stream))
 
     with pytest.raises(VerificationError) as caught:
-        await asyncio.wait_for(watch(), 5)
+        await asyncio.wait_for(watch(), PATIENCE_SECONDS)
     assert caught.value.reason == "node.revoked"
 
 
@@ -201,7 +202,7 @@ async def test_refused_renewal_bars_the_role(site: Site, monkeypatch: pytest.Mon
     await echo.held.wait()
     site.refusal = VerificationError("attestation.measurement.unknown", "not what it should be")
     gateway.note(VerificationError("attestation.policy.changed", "attest again"))
-    assert await asyncio.wait_for(told.get(), 5) == "attestation.measurement.unknown"
+    assert await asyncio.wait_for(told.get(), PATIENCE_SECONDS) == "attestation.measurement.unknown"
     with pytest.raises(Error):
         await held
     with pytest.raises(UnavailableError) as caught:
@@ -223,12 +224,12 @@ async def test_unreachable_verifier_bars_nobody_until_the_certificate_ends(
     gateway.note(VerificationError("node.revoked", "says a peer"))
     renewing = asyncio.ensure_future(gateway.keep_renewed())
     for _ in range(3):
-        await asyncio.wait_for(site.refused.wait(), 5)
+        await asyncio.wait_for(site.refused.wait(), PATIENCE_SECONDS)
         site.refused.clear()
         assert gateway.certificate
     monkeypatch.setattr("sealane.daemon.identity.utc_now", lambda: utc_now() + LIFETIME)
     for _ in range(3):
-        await asyncio.wait_for(site.refused.wait(), 5)
+        await asyncio.wait_for(site.refused.wait(), PATIENCE_SECONDS)
         site.refused.clear()
     with pytest.raises(UnavailableError):
         gateway.certificate  # noqa: B018 - a property that raises

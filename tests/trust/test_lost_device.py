@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anchors.memory_anchor import MemoryAnchor
+from patience import PATIENCE_SECONDS
 from sealane.daemon.anchors.anchor import CATALOGUE
 from sealane.daemon.devices import ServedDevice
 from sealane.daemon.ports import PeerIncarnation
@@ -75,7 +76,7 @@ class World:
         """Return once what follows a loss has been done."""
         stand_ins: list[Any] = [self.broker, self.target]
         broker, target = stand_ins
-        await asyncio.wait_for(abandon_lost(self.device, broker, target, target), 10)
+        await asyncio.wait_for(abandon_lost(self.device, broker, target, target), PATIENCE_SECONDS)
 
 
 @pytest.fixture

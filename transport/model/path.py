@@ -52,6 +52,17 @@ class Loss:
         memory = (1 - self.begin - self.end) ** steps
         return self.rate * (1 - memory), self.rate + (1 - self.rate) * memory
 
+    @property
+    def again(self) -> float:
+        """Probability that what was lost is lost again when it is sent again.
+
+        A burst of a length drawn from its distribution is sent again as one, and hit as one.
+        """
+        if self.is_independent:
+            return self.rate
+        survive = (1 - self.rate) * self.end / (1 - (1 - self.end) * (1 - self.begin))
+        return float(1 - survive)
+
     def any_of(self, count: int) -> float:
         """Probability that of `count` packets in a row at least one is lost."""
         if count <= 0:

@@ -6,13 +6,14 @@ often it takes; without reports, one time-out after it.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sealane.errors import UsageError
-from sealane.transport.model.blocks import BlockLosses, block_losses, check_code
+from sealane.transport.model.blocks import check_code
 from sealane.transport.model.completion import (
     RESOLUTION,
     Completion,
@@ -23,6 +24,7 @@ from sealane.transport.model.completion import (
     repeated,
 )
 from sealane.transport.model.path import Loss, Path
+from sealane.transport.model.tail import Age, Tail
 
 NACK_FACTOR: Final = 1.0
 """Round trips from a transmission to the report that it was lost: the paper's SR NACK."""
@@ -42,8 +44,8 @@ class SelectiveRepeat:
 class ErasureCoded:
     """Blocks of k data and m parity units, `depth` of them interleaved; (k, 1) is a XOR code.
 
-    Parity follows the data of its block at once. A block that it cannot mend gets exactly the
-    units that it lacks, as soon as their loss is known.
+    All data goes out first, parity behind it (`model.tail`). What is known to be lost before is
+    sent again at once; a block that its parity cannot mend gets exactly the units that it lacks.
     """
 
     k: int
@@ -79,7 +81,10 @@ def completion(
 
 
 def wire_units(path: Path, message_bytes: int, scheme: Scheme) -> int:
-    """Units of the first transmission, parity included."""
+    """Units of the first transmission, parity included: what a message of a round trip sends.
+
+    A longer one sends no parity for what is known to be whole when its data has left.
+    """
     units = path.units(message_bytes)
     if isinstance(scheme, SelectiveRepeat):
         return units
@@ -99,7 +104,7 @@ def _repeated(path: Path, units: int, step: float, resolution: int) -> Completio
         items = [Items(count=units, first=unit, spacing=unit, pending=pending)]
         return repeated(items, step, end, resolution)
     # A burst is one event, at its last unit; sent again as one, it may be hit again.
-    again = _burst_again(loss)
+    again = loss.again
     inside = loss.rate * loss.end
 
     def burst(n: Values) -> Values:
@@ -116,83 +121,40 @@ def _repeated(path: Path, units: int, step: float, resolution: int) -> Completio
     return repeated(items, step, end, resolution)
 
 
-def _burst_again(loss: Loss) -> float:
-    """Probability that a burst of a length drawn from its distribution is hit when sent again."""
-    survive = (1 - loss.rate) * loss.end / (1 - (1 - loss.end) * (1 - loss.begin))
-    return float(1 - survive)
-
-
 def _coded(
     path: Path, units: int, scheme: ErasureCoded, step: float, resolution: int
 ) -> Completion:
-    unit, m = path.unit_seconds, scheme.m
-    blocks = math.ceil(units / scheme.k)
-    rest = units - (blocks - 1) * scheme.k
-    end = (units + blocks * m) * unit
+    tail = Tail(path, units, scheme.k, scheme.m, scheme.depth, step)
     if path.loss.rate == 0:
-        return certain(end - m * min(scheme.depth, blocks) * unit)
-    depth = min(scheme.depth, blocks)
-    full = block_losses(path.loss, scheme.k, m, depth)
-    last = block_losses(path.loss, rest, m, depth)
-    spacing = (scheme.k + m) * unit
-    items = [Items(count=1, first=end, spacing=0.0, pending=_block_pending(path.loss, last, m))]
-    if blocks > 1:
-        pending = _block_pending(path.loss, full, m)
-        items.append(
-            Items(
-                count=blocks - 1,
-                first=spacing,
-                spacing=spacing,
-                pending=pending,
-                weight=_event_share(path.loss, depth),
-            )
-        )
+        return certain(tail.data_end)
+    likely, whole, end = tail.completion(resolution)
+    if likely >= 1:
+        return whole
+    items = [items for age in tail.ages for items in _failing(tail, age, end)]
     late = repeated(items, step, end, resolution)
-    return _early(path, late, (last, full), blocks=blocks, depth=depth)
-
-
-def _event_share(loss: Loss, depth: int) -> float:
-    """Independent events in a group of interleaved blocks, over the number of blocks.
-
-    A burst hits neighbours of a group together: each next one is new only as far as the chain
-    forgets in one packet.
-    """
-    return (1 + (depth - 1) * (loss.begin + loss.end)) / depth
-
-
-def _early(
-    path: Path,
-    late: Completion,
-    losses: tuple[BlockLosses, BlockLosses],
-    *,
-    blocks: int,
-    depth: int,
-) -> Completion:
-    """Let the last group of blocks complete with its k-th units rather than with its last parity.
-
-    If nothing is repeated, the x-th parity unit of `depth` blocks was the last that was needed.
-    """
-    last, full = losses
-    m = len(last.enough) - 1
-    group = (blocks - 1) % depth + 1
-    share = _event_share(path.loss, depth)
-    enough = last.enough * full.enough ** ((group - 1) * share)
-    earlier = full.success ** ((blocks - group) * share)
-    times = late.times[0] - (m - np.arange(m + 1)) * group * path.unit_seconds
-    first = Completion(times, np.minimum(enough / enough[-1], 1.0))
-    weight = min(float(enough[-1] * earlier), 1.0)
-    if weight >= 1.0 or len(late.times) == 1:
-        return first
-    cumulative = np.maximum(late.cumulative - weight, 0.0)
+    if len(late.times) == 1:
+        return whole
+    # What is not whole by its parity is so by what is repeated.
+    cumulative = np.maximum(late.cumulative - likely, 0.0)
     rest = Completion(late.times, cumulative / cumulative[-1])
-    return mixture([(weight, first), (1 - weight, rest)])
+    return mixture([(likely, whole), (1 - likely, rest)])
 
 
-def _block_pending(loss: Loss, losses: BlockLosses, m: int) -> "_BlockPending":
-    lacking = losses.lost[m + 1 :]
-    # What is less likely than a rounding error need not be carried along.
-    count = int(np.searchsorted(-lacking[::-1].cumsum()[::-1], -NEGLIGIBLE))
-    return _BlockPending(loss, lacking[: max(count, 1)])
+def _failing(tail: Tail, age: Age, end: float) -> Iterator[Items]:
+    """Yield the blocks that lack more than their parity, at the unit whose loss is one too many."""
+    unit, m = tail.path.unit_seconds, tail.m
+    data = age.losses.lost_data[m + 1 :]
+    parity = np.maximum(age.losses.lost[m + 1 :] - data, 0.0)
+    last = min((age.first + 1) * tail.k, tail.units) * unit + (age.transmissions - 1) * tail.step
+    places = ((data, last, tail.k * unit), (parity, end - (age.count - 1) * unit, unit))
+    for lacking, first, spacing in places:
+        # What is less likely than a rounding error need not be carried along.
+        carried = int(np.searchsorted(-lacking[::-1].cumsum()[::-1], -NEGLIGIBLE))
+        if carried:
+            pending = _BlockPending(tail.path.loss, lacking[:carried])
+            yield Items(
+                count=age.count, first=first, spacing=spacing, pending=pending, weight=age.weight
+            )
 
 
 @dataclass(frozen=True, slots=True)

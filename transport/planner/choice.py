@@ -13,6 +13,7 @@ from typing import Final
 
 from sealane.errors import UsageError
 from sealane.transport.model import (
+    PARITY_BYTES_MAX,
     RTO_FACTOR,
     ErasureCoded,
     Path,
@@ -26,8 +27,6 @@ from sealane.transport.model import (
 DATA_UNITS: Final = (4, 8, 16, 32, 64, 128)
 PARITY_UNITS: Final = (1, 2, 4, 8, 16, 32)
 DEPTHS: Final = (1, 4, 8, 16, 32)
-PARITY_BYTES_MAX: Final = 16 << 20
-"""Parity of one group of interleaved blocks, most: what waits in private memory at each end."""
 BURST_MIN: Final = 1.2
 """Mean run of losses from which on interleaving is tried."""
 PARITY_BUDGET: Final = 0.25

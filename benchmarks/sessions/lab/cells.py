@@ -83,7 +83,7 @@ WIDE: Final = Links(
 )
 NARROW: Final = Links(
     name="narrow",
-    rates=(100_000_000, 50_000_000, 20_000_000),
+    rates=(100_000_000, 70_000_000, 50_000_000, 30_000_000, 20_000_000),
     lanes=3,
     sizes=(MIB, 8 * MIB, 128 * MIB),
     conditions=CONDITIONS,
@@ -105,6 +105,8 @@ class Effort:
 
 FULL: Final = Effort(count=1002, share=1.0)
 QUICK: Final = Effort(count=60, share=0.15)
+TRIAL: Final = Effort(count=1002, share=0.1)
+"""To see whether the machine carries a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

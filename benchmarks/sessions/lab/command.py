@@ -10,6 +10,7 @@ goes on. Prints tables, keeps every time as JSON, draws a plot. Needs root (name
 import argparse
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,25 +18,24 @@ from typing import Any, Final
 
 from benchmarks.sessions import packets
 from benchmarks.sessions.digests import digest
+from benchmarks.sessions.kept import Records
 from benchmarks.sessions.lab import lanes, report, session_peer, tcp_peer
 from benchmarks.sessions.lab.cells import (
     CONDITIONS,
     FULL,
     LINKS,
-    MTU,
     QUICK,
+    TRIAL,
     Cell,
     Condition,
     Effort,
     Links,
     cells,
-    topology,
 )
 from rich.console import Console
 from rich.progress import Progress
 
 from sealane.errors import UnavailableError
-from sealane.transport.lab.measure import SHARE_MAX, measure
 
 SUMMARY: Final = "completion times of messages over long links, beside TCP and QUIC"
 
@@ -56,54 +56,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--images", type=Path, help="keep the plot there, too, for the documentation")
 
 
-def choose_rate(links: Links, allowed: float) -> int:
-    """Return the highest rate of which all links together have no more than `allowed` packets/s."""
-    for found in links.rates:
-        if topology(links, links.conditions[0], found).packets_per_second <= allowed:
-            return found
-    raise UnavailableError("lab.capacity", f"{allowed:.0f} packets a second are not enough")
+async def choose_rate(links: Links) -> int:
+    """Return the highest rate at which the machine disturbs nobody: each is tried."""
+    for rate in links.rates:
+        trial = max(cells(links, links.conditions[0], rate), key=lambda c: (not c.is_cold, c.bytes))
+        async for measured in lanes.measure([trial], TRIAL, until=math.inf, attempts=1):
+            if not measured.void:
+                return rate
+            print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(measured.void)}")
+    raise UnavailableError("lab.capacity", f"this machine is too busy for the {links.name} links")
 
 
 def _rates(wanted: Sequence[Links], store: "Store", asked: int | None) -> dict[str, int]:
     """Rates by kind of link: as asked, or those of what is known, or what the machine carries."""
-    found = {links.name: asked or store.rate(links) for links in wanted}
-    if all(found.values()):
-        return {name: rate for name, rate in found.items() if rate}
-    capacity = asyncio.run(measure(mtu=MTU, relays=False))
-    allowed = SHARE_MAX * capacity.packets_per_second
-    return {links.name: found[links.name] or choose_rate(links, allowed) for links in wanted}
+    return {
+        links.name: asked or store.rate(links) or asyncio.run(choose_rate(links))
+        for links in wanted
+    }
 
 
 class Store:
     """What is known, of this build and effort only; void cells are known but not done."""
 
     def __init__(self, path: Path, effort: Effort) -> None:
-        self._path = path
-        self._made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
-        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            found = json.loads(line)
-            if found.pop("made_by") == self._made_by:
-                self._keep(found)
-
-    def _keep(self, found: dict[str, Any]) -> None:
-        self._known[tuple(found[name] for name in report.KEY)] = found
+        made_by = f"{digest([lanes, session_peer, tcp_peer])} {effort.count}"
+        self._records = Records(path, made_by=made_by)
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
         """Return what was measured, if it was."""
-        return self._known.get(cell.key)
+        return self._records.get(json.dumps(cell.key))
 
     def rate(self, links: Links) -> int | None:
         """Rate of what is known of such links: a run that goes on keeps to it."""
-        known = self._known.values()
+        known = self._records.all()
         rates = [int(found["rate"]) for found in known if found["links"] == links.name]
         return rates[-1] if rates else None
 
     def put(self, found: dict[str, Any]) -> None:
         """Keep it."""
-        self._keep(found)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"made_by": self._made_by} | found) + "\n")
+        self._records.put(json.dumps([found[name] for name in report.KEY]), found)
 
 
 async def _measure(wanted: Sequence[Cell], store: Store, effort: Effort, until: float) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.sessions.lab.cells import MTU, UNIT_BYTES, WAYS, Cell, Effort, topology
@@ -21,8 +22,11 @@ from sealane.transport.lab.report import run_report
 from sealane.transport.planner import Objective, Plan, plan
 from sealane.transport.planner.choice import code_of
 
+IDLE_MIN: Final = 0.2
+"""Of the processors' time during a run: below it, ends in user space wait for a core, and what is
+measured is the scheduler."""
 ATTEMPTS: Final = 3
-"""Runs of a cell, most: those that the machine disturbed are void."""
+"""Runs of a cell, most."""
 PATIENCE_SECONDS: Final = 150.0
 """Beyond a job's time, for its first messages and its last."""
 
@@ -39,9 +43,18 @@ class Measured:
     """Of the session's messages: k, m, depth; k = 0 is selective repeat."""
     void: list[str]
     """Why the machine, not the link, decided; empty: it did not."""
+    idle: float
+    """Share of the processors' time that nobody used."""
     load_average: float
     added_delay_p99: float
     """Of the link that was worst, in seconds."""
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Return the idle and all processor time since boot, in ticks (proc_stat(5))."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+    # Guest time, beyond the eighth, is in user time already.
+    return ticks[3] + ticks[4], sum(ticks[:8])
 
 
 def plan_for(cell: Cell) -> Plan:
@@ -132,9 +145,12 @@ async def _lanes(lab: Lab, found: Plan, cell: Cell) -> AsyncIterator[Lanes]:
 
 
 async def measure(
-    wanted: Sequence[Cell], effort: Effort, *, until: float
+    wanted: Sequence[Cell], effort: Effort, *, until: float, attempts: int = ATTEMPTS
 ) -> AsyncIterator[Measured]:
-    """Measure cells of one kind of link and one condition, until a time (monotonic)."""
+    """Measure cells of one kind of link and one condition, until a time (monotonic).
+
+    A cell that the machine disturbed is measured again, `attempts` times in all.
+    """
     first = wanted[0]
     found = plan_for(first)
     network = topology(first.links, first.condition, first.rate)
@@ -146,13 +162,18 @@ async def measure(
                 seconds=cell.seconds * effort.share,
                 is_cold=cell.is_cold,
             )
-            for _ in range(ATTEMPTS):
+            for _ in range(attempts):
                 if time.monotonic() > until:
                     return
-                before = await lab.report()
+                before, ticks_before = await lab.report(), _processor_ticks()
                 answers = await lanes.send(job)
+                ticks = _processor_ticks()
                 report = run_report(network, before, await lab.report())
-                if not report.void:
+                idle = (ticks[0] - ticks_before[0]) / (ticks[1] - ticks_before[1])
+                void = list(report.void)
+                if idle < IDLE_MIN:
+                    void.append(f"only {idle:.0%} of the processors' time was left")
+                if not void:
                     break
             yield Measured(
                 cell=cell,
@@ -161,7 +182,8 @@ async def measure(
                     way: sum(a.unfinished for a in found) for way, found in answers.items()
                 },
                 scheme=code_of(found.row(cell.bytes).scheme),
-                void=report.void,
+                void=void,
+                idle=idle,
                 load_average=os.getloadavg()[0],
                 added_delay_p99=max(way.slip_p99_micros for way in report.ways) / 1e6,
             )
@@ -179,6 +201,7 @@ def to_dict(measured: Measured) -> dict[str, Any]:
         "bytes": measured.cell.bytes,
         "scheme": measured.scheme,
         "void": measured.void,
+        "idle": measured.idle,
         "load_average": measured.load_average,
         "added_delay_p99": measured.added_delay_p99,
         "unfinished": measured.unfinished,

@@ -35,6 +35,7 @@ class Result:
     model_p50: float
     model_p99: float
     void: list[str]
+    idle: float
     load_average: float
     added_delay_p99: float
     times: dict[str, list[float]]
@@ -57,6 +58,7 @@ class Result:
             model_p50=model.quantile(0.5),
             model_p99=model.quantile(0.99),
             void=found["void"],
+            idle=found["idle"],
             load_average=found["load_average"],
             added_delay_p99=found["added_delay_p99"],
             times=found["times"],
@@ -95,7 +97,7 @@ def table(results: Sequence[Result]) -> Table:
         title_justify="left",
     )
     headings = ("Mbit/s", "loss", "message", "", "ideal", "scheme", "model")
-    for heading in (*headings, *WAYS.values(), "added delay p99", "load"):
+    for heading in (*headings, *WAYS.values(), "added delay p99", "idle"):
         found.add_column(heading, justify="right")
     for result in results:
         found.add_row(*_row(result))
@@ -114,7 +116,7 @@ def _row(result: Result) -> list[str]:
         f"{_milliseconds(result.model_p50)}, {_milliseconds(result.model_p99)}",
         *(_shown(result.summaries.get(way), result.unfinished[way]) for way in WAYS),
         _milliseconds(result.added_delay_p99) + (" VOID" if result.void else ""),
-        f"{result.load_average:.0f}",
+        f"{result.idle:.0%}",
     ]
 
 

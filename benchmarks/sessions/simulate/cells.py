@@ -167,13 +167,13 @@ class Measured:
     @staticmethod
     def from_dict(found: dict[str, Any]) -> "Measured":
         """Read what `to_dict` wrote."""
-        scheme = Scheme(**found["cell"].pop("scheme"))
-        cell = Cell(scheme=scheme, **found.pop("cell"))
-        known = found.pop("curve")
-        summary = Summary(**found.pop("summary"))
-        return Measured(
-            cell=cell, summary=summary, curve=None if known is None else Curve(**known), **found
-        )
+        cell, summary, known = (found[name] for name in ("cell", "summary", "curve"))
+        made = {
+            "cell": Cell(**(cell | {"scheme": Scheme(**cell["scheme"])})),
+            "summary": Summary(**summary),
+            "curve": None if known is None else Curve(**known),
+        }
+        return Measured(**(found | made))
 
 
 def measure(cell: Cell, *, keep_samples: bool) -> Measured:

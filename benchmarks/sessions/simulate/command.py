@@ -8,13 +8,13 @@ one plot for each experiment. Fails if a mean lies beyond 5 % of the model where
 import argparse
 import json
 import os
-import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchmarks.sessions.kept import run_missing
 from benchmarks.sessions.simulate import report
-from benchmarks.sessions.simulate.cells import Cell, Measured, measure
+from benchmarks.sessions.simulate.cells import Cell, measure
 from benchmarks.sessions.simulate.experiments import (
     EXPERIMENTS,
     FULL,
@@ -25,7 +25,6 @@ from benchmarks.sessions.simulate.experiments import (
 from benchmarks.sessions.simulate.plots import draw
 from benchmarks.sessions.simulate.store import Store
 from rich.console import Console
-from rich.progress import Progress
 
 SUMMARY: Final = "the paper's experiments in virtual time, the model beside the stack"
 NAMES: Final = [experiment.name for experiment in EXPERIMENTS]
@@ -57,19 +56,9 @@ def _run_cells(
 ) -> None:
     """Measure what is missing, the long cells first, within the budget."""
     missing = [(c, k) for c, k in wanted.values() if store.get(c, with_samples=k) is None]
-    missing.sort(key=lambda item: item[0].message_bytes * item[0].runs)
-    end = time.monotonic() + 60 * minutes
-    running: set[Future[Measured]] = set()
-    with ThreadPoolExecutor(jobs) as pool, Progress() as progress:
-        task = progress.add_task("cells", total=len(wanted), completed=len(wanted) - len(missing))
-        while running or (missing and time.monotonic() < end):
-            while missing and len(running) < jobs and time.monotonic() < end:
-                cell, keeps = missing.pop()
-                running.add(pool.submit(measure, cell, keep_samples=keeps))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                store.put(future.result())
-                progress.advance(task)
+    missing.sort(key=lambda item: -item[0].message_bytes * item[0].runs)
+    calls = [partial(measure, cell, keep_samples=keeps) for cell, keeps in missing]
+    run_missing(calls, store.put, total=len(wanted), minutes=minutes, jobs=jobs)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@
 
 use pyo3::prelude::*;
 
+mod bitmap;
 mod dlpack;
 mod gateway;
 mod host_queue;
@@ -25,6 +26,8 @@ mod target;
 mod _native {
     use super::{Bound, PyModule, PyModuleMethods, PyResult, load, storage};
 
+    #[pymodule_export]
+    use crate::bitmap::ChunkBitmap;
     #[pymodule_export]
     use crate::link::{Emulator, LinkSettings};
     #[pymodule_export]

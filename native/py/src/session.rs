@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyBlockingIOError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict};
+use pyo3::types::{PyByteArray, PyDict};
 use sealane_engine::session::endpoint::{
     Endpoint, EndpointConfig, EndpointError, StartConfig, State,
 };
@@ -16,6 +16,7 @@ use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
 use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
 
+use crate::bitmap::ChunkBitmap;
 use crate::link::parse_address;
 use crate::region::Region;
 
@@ -398,14 +399,12 @@ impl JobRing {
             .collect())
     }
 
-    fn bitmap<'py>(
-        &mut self,
-        py: Python<'py>,
-        handle: u64,
-        chunk_count: usize,
-    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let bytes = self.job()?.bitmap(handle, chunk_count);
-        Ok(bytes.map(|bytes| PyBytes::new(py, &bytes)))
+    fn bitmap(&mut self, handle: u64, chunk_count: usize) -> PyResult<Option<ChunkBitmap>> {
+        Ok(self.job()?.bitmap(handle, chunk_count).map(ChunkBitmap::new))
+    }
+
+    fn close_reason(&mut self) -> PyResult<String> {
+        Ok(self.job()?.close_reason())
     }
 
     fn wake_for_chunks(&mut self, wanted: bool) -> PyResult<()> {

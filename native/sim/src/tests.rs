@@ -11,6 +11,7 @@ use crate::{Outcome, Rule, Scenario, ScenarioError, run};
 
 mod acceptance;
 mod marks;
+mod parity;
 mod paths;
 mod recovery;
 mod ring;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::bitmap::ChunkBitmap;
 use super::layout::Layout;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{Completion, JobRing, PostRefused, Submission};
@@ -58,13 +59,18 @@ impl Job {
         self.ring.state()
     }
 
+    /// Why the session ended, as [`JobRing::close_reason`].
+    pub fn close_reason(&self) -> String {
+        self.ring.close_reason()
+    }
+
     /// The statistics, in the order of `statistics::names`.
     pub fn statistics(&self) -> Vec<u64> {
         self.ring.statistics()
     }
 
-    /// The bitmap bytes of a receive, as [`JobRing::bitmap`].
-    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<Vec<u8>> {
+    /// The bitmap of a receive, as [`JobRing::bitmap`].
+    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<ChunkBitmap> {
         self.ring.bitmap(handle, chunk_count)
     }
 

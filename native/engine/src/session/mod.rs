@@ -1,6 +1,7 @@
 //! Sessions on real sockets: one worker thread per session between a UDP socket and a job's rings.
 
 pub mod allocator;
+pub mod bitmap;
 pub mod endpoint;
 pub mod entry;
 pub mod job;

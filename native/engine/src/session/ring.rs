@@ -9,15 +9,17 @@
 //! reading completions stops its own submissions, and with them the credit its peer gets. The job
 //! keeps the last entries for commands, so that what waits can always be cancelled.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::bitmap::ChunkBitmap;
 pub use super::entry::{
     Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission,
 };
 use super::layout::{
     CHUNK_WAKE, COMMAND_ENTRIES, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER,
-    ENTRY_BYTES, Layout, STATE, STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER,
-    SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
+    ENTRY_BYTES, Layout, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS, STATISTICS_COUNT,
+    SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
 };
 use super::region::SharedMemory;
 
@@ -107,6 +109,15 @@ impl DaemonRing {
         self.completion.word(STATE).store(state, Ordering::Release);
     }
 
+    /// Publishes that the session is over, and why.
+    pub fn publish_closed(&self, reason: &str) {
+        let mut field = [0; REASON_BYTES];
+        let length = reason.len().min(REASON_BYTES);
+        field[..length].copy_from_slice(&reason.as_bytes()[..length]);
+        self.completion.copy_in(REASON, &field);
+        self.publish_state(STATE_CLOSED);
+    }
+
     /// Publishes the statistics, in their documented order.
     pub fn publish_statistics(&self, values: &[u64]) {
         for (index, value) in values.iter().take(STATISTICS_COUNT).enumerate() {
@@ -171,7 +182,7 @@ impl DaemonRing {
 pub struct JobRing {
     layout: Layout,
     submission: SharedMemory,
-    completion: SharedMemory,
+    completion: Arc<SharedMemory>,
     submissions_posted: u64,
     completions_taken: u64,
 }
@@ -194,7 +205,7 @@ impl JobRing {
         (submission.len() == layout.submission_bytes()).then_some(Self {
             layout,
             submission,
-            completion,
+            completion: Arc::new(completion),
             submissions_posted: 0,
             completions_taken: 0,
         })
@@ -251,6 +262,16 @@ impl JobRing {
         self.completion.word(STATE).load(Ordering::Acquire)
     }
 
+    /// Why the session ended; empty while it has not, or nobody said why.
+    pub fn close_reason(&self) -> String {
+        let mut field = [0; REASON_BYTES];
+        if self.state() == STATE_CLOSED {
+            self.completion.copy_out(REASON, &mut field);
+        }
+        let text = String::from_utf8_lossy(&field);
+        text.trim_end_matches('\0').to_owned()
+    }
+
     /// The statistics, in their documented order. Advisory: each is read on its own.
     pub fn statistics(&self) -> Vec<u64> {
         (0..STATISTICS_COUNT as u64)
@@ -263,20 +284,10 @@ impl JobRing {
         self.submission.word(CHUNK_WAKE).store(u64::from(wanted), Ordering::Release);
     }
 
-    /// The first `chunk_count` bitmap bytes of a receive: 1 where a whole chunk has landed, and with
-    /// it all its bytes in the region. `None` while no slot holds that receive: it still waits for
-    /// one, or its slot has gone to a later receive.
-    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<Vec<u8>> {
-        let per_slot = self.layout.chunks_per_slot();
-        let owner = |slot: u64| self.completion.word(self.layout.slot_table() + 8 * slot);
-        let is_owned = |slot: &u64| owner(*slot).load(Ordering::Acquire) == handle + 1;
-        let slot = (0..u64::from(self.layout.slots)).find(is_owned)?;
-        let start = self.layout.bitmap() + slot * per_slot;
-        let bytes: Vec<u8> = (start..start + per_slot.min(chunk_count as u64))
-            .map(|offset| self.completion.byte(offset).load(Ordering::Acquire))
-            .collect();
-        // What was read is this receive's if the slot still is.
-        (owner(slot).load(Ordering::Acquire) == handle + 1).then_some(bytes)
+    /// The bitmap of a receive of `chunk_count` chunks, as it is from now on. `None` while no slot
+    /// holds that receive: it still waits for one, or its slot has gone to a later receive.
+    pub fn bitmap(&self, handle: u64, chunk_count: usize) -> Option<ChunkBitmap> {
+        ChunkBitmap::find(&self.completion, &self.layout, handle, chunk_count)
     }
 }
 
@@ -416,26 +427,14 @@ mod tests {
     }
 
     #[test]
-    fn bitmap_and_state_reach_the_job() {
-        let (mut daemon, job, _) = rings(4);
-        daemon.publish_state(2);
-        assert_eq!(job.state(), 2);
-        assert_eq!(job.bitmap(7, 256), None);
-        daemon.slot_posted(1, 7, 256);
-        daemon.chunk_landed(1, 3);
-        daemon.chunk_landed(9, 3);
-        daemon.chunk_landed(1, u32::MAX);
-        let landed = |handle| {
-            let bytes: Vec<u8> = job.bitmap(handle, 256).unwrap();
-            (0..256).filter(|chunk| bytes[*chunk] == 1).collect::<Vec<usize>>()
-        };
-        assert_eq!(landed(7), [3]);
-        assert_eq!(job.bitmap(7, 2).unwrap(), [0, 0]);
-        daemon.slot_posted(2, 8, 256);
-        assert!(landed(8).is_empty());
-        daemon.slot_posted(1, 11, 256);
-        assert_eq!(job.bitmap(7, 256), None, "the slot has gone to another receive");
-        assert!(landed(11).is_empty());
+    fn state_reaches_the_job() {
+        let (daemon, job, _) = rings(4);
+        daemon.publish_state(1);
+        assert_eq!((job.state(), job.close_reason()), (1, String::new()));
+        daemon.publish_closed("session.closed.requested");
+        assert_eq!((job.state(), job.close_reason().as_str()), (2, "session.closed.requested"));
+        daemon.publish_closed(&"x".repeat(100));
+        assert_eq!(job.close_reason(), "x".repeat(REASON_BYTES));
     }
 
     #[test]

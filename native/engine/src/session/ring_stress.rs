@@ -47,7 +47,8 @@ fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
         let handle = ring.post(&receive).expect("there is room");
         loop {
             let completions = ring.completions(1).expect("a sound ring");
-            if let Some(bytes) = ring.bitmap(handle, CHUNKS as usize) {
+            let bitmap = ring.bitmap(handle, CHUNKS as usize);
+            if let Some(bytes) = bitmap.and_then(|bitmap| bitmap.read()) {
                 for chunk in (0..CHUNKS).filter(|chunk| bytes[*chunk as usize] == 1) {
                     let mut content = [0; CHUNK_BYTES as usize];
                     region.copy_out(chunk * u64::from(CHUNK_BYTES), &mut content);
@@ -57,7 +58,8 @@ fn watch(ring: &mut JobRing, region: &SharedMemory, rounds: u64) -> u64 {
             }
             if let Some(completion) = completions.first() {
                 assert_eq!(completion.handle, handle);
-                assert_eq!(ring.bitmap(handle, CHUNKS as usize), Some(vec![1; CHUNKS as usize]));
+                let bitmap = ring.bitmap(handle, CHUNKS as usize).expect("no later receive");
+                assert_eq!(bitmap.read(), Some(vec![1; CHUNKS as usize]));
                 break;
             }
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! How a message is cut: units, blocks of an erasure code, and the order in which both are sent.
+//! How a message is cut: units, and blocks of an erasure code.
 //!
 //! Coded index: with selective repeat the unit's own index; with a code, block after block, the k
 //! data units first and its m parity units behind them. The last block may have fewer data units.
@@ -160,30 +160,9 @@ impl Layout {
         }
     }
 
-    /// The coded index of the unit that is sent as number `position` if the units of `depth` blocks
-    /// go out in turn. Without a code, and with one block at a time, they are the same.
+    /// Number of blocks. Only for coded messages.
     #[must_use]
-    pub fn interleaved(&self, position: u32, depth: u8) -> u32 {
-        if !self.is_coded() || depth <= 1 {
-            return position;
-        }
-        let block_units = u32::from(self.k) + u32::from(self.m);
-        // All groups before this one are whole.
-        let start = position - position % (block_units * u32::from(depth));
-        let first = start / block_units;
-        let blocks = u32::from(depth).min(self.block_count() - first);
-        let last = self.block(first + blocks - 1);
-        let short = last.coded_end - last.coded_start;
-        let within = position - start;
-        // Once the last block is through, which may be short, the others go on without it.
-        let (row, block) = match within.checked_sub(short * blocks) {
-            None => (within / blocks, within % blocks),
-            Some(rest) => (short + rest / (blocks - 1), rest % (blocks - 1)),
-        };
-        start + block * block_units + row
-    }
-
-    fn block_count(&self) -> u32 {
+    pub fn block_count(&self) -> u32 {
         self.data_units.div_ceil(u32::from(self.k))
     }
 
@@ -248,32 +227,6 @@ mod tests {
             prop_assert_eq!(bytes, length);
             prop_assert_eq!(next_data, layout.data_units());
             prop_assert_eq!(parity + next_data, layout.coded_units());
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn interleaving_sends_every_unit_once_and_blocks_in_turn(
-            units in 1_u64..400, k in 1_u8..40, m in 1_u8..10, depth in 1_u8..20,
-        ) {
-            let layout = Layout::new(units * 256, 256, k, m).unwrap();
-            let order: Vec<u32> =
-                (0..layout.coded_units()).map(|at| layout.interleaved(at, depth)).collect();
-            let mut sorted = order.clone();
-            sorted.sort_unstable();
-            prop_assert!(sorted.into_iter().eq(0..layout.coded_units()));
-            let block_units = u32::from(k) + u32::from(m);
-            let group = block_units * u32::from(depth);
-            let whole = layout.coded_units() / group * group;
-            for (at, coded) in (0..whole).zip(&order) {
-                prop_assert_eq!(coded / group, at / group);
-                prop_assert_eq!(coded % group / block_units, at % group % u32::from(depth));
-            }
-            // Within a block units keep their order.
-            for block in 0..layout.coded_units().div_ceil(block_units) {
-                let mine = order.iter().filter(|coded| **coded / block_units == block);
-                prop_assert!(mine.is_sorted());
-            }
         }
     }
 

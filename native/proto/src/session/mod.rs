@@ -22,6 +22,7 @@ mod inbound;
 mod landing;
 mod layout;
 mod narrow;
+mod order;
 mod outbound;
 mod outgoing;
 mod pacing;

@@ -9,6 +9,7 @@ use super::events::Events;
 use super::flight::Transmission;
 use super::frame::AbortReason;
 use super::layout::{Block, Layout};
+use super::order::Order;
 use super::stream::Stream;
 use super::types::{CompletionStatus, Event};
 
@@ -32,10 +33,8 @@ pub enum Body {
     Whole {
         /// Where its bytes start in memory.
         offset: u64,
-        /// Blocks whose units go out in turn.
-        depth: u8,
-        /// Units that were sent, each counted once.
-        sent_units: u32,
+        /// How far its first transmission has come.
+        order: Order,
     },
     /// Part by part.
     Stream(Stream),
@@ -99,8 +98,7 @@ impl Outgoing {
     #[must_use]
     pub fn next_new(&self) -> Option<u32> {
         match &self.body {
-            Body::Whole { sent_units, depth, .. } => (*sent_units < self.layout.coded_units())
-                .then(|| self.layout.interleaved(*sent_units, *depth)),
+            Body::Whole { order, .. } => order.next(&self.layout),
             Body::Stream(stream) => stream.next().map(|(unit, _)| unit),
         }
     }
@@ -124,8 +122,15 @@ impl Outgoing {
     /// [`Self::next_new`] has been sent.
     pub fn advance(&mut self) {
         match &mut self.body {
-            Body::Whole { sent_units, .. } => *sent_units += 1,
+            Body::Whole { order, .. } => order.advance(),
             Body::Stream(stream) => stream.advance(),
+        }
+    }
+
+    /// Passes over parity that the peer no longer needs.
+    pub fn skip(&mut self) {
+        if let Body::Whole { order, .. } = &mut self.body {
+            order.skip(&self.layout, &self.acknowledged);
         }
     }
 
@@ -150,24 +155,38 @@ impl Outgoing {
     }
 
     /// A transmission of this unit was lost. With a code it is sent again only if what has arrived
-    /// and what may still arrive of its block is not enough.
+    /// and what may still arrive of its block is not enough: parity that has not left is for what
+    /// nobody knows of yet.
     pub fn must_resend(&mut self, coded: u32) -> bool {
-        if !self.layout.is_coded() {
-            return true;
-        }
+        let Some((block, parity_passed)) = self.parity_passed(coded) else { return true };
         self.abandoned.set(coded);
-        let Block { data_count, coded_start, coded_end, .. } = self.layout.block_of(coded);
+        let Block { coded_start, coded_end, .. } = block;
         let lost = self.abandoned.count_without(&self.acknowledged, coded_start, coded_end);
-        if coded_end - coded_start - lost >= data_count {
+        if lost <= parity_passed {
             return false;
         }
         self.abandoned.clear(coded);
         true
     }
 
-    /// Whether this is the first time that a code falls back to repeating; asked when it does.
-    pub fn falls_back(&mut self) -> bool {
-        self.layout.is_coded() && !std::mem::replace(&mut self.fell_back, true)
+    /// Whether this is the first time that a block falls back to repeating, its parity being used
+    /// up; asked when a unit of it is repeated.
+    pub fn falls_back(&mut self, coded: u32) -> bool {
+        let m = u32::from(self.layout.m());
+        self.parity_passed(coded).is_some_and(|(_, passed)| passed == m)
+            && !std::mem::replace(&mut self.fell_back, true)
+    }
+
+    /// The block of a unit, and how many of its parity units have left or were not needed; `None`
+    /// without a code.
+    fn parity_passed(&self, coded: u32) -> Option<(Block, u32)> {
+        let order = match &self.body {
+            Body::Whole { order, .. } if self.layout.is_coded() => order,
+            _ => return None,
+        };
+        let block = self.layout.block_of(coded);
+        let number = block.data_start / u32::from(self.layout.k());
+        Some((block, order.parity_passed(&self.layout, number)))
     }
 }
 

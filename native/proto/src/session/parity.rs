@@ -5,53 +5,67 @@ use sealane_erasure::Coder;
 use super::layout::{Block, Layout};
 use super::types::Memory;
 
-/// The parity symbols of a block, one behind the other.
-#[derive(Debug, Default)]
-struct BlockParity {
-    /// Message and number of the block; `None` before the first.
-    of: Option<(u64, u32)>,
-    symbols: Vec<u8>,
-}
-
 /// Parity of the blocks that were encoded last: as many as go out in turn.
 #[derive(Debug, Default)]
 pub struct ParityCache {
-    blocks: Vec<BlockParity>,
-    symbols: Vec<u8>,
+    /// Message and number of the block in each place.
+    owners: Vec<Option<(u64, u32)>>,
+    /// Bytes of a place.
+    stride: usize,
+    /// The parity symbols of each place, one behind the other.
+    parity: Vec<u8>,
+    data: Vec<u8>,
     coder: Coder,
 }
 
 impl ParityCache {
     /// The parity symbols of a block, one behind the other; `place` is its message, its number and
-    /// how many blocks go out in turn.
+    /// how many blocks go out in turn ([`super::order::Order::breadth`]).
     pub fn of<M: Memory>(
         &mut self,
-        (message, number, depth): (u64, u32, u8),
+        (message, number, breadth): (u64, u32, u32),
         layout: &Layout,
         block: &Block,
         (offset, memory): (u64, &M),
     ) -> &[u8] {
+        let parity_bytes = usize::from(layout.m()) * block.symbol_bytes;
         // Blocks that go out in turn have neighbouring numbers.
-        let depth = usize::from(depth);
-        self.blocks.resize_with(depth, Default::default);
-        let index = number as usize % depth;
-        let Self { blocks, symbols, coder } = self;
-        let BlockParity { of, symbols: parity } = &mut blocks[index];
-        if *of != Some((message, number)) {
-            *of = Some((message, number));
-            symbols.clear();
-            symbols.resize(block.data_count as usize * block.symbol_bytes, 0);
-            for (index, symbol) in symbols.chunks_exact_mut(block.symbol_bytes).enumerate() {
+        let start = self.place_of(number % breadth, layout);
+        let Self { data, parity, coder, owners, .. } = self;
+        let parity = &mut parity[start..start + parity_bytes];
+        let owner = &mut owners[(number % breadth) as usize];
+        if *owner != Some((message, number)) {
+            *owner = Some((message, number));
+            data.clear();
+            data.resize(block.data_count as usize * block.symbol_bytes, 0);
+            for (index, symbol) in data.chunks_exact_mut(block.symbol_bytes).enumerate() {
                 let unit = block.data_start + index as u32;
                 let length = layout.unit_length(unit);
                 memory.read(offset + layout.unit_offset(unit), &mut symbol[..length]);
             }
-            parity.resize(usize::from(layout.m()) * block.symbol_bytes, 0);
-            let data: Vec<&[u8]> = symbols.chunks_exact(block.symbol_bytes).collect();
+            let data: Vec<&[u8]> = data.chunks_exact(block.symbol_bytes).collect();
             let mut outputs: Vec<&mut [u8]> = parity.chunks_exact_mut(block.symbol_bytes).collect();
             let coded = coder.encode(&data, &mut outputs);
             debug_assert_eq!(coded, Ok(()), "a layout is a valid shape");
         }
         parity
+    }
+
+    /// Where a block has its place; makes it if it is not there.
+    fn place_of(&mut self, index: u32, layout: &Layout) -> usize {
+        let stride = usize::from(layout.m()) * layout.unit_bytes() as usize;
+        if stride != self.stride {
+            self.owners.clear();
+            self.stride = stride;
+        }
+        let index = index as usize;
+        if index >= self.owners.len() {
+            self.owners.resize(index + 1, None);
+        }
+        let end = (index + 1) * stride;
+        if end > self.parity.len() {
+            self.parity.resize(end, 0);
+        }
+        end - stride
     }
 }

@@ -1,5 +1,7 @@
 //! The sending half: messages waiting for credit, units in flight, and what is sent next.
 
+mod posting;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::link::Nanos;
@@ -7,17 +9,13 @@ use crate::link::Nanos;
 use super::events::Events;
 use super::flight::{Flight, Transmission};
 use super::frame::{AbortReason, ENDED, Frame};
-use super::layout::{Layout, Place};
-use super::outgoing::{Body, Outgoing, State, Window};
-use super::packet::{Kind, MESSAGE_END};
+use super::layout::Place;
+use super::outgoing::{Body, State, Window};
+use super::packet::Kind;
 use super::parity::ParityCache;
 use super::paths::PathId;
-use super::plan::code_of;
 use super::stream::Stream;
-use super::types::{
-    CompletionStatus, MESSAGE_BYTES_MAX, Memory, PostError, Reliability, SendRequest, StreamPart,
-    StreamRequest,
-};
+use super::types::{CompletionStatus, Memory, PostError};
 
 /// A unit to be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,75 +69,6 @@ impl Sender {
     }
 
     // Commands.
-
-    /// Queues a message; returns its number.
-    pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
-        let SendRequest { offset, length, reliability, immediate, user_data } = request;
-        let invalid = PostError::InvalidLength { offset, length };
-        if length > MESSAGE_BYTES_MAX || offset.checked_add(length).is_none() {
-            return Err(invalid);
-        }
-        if Layout::new(length, self.unit_bytes, 0, 0).is_none() {
-            return Err(invalid);
-        }
-        let code = code_of(reliability, self.unit_bytes);
-        let cut = code
-            .and_then(|(k, m, depth)| Some((Layout::new(length, self.unit_bytes, k, m)?, depth)));
-        let Some((layout, depth)) = cut else {
-            let Reliability::ErasureCoded { k, m, depth } = reliability else {
-                return Err(PostError::InvalidCode { k: 0, m: 0, depth: 0 });
-            };
-            return Err(PostError::InvalidCode { k, m, depth });
-        };
-        let body = Body::Whole { offset, depth, sent_units: 0 };
-        let is_reliable = reliability != Reliability::Unreliable;
-        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
-    }
-
-    /// Queues a stream; returns its number.
-    pub fn post_stream(&mut self, request: StreamRequest) -> Result<u64, PostError> {
-        let StreamRequest { length, reliability, immediate, user_data } = request;
-        let layout = Layout::new(length, self.unit_bytes, 0, 0);
-        let layout = layout.ok_or(PostError::InvalidLength { offset: 0, length })?;
-        if matches!(reliability, Reliability::ErasureCoded { .. }) {
-            return Err(PostError::CodedStream);
-        }
-        let body = Body::Stream(Stream::new(self.unit_bytes));
-        let is_reliable = reliability != Reliability::Unreliable;
-        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
-    }
-
-    /// Names units of a stream.
-    pub fn continue_stream(&mut self, number: u64, part: StreamPart) -> Result<(), PostError> {
-        let StreamPart { offset, remote_offset, length } = part;
-        let unit_bytes = u64::from(self.unit_bytes);
-        let message = self.open_stream(number)?;
-        let range = message.layout.length();
-        let end = remote_offset.checked_add(length).filter(|end| *end <= range);
-        let is_whole = |end: u64| end.is_multiple_of(unit_bytes) || end == range;
-        let is_valid = length > 0
-            && remote_offset.is_multiple_of(unit_bytes)
-            && end.is_some_and(is_whole)
-            && offset.checked_add(length).is_some();
-        if !is_valid {
-            return Err(PostError::InvalidPart { remote_offset, length });
-        }
-        // Within the range, whose units are counted in 32 bits.
-        let unit = (remote_offset / unit_bytes) as u32;
-        let count = length.div_ceil(unit_bytes) as u32;
-        let repeats = !message.is_reliable;
-        let Body::Stream(stream) = &mut message.body else {
-            return Err(PostError::NotInProgress(number));
-        };
-        if !stream.add((unit, count), offset, repeats) {
-            return Err(PostError::Retry);
-        }
-        let is_ready = stream.next().is_some();
-        if is_ready && number < self.sending {
-            self.ready_streams.insert(number);
-        }
-        Ok(())
-    }
 
     /// No more of a stream will come.
     pub fn end_stream(
@@ -270,7 +199,12 @@ impl Sender {
                     continue;
                 }
                 State::Active if message.stream().is_some() => message.start(now),
-                State::Active if !message.is_sent() => return,
+                State::Active => {
+                    message.skip();
+                    if !message.is_sent() {
+                        return;
+                    }
+                }
                 _ => {}
             }
             self.sending += 1;
@@ -350,7 +284,7 @@ impl Sender {
                 && let Some(message) = window.get_mut(number)
                 && message.must_resend(coded)
             {
-                let is_fallback = message.falls_back();
+                let is_fallback = message.falls_back(coded);
                 return Some(Pick { message: number, coded, is_retransmission: true, is_fallback });
             }
         }
@@ -385,8 +319,8 @@ impl Sender {
     pub fn write_payload(&mut self, pick: Pick, memory: &impl Memory, out: &mut Vec<u8>) {
         let Some(message) = self.window.get(pick.message) else { return };
         let layout = &message.layout;
-        let (source, depth) = match &message.body {
-            Body::Whole { offset, depth, .. } => (*offset, *depth),
+        let (source, breadth) = match &message.body {
+            Body::Whole { offset, order } => (*offset, order.breadth()),
             Body::Stream(stream) => {
                 let next = stream.next().filter(|_| !pick.is_retransmission);
                 let source = next.map(|(_, source)| source).or_else(|| stream.source(pick.coded));
@@ -404,7 +338,7 @@ impl Sender {
             }
             Place::Parity { block: number, index } => {
                 let block = layout.block(number);
-                let place = (pick.message, number, depth);
+                let place = (pick.message, number, breadth);
                 let parity = self.parity.of(place, layout, &block, (source, memory));
                 let start = usize::from(index) * block.symbol_bytes;
                 out.extend_from_slice(&parity[start..start + block.symbol_bytes]);
@@ -431,6 +365,7 @@ impl Sender {
         }
         message.start(now);
         message.advance();
+        message.skip();
         if message.next_new().is_none() {
             self.ready_streams.remove(&number);
             self.finish_injected(number, now, events);
@@ -469,20 +404,6 @@ impl Sender {
     }
 
     // Helpers.
-
-    fn push(&mut self, message: Outgoing) -> Result<u64, PostError> {
-        if self.window.len() >= self.slots || self.window.end() >= MESSAGE_END {
-            return Err(PostError::Retry);
-        }
-        Ok(self.window.push(message))
-    }
-
-    fn open_stream(&mut self, number: u64) -> Result<&mut Outgoing, PostError> {
-        let message = self.window.get_mut(number).filter(|message| {
-            message.state == State::Active && message.stream().is_some_and(|s| !s.is_ended())
-        });
-        message.ok_or(PostError::NotInProgress(number))
-    }
 
     /// The cursor has moved beyond a message: what was held back until then.
     fn passed(&mut self, number: u64, now: Nanos, events: &mut Events) {

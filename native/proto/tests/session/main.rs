@@ -260,6 +260,48 @@ fn an_undecodable_block_gets_only_what_it_lacks() {
     assert_eq!(pair.memory[1].bytes[..2048], pair.memory[0].bytes[..2048]);
 }
 
+/// Sends 32 units as blocks of (4, 2), two of them in a round trip; returns their coded indices in
+/// the order in which they left. Lost is what `is_lost` says of an index and its place.
+fn leave_in_order(is_lost: impl Fn(u32, usize) -> bool) -> Vec<u32> {
+    let rate_bytes_per_second = 70_000;
+    let slow = |index| end_with(index, 0, SessionConfig { rate_bytes_per_second, ..config(index) });
+    let mut pair = Pair::of([slow(0), slow(1)]).establish();
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 1 };
+    pair.ends[1].post_receive(receive(0, 32 * UNIT), pair.now).unwrap();
+    pair.run(100 * MILLISECOND);
+    pair.ends[0].post_send(SendRequest { reliability, ..send(0, 32 * UNIT) }, pair.now).unwrap();
+    let mut left = Vec::new();
+    pair.run_filtered(1000 * MILLISECOND, |_, datagram| {
+        let unit = unit_of(datagram);
+        left.extend(unit);
+        unit.is_none_or(|unit| !is_lost(unit, left.len()))
+    });
+    assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
+    left
+}
+
+#[test]
+fn parity_leaves_behind_all_data_and_only_for_blocks_that_may_lack_something() {
+    let is_parity = |unit: &u32| unit % 6 >= 4;
+    let left = leave_in_order(|_, _| false);
+    let data: Vec<u32> = (0..48).filter(|unit| !is_parity(unit)).collect();
+    assert_eq!(left[..32], data);
+    assert!(left.len() > 32 && left[32..].iter().all(is_parity), "{left:?}");
+    let first = left[32] / 6;
+    assert!(first > 2, "what had arrived by then got parity: {left:?}");
+    assert_eq!(
+        left[32..],
+        (first..8).map(|block| block * 6 + 4).collect::<Vec<_>>()[..left.len() - 32]
+    );
+}
+
+#[test]
+fn what_is_known_to_be_lost_before_the_parity_is_repeated_at_once() {
+    let left = leave_in_order(|unit, place| unit == 1 && place < 5);
+    let again = left.iter().rposition(|unit| *unit == 1).unwrap();
+    assert!((3..20).contains(&again), "{left:?}");
+}
+
 /// Sends 16 units as blocks of (4, 2) and loses the second to the ninth packet of them.
 fn lose_eight_in_a_row(depth: u8) -> Pair {
     let mut pair = Pair::established(2);

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::milestone::Passage;
+
 /// A keyed hash nobody can forge: equal exactly if what it is over is.
 pub type Tag = u64;
 
@@ -45,6 +47,10 @@ pub struct Checkpoint {
     pub log_start: u8,
     /// What the tag of the first log page continues.
     pub chain: Tag,
+    /// Log pages before this one are flushed.
+    pub log_flushed: u8,
+    /// Empty where no gateway asks for it.
+    pub passage: Passage,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,6 +3,7 @@
 use super::device::{
     Address, Checkpoint, Device, Entry, LogPage, Page, SECTORS, Tag, Version, tag,
 };
+use super::milestone::Milestone;
 use super::rules::{Layout, Policy, SLOTS, Setting};
 use super::spec::View;
 
@@ -95,6 +96,10 @@ pub struct Life {
     pub replaced: u8,
     pub merged: u8,
     pub journal: Journal,
+    /// How far it has come, as far as anybody was told.
+    pub reached: Milestone,
+    /// A gateway that lives is connected, or there is none.
+    pub is_connected: bool,
 }
 
 pub fn node(entries: [Entry; SECTORS]) -> Tag {
@@ -107,7 +112,19 @@ pub fn fast_mac(sector: usize, version: Version, node: Tag) -> Tag {
 
 impl Life {
     pub fn serves(&self, setting: &Setting) -> bool {
-        self.stage == Stage::Running || !setting.rules.opening_anchors_before_io
+        let is_open = self.stage == Stage::Running || !setting.rules.opening_anchors_before_io;
+        is_open && self.is_connected
+    }
+
+    /// Notes how far it has come, for whoever asks.
+    pub fn pass_milestone(&mut self, log_flushed: u8) {
+        let Checkpoint { nonce: opening, number: checkpoint, .. } = self.checkpoint;
+        self.reached = Milestone { opening, checkpoint, log_flushed };
+    }
+
+    /// What a gateway is told now.
+    pub fn told(&self) -> Milestone {
+        self.checkpoint.passage.told(self.reached)
     }
 
     /// Tag of a log page, after that of the page before.
@@ -265,6 +282,7 @@ impl Life {
         device: &Device,
         latest: [Option<Version>; SECTORS],
     ) {
+        self.pass_milestone(self.flushed);
         self.view.flushed(latest);
         if device.is_honest() || setting.policy == Policy::EveryFlush {
             self.view.settle();
@@ -323,7 +341,11 @@ impl Life {
     pub fn write_checkpoint(&mut self, device: &mut Device, start: u8, chain: Tag) -> Checkpoint {
         let number = self.checkpoint.number + 1;
         let (copy, node, log_start) = (self.copy, self.node, start);
-        let next = Checkpoint { number, copy, node, log_start, chain, ..self.checkpoint.clone() };
+        let log_flushed = self.flushed.max(start);
+        let passage = self.checkpoint.passage.clone();
+        let (epoch, nonce) = (self.checkpoint.epoch, self.checkpoint.nonce);
+        let next =
+            Checkpoint { number, epoch, nonce, copy, node, log_start, chain, log_flushed, passage };
         device.write(Address::Checkpoint(number % 2), Page::Checkpoint(next.clone()));
         next
     }
@@ -352,6 +374,11 @@ impl Life {
             }
         }
         self.flushed = self.log_next;
+        self.checkpoint.log_flushed = self.flushed;
+        self.pass_milestone(self.flushed);
+        if setting.bounds.gateways > 0 {
+            self.checkpoint.passage.begin(self.reached);
+        }
     }
 
     /// Writes the checkpoint of an opening.

@@ -4,11 +4,15 @@
 //! out by itself; the search then finds a run that goes wrong. `make freshness-model` prints all.
 
 mod device;
+mod gateway;
 mod life;
+mod milestone;
 mod model;
 mod opening;
+mod reading;
 mod rules;
 mod search;
+mod shared;
 mod spec;
 mod variants;
 
@@ -21,7 +25,9 @@ use variants::{Adversary, ONE_LIFE};
 const STATES_MAX: usize = 40_000_000;
 
 fn look(is_honest: bool, setting: Setting) -> Found {
-    search(World::created(is_honest), STATES_MAX, |world: &World| world.steps(&setting))
+    search(World::created(is_honest, &setting.bounds), STATES_MAX, |world: &World| {
+        world.steps(&setting)
+    })
 }
 
 fn keeps_its_promises(adversary: Adversary, policy: Policy, layouts: &[Layout], bounds: Bounds) {
@@ -38,6 +44,9 @@ fn keeps_its_promises(adversary: Adversary, policy: Policy, layouts: &[Layout], 
     }
 }
 
+/// Against whom a gateway that lives is held.
+const GATEWAYS: [Adversary; 4] =
+    [Adversary::None, Adversary::Unanchored, Adversary::DeviceBetween, Adversary::DeviceUnanchored];
 const BOTH: &[Layout] = &[Layout::Placed, Layout::InPlace];
 /// Everything once: a merge, a checkpoint, two openings.
 const ALL: Bounds = Bounds { checkpoints: 1, openings: 2, ..ONE_LIFE };
@@ -75,6 +84,18 @@ fn of_two_that_open_one_store_only_one_can_flush() {
     keeps_its_promises(Adversary::Device, Policy::EveryFlush, BOTH, fork);
     let third = Bounds { writes: 1, openings: 3, ..fork };
     keeps_its_promises(Adversary::Device, Policy::EveryFlush, BOTH, third);
+}
+
+#[test]
+fn a_gateway_that_lives_reads_what_it_was_told_last() {
+    let one_write = Bounds { gateways: 1, writes: 1, ..ALL };
+    let openings = Bounds { gateways: 1, writes: 1, ..OPENINGS };
+    let two_writes = Bounds { gateways: 1, openings: 2, ..OPENINGS };
+    for bounds in [one_write, openings, two_writes] {
+        for adversary in GATEWAYS {
+            keeps_its_promises(adversary, adversary.policy(), BOTH, bounds);
+        }
+    }
 }
 
 #[test]

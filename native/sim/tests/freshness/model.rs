@@ -1,7 +1,9 @@
 //! The world of the model: a device, an anchor, the lives of the store, and every step they take.
 
 use super::device::{Address, Checkpoint, Device, Entry, Page, SECTORS, Version, tag};
-use super::life::{Anchor, InFlight, Journal, Life, Progress, Stage, fast_mac, node};
+use super::gateway::Gateway;
+use super::life::{Anchor, InFlight, Journal, Life, Progress, Stage, node};
+use super::milestone::Passage;
 use super::opening::open;
 use super::rules::{Bounds, Layout, Policy, Setting};
 use super::search::Step;
@@ -9,21 +11,22 @@ use super::spec::{Versions, View};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct World {
-    device: Device,
+    pub device: Device,
     anchor: Anchor,
-    lives: Vec<Life>,
+    pub lives: Vec<Life>,
     /// The life that anchored last is the first of `lives`.
     has_owner: bool,
     /// What the owner left when it ended.
-    left: [Versions; SECTORS],
-    spent: Bounds,
+    pub left: [Versions; SECTORS],
+    pub spent: Bounds,
     /// The last that was given out.
     version: Version,
+    pub gateway: Option<Gateway>,
 }
 
 impl World {
     /// A store that was just created, closed.
-    pub fn created(is_honest: bool) -> Self {
+    pub fn created(is_honest: bool, bounds: &Bounds) -> Self {
         let mut device = if is_honest { Device::honest() } else { Device::hostile() };
         let empty = [Entry::default(); SECTORS];
         let chain = tag(("chain", 0, 0));
@@ -35,6 +38,8 @@ impl World {
             node: node(empty),
             log_start: 0,
             chain,
+            log_flushed: 0,
+            passage: Passage::default(),
         };
         device.write(Address::Leaf(0), Page::Leaf(empty));
         device.write(Address::Checkpoint(0), Page::Checkpoint(checkpoint.clone()));
@@ -57,10 +62,13 @@ impl World {
             openings: 0,
             lost_answers: 0,
             lives: 0,
+            gateways: 0,
             log_pages: 0,
         };
         let left = [super::spec::one(0); SECTORS];
-        Self { device, anchor, lives: Vec::new(), has_owner: false, left, spent, version: 0 }
+        let gateway = (bounds.gateways > 0).then(Gateway::default);
+        let lives = Vec::new();
+        Self { device, anchor, lives, has_owner: false, left, spent, version: 0, gateway }
     }
 
     /// Everything that can happen next.
@@ -74,19 +82,19 @@ impl World {
     }
 }
 
-struct Next<'a> {
-    setting: &'a Setting,
-    world: &'a World,
+pub struct Next<'a> {
+    pub setting: &'a Setting,
+    pub world: &'a World,
     steps: Vec<Step<World>>,
 }
 
 impl Next<'_> {
-    fn add(&mut self, what: String, outcome: Result<World, String>) {
+    pub fn add(&mut self, what: String, outcome: Result<World, String>) {
         self.steps.push(Step { what, outcome });
     }
 
     /// A step of one life.
-    fn step(&mut self, number: usize, what: &str, act: impl FnOnce(&mut Life, &mut World)) {
+    pub fn step(&mut self, number: usize, what: &str, act: impl FnOnce(&mut Life, &mut World)) {
         let mut world = self.world.clone();
         let mut life = world.lives.remove(number);
         act(&mut life, &mut world);
@@ -182,7 +190,12 @@ impl Next<'_> {
                 });
             }
             Stage::Logged | Stage::Durable => self.anchor_opening(number),
-            Stage::Running => self.journal(number),
+            Stage::Running => {
+                self.journal(number);
+                if !life.is_connected {
+                    self.connect(number);
+                }
+            }
         }
         if life.serves(self.setting) {
             (0..SECTORS).for_each(|sector| self.sector(number, sector));
@@ -200,6 +213,11 @@ impl Next<'_> {
             .collect();
         let mut ended = world.clone();
         ended.lives.remove(number);
+        if life.is_connected
+            && let Some(gateway) = &mut ended.gateway
+        {
+            gateway.loses(life);
+        }
         if number == 0 && world.has_owner {
             ended.has_owner = false;
             ended.left = life.view.left();
@@ -286,7 +304,8 @@ impl Next<'_> {
     fn idle(&mut self, number: usize) {
         let (setting, bounds) = (self.setting, self.setting.bounds);
         let spent = self.world.spent;
-        if spent.flushes < bounds.flushes {
+        let is_asked = self.world.lives[number].is_connected && self.is_ready();
+        if spent.flushes < bounds.flushes && is_asked {
             self.begin_log(number, true);
         }
         let is_noted = |write: &InFlight| write.progress == Progress::Noted;
@@ -324,6 +343,7 @@ impl Next<'_> {
                     life.journal = Journal::Idle;
                     if is_flush && !(anchors && setting.rules.flush_anchors_before_it_answers) {
                         life.acknowledge_flush(setting, &world.device, latest);
+                        world.tell(setting, life, latest);
                     }
                     if anchors {
                         life.journal = Journal::Flushed { latest };
@@ -340,6 +360,7 @@ impl Next<'_> {
                 self.advance(number, anchor, "flush", |life, world| {
                     life.journal = Journal::Idle;
                     life.acknowledge_flush(setting, &world.device, latest);
+                    world.tell(setting, life, latest);
                 });
             }
             Journal::Leaves { start, chain } => {
@@ -383,6 +404,9 @@ impl Next<'_> {
             self.step(number, what, |life, world| {
                 world.spent.flushes += u8::from(is_flush);
                 life.begin_log(setting, &mut world.device, is_flush);
+                if is_flush && !setting.rules.milestone_follows_the_sync {
+                    world.tell_early(life);
+                }
             });
         }
     }
@@ -391,6 +415,12 @@ impl Next<'_> {
         let setting = self.setting;
         let life = &self.world.lives[number];
         match life.in_flight[sector] {
+            None if !self.is_ready() => {
+                self.send_again(number, sector);
+                if !setting.rules.reads_wait_for_what_is_sent_again {
+                    self.read(number, sector);
+                }
+            }
             None => {
                 self.read(number, sector);
                 let slot = life.free_slot(setting, sector);
@@ -402,6 +432,9 @@ impl Next<'_> {
                     self.step(number, &what, |life, world| {
                         world.spent.writes += 1;
                         world.version = version;
+                        if let Some(gateway) = &mut world.gateway {
+                            gateway.sends(sector, version);
+                        }
                         life.begin(setting, sector, version, slot);
                     });
                 }
@@ -428,134 +461,12 @@ impl Next<'_> {
                     let (address, page) = life.data(setting, sector, entry);
                     world.device.write(address, page);
                     life.end(setting, sector);
+                    if let Some(gateway) = &mut world.gateway {
+                        gateway.hears(sector);
+                    }
                 });
             }
             Some(_) => {}
-        }
-    }
-
-    /// What a life takes for the current entry: of its pending table or the leaf page.
-    fn entries(&self, life: &Life, sector: usize) -> Vec<Entry> {
-        let rules = &self.setting.rules;
-        if let Some(entry) = life.pending[sector]
-            && rules.reads_look_at_pending_first
-        {
-            return vec![entry];
-        }
-        self.leaves(life).into_iter().map(|leaf| leaf[sector]).collect()
-    }
-
-    fn leaves(&self, life: &Life) -> Vec<[Entry; SECTORS]> {
-        if let Some(dirty) = life.dirty {
-            return vec![dirty];
-        }
-        let pages = self.world.device.read(Address::Leaf(life.copy)).into_iter();
-        let leaves = pages.filter_map(|page| match page {
-            Some(Page::Leaf(leaf)) => Some(leaf),
-            _ => None,
-        });
-        let is_checked = self.setting.rules.leaves_are_checked;
-        leaves.filter(|leaf| !is_checked || node(*leaf) == life.node).collect()
-    }
-
-    /// Versions of a sector that the life accepts on what the device may answer.
-    fn accepted(&self, life: &Life, sector: usize) -> Vec<Version> {
-        let device = &self.world.device;
-        let mut accepted = Vec::new();
-        for entry in self.entries(life, sector) {
-            if entry.version == 0 {
-                accepted.push(0);
-                continue;
-            }
-            accepted.extend(device.read(Address::Data(entry.slot)).into_iter().filter_map(
-                |page| match page {
-                    Some(Page::Data { sector: of, version, .. })
-                        if of as usize == sector && version == entry.version =>
-                    {
-                        Some(version)
-                    }
-                    _ => None,
-                },
-            ));
-        }
-        let is_fast = self.setting.layout == Layout::InPlace
-            && (life.pending[sector].is_none() || !self.setting.rules.reads_look_at_pending_first);
-        if is_fast {
-            let pages = device.read(Address::Data(sector as u8)).into_iter();
-            accepted.extend(pages.filter_map(|page| match page {
-                Some(Page::Data { version, fast, .. })
-                    if fast == fast_mac(sector, version, life.node) =>
-                {
-                    Some(version)
-                }
-                _ => None,
-            }));
-        }
-        accepted.sort_unstable();
-        accepted.dedup();
-        accepted
-    }
-
-    fn read(&mut self, number: usize, sector: usize) {
-        let life = &self.world.lives[number];
-        let epoch = life.checkpoint.epoch;
-        let accepted = self.accepted(life, sector);
-        let what = format!("epoch {epoch}: sector {sector} is read");
-        if accepted.is_empty() && self.world.device.is_honest() {
-            let detail = "VIOLATION: an honest device's sector is refused".into();
-            self.add(what.clone(), Err(detail));
-        }
-        for version in accepted {
-            let mut world = self.world.clone();
-            let outcome = world.lives[number].view.returned(sector, version);
-            self.add(format!("{what}: version {version}"), outcome.map(|()| world));
-        }
-    }
-
-    fn merge(&mut self, number: usize) {
-        let (world, setting) = (self.world, self.setting);
-        let life = &world.lives[number];
-        let is_free =
-            matches!(life.journal, Journal::Idle | Journal::Log { .. } | Journal::Flushed { .. })
-                || !setting.rules.merge_waits_for_a_checkpoint;
-        let is_due = life.pending != [None; SECTORS] && is_free;
-        if !is_due || world.spent.merges >= setting.bounds.merges {
-            return;
-        }
-        let leaves = self.leaves(life);
-        if leaves.is_empty() && world.device.is_honest() {
-            let detail = "VIOLATION: an honest device's leaf page is refused".into();
-            self.add("a merge reads the leaf page".into(), Err(detail));
-        }
-        for leaf in leaves {
-            self.step(number, "pending entries are merged", |life, world| {
-                world.spent.merges += 1;
-                life.merge(setting, &mut world.device, leaf);
-            });
-        }
-    }
-
-    /// The refresh job gives a sector a fast-path MAC over the current node.
-    fn refresh(&mut self, number: usize, sector: usize) {
-        let (world, setting) = (self.world, self.setting);
-        let life = &world.lives[number];
-        if world.spent.refreshes >= setting.bounds.refreshes || life.pending[sector].is_some() {
-            return;
-        }
-        let expected: Vec<_> =
-            self.leaves(life).into_iter().map(|leaf| leaf[sector].version).collect();
-        for page in world.device.read(Address::Data(sector as u8)) {
-            let Some(Page::Data { version, .. }) = page else { continue };
-            if !expected.contains(&version) && setting.rules.refresh_checks_in_full {
-                continue;
-            }
-            let fast = fast_mac(sector, version, life.node);
-            let page = Page::Data { sector: sector as u8, version, fast };
-            let what = format!("sector {sector} is refreshed with version {version}");
-            self.step(number, &what, |_, world| {
-                world.spent.refreshes += 1;
-                world.device.write(Address::Data(sector as u8), page);
-            });
         }
     }
 }

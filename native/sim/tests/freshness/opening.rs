@@ -2,12 +2,22 @@
 
 use super::device::{Address, Checkpoint, Device, Entry, LogPage, Page, SECTORS, Tag, tag};
 use super::life::{Anchor, Journal, Life, Stage, node};
+use super::milestone::Milestone;
 use super::rules::{Layout, Policy, Setting};
 use super::spec::View;
 
 type Leaf = [Entry; SECTORS];
 type Log = Vec<LogPage>;
 type Pending = [Option<Entry>; SECTORS];
+/// A record of the log and its page.
+type Record = (Entry, u8);
+
+/// What the log adds to the leaf, and how far the log before was found whole.
+#[derive(Clone, Copy)]
+struct Recovered {
+    pending: Pending,
+    found: u8,
+}
 
 struct Opening<'a> {
     setting: &'a Setting,
@@ -79,7 +89,9 @@ impl Opening<'_> {
                 whole.push((log, before));
             }
         }
-        whole.retain(|(log, _)| self.reaches_head(checkpoint, log));
+        let reaches = |log: &Log| checkpoint.log_start + log.len() as u8 >= checkpoint.log_flushed;
+        let is_asked = rules.log_reaches_what_its_checkpoint_calls_flushed;
+        whole.retain(|(log, _)| self.reaches_head(checkpoint, log) && (reaches(log) || !is_asked));
         whole
     }
 
@@ -98,8 +110,10 @@ impl Opening<'_> {
     }
 
     /// What the log adds to the leaf: every outcome that the device's answers allow.
-    fn pendings(&self, leaf: Leaf, log: &[LogPage]) -> Vec<Pending> {
+    fn recovered(&self, checkpoint: &Checkpoint, leaf: Leaf, log: &[LogPage]) -> Vec<Recovered> {
+        let log_next = checkpoint.log_start + log.len() as u8;
         let marked = log.iter().map(|page| page.flushed).max().unwrap_or(0);
+        let marked = marked.max(checkpoint.log_flushed);
         let flushed = match self.setting.policy {
             Policy::Never => marked,
             _ => marked.max(self.anchor.flushed),
@@ -111,32 +125,60 @@ impl Opening<'_> {
                 && log.iter().filter(is_unflushed).any(|page| page.entry == entry)
         };
         let is_flushed = |page: &&LogPage| page.number < flushed && !is_carried(page.entry);
-        let mut outcomes: Vec<Pending> = vec![[None; SECTORS]];
+        let mut flushed_last: Pending = [None; SECTORS];
         for page in log.iter().filter(is_flushed) {
-            outcomes[0][page.sector as usize] = Some(page.entry);
+            flushed_last[page.sector as usize] = Some(page.entry);
         }
-        for sector in 0..SECTORS {
-            let records = log.iter().filter(is_unflushed).map(|page| (page.sector, page.entry));
-            let records = records.filter(|(of, _)| *of as usize == sector);
-            let records: Vec<_> = records.map(|(_, entry)| entry).collect();
+        let mut outcomes = vec![Recovered { pending: flushed_last, found: log_next }];
+        for (sector, leaf) in leaf.into_iter().enumerate() {
+            let records = log.iter().filter(is_unflushed);
+            let records = records.filter(|page| page.sector as usize == sector);
+            let records: Vec<Record> = records.map(|page| (page.entry, page.number)).collect();
             if records.is_empty() {
                 continue;
             }
-            let expand = |outcome: Pending| {
-                let stands = outcome[sector].unwrap_or(leaf[sector]);
-                let found = match self.setting.layout {
-                    Layout::Placed => self.found_placed(sector, &records, outcome[sector]),
-                    Layout::InPlace => self.found_in_place(sector, &records, stands),
+            let entries: Vec<_> = records.iter().map(|(entry, _)| *entry).collect();
+            let expand = |outcome: Recovered| {
+                let before = outcome.pending[sector];
+                let chosen = match self.setting.layout {
+                    Layout::Placed => self.found_placed(sector, &entries, before),
+                    Layout::InPlace => {
+                        self.found_in_place(sector, &entries, before.unwrap_or(leaf))
+                    }
                 };
-                found.into_iter().map(move |entry| {
+                let records = &records;
+                chosen.into_iter().map(move |entry| {
                     let mut outcome = outcome;
-                    outcome[sector] = entry;
+                    outcome.pending[sector] = entry;
+                    let lost = self.first_lost(sector, records, entry);
+                    outcome.found = outcome.found.min(lost.unwrap_or(log_next));
                     outcome
                 })
             };
             outcomes = outcomes.into_iter().flat_map(expand).collect();
         }
         outcomes
+    }
+
+    /// The first page with a record that didn't count and that nothing later makes up for; one that
+    /// was in flight at a flush is carried behind it, and counts where it stands last.
+    fn first_lost(&self, sector: usize, records: &[Record], chosen: Option<Entry>) -> Option<u8> {
+        let rules = &self.setting.rules;
+        if !rules.found_ends_before_what_is_lost {
+            return None;
+        }
+        let last = records.iter().rposition(|(entry, _)| Some(*entry) == chosen);
+        let is_lost = |index: usize, entry: Entry| {
+            let is_carried = records[index + 1..].iter().any(|(later, _)| *later == entry);
+            let is_made_up_for = last.is_some_and(|last| index < last);
+            !is_carried
+                && Some(entry) != chosen
+                && (!is_made_up_for
+                    || !rules.later_records_make_up_for_lost_ones
+                        && self.holds(sector, entry).contains(&false))
+        };
+        let mut lost = (0..).zip(records).filter(|(index, (entry, _))| is_lost(*index, *entry));
+        lost.next().map(|(_, (_, page))| *page)
     }
 
     fn holds(&self, sector: usize, entry: Entry) -> Vec<bool> {
@@ -204,7 +246,7 @@ impl Opening<'_> {
         checkpoint: &Checkpoint,
         (log, before): (&[LogPage], Tag),
         leaf: Leaf,
-        pending: Pending,
+        Recovered { pending, found }: Recovered,
         nonce: u8,
     ) -> (Life, u8) {
         let rules = &self.setting.rules;
@@ -213,12 +255,23 @@ impl Opening<'_> {
         let epoch = checkpoint.epoch + u8::from(is_new);
         let nonce = if rules.opening_draws_a_nonce { nonce } else { 0 };
         let chain = if is_new { tag(("chain", epoch, nonce)) } else { before };
+        let found = Milestone {
+            opening: checkpoint.nonce,
+            checkpoint: checkpoint.number,
+            log_flushed: found,
+        };
+        let mut passage = checkpoint.passage.clone();
+        let has_gateway = self.setting.bounds.gateways > 0;
+        if has_gateway {
+            passage.end(found, rules);
+        }
         let next = Checkpoint {
             number: checkpoint.number + 1,
             epoch,
             nonce,
             log_start: log_next,
             chain,
+            passage,
             ..checkpoint.clone()
         };
         let slots = |entries: &mut dyn Iterator<Item = &Entry>| {
@@ -243,6 +296,8 @@ impl Opening<'_> {
             replaced: 0,
             merged: 0,
             journal: Journal::Idle,
+            reached: found,
+            is_connected: !has_gateway,
         };
         (life, checkpoint.log_start)
     }
@@ -256,9 +311,9 @@ pub fn open(setting: &Setting, device: &Device, anchor: &Anchor, nonce: u8) -> V
     for checkpoint in opening.checkpoints() {
         for leaf in opening.leaves(&checkpoint) {
             for (log, before) in opening.logs(&checkpoint) {
-                for pending in opening.pendings(leaf, &log) {
+                for recovered in opening.recovered(&checkpoint, leaf, &log) {
                     let log = (&log[..], before);
-                    lives.push(opening.life(&checkpoint, log, leaf, pending, nonce));
+                    lives.push(opening.life(&checkpoint, log, leaf, recovered, nonce));
                 }
             }
         }

@@ -51,6 +51,7 @@ pub struct Rules {
     pub chain_is_checked: bool,
     pub log_reaches_the_anchored_head: bool,
     pub log_counts_beyond_the_head: bool,
+    pub log_reaches_what_its_checkpoint_calls_flushed: bool,
     pub unflushed_records_need_their_data: bool,
     pub carried_intents_are_not_flushed: bool,
     pub sectors_with_intents_are_looked_at: bool,
@@ -65,6 +66,17 @@ pub struct Rules {
     // Anchor.
     pub anchor_compares: bool,
     pub anchor_repeats_what_was_not_answered: bool,
+    // A gateway that lives.
+    pub gateway_names_its_milestone: bool,
+    pub milestone_names_the_opening: bool,
+    pub milestone_counts_checkpoints: bool,
+    pub milestone_follows_the_sync: bool,
+    pub openings_keep_those_before: bool,
+    pub found_ends_before_what_is_lost: bool,
+    pub later_records_make_up_for_lost_ones: bool,
+    pub gateway_sends_its_changes_again: bool,
+    pub reads_wait_for_what_is_sent_again: bool,
+    pub journal_keeps_what_ended_during_the_flush: bool,
 }
 
 impl Rules {
@@ -93,6 +105,7 @@ impl Rules {
         chain_is_checked: true,
         log_reaches_the_anchored_head: true,
         log_counts_beyond_the_head: true,
+        log_reaches_what_its_checkpoint_calls_flushed: true,
         unflushed_records_need_their_data: true,
         carried_intents_are_not_flushed: true,
         sectors_with_intents_are_looked_at: true,
@@ -106,6 +119,16 @@ impl Rules {
         opening_waits_for_late_writes: true,
         anchor_compares: true,
         anchor_repeats_what_was_not_answered: true,
+        gateway_names_its_milestone: true,
+        milestone_names_the_opening: true,
+        milestone_counts_checkpoints: true,
+        milestone_follows_the_sync: true,
+        openings_keep_those_before: true,
+        found_ends_before_what_is_lost: true,
+        later_records_make_up_for_lost_ones: true,
+        gateway_sends_its_changes_again: true,
+        reads_wait_for_what_is_sent_again: true,
+        journal_keeps_what_ended_during_the_flush: true,
     };
 }
 
@@ -121,6 +144,9 @@ pub struct Bounds {
     pub lost_answers: u8,
     /// Lives at once.
     pub lives: usize,
+    /// Gateways that live through all of it, and through which everything is read and written: one,
+    /// or none. Without, every life is seen by gateways of its own.
+    pub gateways: usize,
     /// Log pages of the ring.
     pub log_pages: u8,
 }

@@ -28,6 +28,11 @@ impl View {
         Self { base: left, ..Self::default() }
     }
 
+    /// The same for a gateway that lives, and was told of these versions: they are the latest still.
+    pub fn continued(left: [Versions; SECTORS], latest: [Option<Version>; SECTORS]) -> Self {
+        Self { latest, ..Self::after(left) }
+    }
+
     pub fn issued(&mut self, sector: usize, version: Version) {
         self.since[sector] |= one(version);
     }

@@ -11,16 +11,21 @@ pub enum Adversary {
     Unanchored,
     /// The device answers with anything that was ever written to it.
     Device,
+    /// The same, and the anchor hears of openings and checkpoints only.
+    DeviceBetween,
+    /// The same without an anchor.
+    DeviceUnanchored,
 }
 
 impl Adversary {
     pub fn is_honest(self) -> bool {
-        self != Self::Device
+        matches!(self, Self::None | Self::Unanchored)
     }
 
     pub fn policy(self) -> Policy {
         match self {
-            Self::Unanchored => Policy::Never,
+            Self::Unanchored | Self::DeviceUnanchored => Policy::Never,
+            Self::DeviceBetween => Policy::Rare,
             Self::None | Self::Device => Policy::EveryFlush,
         }
     }
@@ -47,6 +52,7 @@ pub const ONE_LIFE: Bounds = Bounds {
     openings: 1,
     lost_answers: 0,
     lives: 1,
+    gateways: 0,
     log_pages: 8,
 };
 const TWO: Bounds = Bounds { openings: 2, merges: 0, ..ONE_LIFE };
@@ -61,11 +67,19 @@ const SLOT_TURNOVER: Bounds = Bounds { writes: 3, flushes: 0, ..MERGES_AND_CHECK
 const SHORT_LOG: Bounds = Bounds { writes: 3, flushes: 3, log_pages: 2, ..TWO };
 const LOST_ANSWER: Bounds = Bounds { lost_answers: 1, ..TWO };
 const FORK: Bounds = Bounds { lives: 2, flushes: 2, openings: 3, ..TWO };
+/// A gateway that lives through it.
+const GATEWAY: Bounds = Bounds { gateways: 1, writes: 1, ..TWO };
+const GATEWAY_TWO_WRITES: Bounds = Bounds { writes: 2, ..GATEWAY };
+const GATEWAY_TWO_FLUSHES: Bounds = Bounds { writes: 2, flushes: 2, ..GATEWAY };
+const GATEWAY_THREE_OPENINGS: Bounds = Bounds { openings: 3, ..GATEWAY };
+const GATEWAY_CHECKPOINT: Bounds = Bounds { merges: 1, checkpoints: 1, ..GATEWAY_TWO_FLUSHES };
+const GATEWAY_SLOT_TURNOVER: Bounds = Bounds { writes: 3, flushes: 2, ..GATEWAY };
 
 const WRONG: &str = "reads as version";
 const SECTOR_REFUSED: &str = "an honest device's sector is refused";
 const STORE_REFUSED: &str = "an honest device is refused";
 const ANCHOR_REFUSES: &str = "an honest store is refused by its anchor";
+const GATEWAY_REFUSES: &str = "the gateway refuses an honest device";
 
 macro_rules! variant {
     ($rule:ident, $layout:ident, $adversary:ident, $bounds:expr, $violation:expr) => {
@@ -114,11 +128,22 @@ pub fn all() -> Vec<Variant> {
         variant!(opening_takes_a_new_epoch, Placed, Device, THREE, WRONG),
         variant!(opening_keeps_the_old_log, Placed, None, THREE, STORE_REFUSED),
         variant!(opening_logs_pending_anew, Placed, None, THREE, WRONG),
-        variant!(opening_syncs_the_log_first, Placed, Unanchored, THREE, WRONG),
+        variant!(opening_syncs_the_log_first, Placed, Unanchored, THREE, STORE_REFUSED),
         variant!(opening_syncs, Placed, None, THREE, STORE_REFUSED),
         variant!(opening_anchors_before_io, Placed, Device, THREE, WRONG),
         variant!(opening_waits_for_late_writes, InPlace, None, TWO, SECTOR_REFUSED),
         variant!(anchor_compares, Placed, Device, FORK, WRONG),
         variant!(anchor_repeats_what_was_not_answered, Placed, None, LOST_ANSWER, ANCHOR_REFUSES),
+        variant!(log_reaches_what_its_checkpoint_calls_flushed, Placed, DeviceUnanchored, GATEWAY_THREE_OPENINGS, WRONG),
+        variant!(gateway_names_its_milestone, Placed, DeviceBetween, GATEWAY, WRONG),
+        variant!(milestone_names_the_opening, Placed, DeviceBetween, GATEWAY_TWO_FLUSHES, WRONG),
+        variant!(milestone_counts_checkpoints, Placed, DeviceUnanchored, GATEWAY_CHECKPOINT, WRONG),
+        variant!(milestone_follows_the_sync, Placed, None, GATEWAY, GATEWAY_REFUSES),
+        variant!(openings_keep_those_before, Placed, None, GATEWAY_THREE_OPENINGS, GATEWAY_REFUSES),
+        variant!(found_ends_before_what_is_lost, Placed, DeviceBetween, GATEWAY, WRONG),
+        variant!(later_records_make_up_for_lost_ones, Placed, Unanchored, GATEWAY_SLOT_TURNOVER, GATEWAY_REFUSES),
+        variant!(gateway_sends_its_changes_again, Placed, None, GATEWAY, WRONG),
+        variant!(reads_wait_for_what_is_sent_again, Placed, None, GATEWAY, WRONG),
+        variant!(journal_keeps_what_ended_during_the_flush, Placed, None, GATEWAY_TWO_WRITES, WRONG),
     ]
 }

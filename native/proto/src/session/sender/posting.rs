@@ -1,0 +1,97 @@
+//! What a user asks to be sent: whole messages, and the parts of streams.
+
+use super::super::layout::Layout;
+use super::super::order::Order;
+use super::super::outgoing::{Body, Outgoing, State};
+use super::super::packet::MESSAGE_END;
+use super::super::plan::code_of;
+use super::super::stream::Stream;
+use super::super::types::{
+    MESSAGE_BYTES_MAX, PostError, Reliability, SendRequest, StreamPart, StreamRequest,
+};
+use super::Sender;
+
+impl Sender {
+    /// Queues a message; returns its number.
+    pub fn post(&mut self, request: SendRequest) -> Result<u64, PostError> {
+        let SendRequest { offset, length, reliability, immediate, user_data } = request;
+        let invalid = PostError::InvalidLength { offset, length };
+        if length > MESSAGE_BYTES_MAX || offset.checked_add(length).is_none() {
+            return Err(invalid);
+        }
+        if Layout::new(length, self.unit_bytes, 0, 0).is_none() {
+            return Err(invalid);
+        }
+        let code = code_of(reliability, self.unit_bytes);
+        let cut = code
+            .and_then(|(k, m, depth)| Some((Layout::new(length, self.unit_bytes, k, m)?, depth)));
+        let Some((layout, depth)) = cut else {
+            let Reliability::ErasureCoded { k, m, depth } = reliability else {
+                return Err(PostError::InvalidCode { k: 0, m: 0, depth: 0 });
+            };
+            return Err(PostError::InvalidCode { k, m, depth });
+        };
+        let body = Body::Whole { offset, order: Order::new(&layout, depth) };
+        let is_reliable = reliability != Reliability::Unreliable;
+        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
+    }
+
+    /// Queues a stream; returns its number.
+    pub fn post_stream(&mut self, request: StreamRequest) -> Result<u64, PostError> {
+        let StreamRequest { length, reliability, immediate, user_data } = request;
+        let layout = Layout::new(length, self.unit_bytes, 0, 0);
+        let layout = layout.ok_or(PostError::InvalidLength { offset: 0, length })?;
+        if matches!(reliability, Reliability::ErasureCoded { .. }) {
+            return Err(PostError::CodedStream);
+        }
+        let body = Body::Stream(Stream::new(self.unit_bytes));
+        let is_reliable = reliability != Reliability::Unreliable;
+        self.push(Outgoing::new((layout, body), is_reliable, (immediate, user_data)))
+    }
+
+    /// Names units of a stream.
+    pub fn continue_stream(&mut self, number: u64, part: StreamPart) -> Result<(), PostError> {
+        let StreamPart { offset, remote_offset, length } = part;
+        let unit_bytes = u64::from(self.unit_bytes);
+        let message = self.open_stream(number)?;
+        let range = message.layout.length();
+        let end = remote_offset.checked_add(length).filter(|end| *end <= range);
+        let is_whole = |end: u64| end.is_multiple_of(unit_bytes) || end == range;
+        let is_valid = length > 0
+            && remote_offset.is_multiple_of(unit_bytes)
+            && end.is_some_and(is_whole)
+            && offset.checked_add(length).is_some();
+        if !is_valid {
+            return Err(PostError::InvalidPart { remote_offset, length });
+        }
+        // Within the range, whose units are counted in 32 bits.
+        let unit = (remote_offset / unit_bytes) as u32;
+        let count = length.div_ceil(unit_bytes) as u32;
+        let repeats = !message.is_reliable;
+        let Body::Stream(stream) = &mut message.body else {
+            return Err(PostError::NotInProgress(number));
+        };
+        if !stream.add((unit, count), offset, repeats) {
+            return Err(PostError::Retry);
+        }
+        let is_ready = stream.next().is_some();
+        if is_ready && number < self.sending {
+            self.ready_streams.insert(number);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, message: Outgoing) -> Result<u64, PostError> {
+        if self.window.len() >= self.slots || self.window.end() >= MESSAGE_END {
+            return Err(PostError::Retry);
+        }
+        Ok(self.window.push(message))
+    }
+
+    pub(super) fn open_stream(&mut self, number: u64) -> Result<&mut Outgoing, PostError> {
+        let message = self.window.get_mut(number).filter(|message| {
+            message.state == State::Active && message.stream().is_some_and(|s| !s.is_ended())
+        });
+        message.ok_or(PostError::NotInProgress(number))
+    }
+}

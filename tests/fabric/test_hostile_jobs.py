@@ -1,0 +1,194 @@
+"""A job that turns what it was given against its fabric: descriptors, memory, sockets, calls."""
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import secrets
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabrics import Fabric
+from patience import PATIENCE_SECONDS
+from raw_jobs import raw_job
+from sealane.client.grants import introduce
+from sealane.daemon.fabric import ring_socket
+from sealane.errors import UnavailableError
+from sealane.protocol.v1 import sessions_pb2
+from session_pairs import REGION, connected, wait_listening
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
+MADV_REMOVE = 9
+DESCRIPTORS_OF_A_MESSAGE = 253
+"""Most that the kernel takes at once (SCM_MAX_FD)."""
+
+
+def punch_hole(descriptor: int, length: int) -> int:
+    """Give a memory's pages up; 0, or the error number."""
+    how = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+    off_t = ctypes.c_int64
+    failed = LIBC.fallocate(descriptor, how, off_t(0), off_t(length))
+    return ctypes.get_errno() if failed else 0
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_memory_can_be_neither_cut_nor_taken_away(fabrics: tuple[Any, Any]) -> None:
+    async with raw_job(*fabrics) as job:
+        sizes = [os.fstat(one).st_size for one in (job.region, job.submission, job.completion)]
+        for descriptor, size in zip(
+            (job.region, job.submission, job.completion), sizes, strict=True
+        ):
+            for wanted in (0, size - 1, size + 1):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(descriptor, wanted)
+        with pytest.raises(PermissionError):
+            os.pwrite(job.completion, bytes(8), 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(job.completion, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        assert punch_hole(job.completion, sizes[2]) == errno.EPERM
+        reopened = os.open(f"/proc/self/fd/{job.completion}", os.O_RDONLY)
+        with pytest.raises(PermissionError):
+            mmap.mmap(reopened, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        os.close(reopened)
+
+
+async def test_pages_that_are_given_up_under_a_transfer_harm_nobody(
+    fabrics: tuple[Any, Any],
+) -> None:
+    left, right = fabrics
+    async with connected(left, right) as (sender, receiver):
+        content = secrets.token_bytes(REGION)
+        sender.region[:] = content
+        region = ctypes.addressof((ctypes.c_char * REGION).from_buffer(receiver.ring.region))
+        receiving = await receiver.post_receive(offset=0, length=REGION)
+        sending = await sender.post_send(offset=0, length=REGION)
+        while not receiving.done():
+            assert LIBC.madvise(ctypes.c_void_p(region), REGION, MADV_REMOVE) == 0
+            await asyncio.sleep(0)
+        await asyncio.gather(sending, receiving)
+        again = await receiver.post_receive(offset=0, length=REGION)
+        await sender.send(offset=0, length=REGION)
+        await again
+        assert bytes(receiver.region) == content
+
+
+async def test_descriptors_that_a_job_sends_are_not_kept(fabrics: tuple[Any, Any]) -> None:
+    left, _ = fabrics
+    async with raw_job(*fabrics) as job:
+        await introduce(left.sessions)
+        before = open_descriptors()
+        flood = [job.region] * DESCRIPTORS_OF_A_MESSAGE
+        for _ in range(8):
+            with contextlib.suppress(BlockingIOError):
+                socket.send_fds(job.bell, [b"x"], flood)
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.setblocking(False)
+                caller.connect(str(left.service.settings.ring_socket))
+                socket.send_fds(caller, [b"t" * ring_socket.TOKEN_BYTES], flood)
+                assert await asyncio.get_running_loop().sock_recv(caller, 1) == ring_socket.REFUSED
+        await introduce(left.sessions)
+        assert not job.session.close_reason, "the doorbell's bytes have no meaning"
+        assert open_descriptors() == before
+
+
+@pytest.mark.parametrize(("way", "ends"), [(socket.SHUT_RD, False), (socket.SHUT_WR, True)])
+async def test_half_a_doorbell_is_enough_to_listen_and_its_end_is_the_jobs(
+    fabrics: tuple[Any, Any], way: int, ends: bool
+) -> None:
+    async with raw_job(*fabrics) as job:
+        job.bell.shutdown(way)
+        if not ends:
+            # A packet map of nothing: its completion rings a bell that nobody hears.
+            job.memory[128:136] = (8).to_bytes(8, "little")
+            job.memory[:8] = (1).to_bytes(8, "little")
+            job.bell.send(b"x")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                one = (1).to_bytes(8, "little")
+                while os.pread(job.completion, 8, 128) != one:  # noqa: ASYNC110 - no bell
+                    await asyncio.sleep(0)
+            job.bell.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await job.session.wait_closed()
+    assert job.session.close_reason == "session.job.gone"
+
+
+async def test_silent_connections_keep_nobody_from_the_fabric(
+    fabrics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_socket, "HELLO_TIMEOUT_SECONDS", 600)
+    left, _ = fabrics
+    loop = asyncio.get_running_loop()
+    path = str(left.service.settings.ring_socket)
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(ring_socket.CONNECTIONS_MAX + 6):
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            await loop.sock_connect(caller, path)
+            silent.append(caller)
+            await asyncio.sleep(0)
+        assert await introduce(left.sessions) == left.job_token
+        # Room was made at the cost of the oldest; the newest may still speak.
+        assert await loop.sock_recv(silent[0], 1) == b""
+        await loop.sock_sendall(silent[-1], bytes(ring_socket.TOKEN_BYTES))
+        assert await loop.sock_recv(silent[-1], 1) == ring_socket.INTRODUCED
+
+
+def test_room_is_made_by_the_process_that_has_most() -> None:
+    assert ring_socket.first_to_go({"a": 1, "b": 2, "c": 2, "d": 3}) == "b"
+    assert ring_socket.first_to_go({"a": 1, "b": 2}) == "a"
+
+
+@contextlib.contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_without_descriptors_a_session_is_refused_and_then_opens(
+    fabrics: tuple[Fabric, Fabric],
+) -> None:
+    left, right = fabrics
+    token = left.job_token
+    with no_more_descriptors():
+        with pytest.raises(UnavailableError) as refused:
+            await left.service.listen(job_token=token, display_name="x", region_bytes=REGION)
+        assert left.service.jobs.of(token).regions == {}
+    assert refused.value.reason == "session.endpoint.resources"
+    async with connected(left, right) as (sender, receiver):
+        await asyncio.gather(sender.send(offset=0, length=8), receiver.receive(offset=0, length=8))
+
+
+async def test_unknown_fields_are_passed_over_and_a_cancelled_call_leaves_nothing(
+    fabrics: tuple[Fabric, Fabric],
+) -> None:
+    left, _ = fabrics
+    known = sessions_pb2.ListenSessionRequest(
+        display_name="odd", region_bytes=REGION, job_token=left.job_token
+    )
+    odd = known.SerializeToString() + b"\xfa\x7f\x03abc"
+    request = sessions_pb2.ListenSessionRequest.FromString(odd)
+    assert request.SerializeToString() == odd
+    listening = left.sessions.ListenSession(request)
+    await wait_listening(left, "odd")
+    listening.cancel()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while left.service.jobs.of(left.job_token).regions:  # noqa: ASYNC110 - no event of its own
+            await asyncio.sleep(0)
