@@ -51,6 +51,9 @@ pub(super) struct Writer<E> {
     pub unsettled: Option<Anchored>,
 }
 
+/// The log and the changes noted so far, taken in this order.
+type Locked<'a, E> = (MutexGuard<'a, LogHead>, MutexGuard<'a, State<E>>);
+
 impl<F: Layout> Map<F> {
     // Doors: each has the store fail for good if the device fails. After an error nobody knows what
     // it has.
@@ -162,12 +165,12 @@ impl<F: Layout> Map<F> {
     }
 
     fn announce_with(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
-        let (mut log, mut state) = match self.with_log_room(writer)? {
-            Some(locked) => locked,
-            None => {
-                self.merge_all(writer)?;
-                (self.log(), self.state())
-            }
+        let room = self.with_log_room(writer)?;
+        let (mut log, mut state) = if let Some(locked) = room {
+            locked
+        } else {
+            self.merge_all(writer)?;
+            (self.log(), self.state())
         };
         // What became unwritten before a write was announced comes before it in the log.
         let mut records = std::mem::take(&mut state.waiting);
@@ -221,7 +224,7 @@ impl<F: Layout> Map<F> {
     fn with_log_room(
         &self,
         writer: &mut Writer<F::Entry>,
-    ) -> io::Result<Option<(MutexGuard<'_, LogHead>, MutexGuard<'_, State<F::Entry>>)>> {
+    ) -> io::Result<Option<Locked<'_, F::Entry>>> {
         let wanted = |state: &State<F::Entry>| {
             let per_page = records_per_page::<F>();
             let pages =

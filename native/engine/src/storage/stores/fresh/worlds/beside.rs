@@ -130,8 +130,10 @@ impl Queues {
     fn announce(&mut self) {
         let random = &mut self.random;
         let intended = self.writes.iter().filter(|write| write.stage == InPlace::Intended);
-        let chosen: Vec<u64> =
-            intended.map(|write| write.lba).filter(|_| random.next_u32() % 2 == 0).collect();
+        let chosen: Vec<u64> = intended
+            .map(|write| write.lba)
+            .filter(|_| random.next_u32().is_multiple_of(2))
+            .collect();
         if chosen.is_empty() {
             return;
         }
