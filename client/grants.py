@@ -5,14 +5,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from sealane._native import JobRing
 from sealane.client.session import Session
-from sealane.errors import Error, UnavailableError
+from sealane.errors import Error, UnavailableError, UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
 
@@ -49,15 +49,17 @@ async def open_session(
     end may send, headers included. `via_address`: where data packets go instead of the peer's own
     address. `wait_seconds`: how long to try again while nobody listens there.
     """
-    request = sessions_pb2.OpenSessionRequest(
-        job_token=await introduce(sessions),
-        display_name=display_name,
-        region_bytes=region_bytes,
-        peer_node=peer_node,
-        peer_address=peer_address,
-        rate_bits_per_second=rate_bits_per_second,
-        via_address=via_address,
-    )
+    job_token = await introduce(sessions)
+    with _sayable():
+        request = sessions_pb2.OpenSessionRequest(
+            job_token=job_token,
+            display_name=display_name,
+            region_bytes=region_bytes,
+            peer_node=peer_node,
+            peer_address=peer_address,
+            rate_bits_per_second=rate_bits_per_second,
+            via_address=via_address,
+        )
     give_up = asyncio.get_running_loop().time() + wait_seconds
     while True:
         try:
@@ -77,15 +79,26 @@ async def listen_session(
     sessions: "SessionsAsyncStub", display_name: str, *, region_bytes: int
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block."""
-    request = sessions_pb2.ListenSessionRequest(
-        job_token=await introduce(sessions), display_name=display_name, region_bytes=region_bytes
-    )
+    job_token = await introduce(sessions)
+    with _sayable():
+        request = sessions_pb2.ListenSessionRequest(
+            job_token=job_token, display_name=display_name, region_bytes=region_bytes
+        )
     try:
         grant = await sessions.ListenSession(request)
     except grpc.aio.AioRpcError as error:
         raise error_of(error, peer="the fabric") from error
     with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
         yield session
+
+
+@contextlib.contextmanager
+def _sayable() -> Iterator[None]:
+    """Raise UsageError `session.request.range` for values that no request can have."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError("session.request.range", str(error)) from error
 
 
 async def _granted(

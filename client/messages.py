@@ -1,7 +1,9 @@
 """What a job says of a message it sends, and hears of one that has ended."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from sealane.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -9,6 +11,10 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = Buffer | npt.NDArray[Any]
     """Memory of a session's region: what `Session.empty` returns, and any contiguous view of it."""
+
+
+_BLOCK_MAX: Final = 255
+"""Packets of a block of a code, and blocks interleaved (docs/ring-abi.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,19 @@ class ErasureCoded:
     k: int = 32
     m: int = 8
     depth: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise UsageError `session.post.reliability` for what is no code."""
+        if min(self.k, self.m) < 1 or self.k + self.m > _BLOCK_MAX:
+            raise UsageError(
+                "session.post.reliability",
+                f"a code ({self.k}, {self.m}); allowed: at least 1 each, {_BLOCK_MAX} together",
+            )
+        if not 1 <= self.depth <= _BLOCK_MAX:
+            raise UsageError(
+                "session.post.reliability",
+                f"{self.depth} blocks interleaved; allowed: 1 to {_BLOCK_MAX}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

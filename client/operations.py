@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from sealane._native import ChunkBitmap, Completion
 from sealane.client.messages import Received, Sent
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from sealane.client.session import Session
 
 R = TypeVar("R")
+
+_WHY: Final = {
+    "outcome_unknown": "the session ended before the peer's answer",
+    "aborted": "the session ended before it was done",
+    "too_long": "the message is longer than the room that the receiver has for it",
+    "refused": "the fabric can't do it",
+    "cancelled": "it was given up, here or by the peer",
+    "limit": "this job has as many under way as it may: `sealanectl session limits`",
+    "draining": "this fabric or the peer's stops, and sends nothing new",
+}
+"""Ends of an operation that are errors, for people; exactly: docs/ring-abi.md."""
 
 
 class Operation(Generic[R]):
@@ -68,8 +79,7 @@ class Operation(Generic[R]):
             self._error = outcome
         elif outcome.status not in self.GOOD:
             self._error = SessionError(
-                f"session.message.{outcome.status}",
-                f"{outcome.kind} of message {outcome.message} ended as {outcome.status}",
+                f"session.message.{outcome.status}", f"{outcome.kind}: {_WHY[outcome.status]}"
             )
         else:
             self._completion = outcome
@@ -136,6 +146,7 @@ class StreamOperation(SendOperation):
         """
         start, size = self._session.place(data, offset, length)
         self._held.append(data)
+        unit = self._session.session.unit_bytes
         await self._do(
             lambda number: self._session.ring.post_continue(
                 stream=self.handle,
@@ -143,20 +154,22 @@ class StreamOperation(SendOperation):
                 length=size,
                 remote_offset=remote_offset,
                 user_data=number,
-            )
+            ),
+            f"{size} bytes to {remote_offset}: whole units of {unit} bytes are needed, within the "
+            "stream's range, before its end",
         )
 
     async def end(self) -> None:
         """Say that nothing more will be written."""
         ring = self._session.ring
-        await self._do(lambda number: ring.post_end(stream=self.handle, user_data=number))
+        await self._do(
+            lambda number: ring.post_end(stream=self.handle, user_data=number),
+            "there is no stream to end: it has ended, or was told to",
+        )
 
-    async def _do(self, post: Callable[[int], int]) -> None:
+    async def _do(self, post: Callable[[int], int], refused: str) -> None:
         if not await self._session.part(post):
-            raise UsageError(
-                "session.stream.part",
-                "the stream has ended, or the part is not of whole units in its range",
-            )
+            raise UsageError("session.stream.part", refused)
 
 
 class ReceiveOperation(Operation[Received]):
@@ -205,6 +218,7 @@ class ReceiveOperation(Operation[Received]):
 
         None if nothing of the message has arrived yet, or all of it has.
         """
+        self._check_chunks(chunk, chunk + 1)
         ring = self._session.ring
         completion = await self._session.ask(
             lambda number: ring.post_packet_map(receive=self.handle, chunk=chunk, user_data=number)
@@ -257,10 +271,7 @@ class ReceiveOperation(Operation[Received]):
         Raises as `wait`, if the receive ends badly before.
         """
         end = self.chunk_count if end is None else end
-        if not 0 <= start <= end <= self.chunk_count:
-            raise UsageError(
-                "session.chunks.range", f"chunks {start} to {end}; there are {self.chunk_count}"
-            )
+        self._check_chunks(start, end)
         async with bounded(timeout_seconds):
             with self._session.watching_chunks() as changed:
                 while not self.done():
@@ -270,6 +281,12 @@ class ReceiveOperation(Operation[Received]):
                         return
                     await changed.wait()
         self.result()
+
+    def _check_chunks(self, start: int, end: int) -> None:
+        if not 0 <= start <= end <= self.chunk_count:
+            raise UsageError(
+                "session.chunks.range", f"chunks {start} to {end}; there are {self.chunk_count}"
+            )
 
 
 async def wait_all(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sealane.client.messages import Bytes
 
 COMPLETIONS_PER_TURN: Final = 64
-_NO_CODE: Final = ErasureCoded(k=0, m=0)
+_IMMEDIATE_END: Final = 1 << 32
 
 
 class Session:
@@ -99,7 +99,8 @@ class Session:
 
         The bytes must not change until the send has ended. Raises UsageError for bytes elsewhere.
         """
-        code = reliability if isinstance(reliability, ErasureCoded) else _NO_CODE
+        code = reliability if isinstance(reliability, ErasureCoded) else None
+        _check_immediate(immediate)
         offset, length = self.place(data, offset, length)
         operation = SendOperation(self, data)
         await self._post(
@@ -108,9 +109,9 @@ class Session:
                 offset=offset,
                 length=length,
                 user_data=number,
-                k=code.k,
-                m=code.m,
-                depth=code.depth,
+                k=code.k if code else 0,
+                m=code.m if code else 0,
+                depth=code.depth if code else 1,
                 auto=isinstance(reliability, Auto),
                 unreliable=isinstance(reliability, Unreliable),
                 immediate=immediate,
@@ -127,6 +128,7 @@ class Session:
         immediate: int | None = None,
     ) -> StreamOperation:
         """Begin a message whose parts are written later, into the first `length` bytes there."""
+        _check_immediate(immediate)
         operation = StreamOperation(self, None)
         await self._post(
             operation,
@@ -229,8 +231,13 @@ class Session:
         """Return (offset, length) in the region; UsageError for bytes elsewhere."""
         if (data is None) == (length is None):
             raise UsageError("session.post.range", "either data or the length of a range is needed")
-        if data is None:
-            return offset, length or 0
+        if length is not None:
+            if offset < 0 or length < 0 or offset + length > len(self.region):
+                raise UsageError(
+                    "session.post.range",
+                    f"bytes {offset} to {offset + length}; the region has {len(self.region)}",
+                )
+            return offset, length
         try:
             return self.ring.region.locate(data)
         except (ValueError, BufferError, TypeError) as error:
@@ -287,7 +294,8 @@ class Session:
                 for completion in completions:
                     self._open.pop(completion.user_data).settle(completion)
         except OSError:
-            self._end(SessionError("session.closed", f"{self.session.name} has ended"))
+            why = self.ring.close_reason() or "its fabric is gone"
+            self._end(SessionError("session.closed", f"{self.session.name} has ended: {why}"))
         self._tell()
 
     def _end(self, error: Error) -> None:
@@ -313,3 +321,8 @@ class Session:
             watcher.set()
         if not self._open:
             self._idle.set()
+
+
+def _check_immediate(immediate: int | None) -> None:
+    if immediate is not None and not 0 <= immediate < _IMMEDIATE_END:
+        raise UsageError("session.post.immediate", f"immediate {immediate}; it has 32 bits")

@@ -1,6 +1,7 @@
 """Types of configuration values: strict, each with one line that says what is allowed."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,16 +13,21 @@ from sealane.crypto.certificates import NAME_PATTERN
 _RUN_DIR_BYTES_MAX: Final = 80
 
 
+# Nothing that gRPC would take for the scheme of another kind of address.
+_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+
+
 def _address(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError("host:port, port 0…65535")
-    if not host or any(c.isspace() or c == "/" for c in host):
+    if not _HOST.fullmatch(host):
         raise ValueError("host:port, host a name or an address ([…] around IPv6)")
     return value
 
 
-def _peer_address(value: str) -> str:
+def peer_address(value: str) -> str:
+    """Return an address that can be called; ValueError says what is allowed."""
     if _address(value).endswith(":0"):
         raise ValueError("host:port, port 1…65535")
     return value
@@ -76,7 +82,7 @@ def _run_dir(value: str) -> str:
 
 
 BindAddress = Annotated[str, AfterValidator(_bind_address)]
-PeerAddress = Annotated[str, AfterValidator(_peer_address)]
+PeerAddress = Annotated[str, AfterValidator(peer_address)]
 LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 IpAddress = Annotated[str, AfterValidator(_ip_address)]
 NodeName = Annotated[str, AfterValidator(_name)]

@@ -3,7 +3,9 @@
 import argparse
 import datetime as dt
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, TypeVar
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from sealane.client import Client
 
 CALL_SECONDS: Final = 60.0
-
+_TEXT_COLUMNS_MIN: Final = 20
 
 SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -50,12 +52,17 @@ class Output:
         """Where it prints to."""
         return sys.stdout if self._file is None else self._file
 
-    def show(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print `rows` as a table with a head."""
+    def show(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        table: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Print `rows` as a table with a head; `table` is what people get of them."""
+        shown = rows if table is None else table
         if self.form == "json":
             print(_json(list(rows)), file=self.file)
-        elif rows:
-            self._print([[*rows[0]], *([text_of(v) for v in row.values()] for row in rows)])
+        elif shown:
+            self._print([[*shown[0]], *([text_of(v) for v in row.values()] for row in shown)])
 
     def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
         """Print one record, a line for each of its values; `table` is what people get of it."""
@@ -76,8 +83,18 @@ class Output:
     def _print(self, lines: Sequence[Sequence[str]]) -> None:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
-            aligned = "  ".join(f"{v:<{w}}" for v, w in zip(line, widths, strict=True))
-            print(aligned.rstrip(), file=self.file)
+            before = "".join(f"{v:<{w}}  " for v, w in zip(line[:-1], widths[:-1], strict=True))
+            for part in self._wrapped(line[-1], len(before)):
+                print((before + part).rstrip(), file=self.file)
+                before = " " * len(before)
+
+    def _wrapped(self, text: str, before: int) -> list[str]:
+        """Cut a last column where a terminal ends, with so many columns before it."""
+        if not self.file.isatty():
+            return [text]
+        room = max(_TEXT_COLUMNS_MIN, shutil.get_terminal_size().columns - before)
+        cut = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        return cut or [""]
 
 
 Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]

@@ -21,6 +21,8 @@ LIMITS: Final = {
     "shared_rate": "the rate that sessions share",
 }
 """What may hold sending up: name in statistics and JSON, and for people."""
+_SHARE_MIN: Final = 0.005
+"""Of the time, below which a limit is not shown to people."""
 LAST_ROW: Final = (1 << 64) - 1
 
 
@@ -84,7 +86,7 @@ def record(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[st
             {"length_max": row.length_max, "k": row.k, "m": row.m, "depth": row.depth}
             for row in session.outlook.plan
         ],
-        "statistics": dict(figures),
+        "statistics": dict(sorted(figures.items())),
     }
 
 
@@ -104,7 +106,10 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
     found = limits(figures)
     rows = {
         "session": f"{session.display_name} with {session.peer_node}, {_state(session)}",
-        "limited by": ", ".join(f"{LIMITS[n]} {share:.0%}" for n, share in found.items()) or "-",
+        "limited by": ", ".join(
+            f"{LIMITS[name]} {share:.0%}" for name, share in found.items() if share >= _SHARE_MIN
+        )
+        or "-",
         "round trip": (
             f"{figures.get('srtt_nanos', 0) / 1e6:.3f} ms, "
             f"time-out {figures.get('rto_nanos', 0) / 1e6:.3f} ms"
@@ -116,9 +121,7 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
             f"{session.rate_bits_per_second / 1e6:,.1f} Mbit/s, "
             + counts(breaker_trips="breaker_trips")
         ),
-        "messages": counts(
-            sent="sends_completed", received="receives_completed", otherwise="failed"
-        ),
+        "messages": counts(sent="sends_completed", received="receives_completed", failed="failed"),
         "packets": counts(
             sent="packets_sent",
             lost="lost_packets",

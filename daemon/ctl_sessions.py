@@ -11,13 +11,15 @@ from google.protobuf.json_format import MessageToDict
 
 from sealane.client import Client, translated
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
+from sealane.daemon.ctl_session_stat import LIMITS, limits
 from sealane.daemon.ctl_verbs import named, verb
 from sealane.protocol.v1 import sessions_pb2
 
 
 def add_verbs(verbs: Any) -> None:
     """Add the verbs of the noun `session`."""
-    verb(verbs, "list", _session_list, "show every session")
+    every = verb(verbs, "list", _session_list, "show the sessions that are open or awaited")
+    every.add_argument("--all", action="store_true", help="those that ended lately, too")
     named(verbs, "get", _session_get, "show a session")
     named(verbs, "close", _session_close, "close a session")
     verbs.add_parser("limits", help="what each job may use, and uses", fill=_fill_limits)
@@ -59,7 +61,9 @@ async def _session_list(client: Client, options: argparse.Namespace, output: Out
         return client.sessions.ListSessions(request, timeout=CALL_SECONDS)
 
     with translated():
-        output.show([_session_row(s) async for page in pages(call) for s in page.sessions])
+        found = [session async for page in pages(call) for session in page.sessions]
+    shown = [s for s in found if options.all or s.state != sessions_pb2.Session.CLOSED]
+    output.show([_session_row(s) for s in shown], [_line(s) for s in shown])
 
 
 async def _session_get(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -69,6 +73,7 @@ async def _session_get(client: Client, options: argparse.Namespace, output: Outp
     row = MessageToDict(
         session, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+    row["statistics"] = dict(sorted(row["statistics"].items()))
     output.show_one(row)
 
 
@@ -89,4 +94,18 @@ def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
         "packets_sent": session.statistics["packets_sent"],
         "retransmitted_packets": session.statistics["retransmitted_packets"],
         "close_reason": session.close_reason,
+    }
+
+
+def _line(session: sessions_pb2.Session) -> Mapping[str, Any]:
+    """Return what people see of a session: as much as fits 80 columns."""
+    rate = session.rate_bits_per_second / 1e6
+    limit = next(iter(limits(session.statistics)), None)
+    return {
+        "name": session.name,
+        "display_name": session.display_name,
+        "state": sessions_pb2.Session.State.Name(session.state).lower(),
+        "peer": session.peer_node,
+        "Mbit/s": f"{rate:,.7g}" if rate else "",
+        "limited_by": session.close_reason or (LIMITS[limit] if limit else ""),
     }

@@ -22,9 +22,12 @@ DRAWN: Final = (
     ("seal", "1408 B"),
     ("seal", "4096 B"),
     ("seal", "8192 B"),
+    ("open", "1408 B"),
+    ("open", "4096 B"),
 )
 TITLES: Final = {
     "seal": "AES-256-GCM, sealed in place",
+    "open": "AES-256-GCM, opened",
     "node": "Node functions of a Merkle tree: GB/s of children or entries",
     "encode": "Erasure code, encoding: GB/s of data",
     "decode": "Erasure code, decoding: GB/s of data, the first symbols lost",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sealane.daemon.config_types import peer_address
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.fabric.settings import FabricSettings
 from sealane.daemon.fabric.units import UNIT_BYTES_MAX, UNIT_BYTES_MIN
@@ -9,6 +10,7 @@ from sealane.errors import UnavailableError, UsageError
 
 REGION_BYTES_MIN = 4096
 DISPLAY_NAME_MAX = 200
+_SHOWN_MAX = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,15 @@ class Limits:
                 f"region of {region_bytes} bytes; allowed: {REGION_BYTES_MIN} to "
                 f"{self.settings.region_bytes_max} (fabric.region_bytes_max)",
             )
+
+    def check_peer_address(self, address: str) -> None:
+        """UsageError for what is no host and port: a job must not have us call anything else."""
+        try:
+            peer_address(address)
+        except ValueError as error:
+            raise UsageError(
+                "session.peer_address.malformed", f"{address[:_SHOWN_MAX]!r}; allowed: {error}"
+            ) from error
 
     def check_unit(self, unit_bytes: int) -> None:
         """UsageError for a unit that is not the operator's, if that is fixed, or never is one."""

@@ -226,6 +226,7 @@ class FabricService:
         self._limits.check_region(region_bytes)
         self._limits.check_rate(rate_bits_per_second)
         self._limits.check_share(rate_bits_per_second)
+        self._limits.check_peer_address(peer_address)
         if via_address:
             _check_address(via_address, "session.via_address.malformed")
         target = _Target(

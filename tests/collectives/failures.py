@@ -79,6 +79,16 @@ def aborted(store: str, rank: int, size: int) -> None:
     dist.destroy_process_group()
 
 
+def unequal(store: str, rank: int, size: int) -> None:
+    """Ranks bring tensors of different lengths; who notices says so, and nobody waits."""
+    init(store, rank, size, LONG)
+    with pytest.raises(RuntimeError, match=r"the ranks do different things|group\.aborted"):
+        dist.all_reduce(torch.ones(1000 + 8 * rank))
+    with pytest.raises(RuntimeError, match=r"group\.(order|aborted)"):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
 def dead(store: str, rank: int, size: int) -> None:
     """Rank 1 dies; the others don't wait for a time-out."""
     init(store, rank, size, LONG)
@@ -91,7 +101,7 @@ def dead(store: str, rank: int, size: int) -> None:
 def main() -> None:
     """Fail in each way."""
     store, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    for number, way in enumerate((late, aborted, dead)):
+    for number, way in enumerate((late, aborted, unequal, dead)):
         way(f"{store}-{number}", rank, size)
 
 

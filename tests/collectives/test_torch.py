@@ -110,7 +110,12 @@ def test_training_over_sessions_has_the_loss_of_gloo(tmp_path: Path, ranks: list
     assert ours[0][-1] < ours[0][0]
 
 
-def test_late_aborted_and_dead_ranks_end_the_operations_of_all(
+def test_one_rank_alone_trains_as_with_gloo(tmp_path: Path, ranks: list[Rank]) -> None:
+    (ours,), (theirs,) = (losses(name, tmp_path, ranks[:1]) for name in ("sealane", "gloo"))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_late_aborted_unequal_and_dead_ranks_end_the_operations_of_all(
     tmp_path: Path, ranks: list[Rank]
 ) -> None:
     run("failures.py", ranks, str(tmp_path / "store"))

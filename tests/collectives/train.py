@@ -5,6 +5,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -22,8 +23,8 @@ def collectives(rank: int, size: int) -> None:
         columns += rank
         dist.all_reduce(columns, op=dist.ReduceOp.MAX)
         assert (columns == size - 1).all()
-        dist.broadcast(tensor.fill_(rank), src=1)
-        assert (tensor == 1).all()
+        dist.broadcast(tensor.fill_(rank), src=size - 1)
+        assert (tensor == size - 1).all()
         gathered = [torch.zeros(5, 2).to(dtype) for _ in range(size)]
         dist.all_gather(gathered, torch.full((5, 2), rank).to(dtype))
         assert all((part == index).all() for index, part in enumerate(gathered))
@@ -32,27 +33,85 @@ def collectives(rank: int, size: int) -> None:
         dist.reduce_scatter(part, parts)
         assert (part == sum(range(size)) + rank * size).all()
         rooted = torch.full((7,), rank + 1).to(dtype)
-        dist.reduce(rooted, dst=1)
-        assert (rooted == (sum(range(1, size + 1)) if rank == 1 else rank + 1)).all()
+        dist.reduce(rooted, dst=size - 1)
+        assert (rooted == (sum(range(1, size + 1)) if rank == size - 1 else rank + 1)).all()
         whole = torch.zeros(size * 5).to(dtype)
         dist.all_gather_into_tensor(whole, torch.full((5,), rank).to(dtype))
         assert (whole.reshape(size, 5) == torch.arange(size)[:, None]).all()
         dist.reduce_scatter_tensor(part, torch.stack(parts))
         assert (part == sum(range(size)) + rank * size).all()
-    if rank == 0:
-        dist.send(torch.arange(100_000), dst=1, tag=3)
-    elif rank == 1:
-        received = torch.zeros(100_000, dtype=torch.int64)
-        dist.recv(received, src=0, tag=3)
-        assert (received == torch.arange(100_000)).all()
     work = dist.all_reduce(torch.ones(10), async_op=True)
     work.wait()
     assert work.is_completed()
     dist.barrier()
 
 
+def pairs(rank: int, size: int) -> None:
+    """Exchange with the other of two ranks: in turn, both at once, strided, nothing."""
+    if size != 2:
+        return
+    if rank == 0:
+        dist.send(torch.arange(100_000), dst=1, tag=3)
+    else:
+        received = torch.zeros(100_000, dtype=torch.int64)
+        dist.recv(received, src=0, tag=3)
+        assert (received == torch.arange(100_000)).all()
+    rows = torch.zeros(6, 4)[::2]
+    operations = [
+        dist.P2POp(dist.isend, torch.full((4, 3), rank + 1.0).t(), 1 - rank),
+        dist.P2POp(dist.irecv, rows, 1 - rank),
+        dist.P2POp(dist.isend, torch.zeros(0), 1 - rank),
+        dist.P2POp(dist.irecv, torch.zeros(0), 1 - rank),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert (rows == 2.0 - rank).all()
+
+
+def odd_tensors(rank: int, size: int) -> None:
+    """Tensors without elements, with gaps, of half precision; what has no meaning."""
+    for shape in ((0,), (3, 0)):
+        empty = torch.zeros(shape)
+        dist.all_reduce(empty)
+        dist.broadcast(empty, src=0)
+        dist.all_gather([torch.zeros(shape) for _ in range(size)], empty)
+        dist.reduce_scatter(torch.zeros(shape), [torch.zeros(shape) for _ in range(size)])
+    wide = torch.full((4, 6), float(rank)).t()
+    dist.broadcast(wide, src=size - 1)
+    assert (wide == size - 1).all()
+    columns = torch.zeros(3, 2 * size)[:, ::2]
+    dist.all_gather(list(columns.t()), torch.full((6,), float(rank))[::2])
+    assert (columns == torch.arange(size)).all()
+    half = torch.full((101,), rank + 1, dtype=torch.float16)
+    dist.all_reduce(half, op=dist.ReduceOp.AVG)
+    assert (half == (size + 1) / 2).all()
+    turned = torch.full((5,), 1 + 2j, dtype=torch.complex64)
+    dist.all_reduce(turned)
+    assert (turned == size * (1 + 2j)).all()
+    for meaningless, operator in (
+        (torch.ones(3, dtype=torch.bool), dist.ReduceOp.SUM),
+        (torch.ones(3, dtype=torch.int64), dist.ReduceOp.AVG),
+        (torch.ones(3, dtype=torch.int64), dist.ReduceOp.BAND),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match=r"group\.(operator|array)"):
+            dist.all_reduce(meaningless, op=operator)
+
+
+def subgroups(rank: int, size: int) -> None:
+    """Groups of all and of each alone, beside the one of the job."""
+    together = dist.new_group(list(range(size)))
+    alone = [dist.new_group([number]) for number in range(size)][rank]
+    ones = torch.ones(10)
+    dist.all_reduce(ones, group=together)
+    assert (ones == size).all()
+    dist.all_reduce(ones, group=alone)
+    dist.broadcast(ones, src=rank, group=alone)
+    dist.barrier(group=alone)
+    assert (ones == size).all()
+
+
 def training(rank: int, size: int) -> list[float]:
-    """Take five steps on a share of the data; the loss is that of all."""
+    """Take five steps on a share of the data, each of two parts; the loss is that of all."""
     torch.manual_seed(3)
     network = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     inputs, wanted = torch.randn(64, 20), torch.randn(64, 1)
@@ -61,10 +120,14 @@ def training(rank: int, size: int) -> list[float]:
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(inputs[rank::size]), wanted[rank::size])
-        loss.backward()
+        own, hoped = inputs[rank::size].chunk(2), wanted[rank::size].chunk(2)
+        with model.no_sync():
+            first = torch.nn.functional.mse_loss(model(own[0]), hoped[0])
+            first.backward()
+        second = torch.nn.functional.mse_loss(model(own[1]), hoped[1])
+        second.backward()
         optimizer.step()
-        shared = loss.detach().clone()
+        shared = (first + second).detach()
         dist.all_reduce(shared)
         losses.append(float(shared) / size)
     return losses
@@ -83,6 +146,9 @@ def main() -> None:
     if backend == "sealane":
         assert isinstance(dist.group.WORLD, sealane.client.torch.SealaneProcessGroup)
         collectives(rank, size)
+        pairs(rank, size)
+        odd_tensors(rank, size)
+        subgroups(rank, size)
     losses = training(rank, size)
     dist.destroy_process_group()
     print(json.dumps(losses))

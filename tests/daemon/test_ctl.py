@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import datetime as dt
+import io
 import os
 import socket
 import subprocess
@@ -63,6 +64,25 @@ def test_table_is_aligned_without_trailing_blanks(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "a           b\nlong value\nx           7\n"
     output.show_one({"key": "v", "longer": NOW})
     assert capsys.readouterr().out == "key     v\nlonger  2026-01-02 03:04:05 UTC\n"
+
+
+def test_last_column_ends_where_the_terminal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "34")
+    terminal, file = Terminal(), io.StringIO()
+    row = {"key": "words that are too many for it", "longer": "", "one": "x" * 40}
+    Output("table", terminal).show_one(row)
+    assert terminal.getvalue().splitlines() == [
+        "key     words that are too many",
+        "        for it",
+        "longer",
+        "one     " + "x" * 40,
+    ]
+    Output("table", file).show_one(row)
+    assert file.getvalue().splitlines()[0] == "key     words that are too many for it"
 
 
 def test_text_of_a_peer_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,6 +238,12 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
             (ours,) = (job for job in jobs if job["job"].startswith(f"jobs/{os.getpid()}-"))
             assert ours["wire_bytes_sent"] > 4 * 8000
         assert listening.result(30) == [0, 1, 2, 3]
+    assert name not in sealanectl("--socket", near.socket, "session", "list").stdout
+    listed = sealanectl("--socket", near.socket, "session", "list", "--all").stdout.splitlines()
+    (line,) = (line for line in listed if line.startswith(name))
+    *shown, reason = line.split()
+    assert shown == [name, "threads", "closed", "b", "500"]
+    assert reason in {"session.job.gone", "session.peer_closed.requested"}
 
 
 def test_operator_drains_a_fabric() -> None:

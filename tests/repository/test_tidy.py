@@ -60,13 +60,14 @@ def test_proto_forbids_unsafe_code() -> None:
     assert "#![forbid(unsafe_code)]" in (ROOT / "native/sim/src/lib.rs").read_text()
 
 
-def test_unsafe_code_of_the_erasure_code_is_in_one_file() -> None:
-    library = (ROOT / "native/erasure/src/lib.rs").read_text()
+@pytest.mark.parametrize(("crate", "file"), [("erasure", "kernels"), ("gcm", "kernel")])
+def test_unsafe_code_of_a_kernel_is_in_one_file(crate: str, file: str) -> None:
+    library = (ROOT / f"native/{crate}/src/lib.rs").read_text()
     assert "#![deny(unsafe_code)]" in library
-    assert re.findall(r"#\[allow\(unsafe_code\)\]\nmod (\w+);", library) == ["kernels"]
+    assert re.findall(r"#\[allow\(unsafe_code\)\]\nmod (\w+);", library) == [file]
     assert [
-        path.name for path in tracked("native/erasure/*.rs") if "unsafe {" in path.read_text()
-    ] == ["kernels.rs"]
+        path.name for path in tracked(f"native/{crate}/*.rs") if "unsafe {" in path.read_text()
+    ] == [f"{file}.rs"]
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -1,4 +1,5 @@
-//! AES-256-GCM at the sizes of a packet, of a sector and of a large unit; GMAC over a sector.
+//! AES-256-GCM at the sizes of a packet, of a sector and of a large unit; GMAC over a sector. The
+//! product's kernel beside libraries.
 
 use std::hint::black_box;
 
@@ -27,7 +28,37 @@ pub fn measure_all(rounds: u64) {
         ("GMAC 4160 B", 0, 4160),
     ] {
         seal(rounds, shape, data_bytes, aad_bytes);
+        if data_bytes > 0 {
+            open(rounds, shape, data_bytes, aad_bytes);
+        }
     }
+}
+
+/// Opening from one buffer into another, so that there is something to open each time.
+fn open(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
+    let Some(own_key) = sealane_gcm::Key::new(&KEY) else {
+        return;
+    };
+    let aws_key = aws::LessSafeKey::new(aws::UnboundKey::new(&aws::AES_256_GCM, &KEY).unwrap());
+    let aad = vec![3; aad_bytes];
+    let mut sealed = vec![1; data_bytes];
+    let tag = own_key.seal(&nonce(0), &aad, &mut sealed);
+    let (mut a, mut b) = (vec![0; data_bytes], vec![0; data_bytes]);
+    let mut cases = [
+        Case::new("aws-lc-rs", |_| {
+            let nonce = aws::Nonce::assume_unique_for_key(nonce(0));
+            let aad = aws::Aad::from(&aad);
+            aws_key
+                .open_separate_gather(nonce, aad, &sealed, &tag, &mut a)
+                .unwrap();
+        }),
+        Case::new("sealane vaes", |_| {
+            own_key
+                .open(&nonce(0), &aad, &sealed, &tag, &mut b)
+                .unwrap();
+        }),
+    ];
+    measure(rounds, "open", shape, data_bytes, &mut cases);
 }
 
 fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
@@ -35,13 +66,15 @@ fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
     let ring_key =
         ringed::LessSafeKey::new(ringed::UnboundKey::new(&ringed::AES_256_GCM, &KEY).unwrap());
     let rust_key = aes_gcm::Aes256Gcm::new_from_slice(&KEY).unwrap();
+    let own_key = sealane_gcm::Key::new(&KEY);
     let aad = vec![3; aad_bytes];
-    let (mut a, mut b, mut c) = (
+    let (mut a, mut b, mut c, mut d) = (
+        vec![1; data_bytes],
         vec![1; data_bytes],
         vec![1; data_bytes],
         vec![1; data_bytes],
     );
-    let mut cases = [
+    let mut cases = vec![
         Case::new("aws-lc-rs", |number| {
             let nonce = aws::Nonce::assume_unique_for_key(nonce(number));
             let tag = aws_key.seal_in_place_separate_tag(nonce, aws::Aad::from(&aad), &mut a);
@@ -57,5 +90,10 @@ fn seal(rounds: u64, shape: &str, data_bytes: usize, aad_bytes: usize) {
                 .unwrap();
         }),
     ];
+    if let Some(key) = &own_key {
+        cases.push(Case::new("sealane vaes", |number| {
+            black_box(key.seal(&nonce(number), &aad, &mut d));
+        }));
+    }
     measure(rounds, "seal", shape, data_bytes.max(aad_bytes), &mut cases);
 }

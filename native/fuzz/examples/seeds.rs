@@ -57,6 +57,9 @@ fn main() -> std::io::Result<()> {
             }
         }
     }
+    for (length, aad_bytes) in [(0, 0), (16, 39), (513, 64), (1408, 39), (4096, 33)] {
+        put("gcm", format!("{length}-{aad_bytes}"), &gcm_script(length, aad_bytes))?;
+    }
     for (name, changes) in [("same", &[][..]), ("mac", &[28, 0, 1, 7]), ("tag", &[0, 0, 1, 7])] {
         put("sector_open", name.into(), &[&[5, 0, 0, 0, 0, 0, 0, 0], changes].concat())?;
     }
@@ -178,6 +181,15 @@ fn host_script(digests: u8, command: u8) -> Vec<u8> {
     let data = [4, 0, 1];
     let respond = [6, 0, 0, 6, 1, 0];
     [&[digests, 255][..], &submit, &request, &data, &respond].concat()
+}
+
+/// A key, a nonce, and so many bytes of data and additional data, none of them aligned.
+fn gcm_script(length: usize, aad_bytes: u16) -> Vec<u8> {
+    let mut script = vec![7; 32 + 12];
+    script.extend_from_slice(&aad_bytes.to_le_bytes());
+    script.extend_from_slice(&[5, 77, 1]);
+    script.extend((0..usize::from(aad_bytes) + length).map(|index| (index * 7) as u8));
+    script
 }
 
 /// One PDU of each kind.

@@ -3,6 +3,7 @@
 //! the peer does.
 
 mod controller;
+mod gcm;
 mod host;
 #[path = "../../proto/tests/session/hostile.rs"]
 mod hostile;
@@ -13,6 +14,7 @@ mod store;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
+pub use gcm::gcm;
 pub use recovery::{store_recovery, store_recovery_in_place};
 pub use store::store_page;
 

@@ -1,19 +1,21 @@
 //! AES-256-GCM and GMAC as every layer above uses them: separate tags, explicit nonces, typed keys.
 //!
-//! Nothing here chooses a nonce. Whoever holds a key owns its nonce sequence and says so at the
+//! AES-256-GCM is the product's own kernel where the processor can run it, else a library's: both give
+//! the same bytes (decision 49). Nothing here chooses a nonce. Whoever holds a key owns its nonce sequence and says so at the
 //! type that wraps the key (a lease, a packet number, a command number).
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use aws_lc_rs::hmac;
+use sealane_gcm as gcm;
 use zeroize::Zeroize;
 
 /// Bytes of a key.
-pub const KEY_BYTES: usize = 32;
+pub const KEY_BYTES: usize = gcm::KEY_BYTES;
 /// Bytes of a nonce (IV).
-pub const NONCE_BYTES: usize = 12;
+pub const NONCE_BYTES: usize = gcm::NONCE_BYTES;
 /// Bytes of a tag or MAC.
-pub const TAG_BYTES: usize = 16;
+pub const TAG_BYTES: usize = gcm::TAG_BYTES;
 /// Bytes of the shortest truncated MAC that is ever accepted.
 pub const TRUNCATED_MAC_BYTES: usize = 8;
 
@@ -66,11 +68,6 @@ impl Secret {
     pub(crate) fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
     }
-
-    fn key(&self) -> LessSafeKey {
-        let unbound = UnboundKey::new(&AES_256_GCM, &self.0).expect("key length is fixed");
-        LessSafeKey::new(unbound)
-    }
 }
 
 impl core::fmt::Debug for Secret {
@@ -87,15 +84,85 @@ impl KeyType for SecretLength {
     }
 }
 
-/// An AES-256-GCM key (NIST SP 800-38D).
+/// AES-256-GCM (NIST SP 800-38D) under one key.
 #[derive(Debug)]
-pub struct AeadKey(LessSafeKey);
+enum Cipher {
+    Kernel(gcm::Key),
+    Library(Box<LessSafeKey>),
+}
+
+impl Cipher {
+    fn new(secret: &Secret) -> Self {
+        gcm::Key::new(&secret.0).map_or_else(|| Self::library(secret), Self::Kernel)
+    }
+
+    fn library(secret: &Secret) -> Self {
+        let unbound = UnboundKey::new(&AES_256_GCM, &secret.0).expect("key length is fixed");
+        Self::Library(Box::new(LessSafeKey::new(unbound)))
+    }
+
+    fn seal(&self, nonce: [u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
+        match self {
+            Self::Kernel(key) => key.seal(&nonce, aad, data),
+            Self::Library(key) => {
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                let tag = key
+                    .seal_in_place_separate_tag(nonce, Aad::from(aad), data)
+                    .expect("length is within the limits of GCM");
+                tag.as_ref().try_into().expect("tag length is fixed")
+            }
+        }
+    }
+
+    fn open_in_place<'a>(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &'a mut [u8],
+    ) -> Result<&'a mut [u8], NotAuthentic> {
+        match self {
+            Self::Kernel(key) => {
+                let (data, tag) = sealed.split_last_chunk_mut().ok_or(NotAuthentic)?;
+                key.open_in_place(&nonce, aad, data, tag).map_err(|_| NotAuthentic)?;
+                Ok(data)
+            }
+            Self::Library(key) => {
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                key.open_in_place(nonce, Aad::from(aad), sealed).map_err(|_| NotAuthentic)
+            }
+        }
+    }
+
+    fn open(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        aad: &[u8],
+        ciphertext: &[u8],
+        tag: &[u8; TAG_BYTES],
+        plaintext: &mut [u8],
+    ) -> Result<(), NotAuthentic> {
+        match self {
+            Self::Kernel(key) => {
+                key.open(&nonce, aad, ciphertext, tag, plaintext).map_err(|_| NotAuthentic)
+            }
+            Self::Library(key) => {
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                key.open_separate_gather(nonce, Aad::from(aad), ciphertext, tag, plaintext)
+                    .map_err(|_| NotAuthentic)
+            }
+        }
+    }
+}
+
+/// An AES-256-GCM key.
+#[derive(Debug)]
+pub struct AeadKey(Cipher);
 
 impl AeadKey {
-    /// Expands the key schedule.
+    /// Expands the key.
     #[must_use]
     pub fn new(secret: &Secret) -> Self {
-        Self(secret.key())
+        Self(Cipher::new(secret))
     }
 
     /// Encrypts in place and returns the tag. One (key, nonce) pair must never be used twice.
@@ -104,12 +171,7 @@ impl AeadKey {
     /// If `data` is longer than GCM allows (64 GiB), which no caller's buffer can be.
     #[must_use]
     pub fn seal(&self, nonce: [u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = self
-            .0
-            .seal_in_place_separate_tag(nonce, Aad::from(aad), data)
-            .expect("length is within the limits of GCM");
-        tag.as_ref().try_into().expect("tag length is fixed")
+        self.0.seal(nonce, aad, data)
     }
 
     /// Decrypts a ciphertext with its tag behind it, in place; the plaintext.
@@ -120,8 +182,7 @@ impl AeadKey {
         aad: &[u8],
         sealed: &'a mut [u8],
     ) -> Result<&'a mut [u8], NotAuthentic> {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        self.0.open_in_place(nonce, Aad::from(aad), sealed).map_err(|_| NotAuthentic)
+        self.0.open_in_place(nonce, aad, sealed)
     }
 
     /// Decrypts `ciphertext` into `plaintext` (same length).
@@ -134,10 +195,7 @@ impl AeadKey {
         tag: &[u8; TAG_BYTES],
         plaintext: &mut [u8],
     ) -> Result<(), NotAuthentic> {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        self.0
-            .open_separate_gather(nonce, Aad::from(aad), ciphertext, tag, plaintext)
-            .map_err(|_| NotAuthentic)
+        self.0.open(nonce, aad, ciphertext, tag, plaintext)
     }
 }
 
@@ -172,13 +230,13 @@ impl HmacKey {
 
 /// An AES-256-GMAC key: GCM with nothing to encrypt.
 #[derive(Debug)]
-pub struct MacKey(LessSafeKey);
+pub struct MacKey(Cipher);
 
 impl MacKey {
-    /// Expands the key schedule.
+    /// Expands the key.
     #[must_use]
     pub fn new(secret: &Secret) -> Self {
-        Self(secret.key())
+        Self(Cipher::new(secret))
     }
 
     /// MAC over `message`. One (key, nonce) pair must never authenticate two messages.
@@ -187,12 +245,7 @@ impl MacKey {
     /// If `message` is longer than GCM allows, which no caller's buffer can be.
     #[must_use]
     pub fn mac(&self, nonce: [u8; NONCE_BYTES], message: &[u8]) -> [u8; TAG_BYTES] {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = self
-            .0
-            .seal_in_place_separate_tag(nonce, Aad::from(message), &mut [])
-            .expect("length is within the limits of GCM");
-        tag.as_ref().try_into().expect("tag length is fixed")
+        self.0.seal(nonce, message, &mut [])
     }
 
     /// Verifies a MAC over `message`, whole or truncated to no less than 8 bytes, in constant time.
@@ -219,21 +272,44 @@ mod tests {
         Secret::take(&mut [7; KEY_BYTES])
     }
 
+    /// What this processor uses, and what others use.
+    fn ciphers() -> [AeadKey; 2] {
+        [AeadKey::new(&key()), AeadKey(Cipher::library(&key()))]
+    }
+
     #[test]
     fn sealed_bytes_open_and_any_flip_is_refused() {
-        let aead = AeadKey::new(&key());
-        let mut data = *b"sixteen byte msg";
-        let tag = aead.seal([1; 12], b"aad", &mut data);
-        let mut plain = [0; 16];
-        aead.open([1; 12], b"aad", &data, &tag, &mut plain).unwrap();
-        assert_eq!(&plain, b"sixteen byte msg");
-        for bit in 0..128 {
-            let mut flipped = data;
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(aead.open([1; 12], b"aad", &flipped, &tag, &mut plain), Err(NotAuthentic));
+        for aead in ciphers() {
+            let mut data = *b"sixteen byte msg";
+            let tag = aead.seal([1; 12], b"aad", &mut data);
+            let mut plain = [0; 16];
+            aead.open([1; 12], b"aad", &data, &tag, &mut plain).unwrap();
+            assert_eq!(&plain, b"sixteen byte msg");
+            for bit in 0..128 {
+                let mut flipped = data;
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                let opened = aead.open([1; 12], b"aad", &flipped, &tag, &mut plain);
+                assert_eq!(opened, Err(NotAuthentic));
+            }
+            assert_eq!(aead.open([2; 12], b"aad", &data, &tag, &mut plain), Err(NotAuthentic));
+            assert_eq!(aead.open([1; 12], b"AAD", &data, &tag, &mut plain), Err(NotAuthentic));
         }
-        assert_eq!(aead.open([2; 12], b"aad", &data, &tag, &mut plain), Err(NotAuthentic));
-        assert_eq!(aead.open([1; 12], b"AAD", &data, &tag, &mut plain), Err(NotAuthentic));
+    }
+
+    #[test]
+    fn what_one_cipher_seals_the_other_opens_in_place() {
+        let [own, library] = ciphers();
+        for (from, to) in [(&own, &library), (&library, &own), (&own, &own), (&library, &library)] {
+            let mut sealed = b"a message".to_vec();
+            let tag = from.seal([1; 12], b"aad", &mut sealed);
+            sealed.extend_from_slice(&tag);
+            let opened = to.open_in_place([1; 12], b"aad", &mut sealed.clone()).map(|m| m.to_vec());
+            assert_eq!(opened, Ok(b"a message".to_vec()));
+            *sealed.last_mut().unwrap() ^= 1;
+            assert_eq!(to.open_in_place([1; 12], b"aad", &mut sealed), Err(NotAuthentic));
+            let too_short = &mut [0; TAG_BYTES - 1];
+            assert_eq!(to.open_in_place([1; 12], b"aad", too_short), Err(NotAuthentic));
+        }
     }
 
     #[test]

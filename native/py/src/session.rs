@@ -403,6 +403,10 @@ impl JobRing {
         Ok(self.job()?.bitmap(handle, chunk_count).map(ChunkBitmap::new))
     }
 
+    fn close_reason(&mut self) -> PyResult<String> {
+        Ok(self.job()?.close_reason())
+    }
+
     fn wake_for_chunks(&mut self, wanted: bool) -> PyResult<()> {
         self.job()?.wake_for_chunks(wanted);
         Ok(())

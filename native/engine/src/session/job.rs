@@ -59,6 +59,11 @@ impl Job {
         self.ring.state()
     }
 
+    /// Why the session ended, as [`JobRing::close_reason`].
+    pub fn close_reason(&self) -> String {
+        self.ring.close_reason()
+    }
+
     /// The statistics, in the order of `statistics::names`.
     pub fn statistics(&self) -> Vec<u64> {
         self.ring.statistics()

@@ -41,6 +41,10 @@ const HEADER_CHUNK_BYTES: u64 = 48;
 pub const STATE: u64 = 56;
 /// Completion memory: index of the next submission that the daemon will read.
 pub const SUBMISSION_CONSUMER: u64 = 64;
+/// Completion memory: why the session ended, a reason id filled up with zeros; once it is closed.
+pub const REASON: u64 = 80;
+/// Bytes of the reason.
+pub const REASON_BYTES: usize = 48;
 /// Completion memory: index of the next completion that the daemon will write.
 pub const COMPLETION_PRODUCER: u64 = 128;
 /// Completion memory: the statistics, `STATISTICS_COUNT` numbers.

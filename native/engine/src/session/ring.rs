@@ -18,8 +18,8 @@ pub use super::entry::{
 };
 use super::layout::{
     CHUNK_WAKE, COMMAND_ENTRIES, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER,
-    ENTRY_BYTES, Layout, STATE, STATISTICS, STATISTICS_COUNT, SUBMISSION_CONSUMER,
-    SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
+    ENTRY_BYTES, Layout, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS, STATISTICS_COUNT,
+    SUBMISSION_CONSUMER, SUBMISSION_ENTRIES, SUBMISSION_PRODUCER,
 };
 use super::region::SharedMemory;
 
@@ -107,6 +107,15 @@ impl DaemonRing {
     /// Publishes the state of the session (`layout::STATE_*`).
     pub fn publish_state(&self, state: u64) {
         self.completion.word(STATE).store(state, Ordering::Release);
+    }
+
+    /// Publishes that the session is over, and why.
+    pub fn publish_closed(&self, reason: &str) {
+        let mut field = [0; REASON_BYTES];
+        let length = reason.len().min(REASON_BYTES);
+        field[..length].copy_from_slice(&reason.as_bytes()[..length]);
+        self.completion.copy_in(REASON, &field);
+        self.publish_state(STATE_CLOSED);
     }
 
     /// Publishes the statistics, in their documented order.
@@ -251,6 +260,16 @@ impl JobRing {
     /// State of the session (`layout::STATE_*`).
     pub fn state(&self) -> u64 {
         self.completion.word(STATE).load(Ordering::Acquire)
+    }
+
+    /// Why the session ended; empty while it has not, or nobody said why.
+    pub fn close_reason(&self) -> String {
+        let mut field = [0; REASON_BYTES];
+        if self.state() == STATE_CLOSED {
+            self.completion.copy_out(REASON, &mut field);
+        }
+        let text = String::from_utf8_lossy(&field);
+        text.trim_end_matches('\0').to_owned()
     }
 
     /// The statistics, in their documented order. Advisory: each is read on its own.
@@ -410,8 +429,12 @@ mod tests {
     #[test]
     fn state_reaches_the_job() {
         let (daemon, job, _) = rings(4);
-        daemon.publish_state(2);
-        assert_eq!(job.state(), 2);
+        daemon.publish_state(1);
+        assert_eq!((job.state(), job.close_reason()), (1, String::new()));
+        daemon.publish_closed("session.closed.requested");
+        assert_eq!((job.state(), job.close_reason().as_str()), (2, "session.closed.requested"));
+        daemon.publish_closed(&"x".repeat(100));
+        assert_eq!(job.close_reason(), "x".repeat(REASON_BYTES));
     }
 
     #[test]

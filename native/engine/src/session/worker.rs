@@ -13,7 +13,7 @@ use sealane_proto::session::{
     SessionConfig, Source,
 };
 
-use super::layout::{Layout, STATE_CLOSED, STATE_ESTABLISHED};
+use super::layout::{Layout, STATE_ESTABLISHED};
 use super::limits::{Limit, Limits};
 use super::operations::Operations;
 use super::outbound::Outbound;
@@ -326,7 +326,7 @@ impl Worker {
         self.progress.is_over = true;
         self.publish();
         // In this order: the end of the stream without the state is a fabric that died.
-        self.memory.ring.publish_state(STATE_CLOSED);
+        self.memory.ring.publish_closed(&reason);
         self.doorbell = None;
         self.report.set(State::Closed { reason });
     }
@@ -452,8 +452,9 @@ impl Drop for Worker {
     /// Also after a panic: nobody may wait for a session whose thread is gone.
     fn drop(&mut self) {
         if !self.progress.is_over {
-            self.memory.ring.publish_state(STATE_CLOSED);
-            self.report.set(State::Closed { reason: "session.worker.failed".into() });
+            let reason = "session.worker.failed";
+            self.memory.ring.publish_closed(reason);
+            self.report.set(State::Closed { reason: reason.into() });
         }
     }
 }

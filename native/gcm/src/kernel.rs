@@ -1,0 +1,532 @@
+//! The kernel: four AES blocks in a register, eight registers at a time. All unsafe code of the crate
+//! is here: calls of functions that need a processor feature, and loads and stores whose bounds are
+//! those of the slices that a [`Stream`] is made of, or of the table of powers.
+//!
+//! GHASH is computed as POLYVAL, its mirror image (RFC 8452, appendix A): blocks are reversed byte by
+//! byte, the hash key is multiplied by x once, and a product is reduced in two steps of 64 bits.
+//! Products of up to 36 blocks are summed before they are reduced. While a group of blocks is
+//! encrypted, the group before it is hashed: neither waits for the other.
+
+#[allow(clippy::wildcard_imports)] // intrinsics have a prefix of their own
+use std::arch::x86_64::*;
+
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+use crate::{KEY_BYTES, NONCE_BYTES, TAG_BYTES};
+
+const BLOCK_BYTES: usize = 16;
+const VECTOR_BYTES: usize = 64;
+/// Blocks of a vector.
+const LANES: usize = 4;
+/// Vectors of a group: what the latency of an AES round leaves room for.
+const WIDTH: usize = 8;
+const GROUP_BYTES: usize = WIDTH * VECTOR_BYTES;
+/// AES-256: 14 rounds, and the key that is added before them.
+const ROUND_KEYS: usize = 15;
+/// Powers of the hash key: of a group, and of a vector that holds the block of lengths.
+const POWERS: usize = (WIDTH + 1) * LANES;
+/// x^128 modulo the polynomial of POLYVAL, of which the upper half is x^127 + x^126 + x^121.
+const POLYNOMIAL: u128 = 0xc200_0000_0000_0000_0000_0000_0000_0001;
+
+type Vectors<const N: usize> = [__m512i; N];
+
+/// The round keys, and the powers of the hash key: the greatest first, and zeros behind the first
+/// power, so that a vector can be loaded at any of them.
+#[repr(C, align(64))]
+#[derive(Zeroize, ZeroizeOnDrop)]
+pub struct Schedule {
+    powers: [[u8; BLOCK_BYTES]; POWERS + LANES - 1],
+    round_keys: [[u8; BLOCK_BYTES]; ROUND_KEYS],
+}
+
+impl Schedule {
+    pub fn new(secret: &[u8; KEY_BYTES]) -> Option<Box<Self>> {
+        let is_able = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("aes")
+            && is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("vpclmulqdq");
+        if !is_able {
+            return None;
+        }
+        let mut schedule = Box::new(Self {
+            powers: [[0; BLOCK_BYTES]; POWERS + LANES - 1],
+            round_keys: [[0; BLOCK_BYTES]; ROUND_KEYS],
+        });
+        // SAFETY: the processor has the features.
+        unsafe { schedule.expand(secret) };
+        Some(schedule)
+    }
+
+    pub fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
+        let into = data.as_mut_ptr();
+        // SAFETY: there is a schedule, so the processor has the features; `data` may be read and
+        // written for its length.
+        unsafe { bytes_of(self.pass::<true>(nonce, aad, (into, into, data.len()))) }
+    }
+
+    /// Whether the tag is right.
+    pub fn open_in_place(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        data: &mut [u8],
+        tag: &[u8; TAG_BYTES],
+    ) -> bool {
+        let into = data.as_mut_ptr();
+        // SAFETY: as in `seal`.
+        unsafe { is_equal(self.pass::<false>(nonce, aad, (into, into, data.len())), *tag) }
+    }
+
+    /// Whether the tag is right. Both slices are equally long.
+    pub fn open(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        (from, into): (&[u8], &mut [u8]),
+        tag: &[u8; TAG_BYTES],
+    ) -> bool {
+        let length = from.len().min(into.len());
+        // SAFETY: as in `seal`; both slices have `length` bytes, and they are apart.
+        unsafe {
+            let made = self.pass::<false>(nonce, aad, (from.as_ptr(), into.as_mut_ptr(), length));
+            is_equal(made, *tag)
+        }
+    }
+
+    /// FIPS 197 §5.2, and the powers of what the key makes of a zero block.
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn expand(&mut self, secret: &[u8; KEY_BYTES]) {
+        let (first, second) = secret.split_at(BLOCK_BYTES);
+        self.round_keys[0].copy_from_slice(first);
+        self.round_keys[1].copy_from_slice(second);
+        self.expand_pair::<0x01>(2);
+        self.expand_pair::<0x02>(4);
+        self.expand_pair::<0x04>(6);
+        self.expand_pair::<0x08>(8);
+        self.expand_pair::<0x10>(10);
+        self.expand_pair::<0x20>(12);
+        self.expand_pair::<0x40>(14);
+        let mut hash_key = bytes_of(self.encrypt(_mm_setzero_si128()));
+        // Times x: the mirror image of GHASH is POLYVAL with this key.
+        let mirrored = u128::from_be_bytes(hash_key);
+        hash_key = ((mirrored << 1) ^ ((mirrored >> 127) * POLYNOMIAL)).to_le_bytes();
+        let mut power = hash_key;
+        for place in (0..POWERS).rev() {
+            self.powers[place] = power;
+            let mut sum = Sum::zero();
+            sum.add(_mm512_zextsi128_si512(block(power)), _mm512_zextsi128_si512(block(hash_key)));
+            power = bytes_of(sum.reduce());
+        }
+        power.zeroize();
+        hash_key.zeroize();
+    }
+
+    /// The round keys `at` and, if there is one, the next.
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn expand_pair<const CONSTANT: i32>(&mut self, at: usize) {
+        let [before, last] = [at - 2, at - 1].map(|index| block(self.round_keys[index]));
+        let word = _mm_shuffle_epi32::<0xff>(_mm_aeskeygenassist_si128::<CONSTANT>(last));
+        let even = _mm_xor_si128(prefix_sums(before), word);
+        self.round_keys[at] = bytes_of(even);
+        if let Some(odd) = self.round_keys.get_mut(at + 1) {
+            let word = _mm_shuffle_epi32::<0xaa>(_mm_aeskeygenassist_si128::<0>(even));
+            *odd = bytes_of(_mm_xor_si128(prefix_sums(last), word));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn encrypt(&self, plaintext: __m128i) -> __m128i {
+        let [first, between @ .., last] = &self.round_keys;
+        let state = _mm_xor_si128(plaintext, block(*first));
+        let state = between.iter().fold(state, |state, key| _mm_aesenc_si128(state, block(*key)));
+        _mm_aesenclast_si128(state, block(*last))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn round_key(&self, round: usize) -> __m512i {
+        _mm512_broadcast_i32x4(block(self.round_keys[round]))
+    }
+
+    /// The powers from this one down, four of them; below the first they are zero.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn powers_from(&self, power: usize) -> __m512i {
+        let vector: &[[u8; BLOCK_BYTES]; LANES] =
+            self.powers[POWERS - power..].first_chunk().expect("zeros lie behind the first power");
+        // SAFETY: a vector is as large as four blocks.
+        unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) }
+    }
+
+    /// Encrypts or decrypts `length` bytes and returns the tag.
+    ///
+    /// # Safety
+    /// `from` may be read and `into` written for `length` bytes; they are equal or apart.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    unsafe fn pass<const SEAL: bool>(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        (from, into, length): (*const u8, *mut u8, usize),
+    ) -> __m128i {
+        let mut first = [0; BLOCK_BYTES];
+        first[..NONCE_BYTES].copy_from_slice(nonce);
+        first[BLOCK_BYTES - 1] = 1;
+        let first = block(first);
+        let pad = self.encrypt(first);
+        let counter = _mm512_add_epi32(
+            _mm512_broadcast_i32x4(reverse_block(first)),
+            _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1),
+        );
+        let hash = self.hash_aad(aad);
+        let bits = |bytes: usize| (bytes as u64 * 8).cast_signed();
+        let lengths = _mm_set_epi64x(bits(aad.len()), bits(length));
+        let mut stream = Stream { schedule: self, counter, hash, from, into, left: length };
+        // SAFETY: what the caller promises.
+        let hash = unsafe { stream.run::<SEAL>(lengths) };
+        _mm_xor_si128(reverse_block(hash), pad)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn hash_aad(&self, aad: &[u8]) -> __m128i {
+        let mut hash = _mm_setzero_si128();
+        for part in aad.chunks(GROUP_BYTES) {
+            let mut power = part.len().div_ceil(BLOCK_BYTES);
+            let mut sum = Sum::zero();
+            let mut carried = _mm512_zextsi128_si512(hash);
+            for piece in part.chunks(VECTOR_BYTES) {
+                // SAFETY: the mask names the bytes of the piece.
+                let vector =
+                    unsafe { _mm512_maskz_loadu_epi8(mask_of(piece.len()), piece.as_ptr().cast()) };
+                sum.add(_mm512_xor_si512(reverse(vector), carried), self.powers_from(power));
+                carried = _mm512_setzero_si512();
+                power = power.saturating_sub(LANES);
+            }
+            hash = sum.reduce();
+        }
+        hash
+    }
+}
+
+/// A message being encrypted or decrypted.
+struct Stream<'a> {
+    schedule: &'a Schedule,
+    /// Mirrored counters of the next four blocks.
+    counter: __m512i,
+    hash: __m128i,
+    /// May be read for `left` bytes …
+    from: *const u8,
+    /// … and written. They are equal or apart.
+    into: *mut u8,
+    left: usize,
+}
+
+impl Stream<'_> {
+    /// Does all of it; the hash with the lengths.
+    ///
+    /// # Safety
+    /// The pointers are what their fields say.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    unsafe fn run<const SEAL: bool>(&mut self, lengths: __m128i) -> __m128i {
+        let mut ciphertext = None;
+        while self.left >= GROUP_BYTES {
+            // SAFETY: a group is left.
+            ciphertext = Some(unsafe { self.group::<SEAL>(ciphertext.as_ref()) });
+        }
+        if SEAL && let Some(ciphertext) = ciphertext {
+            self.hash_group(&ciphertext);
+        }
+        // SAFETY: so many vectors are left, the last of them perhaps not whole.
+        unsafe {
+            match self.left.div_ceil(VECTOR_BYTES) {
+                0 => self.finish::<0, SEAL>(lengths),
+                1 => self.finish::<1, SEAL>(lengths),
+                2 => self.finish::<2, SEAL>(lengths),
+                3 => self.finish::<3, SEAL>(lengths),
+                4 => self.finish::<4, SEAL>(lengths),
+                5 => self.finish::<5, SEAL>(lengths),
+                6 => self.finish::<6, SEAL>(lengths),
+                7 => self.finish::<7, SEAL>(lengths),
+                _ => self.finish::<WIDTH, SEAL>(lengths),
+            }
+        }
+    }
+
+    /// A whole group. Sealing hashes the ciphertext of the group before, which is at hand, and
+    /// returns this one's; opening hashes this one's.
+    ///
+    /// # Safety
+    /// As [`Self::run`], and a group is left.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    unsafe fn group<const SEAL: bool>(
+        &mut self,
+        before: Option<&Vectors<WIDTH>>,
+    ) -> Vectors<WIDTH> {
+        let (from, into) = (self.from, self.into);
+        // SAFETY: vectors of the group that is left.
+        let read = |i: usize| unsafe { _mm512_loadu_si512(from.add(i * VECTOR_BYTES).cast()) };
+        let hashed =
+            if SEAL { before.copied() } else { Some(std::array::from_fn(|i| reverse(read(i)))) };
+        let states = match hashed {
+            None => self.rounds(|_| ()),
+            Some(hashed) => {
+                let schedule = self.schedule;
+                let mut sum = Sum::zero();
+                let mut carried = _mm512_zextsi128_si512(self.hash);
+                let states = self.rounds(|round| {
+                    if let Some(vector) = hashed.get(round) {
+                        let powers = schedule.powers_from((WIDTH - round) * LANES);
+                        sum.add(_mm512_xor_si512(*vector, carried), powers);
+                        carried = _mm512_setzero_si512();
+                    }
+                });
+                self.hash = sum.reduce();
+                states
+            }
+        };
+        let last = self.schedule.round_key(ROUND_KEYS - 1);
+        let mut made = states;
+        for (i, state) in states.into_iter().enumerate() {
+            made[i] = _mm512_aesenclast_epi128(state, _mm512_xor_si512(read(i), last));
+            // SAFETY: as the reads.
+            unsafe { _mm512_storeu_si512(into.add(i * VECTOR_BYTES).cast(), made[i]) };
+        }
+        // SAFETY: a group was left.
+        (self.from, self.into) = unsafe { (from.add(GROUP_BYTES), into.add(GROUP_BYTES)) };
+        self.left -= GROUP_BYTES;
+        made.map(|vector| reverse(vector))
+    }
+
+    /// What is left, `N` vectors, and the lengths.
+    ///
+    /// # Safety
+    /// As [`Self::run`], and `N` vectors are left, of which the last may not be whole.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    unsafe fn finish<const N: usize, const SEAL: bool>(&mut self, lengths: __m128i) -> __m128i {
+        let left = self.left;
+        let (states, last): (Vectors<N>, _) =
+            (self.rounds(|_| ()), self.schedule.round_key(ROUND_KEYS - 1));
+        let mut power = left.div_ceil(BLOCK_BYTES) + 1;
+        let mut sum = Sum::zero();
+        let mut carried = _mm512_zextsi128_si512(self.hash);
+        for (i, state) in states.into_iter().enumerate() {
+            let at = i * VECTOR_BYTES;
+            let mask = mask_of((left - at).min(VECTOR_BYTES));
+            // SAFETY: the mask names bytes that are left.
+            let read = unsafe { _mm512_maskz_loadu_epi8(mask, self.from.add(at).cast()) };
+            let made = _mm512_aesenclast_epi128(state, _mm512_xor_si512(read, last));
+            // SAFETY: as the read.
+            unsafe { _mm512_mask_storeu_epi8(self.into.add(at).cast(), mask, made) };
+            let hashed = if SEAL { _mm512_maskz_mov_epi8(mask, made) } else { read };
+            let powers = self.schedule.powers_from(power);
+            sum.add(_mm512_xor_si512(reverse(hashed), carried), powers);
+            carried = _mm512_setzero_si512();
+            power -= LANES.min(power - 1);
+        }
+        let lengths = _mm512_xor_si512(_mm512_zextsi128_si512(lengths), carried);
+        sum.add(lengths, self.schedule.powers_from(1));
+        sum.reduce()
+    }
+
+    /// Counters through all rounds but the last; `beside` is done between them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn rounds<const N: usize>(&mut self, mut beside: impl FnMut(usize)) -> Vectors<N> {
+        let step = _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4);
+        let first = self.schedule.round_key(0);
+        let mut states = [self.counter; N];
+        for state in &mut states {
+            *state = _mm512_xor_si512(reverse(self.counter), first);
+            self.counter = _mm512_add_epi32(self.counter, step);
+        }
+        for round in 1..ROUND_KEYS - 1 {
+            let key = self.schedule.round_key(round);
+            for state in &mut states {
+                *state = _mm512_aesenc_epi128(*state, key);
+            }
+            beside(round - 1);
+        }
+        states
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn hash_group(&mut self, ciphertext: &Vectors<WIDTH>) {
+        let mut sum = Sum::zero();
+        let mut carried = _mm512_zextsi128_si512(self.hash);
+        for (i, vector) in ciphertext.iter().enumerate() {
+            let powers = self.schedule.powers_from((WIDTH - i) * LANES);
+            sum.add(_mm512_xor_si512(*vector, carried), powers);
+            carried = _mm512_setzero_si512();
+        }
+        self.hash = sum.reduce();
+    }
+}
+
+/// Sums of products in each of four lanes, by the weight of their 64-bit halves.
+struct Sum {
+    low: __m512i,
+    middle: __m512i,
+    high: __m512i,
+}
+
+impl Sum {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn zero() -> Self {
+        let zero = _mm512_setzero_si512();
+        Self { low: zero, middle: zero, high: zero }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn add(&mut self, blocks: __m512i, powers: __m512i) {
+        let low = _mm512_clmulepi64_epi128::<0x00>(blocks, powers);
+        let high = _mm512_clmulepi64_epi128::<0x11>(blocks, powers);
+        let one = _mm512_clmulepi64_epi128::<0x01>(blocks, powers);
+        let other = _mm512_clmulepi64_epi128::<0x10>(blocks, powers);
+        self.low = _mm512_xor_si512(self.low, low);
+        self.high = _mm512_xor_si512(self.high, high);
+        self.middle = sum_of_three(self.middle, one, other);
+    }
+
+    /// The sum of the lanes times x^-128.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,aes,vaes,vpclmulqdq")]
+    fn reduce(self) -> __m128i {
+        // Adding a multiple of the polynomial clears the lowest 64 bits; twice.
+        let upper = _mm512_set1_epi64(((POLYNOMIAL >> 64) as u64).cast_signed());
+        let folded = _mm512_clmulepi64_epi128::<0x00>(self.low, upper);
+        let middle = sum_of_three(self.middle, folded, _mm512_shuffle_epi32::<0x4e>(self.low));
+        let folded = _mm512_clmulepi64_epi128::<0x00>(middle, upper);
+        let lanes = sum_of_three(self.high, folded, _mm512_shuffle_epi32::<0x4e>(middle));
+        let halves =
+            _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
+        _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sum_of_three(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi64::<0x96>(a, b, c)
+}
+
+/// Each 32-bit word with those before it.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn prefix_sums(words: __m128i) -> __m128i {
+    let pairs = _mm_xor_si128(words, _mm_slli_si128::<4>(words));
+    _mm_xor_si128(pairs, _mm_slli_si128::<8>(pairs))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn reverse(blocks: __m512i) -> __m512i {
+    _mm512_shuffle_epi8(blocks, _mm512_broadcast_i32x4(backwards()))
+}
+
+#[inline]
+#[target_feature(enable = "ssse3")]
+fn reverse_block(block: __m128i) -> __m128i {
+    _mm_shuffle_epi8(block, backwards())
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn backwards() -> __m128i {
+    _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+}
+
+/// A bit for each of so many bytes, 1 to 64.
+#[inline]
+fn mask_of(bytes: usize) -> u64 {
+    u64::MAX >> (VECTOR_BYTES - bytes)
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn block(bytes: [u8; BLOCK_BYTES]) -> __m128i {
+    let value = u128::from_le_bytes(bytes).cast_signed();
+    _mm_set_epi64x((value >> 64) as i64, value as i64)
+}
+
+#[inline]
+#[target_feature(enable = "sse4.1")]
+fn bytes_of(block: __m128i) -> [u8; BLOCK_BYTES] {
+    let (low, high) = (_mm_cvtsi128_si64(block), _mm_extract_epi64::<1>(block));
+    (u128::from(high.cast_unsigned()) << 64 | u128::from(low.cast_unsigned())).to_le_bytes()
+}
+
+/// In constant time.
+#[inline]
+#[target_feature(enable = "sse4.1")]
+fn is_equal(made: __m128i, tag: [u8; TAG_BYTES]) -> bool {
+    let difference = _mm_xor_si128(made, block(tag));
+    _mm_testz_si128(difference, difference) == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counters run on as SP 800-38D's inc32 has it: over every byte, and round at 2^32, where no
+    /// message gets to.
+    #[test]
+    fn counters_carry_into_every_byte_and_go_round() {
+        let Some(schedule) = Schedule::new(&[7; 32]) else { return };
+        for start in [0x00fe, 0xffe3, 0x00ff_fff7, 0xffff_fff1_u32] {
+            let mut data = vec![0; 3 * GROUP_BYTES + 100];
+            // SAFETY: there is a schedule, so the processor has the features; the pointers are of
+            // one buffer of that length.
+            unsafe {
+                let first = u128::from(start).to_le_bytes();
+                let counter = _mm512_broadcast_i32x4(block(first));
+                let lanes = _mm512_set_epi32(0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0);
+                let mut stream = Stream {
+                    schedule: &schedule,
+                    counter: _mm512_add_epi32(counter, lanes),
+                    hash: _mm_setzero_si128(),
+                    from: data.as_ptr(),
+                    into: data.as_mut_ptr(),
+                    left: data.len(),
+                };
+                stream.run::<true>(_mm_setzero_si128());
+            }
+            for (index, made) in data.chunks(BLOCK_BYTES).enumerate() {
+                let counter = u128::from(start.wrapping_add(index as u32)).to_be_bytes();
+                // SAFETY: the processor has the features.
+                let expected = unsafe { bytes_of(schedule.encrypt(block(counter))) };
+                assert_eq!(*made, expected[..made.len()], "{start:#x} + {index}");
+            }
+        }
+    }
+
+    /// FIPS 197, appendix C.3.
+    #[test]
+    fn the_block_cipher_is_aes_256() {
+        let secret = std::array::from_fn(|index| index as u8);
+        let Some(schedule) = Schedule::new(&secret) else { return };
+        let plaintext = u128::to_be_bytes(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff);
+        // SAFETY: the processor has the features.
+        let made = unsafe { bytes_of(schedule.encrypt(block(plaintext))) };
+        assert_eq!(made, u128::to_be_bytes(0x8ea2_b7ca_5167_45bf_eafc_4990_4b49_6089));
+    }
+
+    fn is_wiped_on_drop<T: ZeroizeOnDrop>(_: &T) {}
+
+    #[test]
+    fn a_dropped_schedule_is_wiped() {
+        let Some(mut schedule) = Schedule::new(&[7; 32]) else { return };
+        schedule.zeroize();
+        assert!(schedule.powers.iter().chain(&schedule.round_keys).all(|bytes| *bytes == [0; 16]));
+        is_wiped_on_drop(&*schedule);
+    }
+}
