@@ -344,7 +344,7 @@ class Group:
 
     async def _open(self, display_name: str, peer: int) -> Session:
         terms, member = self._terms, self._members[peer]
-        via = "" if terms.route is None else await terms.route(display_name, member)
+        via = () if terms.route is None else (await terms.route(display_name, member),)
         session = await self._stack.enter_async_context(
             open_session(
                 self._client.sessions,
@@ -353,7 +353,7 @@ class Group:
                 peer_node=member.node,
                 peer_address=member.address,
                 rate_bits_per_second=terms.rate_bits_per_second,
-                via_address=via,
+                via_addresses=via,
                 wait_seconds=terms.timeout_seconds,
             )
         )

@@ -180,7 +180,7 @@ async def test_sites_compute_over_lossy_links(ring: Ring) -> None:
     by_node = {one.name: one for one in ring.fabrics}
 
     async def route(display_name: str, member: Member) -> str:
-        address = await wait_listening(by_node[member.node], display_name)
+        (address,) = await wait_listening(by_node[member.node], display_name)
         settings = LinkSettings(
             rate_bits_per_second=200_000_000,
             delay_nanos=2_000_000,

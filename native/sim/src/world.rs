@@ -9,8 +9,8 @@ use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
     Arrival as SessionArrival, CloseReason, Departure, Event, IpVersion, Memory, PACKETS_PER_KEY,
-    PathAccount, PostError, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
-    SessionKeys, SessionStatistics, Source, StreamPart, StreamRequest,
+    PathAccount, PathId, PostError, ReceiveRequest, Reliability, SendRequest, Session,
+    SessionConfig, SessionKeys, SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 use crate::bitmap_only::BitmapOnly;
@@ -277,6 +277,9 @@ impl<'a> World<'a> {
             return false;
         }
         for end in 0..2 {
+            if self.awake_at(end, self.now) > self.now {
+                continue;
+            }
             let is_timeout = self.ends[end].session.next_timeout().is_some_and(|at| at <= self.now);
             if self.deliver(end) | is_timeout {
                 self.pump(end);
@@ -317,9 +320,19 @@ impl<'a> World<'a> {
     }
 
     fn next_at(&self) -> Option<Nanos> {
-        let arrivals = self.wires.iter().flatten().filter_map(Wire::next_at);
-        let timers = self.ends.iter().filter_map(|end| end.session.next_timeout());
-        arrivals.chain(timers).min()
+        let next_of = |(index, end): (usize, &End)| {
+            let arrivals = self.wires[1 - index].iter().filter_map(Wire::next_at);
+            let at = arrivals.chain(end.session.next_timeout()).min()?;
+            Some(self.awake_at(index, at))
+        };
+        self.ends.iter().enumerate().filter_map(next_of).min()
+    }
+
+    /// When an end does what is due at an instant.
+    fn awake_at(&self, end: usize, at: Nanos) -> Nanos {
+        // In the past or not: what waited is due now.
+        let at = at.max(self.now);
+        self.scenario.pauses.map_or(at, |pauses| pauses.awake_at(end, at))
     }
 
     /// Hands an end everything that has arrived; whether there was anything.
@@ -347,7 +360,8 @@ impl<'a> World<'a> {
             let must_not_change = arrival.is_corrupted || arrival.is_copy || is_late;
             let changes = memory.changes;
             self.trace.add(&[self.now, end as u64, arrival.packet, must_not_change.into()]);
-            let from = SessionArrival { source: Source::Path, ecn: arrival.ecn };
+            let on = PathId(path as u8);
+            let from = SessionArrival { path: on, source: Source::Path, ecn: arrival.ecn };
             session.receive(&mut arrival.datagram, from, memory, self.now);
             if must_not_change && memory.sabotage == Some(Sabotage::WriteOnRefused) {
                 memory.write(0, &[0]);

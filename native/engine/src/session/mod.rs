@@ -5,10 +5,12 @@ pub mod bitmap;
 pub mod endpoint;
 pub mod entry;
 pub mod job;
+mod lanes;
 pub mod layout;
 mod limits;
 mod operations;
 mod outbound;
+pub mod path_report;
 pub mod region;
 pub mod ring;
 #[cfg(test)]
