@@ -16,11 +16,12 @@ use sealane_proto::session::{
 
 use super::layout::Layout;
 use super::limits::Limits;
+use super::pauses::Pauses;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
 pub use super::worker::State;
-use super::worker::{JobMemory, Progress, Report, Worker, coalesce_nanos};
+use super::worker::{JobMemory, Progress, Report, Worker};
 use crate::clock::now;
 use crate::udp::Udp;
 
@@ -250,7 +251,7 @@ impl Endpoint {
             udp,
             peer: start.peer_address,
             follows_peer: !start.is_initiator,
-            coalesce: coalesce_nanos(&config),
+            pauses: Pauses::new(&config),
             layout: self.layout,
             memory,
             doorbell: Some(doorbell),

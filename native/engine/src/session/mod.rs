@@ -9,6 +9,7 @@ pub mod layout;
 mod limits;
 mod operations;
 mod outbound;
+mod pauses;
 pub mod region;
 pub mod ring;
 #[cfg(test)]
