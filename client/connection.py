@@ -11,7 +11,14 @@ import asyncio
 import contextlib
 import datetime as dt
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -358,7 +365,7 @@ class Client:
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
-        via_address: str = "",
+        via_addresses: Sequence[str] = (),
         wait_seconds: float = 0.0,
     ) -> contextlib.AbstractAsyncContextManager[Session]:
         """Open a session to a listener at another fabric, as `sealane.client.open_session`."""
@@ -369,7 +376,7 @@ class Client:
             peer_node=peer_node,
             peer_address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
-            via_address=via_address,
+            via_addresses=via_addresses,
             wait_seconds=wait_seconds,
         )
 

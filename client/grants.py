@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -40,14 +40,15 @@ async def open_session(
     peer_node: str,
     peer_address: str,
     rate_bits_per_second: int,
-    via_address: str = "",
+    via_addresses: Sequence[str] = (),
     wait_seconds: float = 0.0,
 ) -> AsyncIterator[Session]:
     """Open a session to the listener of that name at the peer; close it on leaving the block.
 
     `peer_address` is the control address of the peer's fabric, `rate_bits_per_second` what either
-    end may send, headers included. `via_address`: where data packets go instead of the peer's own
-    address. `wait_seconds`: how long to try again while nobody listens there.
+    end may send, headers included. `via_addresses`: where the data packets of each path go instead
+    of the peer's own addresses (relays); the session has no more paths. `wait_seconds`: how long to
+    try again while nobody listens there.
     """
     job_token = await introduce(sessions)
     with _sayable():
@@ -58,7 +59,7 @@ async def open_session(
             peer_node=peer_node,
             peer_address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
-            via_address=via_address,
+            via_addresses=via_addresses,
         )
     give_up = asyncio.get_running_loop().time() + wait_seconds
     while True:

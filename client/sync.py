@@ -257,7 +257,7 @@ class Client:
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
-        via_address: str = "",
+        via_addresses: Sequence[str] = (),
         wait_seconds: float = 0.0,
     ) -> Iterator[Session]:
         """Open a session to a listener of that name; close it on leaving the block."""
@@ -267,7 +267,7 @@ class Client:
             peer_node=peer_node,
             peer_address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
-            via_address=via_address,
+            via_addresses=via_addresses,
             wait_seconds=wait_seconds,
         )
         with entered_session(self._loop, opening) as session:

@@ -56,6 +56,22 @@ class Group:
         """Put the arrays of all ranks into `into`, rank after rank."""
         self._loop.run(self._group.all_gather(array, into, timeout_seconds=timeout_seconds))
 
+    def gather(
+        self, array: Any, into: Any = None, root: int = 0, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Put the arrays of all ranks into the root's `into`."""
+        self._loop.run(self._group.gather(array, into, root, timeout_seconds=timeout_seconds))
+
+    def scatter(
+        self, array: Any, into: Any, root: int = 0, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Give each rank its part of the root's array."""
+        self._loop.run(self._group.scatter(array, into, root, timeout_seconds=timeout_seconds))
+
+    def all_to_all(self, array: Any, into: Any, *, timeout_seconds: float | None = None) -> None:
+        """Give rank r the r-th part of `array`, for what it gives."""
+        self._loop.run(self._group.all_to_all(array, into, timeout_seconds=timeout_seconds))
+
     def barrier(self, *, timeout_seconds: float | None = None) -> None:
         """Return when all ranks have called it."""
         self._loop.run(self._group.barrier(timeout_seconds=timeout_seconds))

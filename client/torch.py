@@ -152,6 +152,63 @@ class SealaneProcessGroup(dist.ProcessGroup):  # type: ignore[misc] # torch has 
 
         return self._work([output], _in_place(output, start))
 
+    def gather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any) -> Any:
+        """Give the root everybody's tensor."""
+        (tensor,), root = inputs, opts.rootRank
+        gathered = outputs[0] if self._group.rank == root else []
+
+        async def run() -> None:
+            own = tensor.detach().contiguous()
+            room = torch.empty((len(gathered), *own.shape), dtype=own.dtype)
+            await self._group.gather(
+                _elements(own)[0], _elements(room)[0], root, timeout_seconds=_seconds(opts)
+            )
+            for output, part in zip(gathered, room, strict=True):
+                output.copy_(part)
+
+        return self._work(gathered, run())
+
+    def scatter(self, outputs: list[Any], inputs: list[list[Any]], opts: Any) -> Any:
+        """Give each rank its tensor of the root's."""
+        (output,), root = outputs, opts.rootRank
+        given = torch.stack(list(inputs[0])) if self._group.rank == root else output.detach()
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.scatter(
+                _elements(given.contiguous())[0], elements, root, timeout_seconds=_seconds(opts)
+            )
+
+        return self._work(outputs, _in_place(output, start))
+
+    def alltoall(self, outputs: list[Any], inputs: list[Any], opts: Any) -> Any:
+        """Give each rank a tensor, for one of each; all are of one shape."""
+
+        async def run() -> None:
+            given = torch.stack([tensor.detach() for tensor in inputs])
+            room = torch.empty((len(outputs), *outputs[0].shape), dtype=given.dtype)
+            await self._group.all_to_all(
+                _elements(given)[0], _elements(room)[0], timeout_seconds=_seconds(opts)
+            )
+            for output, part in zip(outputs, room, strict=True):
+                output.copy_(part)
+
+        return self._work(outputs, run())
+
+    def alltoall_base(
+        self, output: Any, tensor: Any, output_splits: Any, input_splits: Any, opts: Any
+    ) -> Any:
+        """Give each rank an equal part of one tensor, for one of each."""
+        if output_splits or input_splits:
+            raise UsageError("group.array", "parts of different lengths are not offered")
+        given = tensor.detach().contiguous()
+
+        def start(elements: Elements, _: str) -> Coroutine[Any, Any, None]:
+            return self._group.all_to_all(
+                _elements(given)[0], elements, timeout_seconds=_seconds(opts)
+            )
+
+        return self._work([output], _in_place(output, start))
+
     # As newer versions of torch call them.
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base

@@ -384,6 +384,7 @@ class Daemon:
                 sessions_max=config.sessions_max,
                 limits=JobLimits(**config.limits.model_dump()),
                 listen_data=config.data_listen,
+                paths=config.paths,
                 idle_timeout_seconds=config.idle_timeout_seconds,
                 reordering_micros=config.reordering_micros,
                 drain_timeout_seconds=config.drain_timeout_seconds,
@@ -408,6 +409,9 @@ class Daemon:
         identity.on_barred.append(service.bar)
         self.spawn("session-statistics", service.keep_snapshot())
         self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
+        self.metrics.add_statistics(
+            "session_path", ("session", "path"), lambda: service.path_snapshot
+        )
         self.metrics.add_statistics("job", ("job",), lambda: by_owner(service.job_snapshot))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)

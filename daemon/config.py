@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from sealane.daemon.anchors.anchor import AnchorKind
 from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.daemon.config_types import (
     AbsolutePath,
     BindAddress,
-    IpAddress,
+    IpAddresses,
     LoopbackAddress,
     NodeName,
     PeerAddress,
@@ -23,6 +23,7 @@ from sealane.daemon.config_types import (
     Section,
     is_loopback,
 )
+from sealane.daemon.fabric.paths import PATHS_MAX
 from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.jobs import RATE_MAX
 from sealane.daemon.sections import load_section
@@ -284,7 +285,8 @@ class FabricConfig(Section):
     """The fabric role."""
 
     control_listen: BindAddress = "127.0.0.1:7443"
-    data_listen: IpAddress = "127.0.0.1"
+    data_listen: IpAddresses = ("127.0.0.1",)
+    paths: Annotated[int, Field(ge=1, le=PATHS_MAX)] = 1
     rate_max_bits_per_second: Annotated[int, Field(ge=1_000_000, le=400_000_000_000)]
     region_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 1 << 28
     sessions_max: Annotated[int, Field(ge=1, le=1024)] = 16
@@ -296,6 +298,14 @@ class FabricConfig(Section):
     plan_objective: Literal["mean", "p99", "p999"] = "mean"
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=600)] = 10
+
+    @field_validator("paths")
+    @classmethod
+    def _check_paths(cls, paths: int, info: ValidationInfo) -> int:
+        most = PATHS_MAX // len(info.data.get("data_listen", ("",)))
+        if paths > most:
+            raise ValueError(f"1 to {most} for each address of data_listen, {PATHS_MAX} together")
+        return paths
 
 
 class MetricsConfig(Section):

@@ -1,11 +1,12 @@
 """Types of configuration values: strict, each with one line that says what is allowed."""
 
+import contextlib
 import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from sealane.crypto.certificates import NAME_PATTERN
 
@@ -63,6 +64,14 @@ def _ip_address(value: str) -> str:
         raise ValueError("an IP address") from None
 
 
+def _ip_addresses(value: object) -> tuple[str, ...]:
+    named = [value] if isinstance(value, str) else value
+    if isinstance(named, list) and named and all(isinstance(each, str) for each in named):
+        with contextlib.suppress(ValueError):
+            return tuple(_ip_address(each) for each in named)
+    raise ValueError("an IP address, or a list of them")
+
+
 def _name(value: str) -> str:
     if NAME_PATTERN.fullmatch(value) is None:
         raise ValueError("1…63 of a to z, 0 to 9 and '-', no '-' at either end")
@@ -84,7 +93,7 @@ def _run_dir(value: str) -> str:
 BindAddress = Annotated[str, AfterValidator(_bind_address)]
 PeerAddress = Annotated[str, AfterValidator(peer_address)]
 LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
-IpAddress = Annotated[str, AfterValidator(_ip_address)]
+IpAddresses = Annotated[tuple[str, ...], BeforeValidator(_ip_addresses)]
 NodeName = Annotated[str, AfterValidator(_name)]
 AbsolutePath = Annotated[str, AfterValidator(_path)]
 RunDir = Annotated[str, AfterValidator(_run_dir)]

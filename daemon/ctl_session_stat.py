@@ -86,6 +86,7 @@ def record(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[st
             {"length_max": row.length_max, "k": row.k, "m": row.m, "depth": row.depth}
             for row in session.outlook.plan
         ],
+        "paths": [_path(path) for path in session.paths],
         "statistics": dict(sorted(figures.items())),
     }
 
@@ -144,6 +145,7 @@ def table(session: sessions_pb2.Session, figures: Mapping[str, int]) -> dict[str
         "congestion marks": counts(received="ce_received", echoed="ce_echoed"),
         "silence": counts(stalls="stalls", time_outs="timeouts", probes="probes_sent"),
     }
+    rows |= {f"path {n}": _path_text(path) for n, path in enumerate(session.paths)}
     if session.HasField("outlook"):
         rows["loss estimate"] = _estimate_text(session.outlook)
         rows["plan"] = "; ".join(_row_text(row) for row in session.outlook.plan)
@@ -174,6 +176,26 @@ def _per_second(figures: Mapping[str, int], counter: str, seconds: float) -> flo
 
 def _state(session: sessions_pb2.Session) -> str:
     return sessions_pb2.Session.State.Name(session.state).lower()
+
+
+def _path(path: sessions_pb2.Path) -> dict[str, Any]:
+    return {
+        "state": sessions_pb2.Path.State.Name(path.state).lower(),
+        "local_address": path.local_address,
+        "peer_address": path.peer_address,
+        "statistics": dict(path.statistics),
+    }
+
+
+def _path_text(path: sessions_pb2.Path) -> str:
+    figures = path.statistics
+    return (
+        f"{path.local_address} to {path.peer_address}, "
+        f"{sessions_pb2.Path.State.Name(path.state).lower()}, "
+        f"{figures['srtt_nanos'] / 1e6:.3f} ms, packets sent {figures['packets_sent']:,}, "
+        f"lost {figures['lost_packets']:,}, received {figures['packets_received']:,}, "
+        f"marked {figures['ce_echoed']:,}"
+    )
 
 
 def _estimate(outlook: sessions_pb2.Outlook) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from fabrics import fabric, settings
 from sealane.client.collectives import Group, Member, join
 
+SESSIONS = 8
+"""Two of the ring, and one with each other rank."""
 Act = Callable[[Group], Awaitable[Any]]
 
 
@@ -43,7 +46,9 @@ async def ring_of(directory: Path, size: int) -> AsyncIterator[Ring]:
         names = [f"site-{index}" for index in range(size)]
         yield Ring(
             [
-                await stack.enter_async_context(fabric(settings(directory, name), name))
+                await stack.enter_async_context(
+                    fabric(replace(settings(directory, name), sessions_max=SESSIONS), name)
+                )
                 for name in names
             ]
         )

@@ -163,7 +163,8 @@ async def fabric(
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)
     add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
-    host = config.listen_data
+    first = config.listen_data[0]
+    host = f"[{first}]" if ":" in first else first
     address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
     async with service.running():
         await server.start()

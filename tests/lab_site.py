@@ -47,7 +47,7 @@ async def compute(fabric: Any, rank: int, members: list[Member]) -> dict[str, st
 async def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     directory, name, address, rank, size = sys.argv[1:]
-    config = replace(settings(Path(directory), name), listen_data=address)
+    config = replace(settings(Path(directory), name), listen_data=(address,))
     async with fabric(config, name) as one:
         print(json.dumps({"node": name, "address": one.address}), flush=True)
         members = [Member(**json.loads(sys.stdin.readline())) for _ in range(int(size))]

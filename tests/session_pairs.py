@@ -14,20 +14,24 @@ REGION = 2 << 20
 RATE = 200_000_000
 
 
-async def wait_listening(fabric: Any, name: str = "data") -> str:
-    """Give the data address of the listener, once there is one."""
+async def wait_listening(fabric: Any, name: str = "data") -> list[str]:
+    """Give the data addresses of the listener, by path, once there is one."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             page = await fabric.sessions.ListSessions(sessions_pb2.ListSessionsRequest())
             for session in page.sessions:
                 is_listening = session.state == sessions_pb2.Session.LISTENING
                 if is_listening and session.display_name == name:
-                    return str(session.data_address)
+                    return list(session.data_addresses)
 
 
 @contextlib.asynccontextmanager
 async def connected(
-    left: Any, right: Any, *, via: Callable[[str], str] = lambda _: "", name: str = "data"
+    left: Any,
+    right: Any,
+    *,
+    via: Callable[[list[str]], list[str]] = lambda _: [],
+    name: str = "data",
 ) -> AsyncIterator[tuple[Session, Session]]:
     """Open a session from left to right, both jobs in this process."""
     async with contextlib.AsyncExitStack() as stack:
@@ -35,7 +39,7 @@ async def connected(
             listening = tasks.create_task(
                 stack.enter_async_context(listen_session(right.sessions, name, region_bytes=REGION))
             )
-            via_address = via(await wait_listening(right, name))
+            via_addresses = via(await wait_listening(right, name))
             opening = tasks.create_task(
                 stack.enter_async_context(
                     open_session(
@@ -45,7 +49,7 @@ async def connected(
                         peer_node=right.name,
                         peer_address=right.address,
                         rate_bits_per_second=RATE,
-                        via_address=via_address,
+                        via_addresses=via_addresses,
                     )
                 )
             )

@@ -15,16 +15,16 @@ from sealane.crypto.encoding import fields
 from sealane.crypto.exchange import PUBLIC_KEY_BYTES, Exchange, wipe
 from sealane.errors import VerificationError
 
-VERSION: Final = 3
+VERSION: Final = 4
 CONNECTION_ID_BYTES: Final = 8
 NONCE_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 
-_OFFER: Final = "sealane session offer v3"
-_TRANSCRIPT: Final = "sealane session v3"
-_INITIATOR_KEY: Final = "sealane session v3 initiator to responder"
-_RESPONDER_KEY: Final = "sealane session v3 responder to initiator"
-_CONFIRMATION_KEY: Final = "sealane session v3 confirmation"
+_OFFER: Final = "sealane session offer v4"
+_TRANSCRIPT: Final = "sealane session v4"
+_INITIATOR_KEY: Final = "sealane session v4 initiator to responder"
+_RESPONDER_KEY: Final = "sealane session v4 responder to initiator"
+_CONFIRMATION_KEY: Final = "sealane session v4 confirmation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,11 @@ class SessionOffer:
     """8 bytes; names packets sent to the initiator."""
     public_key: bytes
     nonce: bytes
-    unit_bytes: int
+    units: tuple[int, ...]
+    """Candidates for the payload of a packet, in bytes, falling."""
     rate_bits_per_second: int
-    address: str
-    """host:port that the initiator sends packets from, before any relay."""
+    addresses: tuple[str, ...]
+    """host:port that the initiator sends packets from, of each path, before any relay."""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -82,9 +83,9 @@ class SessionOffer:
             self.connection_id,
             self.public_key,
             self.nonce,
-            struct.pack(">Q", self.unit_bytes),
+            *_numbers(self.units),
             struct.pack(">Q", self.rate_bits_per_second),
-            self.address.encode(),
+            *_texts(self.addresses),
         )
 
 
@@ -102,8 +103,10 @@ class Transcript:
     """8 bytes; names packets sent to the responder."""
     public_key: bytes
     nonce: bytes
-    address: str
-    """host:port that the responder sends packets from."""
+    units: tuple[int, ...]
+    """Those of the candidates that the responder takes."""
+    addresses: tuple[str, ...]
+    """host:port that the responder sends packets from, of each path."""
 
     def __post_init__(self) -> None:
         _check_end(self.connection_id, self.public_key, self.nonce)
@@ -118,7 +121,8 @@ class Transcript:
             self.connection_id,
             self.public_key,
             self.nonce,
-            self.address.encode(),
+            *_numbers(self.units),
+            *_texts(self.addresses),
         )
 
 
@@ -201,6 +205,14 @@ def _subject(subject: Subject) -> tuple[bytes, ...]:
         subject.kem_algorithm.encode(),
         subject.kem_public_key,
     )
+
+
+def _numbers(numbers: tuple[int, ...]) -> tuple[bytes, ...]:
+    return tuple(struct.pack(">Q", number) for number in (len(numbers), *numbers))
+
+
+def _texts(texts: tuple[str, ...]) -> tuple[bytes, ...]:
+    return (struct.pack(">Q", len(texts)), *(text.encode() for text in texts))
 
 
 def _check_end(connection_id: bytes, public_key: bytes, nonce: bytes) -> None:

@@ -21,7 +21,7 @@ IDLE_NANOS: Final = 10_000_000_000
 
 def _end(part: dict[str, object]) -> tuple[SessionEndpoint, JobRing]:
     endpoint = SessionEndpoint(
-        f"{part['address']}:0",
+        [f"{part['address']}:0"],
         MESSAGE_BYTES * SLOTS,
         unit_bytes=int(str(part["unit_bytes"])),
         slots=SLOTS,
@@ -33,7 +33,7 @@ def _start(endpoint: SessionEndpoint, part: dict[str, object], peer: str) -> Non
     is_sender = bool(part["is_sender"])
     forward, backward = bytearray([1] * 32), bytearray([2] * 32)
     endpoint.start(
-        peer_address=peer,
+        peer_addresses=[peer],
         connection_id_local=1 if is_sender else 2,
         connection_id_peer=2 if is_sender else 1,
         send_key=forward if is_sender else backward,
@@ -67,7 +67,7 @@ def main() -> int:
     """Move the bytes."""
     part = json.loads(sys.stdin.readline())
     endpoint, ring = _end(part)
-    print(endpoint.local_address, flush=True)
+    print(endpoint.local_addresses[0], flush=True)
     _start(endpoint, part, sys.stdin.readline().strip())
     count = part["bytes"] // MESSAGE_BYTES
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SIZE_MAX: Final = 64
 SLOT_BYTES: Final = 256 << 10
 SLOTS: Final = 16
+_PAIRS_SECONDS: Final = 2.0
+"""How long a group that has failed goes on opening sessions that others may wait for."""
 _TAG_MASK: Final = (1 << 32) - 1
 
 
@@ -153,10 +155,7 @@ class Group:
         """
         given, name = flat(array, dtype)
         own, _ = flat(into, dtype)
-        if given.size != own.size * self.size or given.dtype != own.dtype:
-            raise UsageError(
-                "group.array", f"{given.size} elements; {own.size} for each rank are needed"
-            )
+        self._check_whole(given, own)
         elements = given.copy()
         merge = Merge(operator, elements, name, self.size)
         plan = schedule.reduce_scatter(self.rank, self.size, own.size, self._piece(own))
@@ -179,13 +178,71 @@ class Group:
         """Put the arrays of all ranks, equal in length and type, into `into`, rank after rank."""
         own, _ = flat(array)
         elements, _ = flat(into)
-        if elements.size != own.size * self.size or elements.dtype != own.dtype:
-            raise UsageError(
-                "group.array", f"{elements.size} elements; {own.size} of each rank are needed"
-            )
+        self._check_whole(elements, own)
         elements[self.rank * own.size : (self.rank + 1) * own.size] = own
         plan = schedule.all_gather(self.rank, self.size, own.size, self._piece(own))
         await self._run(plan, elements, timeout_seconds)
+
+    async def gather(
+        self,
+        array: Any,
+        into: Any = None,
+        root: int = 0,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Put the arrays of all ranks, equal in length and type, into the root's `into`."""
+        self._check_rank(root)
+        own, _ = flat(array)
+        if self.rank != root:
+            await self.send(own, root, timeout_seconds=timeout_seconds)
+            return
+        parts = self._parts(own, into)
+        parts[root][:] = own
+        others = (rank for rank in range(self.size) if rank != root)
+        await self._together(
+            self.receive(parts[rank], rank, timeout_seconds=timeout_seconds) for rank in others
+        )
+
+    async def scatter(
+        self,
+        array: Any,
+        into: Any,
+        root: int = 0,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Give each rank its part of the root's `array`, the only one that is looked at."""
+        self._check_rank(root)
+        own, _ = flat(into)
+        if self.rank != root:
+            await self.receive(own, root, timeout_seconds=timeout_seconds)
+            return
+        parts = self._parts(own, array)
+        others = (rank for rank in range(self.size) if rank != root)
+        await self._together(
+            self.send(parts[rank], rank, timeout_seconds=timeout_seconds) for rank in others
+        )
+        own[:] = parts[root]
+
+    async def all_to_all(
+        self, array: Any, into: Any, *, timeout_seconds: float | None = None
+    ) -> None:
+        """Give rank r the r-th part of `array`; what rank r gives is the r-th part of `into`."""
+        given, _ = flat(array)
+        length = given.size // self.size
+        ours = self._parts(given[:length], array)
+        theirs = self._parts(given[:length], into)
+        theirs[self.rank][:] = ours[self.rank]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        await self._together(
+            call
+            for rank in others
+            for call in (
+                self.send(ours[rank], rank, timeout_seconds=timeout_seconds),
+                self.receive(theirs[rank], rank, timeout_seconds=timeout_seconds),
+            )
+        )
 
     async def barrier(self, *, timeout_seconds: float | None = None) -> None:
         """Return when all ranks have called it."""
@@ -231,6 +288,9 @@ class Group:
                     if self._neighbours is not None:
                         await self._neighbours[0].flush()
         finally:
+            if self._failure is not None and self._pairs:
+                # Who waits for the session of a pair hears of the end when it opens (`_taken`).
+                await asyncio.wait(self._pairs.values(), timeout=_PAIRS_SECONDS)
             for pair in self._pairs.values():
                 pair.cancel()
             await asyncio.gather(*self._pairs.values(), return_exceptions=True)
@@ -280,12 +340,11 @@ class Group:
         session = await self._stack.enter_async_context(
             listen_session(self._client.sessions, display_name, region_bytes=terms.region_bytes)
         )
-        self._sessions.append(session)
-        return session
+        return self._taken(session)
 
     async def _open(self, display_name: str, peer: int) -> Session:
         terms, member = self._terms, self._members[peer]
-        via = "" if terms.route is None else await terms.route(display_name, member)
+        via = () if terms.route is None else (await terms.route(display_name, member),)
         session = await self._stack.enter_async_context(
             open_session(
                 self._client.sessions,
@@ -294,11 +353,18 @@ class Group:
                 peer_node=member.node,
                 peer_address=member.address,
                 rate_bits_per_second=terms.rate_bits_per_second,
-                via_address=via,
+                via_addresses=via,
                 wait_seconds=terms.timeout_seconds,
             )
         )
+        return self._taken(session)
+
+    def _taken(self, session: Session) -> Session:
+        """Let a new session end with the group, which may be over: then its peer hears so."""
         self._sessions.append(session)
+        if self._failure is not None:
+            session.close()
+            raise self._failure
         return session
 
     async def _pair(self, peer: int, timeout_seconds: float | None) -> Pair:
@@ -322,6 +388,31 @@ class Group:
         """Cut into what fits a slot; an empty array is a message, too."""
         step = self._piece(elements)
         return [elements[at : at + step] for at in range(0, max(elements.size, 1), step)]
+
+    def _check_whole(self, whole: Elements, own: Elements) -> None:
+        if whole.size != own.size * self.size or whole.dtype != own.dtype:
+            raise UsageError(
+                "group.array",
+                f"{whole.size} elements of {whole.dtype}; {own.size} of {own.dtype} for each of "
+                f"{self.size} ranks are needed",
+            )
+
+    def _parts(self, own: Elements, array: Any) -> list[Elements]:
+        """Cut an array into as many parts as there are ranks, each like `own`."""
+        whole, _ = flat(array)
+        self._check_whole(whole, own)
+        return [whole[rank * own.size :][: own.size] for rank in range(self.size)]
+
+    async def _together(self, calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Do several things at once; the first that fails says why."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for call in calls:
+                    tasks.create_task(call)
+        except BaseExceptionGroup:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
     def _seconds(self, wanted: float | None) -> float:
         return self._terms.timeout_seconds if wanted is None else wanted

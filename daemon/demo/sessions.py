@@ -90,7 +90,7 @@ async def run_haul(haul: Haul, advance: Advance) -> SessionRun:
                 peer_node=haul.cluster.fabric_far.name,
                 peer_address=haul.cluster.fabric_far.addresses["fabric_control"],
                 rate_bits_per_second=haul.link.rate_bits_per_second,
-                via_address=link.address,
+                via_addresses=[link.address],
             ) as session,
         ):
             sent = await send_all(haul, session, advance)
@@ -178,7 +178,7 @@ async def listening_address(display_name: str, far: sealane.client.Client) -> st
         for session in page.sessions:
             is_listening = session.state == sessions_pb2.Session.LISTENING
             if is_listening and session.display_name == display_name:
-                return str(session.data_address)
+                return str(session.data_addresses[0])
         await asyncio.sleep(LISTEN_POLL_SECONDS)
     raise UnavailableError("demo.session.listen", "the far fabric does not listen")
 

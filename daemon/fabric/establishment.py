@@ -34,9 +34,9 @@ class Offer:
     connection_id: bytes
     public_key: bytes
     nonce: bytes
-    unit_bytes: int
+    units: tuple[int, ...]
     rate_bits_per_second: int
-    data_address: str
+    data_addresses: tuple[str, ...]
     sealed_share: bytes
     """To the responder's KEM key, for all of the above and both ends' identities."""
 
@@ -71,7 +71,9 @@ class Answer:
     connection_id: bytes
     public_key: bytes
     nonce: bytes
-    data_address: str
+    units: tuple[int, ...]
+    """Of the candidates."""
+    data_addresses: tuple[str, ...]
     sealed_share: bytes
     """To the initiator's KEM key, for the whole transcript."""
     confirmation: bytes
@@ -93,9 +95,9 @@ class Initiation:
         shown: Shown,
         check_result: CheckResult,
         kem: KemKey,
-        unit_bytes: int,
+        units: tuple[int, ...],
         rate_bits_per_second: int,
-        data_address: str,
+        data_addresses: tuple[str, ...],
     ) -> None:
         self._exchange = Exchange()
         self._kem = kem
@@ -110,9 +112,9 @@ class Initiation:
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=self._exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            unit_bytes=unit_bytes,
+            units=units,
             rate_bits_per_second=rate_bits_per_second,
-            address=data_address,
+            addresses=data_addresses,
         )
         self.offer = Offer(
             version=VERSION,
@@ -120,9 +122,9 @@ class Initiation:
             connection_id=self._signed.connection_id,
             public_key=self._signed.public_key,
             nonce=self._signed.nonce,
-            unit_bytes=unit_bytes,
+            units=units,
             rate_bits_per_second=rate_bits_per_second,
-            data_address=data_address,
+            data_addresses=data_addresses,
             sealed_share=_sealed_to(responder, self._share, self._signed),
         )
 
@@ -157,7 +159,8 @@ def respond(
     own_certificate: bytes,
     own_result: Result,
     kem: KemKey,
-    data_address: str,
+    units: tuple[int, ...],
+    data_addresses: tuple[str, ...],
 ) -> tuple[Answer, SessionKeys]:
     """Answer an offer of `initiator`, who showed `initiator_shown`.
 
@@ -175,9 +178,9 @@ def respond(
         connection_id=offer.connection_id,
         public_key=offer.public_key,
         nonce=offer.nonce,
-        unit_bytes=offer.unit_bytes,
+        units=offer.units,
         rate_bits_per_second=offer.rate_bits_per_second,
-        address=offer.data_address,
+        addresses=offer.data_addresses,
     )
     initiator_share = open_share(offer.sealed_share, signed, key=kem)
     responder_share = new_share()
@@ -188,7 +191,8 @@ def respond(
             connection_id=secrets.token_bytes(CONNECTION_ID_BYTES),
             public_key=exchange.public_key,
             nonce=secrets.token_bytes(NONCE_BYTES),
-            data_address=data_address,
+            units=units,
+            data_addresses=data_addresses,
             sealed_share=b"",
             confirmation=b"",
         )
@@ -223,5 +227,6 @@ def _transcript(offer: SessionOffer, responder_shown: Shown, answer: Answer) -> 
         connection_id=answer.connection_id,
         public_key=answer.public_key,
         nonce=answer.nonce,
-        address=answer.data_address,
+        units=answer.units,
+        addresses=answer.data_addresses,
     )

@@ -1,11 +1,12 @@
 """What a session asks for beside what the operator allows: of one session, and of a job."""
 
+import itertools
 from dataclasses import dataclass
 
 from sealane.daemon.config_types import peer_address
 from sealane.daemon.fabric.jobs import Job
 from sealane.daemon.fabric.settings import FabricSettings
-from sealane.daemon.fabric.units import UNIT_BYTES_MAX, UNIT_BYTES_MIN
+from sealane.daemon.fabric.units import UNIT_BYTES_MIN, UNIT_CANDIDATES_MAX
 from sealane.errors import UnavailableError, UsageError
 
 REGION_BYTES_MIN = 4096
@@ -45,15 +46,27 @@ class Limits:
                 "session.peer_address.malformed", f"{address[:_SHOWN_MAX]!r}; allowed: {error}"
             ) from error
 
-    def check_unit(self, unit_bytes: int) -> None:
-        """UsageError for a unit that is not the operator's, if that is fixed, or never is one."""
+    def units_among(self, units: tuple[int, ...], most: int) -> tuple[int, ...]:
+        """Return those of a peer's candidates that this fabric takes, `most` bytes at most.
+
+        UsageError if there are none, or they are no candidates.
+        """
+        is_falling = all(larger > smaller for larger, smaller in itertools.pairwise(units))
+        if not (1 <= len(units) <= UNIT_CANDIDATES_MAX and is_falling):
+            raise UsageError(
+                "session.establish.malformed",
+                f"units {units}: 1 to {UNIT_CANDIDATES_MAX} that fall are needed",
+            )
         fixed = self.settings.unit_bytes
-        least, most = (UNIT_BYTES_MIN, UNIT_BYTES_MAX) if fixed is None else (fixed, fixed)
-        if not least <= unit_bytes <= most:
+        least = UNIT_BYTES_MIN if fixed is None else fixed
+        most = max(most, UNIT_BYTES_MIN) if fixed is None else fixed
+        found = tuple(unit for unit in units if least <= unit <= most)
+        if not found:
             raise UsageError(
                 "session.unit.range",
-                f"unit of {unit_bytes} bytes; allowed: {least} to {most} (fabric.unit_bytes)",
+                f"units of {units} bytes; allowed: {least} to {most} (fabric.unit_bytes)",
             )
+        return found
 
     def check_rate(self, rate_bits_per_second: int) -> None:
         """UsageError for a rate beyond that of the fabric."""

@@ -10,7 +10,7 @@ import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -29,9 +29,10 @@ from sealane.daemon.fabric.establishment import (
 )
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
+from sealane.daemon.fabric.paths import bind_addresses, check_addresses
 from sealane.daemon.fabric.session import Identity, Session, Start, State
 from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
-from sealane.daemon.fabric.units import candidates, route_mtu
+from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, UsageError
@@ -54,10 +55,6 @@ QUIET_REASONS = frozenset(
 """Ends of a session that are no fault; others are logged as warnings."""
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
-_TOO_LARGE = frozenset({"session.path_mtu", "session.unit.range"})
-"""Why a session with smaller units may be opened all the same."""
-LISTEN_AGAIN_SECONDS = 0.2
-"""From the end of an attempt until the next: the peer's job listens again at once."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
 SNAPSHOT_SECONDS = 1.0
 _OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
@@ -101,7 +98,7 @@ class _Target:
     node: str
     address: str
     rate_bits_per_second: int
-    via_address: str
+    via_addresses: tuple[str, ...]
 
 
 ReachPeer = Callable[[str, str], contextlib.AbstractAsyncContextManager[PeerLink]]
@@ -137,6 +134,8 @@ class FabricService:
         self.drain = Drain(self._sessions)
         self.snapshot: dict[str, dict[str, int]] = {}
         """Statistics by session for readers on other threads; replaced, never changed."""
+        self.path_snapshot: dict[tuple[str, ...], dict[str, int]] = {}
+        """The same by session and number of the path, of sessions with several."""
         self.job_snapshot: dict[str, dict[str, int]] = {}
         """The same by job."""
 
@@ -163,6 +162,7 @@ class FabricService:
             self.snapshot = {
                 name: dict(session.statistics()) for name, session in self._sessions.items()
             }
+            self.path_snapshot = path_statistics(self._sessions)
             self.job_snapshot = {job.name: job_usage(job) for job in self.jobs.list()}
             for name in rate_cuts(before, self.snapshot):
                 get_logger().warning(
@@ -212,7 +212,7 @@ class FabricService:
         peer_node: str,
         peer_address: str,
         rate_bits_per_second: int,
-        via_address: str = "",
+        via_addresses: tuple[str, ...] = (),
     ) -> Grant:
         """Open a session to a listener of that name at the peer.
 
@@ -227,46 +227,28 @@ class FabricService:
         self._limits.check_rate(rate_bits_per_second)
         self._limits.check_share(rate_bits_per_second)
         self._limits.check_peer_address(peer_address)
-        if via_address:
-            _check_address(via_address, "session.via_address.malformed")
+        if via_addresses:
+            check_addresses(via_addresses, "session.via_address.malformed")
         target = _Target(
             node=peer_node,
             address=peer_address,
             rate_bits_per_second=rate_bits_per_second,
-            via_address=via_address,
+            via_addresses=via_addresses,
         )
-        units = self._units(via_address or peer_address)
-        for unit_bytes in units[:-1]:
-            try:
-                return await self._open(job, display_name, region_bytes, target, unit_bytes)
-            except (UnavailableError, UsageError) as error:
-                if error.reason not in _TOO_LARGE:
-                    raise
-            await self._wait_listening_again()
-        return await self._open(job, display_name, region_bytes, target, units[-1])
-
-    async def _open(
-        self,
-        job: Job,
-        display_name: str,
-        region_bytes: int,
-        target: "_Target",
-        unit_bytes: int,
-    ) -> Grant:
-        """Open a session with units of one size."""
+        units = self._units(via_addresses[0] if via_addresses else peer_address)
         session = self._register(
-            job, display_name, region_bytes, is_initiator=True, unit_bytes=unit_bytes
+            job, display_name, region_bytes, is_initiator=True, unit_bytes=units[0]
         )
         with contextlib.ExitStack() as undo:
             undo.callback(session.close, "session.establish.failed")
-            await self._initiate(session, target)
+            await self._initiate(session, target, units)
             undo.pop_all()
         await self._settle(session)
         if session.close_reason in PATH_MTU:
             raise UnavailableError(
                 "session.path_mtu",
                 f"the path to {target.node} carries small packets, and none with units of "
-                f"{unit_bytes} bytes: choose a smaller fabric.unit_bytes",
+                f"{units[-1]} bytes: choose a smaller fabric.unit_bytes",
             )
         if session.state not in _OPEN:
             raise UnavailableError(
@@ -285,8 +267,9 @@ class FabricService:
                 f"session version {offer.version} is not supported, only {VERSION}",
             )
         self._limits.check_rate(offer.rate_bits_per_second)
-        self._limits.check_unit(offer.unit_bytes)
-        _check_address(offer.data_address, "session.establish.malformed")
+        check_addresses(offer.data_addresses, "session.establish.malformed")
+        most = unit_max(offer.data_addresses[0], self._ip_version)
+        units = self._limits.units_among(offer.units, most)
         session = self._listener(offer.display_name)
         if session is None:
             raise UnavailableError(
@@ -303,11 +286,13 @@ class FabricService:
             own_certificate=certificate,
             own_result=result,
             kem=self._kem,
-            data_address=session.data_address,
+            units=units,
+            data_addresses=session.data_addresses[: len(offer.data_addresses)],
         )
         start = Start(
             keys=keys,
-            peer_address=offer.data_address,
+            units=units,
+            peer_addresses=offer.data_addresses[: len(answer.data_addresses)],
             connection_id_local=answer.connection_id,
             connection_id_peer=offer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
@@ -357,7 +342,7 @@ class FabricService:
         for session in [*self._sessions.values()]:
             session.close("session.closed.barred")
 
-    async def _initiate(self, session: Session, target: "_Target") -> None:
+    async def _initiate(self, session: Session, target: "_Target", units: tuple[int, ...]) -> None:
         """Exchange keys with the peer and start the worker."""
         async with self._reach_peer(target.address, target.node) as link:
             initiation = await asyncio.to_thread(
@@ -368,16 +353,28 @@ class FabricService:
                 shown=link.shown,
                 check_result=link.check_result,
                 kem=self._kem,
-                unit_bytes=session.identity.unit_bytes,
+                units=units,
                 rate_bits_per_second=target.rate_bits_per_second,
-                data_address=session.data_address,
+                data_addresses=session.data_addresses[: len(target.via_addresses) or None],
             )
             offer = initiation.offer
             answer = await link.establish(offer)
-        _check_address(answer.data_address, "session.establish.malformed")
+        check_addresses(answer.data_addresses, "session.establish.malformed")
+        paths = len(answer.data_addresses)
+        if paths > len(offer.data_addresses):
+            raise UsageError(
+                "session.establish.malformed",
+                f"the peer answers with {paths} paths; offered: {len(offer.data_addresses)}",
+            )
+        if not (answer.units and set(answer.units) <= set(units)):
+            raise UsageError(
+                "session.establish.malformed",
+                f"the peer takes units of {answer.units} bytes, offered: {units}",
+            )
         start = Start(
+            units=answer.units,
             keys=await asyncio.to_thread(initiation.keys, answer),
-            peer_address=target.via_address or answer.data_address,
+            peer_addresses=(target.via_addresses or answer.data_addresses)[:paths],
             connection_id_local=offer.connection_id,
             connection_id_peer=answer.connection_id,
             idle_timeout_seconds=self.settings.idle_timeout_seconds,
@@ -408,16 +405,16 @@ class FabricService:
             None,
         )
 
-    def _units(self, address: str) -> Sequence[int]:
-        """Units to try towards `address`, in bytes, largest first."""
-        if self.settings.unit_bytes is not None:
-            return [self.settings.unit_bytes]
-        version = ipaddress.ip_address(self.settings.listen_data).version
-        return candidates(version, route_mtu(address))
+    @property
+    def _ip_version(self) -> int:
+        """What carries packets; of both, the one with the larger headers."""
+        return max(ipaddress.ip_address(each).version for each in self.settings.listen_data)
 
-    async def _wait_listening_again(self) -> None:
-        """Let the peer's end notice, and its job listen again, before the next attempt."""
-        await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+    def _units(self, address: str) -> tuple[int, ...]:
+        """Units to try towards `address`, in bytes, falling."""
+        if self.settings.unit_bytes is not None:
+            return (self.settings.unit_bytes,)
+        return tuple(candidates(self._ip_version, route_mtu(address)))
 
     def _register(
         self,
@@ -430,11 +427,9 @@ class FabricService:
     ) -> Session:
         self._limits.check_count(len(self._sessions))
         self._limits.check_job(job, region_bytes=region_bytes)
-        address = ipaddress.ip_address(self.settings.listen_data)
-        host = f"[{address}]" if address.version == 6 else str(address)
         try:
             endpoint = SessionEndpoint(
-                f"{host}:0",
+                bind_addresses(self.settings.listen_data, self.settings.paths),
                 region_bytes,
                 self.settings.ring_entries,
                 unit_bytes=unit_bytes,
@@ -531,6 +526,16 @@ def job_usage(job: Job) -> dict[str, int]:
     }
 
 
+def path_statistics(sessions: Mapping[str, Session]) -> dict[tuple[str, ...], dict[str, int]]:
+    """Return what each path of the sessions with several has carried, by session and number."""
+    several = {name: paths for name, each in sessions.items() if len(paths := each.paths()) > 1}
+    return {
+        (name, str(number)): path.statistics | {"validated": int(path.state == "validated")}
+        for name, paths in several.items()
+        for number, path in enumerate(paths)
+    }
+
+
 def rate_cuts(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> list[str]:
@@ -543,23 +548,10 @@ def rate_cuts(
     return [name for name in after if trips(after, name) > trips(before, name)]
 
 
-def _check_address(address: str, reason: str) -> None:
-    # What passes is what the engine can parse: a peer's text must not become an internal error.
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(ValueError):
-        is_bracketed = host.startswith("[") and host.endswith("]")
-        found = ipaddress.ip_address(host[1:-1] if is_bracketed else host)
-        is_plain = "%" not in host and port.isascii() and port.isdigit()
-        if is_plain and is_bracketed == (found.version == 6) and 1 <= int(port) <= 65_535:
-            return
-    raise UsageError(reason, f"{address!r} is not a numeric address with a port")
-
-
 def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:
     return replace(
         session.identity,
         peer_node=peer.node,
         peer=peer_of(peer),
-        unit_bytes=offer.unit_bytes,
         rate_bits_per_second=offer.rate_bits_per_second,
     )

@@ -22,7 +22,7 @@ from sealane.daemon.fabric.service import (
     ReachPeer,
     job_usage,
 )
-from sealane.daemon.fabric.session import Session, State
+from sealane.daemon.fabric.session import PathReport, Session, State
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc
@@ -95,9 +95,9 @@ def establish_request(offer: Offer) -> sessions_pb2.EstablishRequest:
         connection_id=offer.connection_id,
         public_key=offer.public_key,
         nonce=offer.nonce,
-        unit_bytes=offer.unit_bytes,
+        unit_bytes=offer.units,
         rate_bits_per_second=offer.rate_bits_per_second,
-        data_address=offer.data_address,
+        data_addresses=offer.data_addresses,
         sealed_share=offer.sealed_share,
     )
 
@@ -108,7 +108,8 @@ def answer_of(response: sessions_pb2.EstablishResponse) -> Answer:
         connection_id=response.connection_id,
         public_key=response.public_key,
         nonce=response.nonce,
-        data_address=response.data_address,
+        units=tuple(response.unit_bytes),
+        data_addresses=tuple(response.data_addresses),
         sealed_share=response.sealed_share,
         confirmation=response.confirmation,
         result=Result(token=response.attestation_result, verifier=response.verifier),
@@ -145,7 +146,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 peer_node=request.peer_node,
                 peer_address=request.peer_address,
                 rate_bits_per_second=request.rate_bits_per_second,
-                via_address=request.via_address,
+                via_addresses=tuple(request.via_addresses),
             )
         )
 
@@ -213,9 +214,9 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
             connection_id=request.connection_id,
             public_key=request.public_key,
             nonce=request.nonce,
-            unit_bytes=request.unit_bytes,
+            units=tuple(request.unit_bytes),
             rate_bits_per_second=request.rate_bits_per_second,
-            data_address=request.data_address,
+            data_addresses=tuple(request.data_addresses),
             sealed_share=request.sealed_share,
         )
         answer = await self._service.answer(offer, peer=self._identify(context))
@@ -223,7 +224,8 @@ class SessionPeerServicer(sessions_pb2_grpc.SessionPeerServicer):
             connection_id=answer.connection_id,
             public_key=answer.public_key,
             nonce=answer.nonce,
-            data_address=answer.data_address,
+            unit_bytes=answer.units,
+            data_addresses=answer.data_addresses,
             sealed_share=answer.sealed_share,
             confirmation=answer.confirmation,
             attestation_result=answer.result.token,
@@ -280,8 +282,18 @@ def _session(session: Session) -> sessions_pb2.Session:
         rate_bits_per_second=identity.rate_bits_per_second,
         statistics=session.statistics(),
         close_reason=session.close_reason,
-        data_address=session.data_address,
+        data_addresses=session.data_addresses,
         outlook=_outlook(session),
+        paths=[_path(path) for path in session.paths()],
+    )
+
+
+def _path(path: PathReport) -> sessions_pb2.Path:
+    return sessions_pb2.Path(
+        state=sessions_pb2.Path.State.Value(path.state.upper()),
+        local_address=path.local_address,
+        peer_address=path.peer_address,
+        statistics=path.statistics,
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sealane._native import SessionEndpoint
@@ -35,6 +35,7 @@ class Identity:
     display_name: str
     is_initiator: bool
     unit_bytes: int
+    """Final once the session is established."""
     peer_node: str = ""
     """Empty while listening; then from the peer's certificate."""
     peer: PeerIncarnation | None = None
@@ -53,12 +54,26 @@ class Start:
     """What establishment gives the worker."""
 
     keys: SessionKeys
-    peer_address: str
+    units: tuple[int, ...]
+    """Of which the largest that passes will be the session's, in bytes."""
+    peer_addresses: tuple[str, ...]
+    """Of each path, at most as many as the session has sockets."""
     connection_id_local: bytes
     connection_id_peer: bytes
     idle_timeout_seconds: float
     reordering_micros: int
     is_initiator: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathReport:
+    """One path of a session: where it goes, what it is good for, what it has carried."""
+
+    local_address: str
+    peer_address: str
+    state: str
+    """`challenged`, `validated`, `silent` or `abandoned`."""
+    statistics: dict[str, int]
 
 
 class Session:
@@ -77,13 +92,14 @@ class Session:
         """Whose it is, and with whose end it ends."""
         self.state = State.ESTABLISHING if identity.is_initiator else State.LISTENING
         self.close_reason = ""
-        self.data_address: str = endpoint.local_address
-        """host:port where its data packets arrive."""
+        self.data_addresses = tuple(endpoint.local_addresses)
+        """host:port where its data packets arrive, of each path."""
         self.outlook: Outlook | None = None
         """What is thought of its path; None until it is established."""
         self._endpoint: SessionEndpoint | None = endpoint
         self._on_closed = on_closed
         self._last_statistics: dict[str, int] = {}
+        self._last_paths: list[PathReport] = []
         self._begun = asyncio.Event()
         self._settled = asyncio.Event()
         self._closed = asyncio.Event()
@@ -97,10 +113,9 @@ class Session:
                 "session.begin.state", f"{self.identity.name} is {self.state.value}, not waiting"
             )
         try:
-            if identity.unit_bytes != self.identity.unit_bytes:
-                self._endpoint.set_unit_bytes(identity.unit_bytes)
             self._endpoint.start(
-                peer_address=start.peer_address,
+                peer_addresses=list(start.peer_addresses),
+                units=list(start.units),
                 connection_id_local=int.from_bytes(start.connection_id_local, "big"),
                 connection_id_peer=int.from_bytes(start.connection_id_peer, "big"),
                 send_key=start.keys.send,
@@ -122,6 +137,7 @@ class Session:
             # The engine has wiped what it took over.
             start.keys.wipe()
         self.identity = identity
+        self.data_addresses = tuple(self._endpoint.local_addresses)
         self.state = State.ESTABLISHING
         self._begun.set()
 
@@ -130,6 +146,12 @@ class Session:
         if self._endpoint is not None:
             self._last_statistics = self._endpoint.statistics()
         return self._last_statistics
+
+    def paths(self) -> list[PathReport]:
+        """Return what is known of each path, the last of it if the session is closed."""
+        if self._endpoint is not None:
+            self._last_paths = [PathReport(**path) for path in self._endpoint.paths()]
+        return self._last_paths
 
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None:
         """Put rows of (length_max, k, m, depth) in force; nothing if the session is closed."""
@@ -170,6 +192,7 @@ class Session:
         if state == "closed":
             self._finish(reason)
         elif state == "established":
+            self.identity = replace(self.identity, unit_bytes=self._endpoint.unit_bytes)
             self.state = State.ESTABLISHED
             self._settled.set()
         elif state == "draining":
@@ -177,11 +200,13 @@ class Session:
             self._settled.set()
 
     def _finish(self, reason: str) -> None:
+        # What it has last is kept.
+        self.statistics()
+        self.paths()
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is None:
             return
         asyncio.get_running_loop().remove_reader(endpoint.fileno())
-        self._last_statistics = endpoint.statistics()
         endpoint.close()
         self.state = State.CLOSED
         self.close_reason = reason

@@ -36,8 +36,10 @@ class FabricSettings:
     sessions_max: int
     """Sessions and waiting listeners together."""
     limits: JobLimits = field(default_factory=JobLimits)
-    listen_data: str = "127.0.0.1"
-    """Numeric address that data sockets bind to, each on a free port."""
+    listen_data: tuple[str, ...] = ("127.0.0.1",)
+    """Numeric addresses that data sockets bind to, each on a free port."""
+    paths: int = 1
+    """Of a session between each of those and the peer's of the same place, at most."""
     idle_timeout_seconds: float = 60.0
     """Silence of the peer after which a session ends."""
     reordering_micros: int = 0

@@ -1,8 +1,8 @@
 """How large the units of a session are, if nobody says: as the path's MTU has it (RFC 8899).
 
-The unit is fixed when a session is established, so the search is made there: the largest candidate
-that the route may carry is offered first, and the padded challenges of its establishment are the
-probes. If they come to nothing, the next smaller one is tried.
+The unit is fixed when a session is established, so the search is made there: both ends name the
+candidates that their routes may carry, the paths are challenged with packets of every one, and the
+largest that comes back is the session's (native/proto/src/session/units.rs).
 """
 
 import contextlib
@@ -21,6 +21,8 @@ MTUS: Final = (9000, 1500, 1280)
 UNIT_BYTES_MIN: Final = 1152
 """What is left of the least of them, over either IP."""
 UNIT_BYTES_MAX: Final = 8896
+UNIT_CANDIDATES_MAX: Final = 4
+"""What a round of challenges tries."""
 
 # <linux/in.h>, <linux/in6.h>: the path MTU of a connected socket.
 _IP_MTU: Final = 14
@@ -34,12 +36,17 @@ def unit_bytes_for(mtu: int, ip_version: int) -> int:
 
 
 def candidates(ip_version: int, mtu_max: int) -> Sequence[int]:
-    """Return units to try, in bytes, largest first: of `mtu_max` and of the usual MTUs below it."""
+    """Return units to try, in bytes, falling: of `mtu_max` and of the usual MTUs below it."""
     mtu = min(mtu_max, MTUS[0])
     units = {unit_bytes_for(each, ip_version) for each in (mtu, *MTUS) if each <= mtu}
     return sorted((unit for unit in units if unit >= UNIT_BYTES_MIN), reverse=True) or [
         UNIT_BYTES_MIN
     ]
+
+
+def unit_max(address: str, ip_version: int) -> int:
+    """Return the largest unit, in bytes, that the route to `address` (host:port) may carry."""
+    return unit_bytes_for(min(route_mtu(address), MTUS[0]), ip_version)
 
 
 def route_mtu(address: str) -> int:

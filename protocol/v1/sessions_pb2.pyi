@@ -77,8 +77,9 @@ class Session(message.Message):
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
     STATISTICS_FIELD_NUMBER: builtins.int
     CLOSE_REASON_FIELD_NUMBER: builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: builtins.int
+    DATA_ADDRESSES_FIELD_NUMBER: builtins.int
     OUTLOOK_FIELD_NUMBER: builtins.int
+    PATHS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """"sessions/{id}" """
     display_name: builtins.str
@@ -89,13 +90,19 @@ class Session(message.Message):
     unit_bytes: builtins.int
     rate_bits_per_second: builtins.int
     close_reason: builtins.str
-    data_address: builtins.str
-    """host:port where this end's data packets arrive: what a relay on the path forwards to."""
     @builtins.property
     def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]: ...
     @builtins.property
+    def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """host:port where this end's data packets arrive, of each path: what a relay on it forwards to."""
+
+    @builtins.property
     def outlook(self) -> Outlook:
         """once the fabric has planned"""
+
+    @builtins.property
+    def paths(self) -> containers.RepeatedCompositeFieldContainer[Path]:
+        """once the session is begun, in the order of data_addresses"""
 
     def __init__(
         self,
@@ -109,12 +116,91 @@ class Session(message.Message):
         rate_bits_per_second: builtins.int = ...,
         statistics: abc.Mapping[builtins.str, builtins.int] | None = ...,
         close_reason: builtins.str = ...,
-        data_address: builtins.str = ...,
+        data_addresses: abc.Iterable[builtins.str] | None = ...,
         outlook: Outlook | None = ...,
+        paths: abc.Iterable[Path] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["outlook", b"outlook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_address", b"data_address", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["close_reason", b"close_reason", "data_addresses", b"data_addresses", "display_name", b"display_name", "name", b"name", "outlook", b"outlook", "paths", b"paths", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "side", b"side", "state", b"state", "statistics", b"statistics", "unit_bytes", b"unit_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Path(message.Message):
+    """One path of a session (docs/session-wire.md): a pair of addresses with ports."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    class _State:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[Path._State.ValueType], builtins.type):
+        DESCRIPTOR: descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: Path._State.ValueType  # 0
+        CHALLENGED: Path._State.ValueType  # 1
+        """has not answered yet"""
+        VALIDATED: Path._State.ValueType  # 2
+        """carries units"""
+        SILENT: Path._State.ValueType  # 3
+        """did, and is passed over until it answers again"""
+        ABANDONED: Path._State.ValueType  # 4
+        """too narrow, or too full: not used any more"""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: Path.State.ValueType  # 0
+    CHALLENGED: Path.State.ValueType  # 1
+    """has not answered yet"""
+    VALIDATED: Path.State.ValueType  # 2
+    """carries units"""
+    SILENT: Path.State.ValueType  # 3
+    """did, and is passed over until it answers again"""
+    ABANDONED: Path.State.ValueType  # 4
+    """too narrow, or too full: not used any more"""
+
+    @typing.final
+    class StatisticsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATE_FIELD_NUMBER: builtins.int
+    LOCAL_ADDRESS_FIELD_NUMBER: builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: builtins.int
+    STATISTICS_FIELD_NUMBER: builtins.int
+    state: Path.State.ValueType
+    local_address: builtins.str
+    peer_address: builtins.str
+    @builtins.property
+    def statistics(self) -> containers.ScalarMap[builtins.str, builtins.int]:
+        """names: docs/metrics.md, sealane_session_path_..."""
+
+    def __init__(
+        self,
+        *,
+        state: Path.State.ValueType = ...,
+        local_address: builtins.str = ...,
+        peer_address: builtins.str = ...,
+        statistics: abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["local_address", b"local_address", "peer_address", b"peer_address", "state", b"state", "statistics", b"statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,7 +339,7 @@ class OpenSessionRequest(message.Message):
     PEER_NODE_FIELD_NUMBER: builtins.int
     PEER_ADDRESS_FIELD_NUMBER: builtins.int
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
-    VIA_ADDRESS_FIELD_NUMBER: builtins.int
+    VIA_ADDRESSES_FIELD_NUMBER: builtins.int
     JOB_TOKEN_FIELD_NUMBER: builtins.int
     display_name: builtins.str
     region_bytes: builtins.int
@@ -262,10 +348,14 @@ class OpenSessionRequest(message.Message):
     """control address of the peer fabric, host:port"""
     rate_bits_per_second: builtins.int
     """wire bits, headers included; at most the operator's rate_max"""
-    via_address: builtins.str
-    """Address to send data packets to instead of the one the peer announces (a relay on the path)."""
     job_token: builtins.bytes
     """got at the ring socket: whose the session is"""
+    @builtins.property
+    def via_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Where the data packets of each path go instead of the address that the peer announces (relays).
+        If there are any, the session has no more paths than these.
+        """
+
     def __init__(
         self,
         *,
@@ -274,12 +364,12 @@ class OpenSessionRequest(message.Message):
         peer_node: builtins.str = ...,
         peer_address: builtins.str = ...,
         rate_bits_per_second: builtins.int = ...,
-        via_address: builtins.str = ...,
+        via_addresses: abc.Iterable[builtins.str] | None = ...,
         job_token: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "via_address", b"via_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["display_name", b"display_name", "job_token", b"job_token", "peer_address", b"peer_address", "peer_node", b"peer_node", "rate_bits_per_second", b"rate_bits_per_second", "region_bytes", b"region_bytes", "via_addresses", b"via_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -543,7 +633,7 @@ class EstablishRequest(message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     UNIT_BYTES_FIELD_NUMBER: builtins.int
     RATE_BITS_PER_SECOND_FIELD_NUMBER: builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: builtins.int
+    DATA_ADDRESSES_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
     version: builtins.int
     display_name: builtins.str
@@ -553,12 +643,17 @@ class EstablishRequest(message.Message):
     """X25519, ephemeral"""
     nonce: builtins.bytes
     """32 bytes"""
-    unit_bytes: builtins.int
     rate_bits_per_second: builtins.int
-    data_address: builtins.str
-    """host:port packets of the initiator come from"""
     sealed_share: builtins.bytes
     """32 bytes, HPKE to the responder's attested KEM key"""
+    @builtins.property
+    def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """candidates, falling"""
+
+    @builtins.property
+    def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """host:port packets of the initiator come from, by path"""
+
     def __init__(
         self,
         *,
@@ -567,14 +662,14 @@ class EstablishRequest(message.Message):
         connection_id: builtins.bytes = ...,
         public_key: builtins.bytes = ...,
         nonce: builtins.bytes = ...,
-        unit_bytes: builtins.int = ...,
+        unit_bytes: abc.Iterable[builtins.int] | None = ...,
         rate_bits_per_second: builtins.int = ...,
-        data_address: builtins.str = ...,
+        data_addresses: abc.Iterable[builtins.str] | None = ...,
         sealed_share: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["connection_id", b"connection_id", "data_address", b"data_address", "display_name", b"display_name", "nonce", b"nonce", "public_key", b"public_key", "rate_bits_per_second", b"rate_bits_per_second", "sealed_share", b"sealed_share", "unit_bytes", b"unit_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["connection_id", b"connection_id", "data_addresses", b"data_addresses", "display_name", b"display_name", "nonce", b"nonce", "public_key", b"public_key", "rate_bits_per_second", b"rate_bits_per_second", "sealed_share", b"sealed_share", "unit_bytes", b"unit_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,15 +680,15 @@ class EstablishResponse(message.Message):
     CONNECTION_ID_FIELD_NUMBER: builtins.int
     PUBLIC_KEY_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: builtins.int
+    DATA_ADDRESSES_FIELD_NUMBER: builtins.int
     SEALED_SHARE_FIELD_NUMBER: builtins.int
     CONFIRMATION_FIELD_NUMBER: builtins.int
     ATTESTATION_RESULT_FIELD_NUMBER: builtins.int
     VERIFIER_FIELD_NUMBER: builtins.int
+    UNIT_BYTES_FIELD_NUMBER: builtins.int
     connection_id: builtins.bytes
     public_key: builtins.bytes
     nonce: builtins.bytes
-    data_address: builtins.str
     sealed_share: builtins.bytes
     """32 bytes, HPKE to the initiator's attested KEM key"""
     confirmation: builtins.bytes
@@ -602,20 +697,29 @@ class EstablishResponse(message.Message):
     """of the responder: compact JWS"""
     verifier: builtins.bytes
     """certificate of the result's signer, DER"""
+    @builtins.property
+    def data_addresses(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of the first paths offered"""
+
+    @builtins.property
+    def unit_bytes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """those of the candidates that the responder takes"""
+
     def __init__(
         self,
         *,
         connection_id: builtins.bytes = ...,
         public_key: builtins.bytes = ...,
         nonce: builtins.bytes = ...,
-        data_address: builtins.str = ...,
+        data_addresses: abc.Iterable[builtins.str] | None = ...,
         sealed_share: builtins.bytes = ...,
         confirmation: builtins.bytes = ...,
         attestation_result: builtins.str = ...,
         verifier: builtins.bytes = ...,
+        unit_bytes: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attestation_result", b"attestation_result", "confirmation", b"confirmation", "connection_id", b"connection_id", "data_address", b"data_address", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "verifier", b"verifier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attestation_result", b"attestation_result", "confirmation", b"confirmation", "connection_id", b"connection_id", "data_addresses", b"data_addresses", "nonce", b"nonce", "public_key", b"public_key", "sealed_share", b"sealed_share", "unit_bytes", b"unit_bytes", "verifier", b"verifier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

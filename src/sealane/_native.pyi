@@ -24,13 +24,20 @@ class JobAccount:
     # line; `receives` and `sends` are under way now.
     def usage(self) -> dict[str, int]: ...
 
+class SessionPath(TypedDict):
+    local_address: str
+    peer_address: str
+    state: Literal["challenged", "validated", "silent", "abandoned"]
+    statistics: dict[str, int]
+
 @final
 class SessionEndpoint:
-    # The daemon's handle on one session: UDP socket, sealed shared memories, worker thread.
+    # The daemon's handle on one session: a UDP socket for each path that it may have, sealed shared
+    # memories, worker thread.
     # ValueError: a size or address that can't be; OSError: no socket, memory or thread.
     def __new__(
         cls,
-        bind_address: str,
+        bind_addresses: list[str],
         region_bytes: int,
         ring_entries: int = 256,
         *,
@@ -40,14 +47,17 @@ class SessionEndpoint:
         account: JobAccount | None = None,
     ) -> Self: ...
     @property
-    def local_address(self) -> str: ...
+    def local_addresses(self) -> list[str]: ...
     # Region, submission, completion, doorbell; once. The caller passes and closes them.
     def take_job_fds(self) -> tuple[int, int, int, int]: ...
-    # Once. Takes the keys over and wipes both arrays.
+    # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which
+    # fall, that the path carries; None: the endpoint's. Another one than the endpoint's makes the
+    # memories anew: ValueError once the job has its descriptors. As many paths as there are
+    # addresses; sockets beyond those are closed.
     def start(
         self,
         *,
-        peer_address: str,
+        peer_addresses: list[str],
         connection_id_local: int,
         connection_id_peer: int,
         send_key: bytearray,
@@ -56,14 +66,17 @@ class SessionEndpoint:
         idle_timeout_ns: int,
         initiator: bool,
         reordering_ns: int = 0,
+        units: list[int] | None = None,
     ) -> None: ...
-    # Makes the memories anew; the socket stays. RuntimeError once it was started, or the job has
-    # its descriptors.
-    def set_unit_bytes(self, unit_bytes: int) -> None: ...
+    # Final once it is established.
+    @property
+    def unit_bytes(self) -> int: ...
     # What sends with `auto` do from the next one on: rows (length_max, k, m, depth) by rising
     # length_max; (0, 0, 1) is selective repeat. ValueError: the plan in force stays.
     def install_plan(self, rows: list[tuple[int, int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
+    # As of the last look; empty before the start.
+    def paths(self) -> list[SessionPath]: ...
     # Sends nothing new at either end; closes when nothing is under way.
     def drain(self) -> None: ...
     # ("establishing" | "established" | "draining" | "closed", reason id); takes the notification

@@ -180,7 +180,7 @@ async def test_sites_compute_over_lossy_links(ring: Ring) -> None:
     by_node = {one.name: one for one in ring.fabrics}
 
     async def route(display_name: str, member: Member) -> str:
-        address = await wait_listening(by_node[member.node], display_name)
+        (address,) = await wait_listening(by_node[member.node], display_name)
         settings = LinkSettings(
             rate_bits_per_second=200_000_000,
             delay_nanos=2_000_000,
@@ -224,6 +224,42 @@ async def test_any_two_ranks_exchange_arrays(ring: Ring) -> None:
         return int(theirs[0].sum())
 
     assert await ring.run(act, slot_bytes=1024, slots=3) == [10_000, 15_000, 0, 5_000]
+
+
+async def test_each_rank_has_something_for_each(ring: Ring) -> None:
+    def part(source: int, to: int) -> Any:
+        return np.arange(3000, dtype=np.int32) + 10_000 * source + 1000 * to
+
+    async def act(group: Group) -> Any:
+        rank, size = group.rank, group.size
+        ours = np.array([part(rank, to) for to in range(size)])
+        theirs, gathered, own = np.zeros_like(ours), np.zeros_like(ours), np.zeros(3000, np.int32)
+        await group.all_to_all(ours, theirs)
+        assert np.array_equal(theirs, [part(source, rank) for source in range(size)])
+        await group.gather(ours[0], gathered if rank == 2 else None, 2)
+        if rank == 2:
+            assert np.array_equal(gathered, [part(source, 0) for source in range(size)])
+        await group.scatter(ours if rank == 1 else None, own, 1)
+        assert np.array_equal(own, part(1, rank))
+        with pytest.raises(UsageError, match="for each of 4 ranks"):
+            await group.all_to_all(ours, np.zeros(3, np.int32))
+        await group.barrier()
+
+    assert await ring.run(act, slot_bytes=4096, slots=3) == [None] * 4
+
+
+async def test_a_part_of_another_length_ends_the_group(ring: Ring) -> None:
+    async def act(group: Group) -> None:
+        own = np.zeros(10 + (group.rank == 1))
+        into = np.zeros(group.size * own.size) if group.rank == 0 else None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await group.gather(own, into)
+            await group.barrier()
+
+    results = await ring.run(act)
+    reasons = {getattr(one, "reason", repr(one)) for one in results}
+    assert reasons <= {"group.order", "group.aborted"}
+    assert results[0].reason == "group.order"
 
 
 async def test_another_tag_than_expected_ends_the_group(ring: Ring) -> None:

@@ -1,8 +1,8 @@
 """One rank of a training run: `train.py BACKEND STORE RANK SIZE`; prints what it computed."""
 
 import json
+import re
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sealane.client.torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
 
 
 def collectives(rank: int, size: int) -> None:
@@ -97,6 +99,25 @@ def odd_tensors(rank: int, size: int) -> None:
             dist.all_reduce(meaningless, op=operator)
 
 
+def from_each_to_each(rank: int, size: int) -> None:
+    """Gather, scatter and all-to-all, also over gaps; each pair has a session of its own."""
+    gathered = [torch.zeros(4, 2).t() for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.full((2, 4), float(rank)), gathered, dst=0)
+    assert all((part == number).all() for number, part in enumerate(gathered or []))
+    own = torch.zeros(6)[::2]
+    parts = [torch.full((3,), 10.0 + number) for number in range(size)]
+    dist.scatter(own, parts if rank == size - 1 else None, src=size - 1)
+    assert (own == 10 + rank).all()
+    theirs = [torch.zeros(70_000, dtype=torch.int64) for _ in range(size)]
+    dist.all_to_all(theirs, [torch.full((70_000,), 10 * rank + n) for n in range(size)])
+    assert all((part == 10 * number + rank).all() for number, part in enumerate(theirs))
+    whole = torch.zeros(2 * size)
+    dist.all_to_all_single(whole, torch.arange(2.0 * size) + 100 * rank)
+    assert (whole.view(size, 2)[:, 0] == torch.arange(size) * 100 + 2 * rank).all()
+    with pytest.raises((RuntimeError, ValueError), match=r"group\.array"):
+        dist.all_to_all_single(whole, whole.clone(), [2] * size, [2] * size)
+
+
 def subgroups(rank: int, size: int) -> None:
     """Groups of all and of each alone, beside the one of the job."""
     together = dist.new_group(list(range(size)))
@@ -136,18 +157,18 @@ def training(rank: int, size: int) -> list[float]:
 def main() -> None:
     """Join, compute, leave."""
     backend, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{Path(store).resolve()}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=30),
-    )
-    if backend == "sealane":
+    where = f"file://{Path(store).resolve()}"
+    if backend == "gloo":
+        dist.init_process_group(backend, init_method=where, rank=rank, world_size=size)
+    else:
+        # As the documentation has it.
+        (example,) = re.findall(r"```python\n(import .*?)```", PAGE.read_text(), re.DOTALL)
+        exec(example, {"torch": torch, "INIT": where, "RANK": rank, "SIZE": size})  # noqa: S102
         assert isinstance(dist.group.WORLD, sealane.client.torch.SealaneProcessGroup)
         collectives(rank, size)
         pairs(rank, size)
         odd_tensors(rank, size)
+        from_each_to_each(rank, size)
         subgroups(rank, size)
     losses = training(rank, size)
     dist.destroy_process_group()

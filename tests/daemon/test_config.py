@@ -232,7 +232,15 @@ MISTAKES = {
     ),
     "bad data address": (
         NODE + ENROLMENT + '[fabric]\nrate_max_bits_per_second = 1000000\ndata_listen = "x"\n',
-        'fabric.data_listen: found "x"; allowed: an IP address [config.value]',
+        'fabric.data_listen: found "x"; allowed: an IP address, or a list of them [config.value]',
+    ),
+    "too many paths": (
+        NODE + ENROLMENT + "[fabric]\nrate_max_bits_per_second = 1000000\n"
+        'data_listen = ["127.0.0.1", "::1"]\npaths = 17\n',
+        (
+            "fabric.paths: found 17; allowed: 1 to 16 for each address of data_listen, "
+            "32 together [config.value]"
+        ),
     ),
 }
 

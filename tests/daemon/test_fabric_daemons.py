@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from patience import PATIENCE_SECONDS
 from sealane.client import connect, sync
 from sealane.client.collectives import Member
 from sealane.client.grants import listen_session, open_session
@@ -129,11 +130,22 @@ async def test_examples_of_the_documentation_run(fabrics: tuple[Daemon, Daemon])
         code = compile(example, "client-sessions.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         await eval(code, {**names})  # noqa: S307 - our own documentation
 
-    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 2
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        for example in examples:
+    async def receive_numbers() -> None:
+        async with (
+            connect(far.socket) as client,
+            listen_session(client.sessions, "numbers", region_bytes=REGION) as session,
+        ):
+            for number in range(4):
+                await session.receive(row := session.empty(1000, "int64"))
+                assert (np.from_dlpack(row) == number).all()
+
+    *waiting, blocking = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(waiting) == 2
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
+        for example in waiting:
             tasks.create_task(run(example))
+        tasks.create_task(receive_numbers())
+        tasks.create_task(asyncio.to_thread(exec, blocking, {**names}))
 
 
 async def test_examples_of_collectives_run(fabrics: tuple[Daemon, Daemon]) -> None:

@@ -35,7 +35,7 @@ async def test_view_shows_chunks_as_they_land(fabrics: tuple[Any, Any]) -> None:
         assert view.shape == (receiving.chunk_count,) == (len(bitmap),)
         assert not view.any()
         sending = await left.post_send(offset=0, length=REGION)
-        await receiving.wait_chunks(0, 2, timeout_seconds=10)
+        await receiving.wait_chunks(0, 2, timeout_seconds=PATIENCE_SECONDS)
         assert view[:2].all()
         assert not receiving.done(), "a message of 84 ms can't be over"
         assert bytes(right.region[: 2 * right.chunk_bytes]) == content[: 2 * right.chunk_bytes]

@@ -26,10 +26,10 @@ import socket, sys
 from sealane._native import SessionEndpoint
 
 channel = socket.socket(fileno=int(sys.argv[1]))
-endpoint = SessionEndpoint("127.0.0.1:0", {REGION})
-socket.send_fds(channel, [endpoint.local_address.encode()], endpoint.take_job_fds())
+endpoint = SessionEndpoint(["127.0.0.1:0"], {REGION})
+socket.send_fds(channel, [endpoint.local_addresses[0].encode()], endpoint.take_job_fds())
 endpoint.start(
-    peer_address=channel.recv(100).decode(), connection_id_local=1, connection_id_peer=2,
+    peer_addresses=[channel.recv(100).decode()], connection_id_local=1, connection_id_peer=2,
     send_key=bytearray(b"f" * 32), receive_key=bytearray(b"b" * 32),
     rate_bits_per_second={RATE}, idle_timeout_ns=30 * 10**9, initiator=True,
 )
@@ -52,7 +52,7 @@ def fabric() -> Iterator[tuple[int, socket.socket]]:
 
 @pytest.fixture
 def right() -> Iterator[SessionEndpoint]:
-    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], REGION)
     yield endpoint
     endpoint.close()
 
@@ -65,7 +65,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
     address, descriptors, _, _ = socket.recv_fds(channel, 100, 4)
     sender = Session(JobRing(*descriptors), sessions_pb2.Session(name="sessions/x"))
     right.start(
-        peer_address=address.decode(),
+        peer_addresses=[address.decode()],
         connection_id_local=2,
         connection_id_peer=1,
         send_key=bytearray(b"b" * 32),
@@ -74,7 +74,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
         idle_timeout_ns=10**9,
         initiator=False,
     )
-    channel.sendall(right.local_address.encode())
+    channel.sendall(right.local_addresses[0].encode())
     receiving.post_receive(offset=0, length=REGION, user_data=7)
     async with asyncio.timeout(PATIENCE_SECONDS):
         sending = asyncio.ensure_future(sender.send(offset=0, length=REGION))

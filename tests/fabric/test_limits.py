@@ -1,16 +1,20 @@
 """What limits a session is measured, and `session stat` says it."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
 import pytest
 
+from relays import emulator
 from sealane.daemon.ctl_session_stat import LIMITS, limits, record, since, table
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import connected
 
 WAIT_SECONDS = 0.05
+LOSS_PPB = 50_000_000
+MESSAGES = 20
 
 
 def spent(session: Any) -> dict[str, float]:
@@ -55,6 +59,33 @@ async def test_job_that_reads_no_completions_is_told(fabrics: tuple[Any, Any]) -
         found = spent(left)
 
     assert found["completions"] > WAIT_SECONDS * 0.9
+
+
+async def test_losses_acknowledgements_and_an_idle_job_are_told_apart(
+    fabrics: tuple[Any, Any],
+) -> None:
+    with contextlib.ExitStack() as links:
+
+        def over_a_link(to: str) -> str:
+            return links.enter_context(emulator(to, loss_ppb=LOSS_PPB))
+
+        async with connected(*fabrics, via=over_a_link) as (left, right):
+            for _ in range(MESSAGES):
+                # Each ends with packets that were lost, and with the wait for the last word.
+                await asyncio.gather(
+                    left.send(offset=0, length=100_000), right.receive(offset=0, length=100_000)
+                )
+            busy = spent(left)
+            await asyncio.sleep(WAIT_SECONDS)
+            await asyncio.gather(left.send(offset=0, length=8), right.receive(offset=0, length=8))
+            idle = spent(left)
+            statistics = left.statistics()
+
+    assert busy["loss"] > 0.006, "a round trip for some of them"
+    assert busy["round_trip"] > 0.006 * MESSAGES / 2
+    assert idle["application"] - busy["application"] > WAIT_SECONDS * 0.9
+    shown = table(SESSION, statistics)["limited by"]
+    assert all(LIMITS[name] in shown for name in ("loss", "round_trip", "application"))
 
 
 SESSION = sessions_pb2.Session(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.client import ErasureCoded, Session
 from sealane.client.grants import listen_session, open_session
 from sealane.daemon.fabric.limits import Limits
@@ -79,7 +80,7 @@ async def test_end_of_a_message_is_said_in_words(fabrics: tuple[Any, Any]) -> No
         with pytest.raises(SessionError, match="send: the message is longer than the room"):
             await left.send(offset=0, length=9)
         with pytest.raises(SessionError, match="receive: the message is longer than the room"):
-            await room.wait(timeout_seconds=10)
+            await room.wait(timeout_seconds=PATIENCE_SECONDS)
         sending = await left.post_send(offset=0, length=8)
         await sending.cancel()
         with pytest.raises(SessionError, match="send: it was given up"):
@@ -88,7 +89,7 @@ async def test_end_of_a_message_is_said_in_words(fabrics: tuple[Any, Any]) -> No
 
 async def end_of(session: Session) -> SessionError:
     """What a job hears that goes on with a session that has ended."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 await session.receive(offset=0, length=8)
@@ -102,7 +103,7 @@ async def test_job_hears_why_its_session_has_ended(fabrics: tuple[Any, Any]) -> 
         waiting = await right.post_receive(offset=0, length=8)
         left.close()
         with pytest.raises(SessionError, match="receive: the session ended before"):
-            await waiting.wait(timeout_seconds=10)
+            await waiting.wait(timeout_seconds=PATIENCE_SECONDS)
         assert "has ended: session.peer_closed.requested" in str(await end_of(right))
         assert "was closed here" in str(await end_of(left))
         with pytest.raises(SessionError, match="was closed here"):

@@ -70,15 +70,15 @@ async def test_session_runs_through_an_emulated_link(
     left, right = fabrics
     links: list[Emulator] = []
 
-    def lay_link(data_address: str) -> str:
+    def lay_link(data_addresses: list[str]) -> list[str]:
         settings = LinkSettings(
             rate_bits_per_second=RATE,
             delay_nanos=5_000_000,
             buffer_bytes=1 << 24,
             loss_parts_per_billion=10_000_000,
         )
-        links.append(Emulator.relay([settings], [settings], seed=3, forward_to=data_address))
-        return links[0].address or ""
+        links.append(Emulator.relay([settings], [settings], seed=3, forward_to=data_addresses[0]))
+        return [links[0].address or ""]
 
     try:
         async with connected(left, right, via=lay_link) as (sender, receiver):
@@ -242,7 +242,7 @@ async def test_without_a_listener_nothing_opens(fabrics: tuple[Any, Any]) -> Non
         ({"region_bytes": (8 << 20) + 1}, "session.region.range"),
         ({"region_bytes": 0}, "session.region.range"),
         ({"display_name": ""}, "session.display_name.length"),
-        ({"via_address": "far.away:1"}, "session.via_address.malformed"),
+        ({"via_addresses": ["far.away:1"]}, "session.via_address.malformed"),
     ],
 )
 async def test_values_out_of_range_are_refused(
@@ -283,7 +283,7 @@ CHANGES: list[Any] = [
     pytest.param({"connection_id": bytes(8)}, id="connection id"),
     pytest.param({"nonce": bytes(32)}, id="nonce"),
     pytest.param({"rate_bits_per_second": RATE - 8}, id="rate"),
-    pytest.param({"data_address": "127.0.0.1:9"}, id="address"),
+    pytest.param({"data_addresses": ("127.0.0.1:9",)}, id="address"),
     pytest.param({"public_key": (9).to_bytes(32, "little")}, id="public key"),
 ]
 
@@ -397,7 +397,7 @@ async def test_address_that_the_engine_can_not_parse_is_malformed(
 ) -> None:
     async with (
         make_fabric(
-            "fabric-a", change_offer=lambda offer: replace(offer, data_address=address)
+            "fabric-a", change_offer=lambda offer: replace(offer, data_addresses=(address,))
         ) as left,
         make_fabric("fabric-b") as right,
         listening(right),

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +15,7 @@ from sealane.transport.establish import SessionKeys
 class FakeEndpoint:
     """Keeps what it is started with."""
 
-    local_address = "127.0.0.1:1"
+    local_addresses: ClassVar = ["127.0.0.1:1"]
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -32,6 +32,9 @@ class FakeEndpoint:
 
     def statistics(self) -> dict[str, int]:
         return {}
+
+    def paths(self) -> list[dict[str, Any]]:
+        return []
 
     def close(self) -> None:
         self.error = None
@@ -59,7 +62,8 @@ def session_over(endpoint: FakeEndpoint) -> Session:
 def start() -> Start:
     return Start(
         keys=SessionKeys(send=bytearray(b"k" * 32), receive=bytearray(b"k" * 32)),
-        peer_address="127.0.0.1:2",
+        units=(1408,),
+        peer_addresses=("127.0.0.1:2",),
         connection_id_local=bytes(8),
         connection_id_peer=bytes(8),
         idle_timeout_seconds=1.5,

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from fabrics import fabric, settings
+from sealane.daemon.fabric.establishment import Answer
+from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.session import State
 from sealane.daemon.fabric.units import (
     IP_UDP_BYTES,
@@ -67,6 +69,18 @@ async def pair(
         yield near, far
 
 
+async def open_directly(near: Any, far: Any, **options: Any) -> Any:
+    return await near.service.open(
+        job_token=near.job_token,
+        display_name="data",
+        region_bytes=REGION,
+        peer_node="fabric-b",
+        peer_address=far.address,
+        rate_bits_per_second=RATE,
+        **options,
+    )
+
+
 def units_of(made: Any) -> list[tuple[int, State]]:
     return [(s.identity.unit_bytes, s.state) for s in made.service.sessions()]
 
@@ -101,23 +115,46 @@ async def test_a_responder_refuses_units_beyond_the_candidates(
         )
         await wait_listening(far)
         with pytest.raises(UsageError) as refused:
-            await near.service.open(
-                job_token=near.job_token,
-                display_name="data",
-                region_bytes=REGION,
-                peer_node="fabric-b",
-                peer_address=far.address,
-                rate_bits_per_second=RATE,
-            )
+            await open_directly(near, far)
         assert refused.value.reason == "session.unit.range"
         listening.cancel()
 
 
-class Narrow(asyncio.DatagramProtocol):
-    """A relay to whoever listens at `far`; longer datagrams than `most` bytes vanish."""
+@pytest.mark.parametrize("units", [(), (1408, 1408), (1152, 1408), (9, 8, 7, 6, 5)])
+async def test_candidates_that_can_not_be_are_refused(
+    tmp_path: Path, units: tuple[int, ...]
+) -> None:
+    config = replace(settings(tmp_path, "b"), unit_bytes=None)
+    with pytest.raises(UsageError) as refused:
+        Limits(settings=config).units_among(units, UNIT_BYTES_MAX)
+    assert refused.value.reason == "session.establish.malformed"
 
-    def __init__(self, far: Any, most: int) -> None:
-        self._far = far
+
+async def test_a_responder_takes_no_unit_that_was_not_offered(tmp_path: Path) -> None:
+    def change(answer: Answer) -> Answer:
+        return replace(answer, units=(4032,))
+
+    async with (
+        fabric(settings(tmp_path, "a"), "fabric-a", change_answer=change) as near,
+        fabric(settings(tmp_path, "b"), "fabric-b") as far,
+        asyncio.TaskGroup() as tasks,
+    ):
+        listening = tasks.create_task(
+            far.service.listen(job_token=far.job_token, display_name="data", region_bytes=REGION)
+        )
+        await wait_listening(far)
+        with pytest.raises(UsageError) as refused:
+            await open_directly(near, far)
+        assert refused.value.reason == "session.establish.malformed"
+        listening.cancel()
+
+
+class Narrow(asyncio.DatagramProtocol):
+    """A relay to `far`; longer datagrams than `most` bytes vanish on both ways."""
+
+    def __init__(self, far: str, most: int) -> None:
+        host, _, port = far.rpartition(":")
+        self._far = (host, int(port))
         self._most = most
         self._initiator: Any = None
 
@@ -127,31 +164,27 @@ class Narrow(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if len(data) > self._most:
             return
-        ports = {
-            int(session.data_address.rpartition(":")[2]): session
-            for session in self._far.service.sessions()
-        }
-        if addr[1] in ports:
-            self._transport.sendto(data, self._initiator)
-            return
-        self._initiator = addr
-        open_ports = [port for port, session in ports.items() if session.state is not State.CLOSED]
-        for port in open_ports:
-            self._transport.sendto(data, ("127.0.0.1", port))
+        is_back = addr == self._far
+        if not is_back:
+            self._initiator = addr
+        self._transport.sendto(data, self._initiator if is_back else self._far)
 
 
-async def test_a_path_that_is_narrower_than_its_route_gets_the_next_smaller_unit(
+async def test_a_path_that_is_narrower_than_its_route_gets_its_unit_in_one_establishment(
     tmp_path: Path,
 ) -> None:
-    async with pair(tmp_path, None, None) as (near, far):
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(
-            lambda: Narrow(far, 1500 - 28), local_addr=("127.0.0.1", 0)
+    async with pair(tmp_path, None, None) as (near, far), asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(
+            far.service.listen(job_token=far.job_token, display_name="data", region_bytes=REGION)
+        )
+        (address,) = await wait_listening(far)
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: Narrow(address, 1500 - 28), local_addr=("127.0.0.1", 0)
         )
         via = f"127.0.0.1:{transport.get_extra_info('sockname')[1]}"
         try:
-            async with connected(near, far, via=lambda _: via) as (ours, theirs):
-                assert [ours.session.unit_bytes, theirs.session.unit_bytes] == [1408, 1408]
-                assert units_of(near)[0] == (8896, State.CLOSED)
+            grants = [await open_directly(near, far, via_addresses=(via,)), await listening]
         finally:
             transport.close()
+        assert [grant.session.identity.unit_bytes for grant in grants] == [1408, 1408]
+        assert units_of(near) == [(1408, State.ESTABLISHED)], "in one establishment"

@@ -42,7 +42,7 @@ def open_endpoint(lab: RunningLab, host: str, link: str) -> SessionEndpoint:
 
     def make() -> SessionEndpoint:
         setns(lab.namespace(host), flags=0)
-        return SessionEndpoint(f"{lab.address(host, link)}:0", MESSAGE_BYTES)
+        return SessionEndpoint([f"{lab.address(host, link)}:0"], MESSAGE_BYTES)
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(make).result()
@@ -83,7 +83,7 @@ def test_a_sender_counts_the_marks_of_its_path(lab: RunningLab, link: str) -> No
             rings.append(ring)
             forward, backward = bytearray(b"\1" * 32), bytearray(b"\2" * 32)
             endpoint.start(
-                peer_address=peer.local_address,
+                peer_addresses=peer.local_addresses,
                 connection_id_local=own_id,
                 connection_id_peer=3 - own_id,
                 send_key=forward if own_id == 1 else backward,

@@ -35,9 +35,9 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
         connection_id=bytes(range(8)),
         public_key=initiator.public_key,
         nonce=b"i" * 32,
-        unit_bytes=1408,
+        units=(8896, 1408),
         rate_bits_per_second=200_000_000,
-        address="127.0.0.1:1000",
+        addresses=("127.0.0.1:1000", "127.0.0.1:1001"),
     )
     return Transcript(
         offer=offer,
@@ -45,7 +45,8 @@ def make(initiator: Exchange, responder: Exchange) -> Transcript:
         connection_id=bytes(range(8, 16)),
         public_key=responder.public_key,
         nonce=b"r" * 32,
-        address="127.0.0.1:2000",
+        units=(1408,),
+        addresses=("127.0.0.1:2000",),
     )
 
 
@@ -112,8 +113,8 @@ def changed(value: Any, name: str) -> Any:
         return replace(value, token=b"v" * 32)
     if isinstance(value, int):
         return value + 1
-    if isinstance(value, str):
-        return value + "x"
+    if isinstance(value, str | tuple):
+        return value[1:]
     if name == "public_key":
         return Exchange().public_key
     return bytes([value[0] ^ 1]) + value[1:]

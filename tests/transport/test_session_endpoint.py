@@ -82,7 +82,7 @@ def pair(
     with contextlib.ExitStack() as stack:
         ends = []
         for _ in range(2):
-            endpoint = SessionEndpoint("127.0.0.1:0", REGION, ring_entries)
+            endpoint = SessionEndpoint(["127.0.0.1:0"], REGION, ring_entries)
             stack.callback(endpoint.close)
             end = attach(endpoint)
             stack.callback(os.close, end.submission)
@@ -90,14 +90,14 @@ def pair(
             ends.append(end)
         left, right = ends
         forward, backward = secrets.token_bytes(32), secrets.token_bytes(32)
-        via = right.endpoint.local_address
+        via = right.endpoint.local_addresses[0]
         if relay is not None:
             via = stack.enter_context(relay(via))
         skew = {"rate": rate, "reordering_ns": reordering_ns}
         start(left, via, (1, 2), (forward, backward), **skew, initiator=True)
         if not same_keys:
             forward = bytes(32)
-        back = left.endpoint.local_address
+        back = left.endpoint.local_addresses[0]
         start(right, back, (2, 1), (backward, forward), **skew, initiator=False)
         if establish:
             left.wait_state("established")
@@ -117,7 +117,7 @@ def start(
 ) -> None:
     send_key, receive_key = bytearray(keys[0]), bytearray(keys[1])
     end.endpoint.start(
-        peer_address=peer,
+        peer_addresses=[peer],
         connection_id_local=connection_ids[0],
         connection_id_peer=connection_ids[1],
         send_key=send_key,
@@ -292,7 +292,7 @@ def test_other_keys_never_establish() -> None:
 
 def test_packets_from_elsewhere_are_not_opened_by_the_initiator() -> None:
     with pair() as (left, right):
-        host, port = left.endpoint.local_address.rsplit(":", 1)
+        host, port = left.endpoint.local_addresses[0].rsplit(":", 1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for version in range(16):
                 header = bytes([version << 4]) + (1).to_bytes(8, "big") + bytes(64)
@@ -402,7 +402,7 @@ def test_flooded_doorbell_and_scribbled_memory_harm_nobody_else() -> None:
 
 
 def test_job_can_not_write_what_it_may_only_read() -> None:
-    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], REGION)
     descriptors = endpoint.take_job_fds()
     try:
         with pytest.raises(PermissionError):
@@ -462,7 +462,7 @@ def map_reopened(descriptor: int) -> None:
     ],
 )
 def test_job_finds_no_other_way_to_write_completions(attack: Callable[[int], None]) -> None:
-    endpoint = SessionEndpoint("127.0.0.1:0", REGION)
+    endpoint = SessionEndpoint(["127.0.0.1:0"], REGION)
     descriptors = endpoint.take_job_fds()
     try:
         before = os.pread(descriptors[2], 4096, 0)
@@ -523,4 +523,4 @@ def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
 )
 def test_impossible_sizes_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="out of range"):
-        SessionEndpoint("127.0.0.1:0", **arguments)
+        SessionEndpoint(["127.0.0.1:0"], **arguments)

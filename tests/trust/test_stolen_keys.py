@@ -453,9 +453,9 @@ async def _session_keys(
             result, pins=pins, anchor=victim.identity.anchor, now=utc_now()
         ),
         kem=kem,
-        unit_bytes=UNIT_BYTES,
+        units=(UNIT_BYTES,),
         rate_bits_per_second=1_000_000,
-        data_address="127.0.0.1:9",
+        data_addresses=("127.0.0.1:9",),
     )
     try:
         while True:

@@ -28,7 +28,7 @@ class End:
         self._part = part
         self.message_bytes = message_bytes
         self.endpoint = SessionEndpoint(
-            f"{part['address']}:0",
+            [f"{part['address']}:0"],
             message_bytes * SLOTS,
             unit_bytes=part["unit_bytes"],
             slots=SLOTS,
@@ -42,7 +42,7 @@ class End:
         is_sender = self._part["is_sender"]
         forward, backward = bytearray([1] * 32), bytearray([2] * 32)
         self.endpoint.start(
-            peer_address=peer,
+            peer_addresses=[peer],
             connection_id_local=1 if is_sender else 2,
             connection_id_peer=2 if is_sender else 1,
             send_key=forward if is_sender else backward,
@@ -107,7 +107,7 @@ def receive(part: dict[str, Any]) -> None:
             length, peer = request.split()
             end = End(part, int(length))
             end.start(peer)
-            control.sendall(end.endpoint.local_address.encode())
+            control.sendall(end.endpoint.local_addresses[0].encode())
             request = _serve(end, control)
             end.close()
 
@@ -116,7 +116,7 @@ def receive(part: dict[str, Any]) -> None:
 def _session(part: dict[str, Any], control: socket.socket, job: Job) -> Iterator[End]:
     end = End(part, job.bytes)
     try:
-        control.sendall(f"{job.bytes} {end.endpoint.local_address}".encode())
+        control.sendall(f"{job.bytes} {end.endpoint.local_addresses[0]}".encode())
         end.start(control.recv(LINE_BYTES_MAX).decode())
         yield end
     finally:

@@ -1,5 +1,6 @@
 //! Bindings: session endpoints for the daemon, rings for the job.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -10,11 +11,12 @@ use sealane_engine::session::endpoint::{
     Endpoint, EndpointConfig, EndpointError, StartConfig, State,
 };
 use sealane_engine::session::job::Job;
+use sealane_engine::session::path_report::PathReport;
 use sealane_engine::session::ring::{Operation, PostRefused, Submission};
 use sealane_engine::session::share;
 use sealane_engine::session::statistics::names;
 use sealane_proto::aead::{KEY_BYTES, Secret};
-use sealane_proto::session::{PlanRow, Reliability, SessionKeys};
+use sealane_proto::session::{PathState, PlanRow, Reliability, SessionKeys, Units};
 
 use crate::bitmap::ChunkBitmap;
 use crate::link::parse_address;
@@ -55,6 +57,39 @@ fn statistics_dict<'py>(py: Python<'py>, values: &[u64]) -> PyResult<Bound<'py, 
     for (index, name) in names().enumerate() {
         dict.set_item(name, values.get(index).copied().unwrap_or(0))?;
     }
+    Ok(dict)
+}
+
+fn parse_addresses(addresses: &[String]) -> PyResult<Vec<SocketAddr>> {
+    addresses.iter().map(|address| parse_address(address)).collect()
+}
+
+fn path_dict<'py>(py: Python<'py>, path: &PathReport) -> PyResult<Bound<'py, PyDict>> {
+    let account = &path.account;
+    let statistics = PyDict::new(py);
+    let dict = PyDict::new(py);
+    let state = match account.state {
+        PathState::Challenged => "challenged",
+        PathState::Validated => "validated",
+        PathState::Silent => "silent",
+        PathState::Abandoned => "abandoned",
+    };
+    dict.set_item("local_address", path.local_address.to_string())?;
+    dict.set_item("peer_address", path.peer_address.to_string())?;
+    dict.set_item("state", state)?;
+    for (name, value) in [
+        ("packets_sent", account.packets_sent),
+        ("wire_bytes_sent", account.wire_bytes_sent),
+        ("packets_received", account.arrived.received),
+        ("lost_packets", account.lost_packets),
+        ("lost_runs", account.lost_runs),
+        ("srtt_nanos", account.srtt),
+        ("ce_received", account.arrived.ce),
+        ("ce_echoed", account.received.ce),
+    ] {
+        statistics.set_item(name, value)?;
+    }
+    dict.set_item("statistics", statistics)?;
     Ok(dict)
 }
 
@@ -113,11 +148,11 @@ pub struct SessionEndpoint {
 #[pymethods]
 impl SessionEndpoint {
     #[new]
-    #[pyo3(signature = (bind_address, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None))]
+    #[pyo3(signature = (bind_addresses, region_bytes, ring_entries=256, *, unit_bytes=1408, chunk_units=16, slots=64, account=None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn new(
         py: Python<'_>,
-        bind_address: &str,
+        bind_addresses: Vec<String>,
         region_bytes: u64,
         ring_entries: u32,
         unit_bytes: u16,
@@ -125,22 +160,18 @@ impl SessionEndpoint {
         slots: u16,
         account: Option<&JobAccount>,
     ) -> PyResult<Self> {
-        let config = EndpointConfig {
-            bind_address: parse_address(bind_address)?,
-            region_bytes,
-            ring_entries,
-            unit_bytes,
-            chunk_units,
-            slots,
-        };
+        let bind_addresses = parse_addresses(&bind_addresses)?;
+        let config = EndpointConfig { region_bytes, ring_entries, unit_bytes, chunk_units, slots };
         let account = account.map(|job| Arc::clone(&job.account));
-        let endpoint = py.detach(|| Endpoint::new(config, account)).map_err(endpoint_error)?;
+        let endpoint = py
+            .detach(|| Endpoint::new(config, &bind_addresses, account))
+            .map_err(endpoint_error)?;
         Ok(Self { endpoint })
     }
 
     #[getter]
-    fn local_address(&self) -> String {
-        self.endpoint.local_address().to_string()
+    fn local_addresses(&self) -> Vec<String> {
+        self.endpoint.local_addresses().iter().map(SocketAddr::to_string).collect()
     }
 
     fn take_job_fds(&mut self) -> PyResult<(RawFd, RawFd, RawFd, RawFd)> {
@@ -155,11 +186,11 @@ impl SessionEndpoint {
         ))
     }
 
-    #[pyo3(signature = (*, peer_address, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0))]
+    #[pyo3(signature = (*, peer_addresses, connection_id_local, connection_id_peer, send_key, receive_key, rate_bits_per_second, idle_timeout_ns, initiator, reordering_ns = 0, units = None))]
     #[allow(clippy::too_many_arguments)] // keyword-only, each a value of its own
     fn start(
         &mut self,
-        peer_address: &str,
+        peer_addresses: Vec<String>,
         connection_id_local: u64,
         connection_id_peer: u64,
         send_key: &Bound<'_, PyByteArray>,
@@ -168,22 +199,28 @@ impl SessionEndpoint {
         idle_timeout_ns: u64,
         initiator: bool,
         reordering_ns: u64,
+        units: Option<Vec<u16>>,
     ) -> PyResult<()> {
+        let units = units.unwrap_or_else(|| vec![self.endpoint.unit_bytes()]);
+        let units = Units::falling(&units)
+            .ok_or_else(|| PyValueError::new_err("units: some that fall are needed"))?;
         let keys = SessionKeys { send: take_key(send_key)?, receive: take_key(receive_key)? };
         let start = StartConfig {
-            peer_address: parse_address(peer_address)?,
+            peer_addresses: parse_addresses(&peer_addresses)?,
             connection_id_local,
             connection_id_peer,
             rate_bits_per_second,
             idle_timeout_nanos: idle_timeout_ns,
             reordering_nanos: reordering_ns,
             is_initiator: initiator,
+            units,
         };
         self.endpoint.start(&start, &keys).map_err(endpoint_error)
     }
 
-    fn set_unit_bytes(&mut self, unit_bytes: u16) -> PyResult<()> {
-        self.endpoint.set_unit_bytes(unit_bytes).map_err(endpoint_error)
+    #[getter]
+    fn unit_bytes(&self) -> u16 {
+        self.endpoint.unit_bytes()
     }
 
     fn install_plan(&self, rows: Vec<(u64, u8, u8, u8)>) -> PyResult<()> {
@@ -199,6 +236,10 @@ impl SessionEndpoint {
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         statistics_dict(py, &self.endpoint.statistics())
+    }
+
+    fn paths<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        self.endpoint.paths().iter().map(|path| path_dict(py, path)).collect()
     }
 
     fn state(&self) -> (&'static str, String) {

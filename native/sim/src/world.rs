@@ -9,8 +9,8 @@ use sealane_proto::link::{LinkCounters, Loss, Nanos, PARTS};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
     Arrival as SessionArrival, CloseReason, Departure, Event, IpVersion, Memory, PACKETS_PER_KEY,
-    PathAccount, PostError, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
-    SessionKeys, SessionStatistics, Source, StreamPart, StreamRequest,
+    PathAccount, PathId, PostError, ReceiveRequest, Reliability, SendRequest, Session,
+    SessionConfig, SessionKeys, SessionStatistics, Source, StreamPart, StreamRequest,
 };
 
 use crate::bitmap_only::BitmapOnly;
@@ -347,7 +347,8 @@ impl<'a> World<'a> {
             let must_not_change = arrival.is_corrupted || arrival.is_copy || is_late;
             let changes = memory.changes;
             self.trace.add(&[self.now, end as u64, arrival.packet, must_not_change.into()]);
-            let from = SessionArrival { source: Source::Path, ecn: arrival.ecn };
+            let on = PathId(path as u8);
+            let from = SessionArrival { path: on, source: Source::Path, ecn: arrival.ecn };
             session.receive(&mut arrival.datagram, from, memory, self.now);
             if must_not_change && memory.sabotage == Some(Sabotage::WriteOnRefused) {
                 memory.write(0, &[0]);

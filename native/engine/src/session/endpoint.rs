@@ -3,19 +3,21 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Detection, IpVersion, PACKETS_PER_KEY, PayloadMode, Plan, PlanRow, Session, SessionConfig,
-    SessionKeys,
+    Detection, IpVersion, PACKETS_PER_KEY, PATHS_MAX, PayloadMode, Plan, PlanRow, Session,
+    SessionConfig, SessionKeys, Units,
 };
 
+use super::lanes::Lanes;
 use super::layout::Layout;
 use super::limits::Limits;
+use super::path_report::PathReport;
 use super::pauses::Pauses;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
@@ -28,13 +30,11 @@ use crate::udp::Udp;
 /// Shape of a session's packets and memories; both ends use the same units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointConfig {
-    /// Address of the data socket; port 0 takes a free one.
-    pub bind_address: SocketAddr,
     /// Bytes of the job's region.
     pub region_bytes: u64,
     /// Entries of either queue, a power of two.
     pub ring_entries: u32,
-    /// Payload bytes of a packet.
+    /// Payload bytes of a packet, unless the start says otherwise.
     pub unit_bytes: u16,
     /// Units of a bitmap chunk.
     pub chunk_units: u16,
@@ -43,14 +43,17 @@ pub struct EndpointConfig {
 }
 
 /// What establishment decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartConfig {
-    /// Where packets go.
-    pub peer_address: SocketAddr,
+    /// Where the packets of each path go. The session has as many paths, from the first socket on.
+    pub peer_addresses: Vec<SocketAddr>,
     /// Names the packets that come to us.
     pub connection_id_local: u64,
     /// Names the packets that we send.
     pub connection_id_peer: u64,
+    /// Payload bytes of a packet: of several, which fall, the largest that the first path carries,
+    /// as the initiator sees it.
+    pub units: Units,
     /// Wire bits per second, headers included.
     pub rate_bits_per_second: u64,
     /// Silence after which the session ends.
@@ -58,8 +61,8 @@ pub struct StartConfig {
     /// Skew of the path that is known: what comes this much later than what was sent after it is
     /// not lost.
     pub reordering_nanos: Nanos,
-    /// The side that opened the session knows the path (a relay, perhaps) and accepts packets from
-    /// `peer_address` only; the other one follows its authentic packets until the path is validated.
+    /// The side that opened the session knows the paths (relays, perhaps) and accepts packets from
+    /// `peer_addresses` only; the other one follows its authentic packets until a path is validated.
     pub is_initiator: bool,
 }
 
@@ -91,21 +94,24 @@ pub struct JobDescriptors {
 }
 
 struct Prepared {
-    udp: Udp,
+    sockets: Vec<Udp>,
     memory: JobMemory,
     doorbell: OwnedFd,
 }
 
+/// What the job gets, until it takes it; another one if the unit turns out otherwise.
+pub(super) type ForJob = Arc<Mutex<Option<JobDescriptors>>>;
+
 /// What the job and the worker share.
-struct Memories {
-    layout: Layout,
-    memory: JobMemory,
-    doorbell: OwnedFd,
-    job: JobDescriptors,
+pub(super) struct Memories {
+    pub(super) layout: Layout,
+    pub(super) memory: JobMemory,
+    pub(super) doorbell: OwnedFd,
+    pub(super) job: JobDescriptors,
 }
 
 impl Memories {
-    fn new(config: &EndpointConfig) -> Result<Self, EndpointError> {
+    pub(super) fn new(config: &EndpointConfig) -> Result<Self, EndpointError> {
         let layout = Layout {
             entries: config.ring_entries,
             region_bytes: config.region_bytes,
@@ -150,10 +156,10 @@ impl Memories {
 pub struct Endpoint {
     config: EndpointConfig,
     layout: Layout,
-    local_address: SocketAddr,
+    local_addresses: Vec<SocketAddr>,
     prepared: Option<Prepared>,
     account: Option<Arc<JobAccount>>,
-    job: Option<JobDescriptors>,
+    job: ForJob,
     stop: OwnedFd,
     report: Arc<Report>,
     next_plan: Arc<Mutex<Option<Plan>>>,
@@ -161,23 +167,34 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds the socket and makes the memories.
+    /// Binds a socket for each path that the session may have, and makes the memories. A port of 0
+    /// takes a free one.
     ///
     /// The session is one of that job, whose limits and turns it shares; of none, it has no limits
     /// but its own.
     pub fn new(
         config: EndpointConfig,
+        bind_addresses: &[SocketAddr],
         account: Option<Arc<JobAccount>>,
     ) -> Result<Self, EndpointError> {
         let made = Memories::new(&config)?;
-        let udp = Udp::bind(config.bind_address)?;
-        let local_address = udp.local_address()?;
+        if !(1..=usize::from(PATHS_MAX)).contains(&bind_addresses.len()) {
+            let count = bind_addresses.len();
+            return Err(EndpointError::Invalid(format!(
+                "{count} paths; allowed: 1 to {PATHS_MAX}"
+            )));
+        }
+        let sockets: Vec<Udp> =
+            bind_addresses.iter().map(|address| Udp::bind(*address)).collect::<Result<_, _>>()?;
+        let local_addresses = sockets.iter().map(Udp::local_address).collect::<Result<_, _>>()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
             is_to_drain: AtomicBool::new(false),
             is_to_end: AtomicBool::new(false),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
+            unit_bytes: AtomicU16::new(config.unit_bytes),
+            paths: Mutex::new(Vec::new()),
             changed: eventfd(0, flags).map_err(io::Error::from)?,
             settled: Condvar::new(),
         };
@@ -185,10 +202,10 @@ impl Endpoint {
         Ok(Self {
             config,
             layout,
-            local_address,
-            prepared: Some(Prepared { udp, memory, doorbell }),
+            local_addresses,
+            prepared: Some(Prepared { sockets, memory, doorbell }),
             account,
-            job: Some(job),
+            job: Arc::new(Mutex::new(Some(job))),
             stop: eventfd(0, flags).map_err(io::Error::from)?,
             report: Arc::new(report),
             next_plan: Arc::default(),
@@ -196,43 +213,42 @@ impl Endpoint {
         })
     }
 
-    /// Makes the memories anew for units of another size, before the worker starts and the job has
-    /// them. The socket stays.
-    pub fn set_unit_bytes(&mut self, unit_bytes: u16) -> Result<(), EndpointError> {
-        let (Some(prepared), Some(job)) = (&mut self.prepared, &mut self.job) else {
-            return Err(EndpointError::Started);
-        };
-        let config = EndpointConfig { unit_bytes, ..self.config };
-        let made = Memories::new(&config)?;
-        self.config = config;
-        self.layout = made.layout;
-        prepared.memory = made.memory;
-        prepared.doorbell = made.doorbell;
-        *job = made.job;
-        Ok(())
-    }
-
-    /// Where the data socket is bound.
-    pub fn local_address(&self) -> SocketAddr {
-        self.local_address
+    /// Where the sockets are bound: those of the paths that are in use once the session is started.
+    pub fn local_addresses(&self) -> &[SocketAddr] {
+        &self.local_addresses
     }
 
     /// The job's descriptors, once.
     pub fn take_job_descriptors(&mut self) -> Option<JobDescriptors> {
-        self.job.take()
+        self.for_job().take()
+    }
+
+    fn for_job(&self) -> MutexGuard<'_, Option<JobDescriptors>> {
+        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Payload bytes of a packet; final once the session is established.
+    pub fn unit_bytes(&self) -> u16 {
+        self.report.unit_bytes.load(Ordering::Acquire)
     }
 
     /// Starts the worker with the keys of this session.
+    ///
+    /// With another unit than the memories were made for, they are made anew: at the latest when it is
+    /// established, and not once the job has its descriptors.
     pub fn start(&mut self, start: &StartConfig, keys: &SessionKeys) -> Result<(), EndpointError> {
+        let unit_of_memories = self.config.unit_bytes;
         let config = SessionConfig {
             connection_id_local: start.connection_id_local,
             connection_id_peer: start.connection_id_peer,
-            unit_bytes: self.config.unit_bytes,
-            ip: match start.peer_address {
-                SocketAddr::V4(_) => IpVersion::V4,
-                SocketAddr::V6(_) => IpVersion::V6,
+            unit_bytes: unit_of_memories,
+            // With both, the one with the larger headers.
+            ip: if start.peer_addresses.iter().any(SocketAddr::is_ipv6) {
+                IpVersion::V6
+            } else {
+                IpVersion::V4
             },
-            paths: 1,
+            paths: u8::try_from(start.peer_addresses.len()).unwrap_or(u8::MAX),
             chunk_units: self.config.chunk_units,
             slots: self.config.slots,
             rate_bytes_per_second: start.rate_bits_per_second / 8,
@@ -242,14 +258,28 @@ impl Endpoint {
             packets_per_key: PACKETS_PER_KEY,
             payload: PayloadMode::Real,
         };
-        config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
+        for unit_bytes in start.units.iter() {
+            let config = SessionConfig { unit_bytes, ..config };
+            config.validate().map_err(|error| EndpointError::Invalid(error.to_string()))?;
+        }
+        if !start.units.iter().eq([unit_of_memories]) && self.for_job().is_none() {
+            return Err(EndpointError::Invalid("the job has memories for another unit".into()));
+        }
+        let paths = start.peer_addresses.len();
+        if paths > self.local_addresses.len() {
+            let message = format!("{paths} paths, and {} sockets", self.local_addresses.len());
+            return Err(EndpointError::Invalid(message));
+        }
         let stop = self.stop.try_clone()?;
-        let Prepared { udp, memory, doorbell } =
+        let Prepared { sockets, memory, doorbell } =
             self.prepared.take().ok_or(EndpointError::Started)?;
+        self.local_addresses.truncate(paths);
         let worker = Worker {
-            session: Session::new(config, keys, now()),
-            udp,
-            peer: start.peer_address,
+            session: Session::searching(config, start.units, start.is_initiator, keys, now()),
+            shape: self.config,
+            job: Arc::clone(&self.job),
+            lanes: Lanes::new(sockets.into_iter().zip(start.peer_addresses.iter().copied())),
+            local_addresses: self.local_addresses.clone(),
             follows_peer: !start.is_initiator,
             pauses: Pauses::new(&config),
             layout: self.layout,
@@ -271,7 +301,7 @@ impl Endpoint {
 
     /// Puts a plan in force for sends that leave the scheme open, from the next submission on.
     pub fn install_plan(&self, rows: &[PlanRow]) -> Result<(), EndpointError> {
-        let plan = Plan::new(rows, self.config.unit_bytes)
+        let plan = Plan::new(rows, self.unit_bytes())
             .map_err(|error| EndpointError::Invalid(error.to_string()))?;
         *self.next_plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
         Ok(())
@@ -295,6 +325,11 @@ impl Endpoint {
         self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What is known of each path, as of the last look; empty before the start.
+    pub fn paths(&self) -> Vec<PathReport> {
+        self.report.paths.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Has the session send nothing new, at either end, and close when nothing is under way. If it
     /// is closed before, the reason is the same: it had no more time.
     pub fn drain(&self) {
@@ -316,7 +351,7 @@ impl Endpoint {
         } else if self.prepared.take().is_some() {
             self.report.set(State::Closed { reason: "session.closed.requested".into() });
         }
-        self.job = None;
+        *self.for_job() = None;
     }
 }
 

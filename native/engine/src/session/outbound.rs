@@ -23,6 +23,16 @@ pub(super) struct SendCounters {
     pub(super) dropped: u64,
 }
 
+impl std::iter::Sum for SendCounters {
+    fn sum<I: Iterator<Item = Self>>(counters: I) -> Self {
+        counters.fold(Self::default(), |sum, each| Self {
+            calls: sum.calls + each.calls,
+            errors: sum.errors + each.errors,
+            dropped: sum.dropped + each.dropped,
+        })
+    }
+}
+
 /// A batch being gathered: datagrams of one size, of which only the last may be shorter.
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
@@ -49,17 +59,14 @@ impl Outbound {
         self.counters
     }
 
-    /// Appends the datagram that `fill` writes to the end of the buffer, sending first what can't
-    /// travel with it. `fill` says how to mark it, `None` if it has none: this returns false then.
-    /// Not to be called while blocked.
-    pub(super) fn push(
-        &mut self,
-        udp: &Udp,
-        to: SocketAddr,
-        fill: impl FnOnce(&mut Vec<u8>) -> Option<Ecn>,
-    ) -> bool {
-        let start = self.bytes.len();
-        let Some(ecn) = fill(&mut self.bytes) else { return false };
+    /// The batch, at whose end a datagram may be written; [`Self::add`] then makes it one of the batch.
+    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// What was written to the batch from `start` on is a datagram. Sends first what can't travel
+    /// with it. Not to be called while blocked.
+    pub(super) fn add(&mut self, udp: &Udp, to: SocketAddr, start: usize, ecn: Ecn) {
         let length = self.bytes.len() - start;
         let joins = !self.is_closed
             && ecn == self.ecn
@@ -74,7 +81,6 @@ impl Outbound {
         } else {
             self.take(length, ecn);
         }
-        true
     }
 
     /// Sends what was gathered. If the kernel's buffer is full, keeps it and says `is_blocked`.
@@ -125,6 +131,12 @@ mod tests {
 
     use super::*;
 
+    fn push(outbound: &mut Outbound, udp: &Udp, to: SocketAddr, datagram: &[u8], ecn: Ecn) {
+        let start = outbound.buffer().len();
+        outbound.buffer().extend_from_slice(datagram);
+        outbound.add(udp, to, start, ecn);
+    }
+
     #[test]
     fn datagrams_keep_their_boundaries_and_order_in_any_mixture() {
         let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -134,14 +146,9 @@ mod tests {
         let mut outbound = Outbound::default();
         let lengths = [100, 100, 40, 100, 1400, 1400, 1400, 7, 7, 8, 1, 1200];
         for (index, length) in lengths.iter().enumerate() {
-            let filled = outbound.push(&udp, to, |bytes| {
-                bytes.extend(std::iter::repeat_n(index as u8, *length));
-                Some(Ecn::Ect0)
-            });
-            assert!(filled);
+            push(&mut outbound, &udp, to, &vec![index as u8; *length], Ecn::Ect0);
         }
         outbound.flush(&udp, to);
-        assert!(!outbound.push(&udp, to, |_| None));
         assert_eq!(outbound.counters(), SendCounters { calls: 6, errors: 0, dropped: 0 });
         let mut bytes = [0; 2000];
         for (index, length) in lengths.iter().enumerate() {
@@ -159,10 +166,7 @@ mod tests {
         for (bytes, full) in [(1472, 44), (8972, 7)] {
             let mut outbound = Outbound::default();
             for _ in 0..=full {
-                outbound.push(&udp, to, |batch| {
-                    batch.resize(batch.len() + bytes, 7);
-                    Some(Ecn::Ect0)
-                });
+                push(&mut outbound, &udp, to, &vec![7; bytes], Ecn::Ect0);
             }
             assert_eq!(outbound.counters(), SendCounters { calls: 1, errors: 0, dropped: 0 });
             assert_eq!(outbound.segments, 1, "{full} of {bytes} bytes left in one call");
@@ -179,17 +183,11 @@ mod tests {
         // Port 0 is nobody's.
         let nowhere = SocketAddr::new(to.ip(), 0);
         for byte in 0..3 {
-            outbound.push(&udp, nowhere, |bytes| {
-                bytes.extend([byte; 100]);
-                Some(Ecn::NotEct)
-            });
+            push(&mut outbound, &udp, nowhere, &[byte; 100], Ecn::NotEct);
         }
         outbound.flush(&udp, nowhere);
         assert_eq!(outbound.counters(), SendCounters { calls: 0, errors: 1, dropped: 3 });
-        outbound.push(&udp, to, |bytes| {
-            bytes.extend([7; 100]);
-            Some(Ecn::NotEct)
-        });
+        push(&mut outbound, &udp, to, &[7; 100], Ecn::NotEct);
         outbound.flush(&udp, to);
         let mut bytes = [0; 200];
         assert_eq!(receiver.recv(&mut bytes).unwrap(), 100);

@@ -42,24 +42,28 @@ impl Pauses {
     ) -> Option<Nanos> {
         let turn_at = flow.and_then(Flow::turn_at);
         let due = session.next_timeout().into_iter().chain(turn_at).min();
-        let others = is_paced(session, flow).then(|| without_units(session));
-        self.wake_at(due, others, now)
+        if is_paced(session, flow) {
+            self.paced_wake_at(due, without_units(session), now)
+        } else {
+            self.units_at = 0;
+            due.map(|at| self.after_control(at, now))
+        }
     }
 
-    /// `due`: the first of all; `others`: the first of what are no units, if the rate holds units back.
-    fn wake_at(
+    /// `due`: the first of all; `others`: the first of what are no units. The rate holds units back.
+    fn paced_wake_at(
         &mut self,
         due: Option<Nanos>,
-        others: Option<Option<Nanos>>,
+        others: Option<Nanos>,
         now: Nanos,
     ) -> Option<Nanos> {
-        let control = |at: Nanos| at.max(now.saturating_add(self.control));
-        let Some(others) = others else {
-            self.units_at = 0;
-            return due.map(control);
-        };
         self.units_at = due?.max(now.saturating_add(self.units));
-        others.map(control).into_iter().chain([self.units_at]).min()
+        let others = others.map(|at| self.after_control(at, now));
+        others.into_iter().chain([self.units_at]).min()
+    }
+
+    fn after_control(&self, at: Nanos, now: Nanos) -> Nanos {
+        at.max(now.saturating_add(self.control))
     }
 
     /// Whether something else has ended the pause and there is nothing to do for it: the units wait
@@ -100,24 +104,15 @@ mod tests {
         let mut slow = pauses(1000 * MICROSECOND);
         let now = 7_000_000;
         let units = now + 120 * MICROSECOND;
-        assert_eq!(slow.wake_at(Some(units), Some(None), now), Some(now + 1000 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(Some(units), None, now), Some(now + 1000 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
         // Something else is due: it waits no longer than before, and the units still do.
         let soon = Some(now + 40 * MICROSECOND);
-        assert_eq!(slow.wake_at(soon, Some(soon), now), Some(now + 250 * MICROSECOND));
+        assert_eq!(slow.paced_wake_at(soon, soon, now), Some(now + 250 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
         let later = Some(now + 600 * MICROSECOND);
-        assert_eq!(slow.wake_at(Some(units), Some(later), now), later);
+        assert_eq!(slow.paced_wake_at(Some(units), later, now), later);
         let long_after = now + 5000 * MICROSECOND;
-        assert_eq!(slow.wake_at(Some(long_after), Some(None), now), Some(long_after));
-    }
-
-    #[test]
-    fn what_the_rate_does_not_hold_back_waits_as_control_frames_do() {
-        let mut slow = pauses(1000 * MICROSECOND);
-        assert_eq!(slow.wake_at(Some(10), Some(None), 10), Some(10 + 1000 * MICROSECOND));
-        assert_eq!(slow.wake_at(Some(10), None, 10), Some(10 + 250 * MICROSECOND));
-        assert_eq!(slow.units_at, 0, "nothing waits any more");
-        assert_eq!(slow.wake_at(None, None, 10), None);
+        assert_eq!(slow.paced_wake_at(Some(long_after), None, now), Some(long_after));
     }
 }

@@ -2,27 +2,29 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, Plan, Session, Source,
+    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, PathId, PathSet, Plan, Session,
+    Source,
 };
 
+use super::endpoint::{EndpointConfig, EndpointError, ForJob, Memories};
+use super::lanes::Lanes;
 use super::layout::{Layout, STATE_ESTABLISHED};
 use super::limits::{Limit, Limits};
 use super::operations::Operations;
-use super::outbound::Outbound;
+use super::path_report::PathReport;
 use super::pauses::Pauses;
 use super::region::SharedMemory;
 use super::ring::{Completion, DaemonRing, RingFault, Status};
 use super::share::Flow;
 use super::statistics::{WorkerStatistics, values};
 use crate::clock::{now, sharpen_timers, timespec};
-use crate::udp::Udp;
 
 /// Receive calls, and datagrams sent, per turn: so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 16;
@@ -40,6 +42,9 @@ const STATISTICS_NANOS: Nanos = 1_000_000;
 
 /// Why a session ended: the job's process is gone.
 pub const REASON_JOB_GONE: &str = "session.job.gone";
+
+/// Why a session ended: no memory for it.
+const REASON_RESOURCES: &str = "session.endpoint.resources";
 
 /// Where a session stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +71,9 @@ pub(super) struct Report {
     pub(super) is_to_end: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
+    /// In force; final once the session is established.
+    pub(super) unit_bytes: AtomicU16,
+    pub(super) paths: Mutex<Vec<PathReport>>,
     /// Readable after a change of state.
     pub(super) changed: OwnedFd,
     pub(super) settled: Condvar,
@@ -112,13 +120,17 @@ impl Memory for JobMemory {
 /// Everything that one session's thread owns.
 pub(super) struct Worker {
     pub(super) session: Session,
-    pub(super) udp: Udp,
-    pub(super) peer: SocketAddr,
-    /// The peer may be behind a relay: until the path is validated, answer to where its newest
-    /// authentic packet came from.
+    pub(super) lanes: Lanes,
+    /// Where each path is bound.
+    pub(super) local_addresses: Vec<SocketAddr>,
+    /// The peer may be behind a relay: until a path is validated, answer to where the newest
+    /// authentic packet on it came from.
     pub(super) follows_peer: bool,
     /// How long to sleep at least, so that several paced packets leave in one call.
     pub(super) pauses: Pauses,
+    /// What the memories were made for.
+    pub(super) shape: EndpointConfig,
+    pub(super) job: ForJob,
     pub(super) layout: Layout,
     pub(super) memory: JobMemory,
     /// None once the session is over: the job sees the end of the stream.
@@ -138,7 +150,6 @@ pub(super) struct Worker {
 #[allow(clippy::struct_excessive_bools)] // independent of each other
 pub(super) struct Progress {
     pub(super) operations: Operations,
-    outbound: Outbound,
     /// Whether that was seen to be asked for.
     is_draining: bool,
     /// Why this side ended the session, if it did.
@@ -148,7 +159,6 @@ pub(super) struct Progress {
     is_stale: bool,
     pub(super) must_ring: bool,
     pub(super) has_more: bool,
-    has_datagrams: bool,
     /// Bytes of datagrams that the last turn took.
     received_bytes: usize,
     is_over: bool,
@@ -167,16 +177,15 @@ impl Worker {
         sharpen_timers();
         loop {
             self.progress.received_bytes = 0;
-            if self.progress.has_datagrams {
-                self.receive();
-            }
+            self.receive();
             if self.session.next_timeout().is_some_and(|at| at <= now()) {
                 self.session.handle_timeout(now());
             }
-            if !self.progress.is_over {
+            if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
             }
-            if !self.pauses.is_early(&mut self.session, self.flow.as_ref(), now()) {
+            let is_early = self.pauses.is_early(&mut self.session, self.flow.as_ref(), now());
+            if !is_early || self.lanes.is_blocked() {
                 self.transmit();
             }
             self.drain_events();
@@ -189,27 +198,27 @@ impl Worker {
     }
 
     fn receive(&mut self) {
-        let Self { session, udp, peer, follows_peer, memory, progress, .. } = self;
+        let Self { session, lanes, follows_peer, memory, progress, .. } = self;
         for _ in 0..RECEIVES_PER_TURN {
             let time = now();
-            let received = udp.receive(|datagram, meta| {
-                let source = match meta.addr == *peer {
+            let received = lanes.receive(|path, peer, datagram, meta| {
+                let source = match meta.addr == peer {
                     true => Source::Path,
                     false if *follows_peer => Source::Elsewhere,
                     false => Source::Foreign,
                 };
                 let ecn = Ecn::from_bits(meta.ecn.map_or(0, |codepoint| codepoint as u8));
-                if session.receive(datagram, Arrival { source, ecn }, memory, time) {
-                    *peer = meta.addr;
-                }
+                session.receive(datagram, Arrival { path, source, ecn }, memory, time)
             });
-            // An error is the network's late answer to an earlier packet: that one is lost.
-            let Ok(received) = received else { continue };
-            progress.received_bytes += received.bytes;
-            if received.is_all {
-                progress.has_datagrams = false;
-                return;
+            match received {
+                None => return,
+                Some(Ok(received)) => progress.received_bytes += received.bytes,
+                // An error is the network's late answer to an earlier packet: that one is lost.
+                Some(Err(_)) => {}
             }
+        }
+        if !lanes.has_datagrams() {
+            return;
         }
         progress.has_more = true;
     }
@@ -248,15 +257,12 @@ impl Worker {
     }
 
     fn transmit_turn(&mut self) {
-        let Self { session, udp, peer, memory, progress, flow, .. } = self;
-        let outbound = &mut progress.outbound;
+        let Self { session, lanes, memory, progress, flow, .. } = self;
         // What the kernel would not take last time goes first; what was still being gathered goes on.
-        if outbound.is_blocked() {
-            outbound.flush(udp, *peer);
-        }
+        lanes.flush(true);
         let mut time = now();
         for index in 0..DATAGRAMS_PER_TURN {
-            if outbound.is_blocked() {
+            if lanes.is_blocked() {
                 return;
             }
             if index % DATAGRAMS_PER_LOOK == 0 {
@@ -264,8 +270,8 @@ impl Worker {
             }
             session.hold_units(flow.as_ref().is_some_and(Flow::is_spent));
             let before = session.wire_bytes_sent();
-            let pushed = outbound.push(udp, *peer, |bytes| {
-                session.next_transmit(&*memory, time, bytes).then(|| session.departure().ecn)
+            let pushed = lanes.push(|bytes| {
+                session.next_transmit(&*memory, time, bytes).then(|| session.departure())
             });
             if let Some(flow) = flow {
                 flow.spend(session.wire_bytes_sent() - before);
@@ -274,7 +280,7 @@ impl Worker {
                 }
             }
             if !pushed {
-                outbound.flush(udp, *peer);
+                lanes.flush(false);
                 return;
             }
         }
@@ -285,6 +291,10 @@ impl Worker {
         while let Some(event) = self.session.next_event() {
             match event {
                 Event::Established { .. } => {
+                    if self.adopt_unit().is_err() {
+                        self.end(REASON_RESOURCES.into());
+                        continue;
+                    }
                     self.memory.ring.publish_state(STATE_ESTABLISHED);
                     self.report.set(State::Established);
                 }
@@ -308,6 +318,23 @@ impl Worker {
                 Event::Closed { reason, by_peer } => self.over(reason, by_peer),
             }
         }
+    }
+
+    /// Makes the memories anew if the unit is another one than they were made for. Nothing has been
+    /// posted, and the job has nothing yet.
+    fn adopt_unit(&mut self) -> Result<(), EndpointError> {
+        let unit_bytes = self.session.config().unit_bytes;
+        if unit_bytes != self.shape.unit_bytes {
+            self.shape.unit_bytes = unit_bytes;
+            let Memories { layout, memory, doorbell, job } = Memories::new(&self.shape)?;
+            self.layout = layout;
+            self.memory = memory;
+            self.doorbell = Some(doorbell);
+            *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
+        }
+        self.pauses = Pauses::new(self.session.config());
+        self.report.unit_bytes.store(unit_bytes, Ordering::Release);
+        Ok(())
     }
 
     fn length_of(&self, handle: u64) -> u64 {
@@ -337,6 +364,10 @@ impl Worker {
             let values = values(&self.session.statistics(), &self.counters());
             self.memory.ring.publish_statistics(&values);
             *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
+            let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
+            let addresses = self.local_addresses.iter().copied().zip(self.lanes.peers());
+            paths.clear();
+            paths.extend(PathReport::of(addresses, &self.session));
         }
         self.progress.must_ring |= self.memory.ring.take_chunk_wake();
         if std::mem::take(&mut self.progress.must_ring) {
@@ -347,7 +378,7 @@ impl Worker {
     }
 
     fn counters(&self) -> WorkerStatistics {
-        let sent = self.progress.outbound.counters();
+        let sent = self.lanes.counters();
         let [
             limited_application_nanos,
             limited_credit_nanos,
@@ -362,8 +393,8 @@ impl Worker {
             send_errors: sent.errors,
             send_calls: sent.calls,
             send_drops: sent.dropped,
-            receive_calls: self.udp.calls(),
-            receive_drops: self.udp.drops(),
+            receive_calls: self.lanes.receive_calls(),
+            receive_drops: self.lanes.receive_drops(),
             limited_application_nanos,
             limited_credit_nanos,
             limited_pacing_nanos,
@@ -379,29 +410,25 @@ impl Worker {
         let gathers = self.progress.gathers();
         let timeout = self.timeout(if gathers { GATHER_NANOS } else { Nanos::MAX });
         self.progress.has_more = false;
-        let mut wanted = PollFlags::empty();
-        wanted.set(PollFlags::IN, !gathers);
-        wanted.set(PollFlags::OUT, self.progress.outbound.is_blocked());
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.udp.as_fd(), wanted),
-        ];
-        if let Some(flow) = &self.flow {
-            fds.push(PollFd::from_borrowed_fd(flow.wake(), PollFlags::IN));
-        }
-        if let Some(doorbell) = &self.doorbell {
-            fds.push(PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN));
-        }
+        let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = vec![watch(self.stop.as_fd())];
+        fds.extend(self.flow.as_ref().map(|flow| watch(flow.wake())));
+        fds.extend(self.doorbell.as_ref().map(|doorbell| watch(doorbell.as_fd())));
+        let others = fds.len();
+        fds.extend(self.lanes.poll_fds(!gathers));
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return; // EINTR: the loop looks at everything again
         }
-        let stop = fds.first().is_some_and(|fd| !fd.revents().is_empty());
         let arrived = PollFlags::IN | PollFlags::ERR;
-        self.progress.has_datagrams |=
-            gathers || fds.get(1).is_some_and(|fd| fd.revents().intersects(arrived));
-        let mut rest = fds.iter().skip(2).map(|fd| !fd.revents().is_empty());
+        let readable =
+            fds.iter().skip(others).map(|fd| gathers || fd.revents().intersects(arrived));
+        let readable = (0..).map(PathId).zip(readable).filter(|(_, has_arrived)| *has_arrived);
+        let readable = readable.map(|(path, _)| path).fold(PathSet::default(), PathSet::with);
+        let mut rest = fds.iter().map(|fd| !fd.revents().is_empty());
+        let stop = rest.next() == Some(true);
         let is_granted = self.flow.is_some() && rest.next() == Some(true);
-        let rung = rest.next() == Some(true);
+        let rung = self.doorbell.is_some() && rest.next() == Some(true);
+        self.lanes.polled(readable);
         if let Some(flow) = self.flow.as_ref().filter(|_| is_granted) {
             flow.woken();
         }

@@ -12,11 +12,13 @@ use super::frame::{
     PING_BYTES, SLICE_HEADER_BYTES, STREAM_END_BYTES_MAX, push_credit_length, push_lost_run,
 };
 use super::gaps::LossCounts;
+use super::packet;
 use super::path::Path;
 use super::paths::{PathId, Paths};
 use super::receiver::{Progress, Receiver};
 use super::rtt::RoundTrip;
 use super::sender::Sender;
+use super::units::UnitSearch;
 
 /// An acknowledgement waits for at most this share of a round trip for more to acknowledge …
 const ACK_DELAY_SHARE: u64 = 16;
@@ -51,7 +53,8 @@ impl Repeat {
         *self = Self { due: Some(now), backoff: 0 };
     }
 
-    fn stop(&mut self) {
+    /// It need not be made any more.
+    pub fn stop(&mut self) {
         *self = Self::default();
     }
 
@@ -184,7 +187,7 @@ impl Control {
         &mut self,
         out: &mut Vec<u8>,
         room: usize,
-        halves: &Halves<'_>,
+        halves: &mut Halves<'_>,
         (paths, path): (&mut Paths, PathId),
         now: Nanos,
     ) {
@@ -193,8 +196,9 @@ impl Control {
         let completed_end = halves.receiver.completed_end();
         let credit_end = halves.sender.credit_end();
         Frame::Ack { completed_end, credit_end }.encode(out);
-        while let Some(token) = paths[path].responses.pop_front() {
-            Frame::PathResponse { token }.encode(out);
+        let answered_bytes = write_responses(out, &mut paths[path]);
+        if let Some(unit_bytes) = halves.units.take_notice(halves.timeout, now) {
+            Frame::Unit { unit_bytes }.encode(out);
         }
         if paths[path].probe.take() == Some(true) {
             Frame::Ping.encode(out);
@@ -219,11 +223,14 @@ impl Control {
         }
         self.write_slices(out, end - reserved, halves.receiver);
         let Path { challenges, rtt, .. } = &mut paths[path];
-        if challenges.due().is_some_and(|due| due <= now) && self.close.is_none() {
+        if let Some(bytes) = answered_bytes {
+            // It may be larger than what the path carries: no challenge is lost with it.
+            out.resize(out.len().max(start + bytes), 0);
+        } else if challenges.due().is_some_and(|due| due <= now) && self.close.is_none() {
             let token = halves.packet_number;
             Frame::PathChallenge { token }.encode(out);
-            if challenges.sent(token, rtt.timeout(), now) {
-                out.resize(end, 0);
+            if let Some(unit_bytes) = challenges.sent(token, rtt.timeout(), now) {
+                out.resize(out.len().max(start + packet::control_bytes_max(unit_bytes)), 0);
             }
         }
         if let Some((code, repeat)) = &mut self.close {
@@ -362,9 +369,24 @@ impl Control {
     }
 }
 
+/// Answers the oldest challenge of a path, and those behind it of its size; the bytes that all of them
+/// had, if there are any.
+fn write_responses(out: &mut Vec<u8>, path: &mut Path) -> Option<usize> {
+    let (_, bytes) = *path.responses.front()?;
+    let is_alike = |path: &Path| path.responses.front().is_some_and(|(_, other)| *other == bytes);
+    while is_alike(path) {
+        if let Some((token, _)) = path.responses.pop_front() {
+            Frame::PathResponse { token }.encode(out);
+        }
+    }
+    Some(bytes)
+}
+
 /// What a control packet is written from.
 #[derive(Debug)]
 pub struct Halves<'a> {
+    /// What is known of the session's unit.
+    pub units: &'a mut UnitSearch,
     /// Messages going out.
     pub sender: &'a Sender,
     /// Messages coming in.

@@ -23,6 +23,7 @@ const LOSSES: u8 = 11;
 const LOSS_COUNTS: u8 = 12;
 const DRAINING: u8 = 13;
 const PATH_COUNTS: u8 = 16;
+const UNIT: u8 = 17;
 
 /// Bytes of an ACK frame.
 pub const ACK_BYTES: usize = 13;
@@ -50,6 +51,8 @@ pub const LOST_RUN_BYTES: usize = 12;
 pub const LOSS_COUNTS_BYTES: usize = 26;
 /// Bytes of a DRAINING frame.
 pub const DRAINING_BYTES: usize = 2;
+/// Bytes of a UNIT frame.
+pub const UNIT_FRAME_BYTES: usize = 3;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 
@@ -177,6 +180,11 @@ pub enum Frame<'a> {
         /// All below 2^48, and the marked ones together no more than all.
         counts: PathCounts,
     },
+    /// The unit of the session, by the end that decides it, or confirmed by the other.
+    Unit {
+        /// In bytes.
+        unit_bytes: u16,
+    },
     /// Nothing new is sent; the session is to end when all that is under way has.
     Draining {
         /// All sends of this end have ended.
@@ -261,6 +269,10 @@ impl Frame<'_> {
                 for count in [received, ect0, ect1, ce] {
                     push_u48(out, count);
                 }
+            }
+            Self::Unit { unit_bytes } => {
+                out.push(UNIT);
+                out.extend_from_slice(&unit_bytes.to_be_bytes());
             }
             Self::Draining { is_done } => out.extend_from_slice(&[DRAINING, is_done.into()]),
             Self::Close { code } => out.extend_from_slice(&[CLOSE, code]),
@@ -413,6 +425,7 @@ impl<'a> Frames<'a> {
                 };
                 Frame::PathCounts { path, newest, age_nanos, counts: counts.checked()? }
             }
+            UNIT => Frame::Unit { unit_bytes: self.number(2)? as u16 },
             DRAINING => match self.number(1)? {
                 0 => Frame::Draining { is_done: false },
                 1 => Frame::Draining { is_done: true },
@@ -516,6 +529,7 @@ mod tests {
                     let counts = PathCounts { received, ect0, ect1, ce };
                     write(Frame::PathCounts { path: PathId(path), newest, age_nanos, counts })
                 }),
+            any::<u16>().prop_map(move |unit_bytes| write(Frame::Unit { unit_bytes })),
             any::<bool>().prop_map(move |is_done| write(Frame::Draining { is_done })),
             any::<u8>().prop_map(move |code| write(Frame::Close { code })),
         ]

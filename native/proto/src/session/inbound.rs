@@ -8,9 +8,11 @@ use super::congestion::Verdict;
 use super::ecn::PathCounts;
 use super::frame::{Frame, Frames};
 use super::packet::{Header, Kind};
+use super::path::Pace;
 use super::paths::PathId;
-use super::receiver::{Outcome, StreamEnd, Unit};
-use super::types::{Arrival, CloseReason, Detection, Event, Memory, Source};
+use super::receiver::{Outcome, Receiver, StreamEnd, Unit};
+use super::sender::Sender;
+use super::types::{Arrival, CloseReason, Detection, Event, Memory, SessionConfig, Source};
 use super::{Session, State, frame, layout, packet};
 
 impl Session {
@@ -36,7 +38,7 @@ impl Session {
         self.is_elsewhere = arrival.source == Source::Elsewhere;
         self.packet_received(path, header, plaintext, memory, now);
         if self.is_elsewhere {
-            self.paths[path].challenges.search(now);
+            self.paths[path].search(self.units.units(), now);
         }
     }
 
@@ -120,7 +122,7 @@ impl Session {
         }
         self.sender.begin_reports();
         for frame in frames.flatten() {
-            self.frame_received(path, frame, memory, now);
+            self.frame_received((path, plaintext.len()), frame, memory, now);
             if matches!(self.state, State::Closing | State::Closed) {
                 return;
             }
@@ -133,7 +135,7 @@ impl Session {
 
     fn frame_received(
         &mut self,
-        path: PathId,
+        (path, plaintext_bytes): (PathId, usize),
         frame: Frame<'_>,
         memory: &mut impl Memory,
         now: Nanos,
@@ -178,7 +180,7 @@ impl Session {
             }
             Frame::LossCounts { path, counts } => self.paths[path].peer_losses.merge(counts),
             Frame::PathChallenge { token } => {
-                self.paths[path].challenge_received(token);
+                self.paths[path].challenge_received(token, plaintext_bytes);
                 self.control.acknowledge_now(now);
             }
             Frame::PathCounts { path: told, newest, age_nanos, counts } => {
@@ -187,6 +189,7 @@ impl Session {
             }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
             Frame::PathResponse { token } => self.response_received(path, token, now),
+            Frame::Unit { unit_bytes } => self.unit_told(unit_bytes, now),
             Frame::Draining { is_done } => {
                 self.control.drain_mut().peer_said(is_done);
                 self.drain(now);
@@ -226,7 +229,7 @@ impl Session {
             && !self.is_stalled
             && !known.challenges.is_searching()
         {
-            known.challenges.search(now);
+            known.search(self.units.units(), now);
         }
         if self.paths.reported(path, now) == Verdict::Hopeless {
             self.abandon(path, CloseReason::PathOverloaded, now);
@@ -234,24 +237,75 @@ impl Session {
     }
 
     fn response_received(&mut self, path: PathId, token: u64, now: Nanos) {
-        let known = &mut self.paths[path];
-        match known.challenges.answered(token, now) {
+        match self.paths[path].challenges.answered(token, now) {
             None | Some(Answer::Small) => {}
             Some(Answer::TooNarrow) => self.abandon(path, CloseReason::PathMtu, now),
-            Some(Answer::Validated(rtt)) => {
-                known.narrow.forget();
+            Some(Answer::Alive(_)) => self.path_answered(path),
+            Some(Answer::Carried { unit_bytes, rtt }) => {
+                let known = &mut self.paths[path];
+                known.carried_unit_bytes = known.carried_unit_bytes.max(unit_bytes);
                 if !known.is_validated() {
                     known.rtt.sample(rtt);
                 }
-                known.validated();
-                self.paths.measured();
-                if self.state == State::Connecting {
-                    self.path_mtu_bytes = self.config.packet_bytes_max() as u64;
-                    self.state = State::Established;
-                    self.events.push(Event::Established { rtt }, 0);
+                if let Some(unit_bytes) = self.units.carried(unit_bytes) {
+                    self.decide_unit(unit_bytes, now);
                 }
+                self.validate_paths();
             }
         }
+    }
+
+    /// The peer says which unit the session has.
+    fn unit_told(&mut self, unit_bytes: u16, now: Nanos) {
+        if !self.units.has(unit_bytes) {
+            self.statistics.malformed += 1;
+            return;
+        }
+        if !self.units.is_decided() {
+            self.decide_unit(unit_bytes, now);
+        }
+        self.units.told(now);
+        self.validate_paths();
+    }
+
+    /// The session has a unit: what counts in it begins, nothing of it has been used.
+    fn decide_unit(&mut self, unit_bytes: u16, now: Nanos) {
+        self.units.decided(unit_bytes, now);
+        self.config.unit_bytes = unit_bytes;
+        let SessionConfig { chunk_units, slots, paths, payload, .. } = self.config;
+        self.sender = Sender::new(unit_bytes, slots, paths);
+        self.receiver = Receiver::new(unit_bytes, chunk_units, slots, payload);
+        self.pacer = Pace::of(&self.config).pacer(now);
+        self.paths.unit_decided(&self.config, now);
+    }
+
+    /// Takes into use what is known to carry the session's unit.
+    fn validate_paths(&mut self) {
+        if !self.units.is_decided() {
+            return;
+        }
+        for path in (0..self.paths.count()).map(PathId) {
+            let known = &mut self.paths[path];
+            let is_enough = known.carried_unit_bytes >= self.config.unit_bytes;
+            if !(is_enough && known.challenges.is_searching()) {
+                continue;
+            }
+            known.challenges.stop();
+            self.path_answered(path);
+        }
+        let rtt = self.paths.srtt().filter(|_| self.state == State::Connecting);
+        if let Some(rtt) = rtt {
+            self.path_mtu_bytes = self.config.packet_bytes_max() as u64;
+            self.state = State::Established;
+            self.events.push(Event::Established { rtt }, 0);
+        }
+    }
+
+    fn path_answered(&mut self, path: PathId) {
+        let known = &mut self.paths[path];
+        known.narrow.forget();
+        known.validated();
+        self.paths.measured();
     }
 
     /// A path will not do: the others have to, if there are any.

@@ -40,6 +40,7 @@ mod rtt;
 mod sender;
 mod stream;
 mod types;
+mod units;
 
 #[cfg(test)]
 mod tests;
@@ -53,19 +54,21 @@ use paths::Paths;
 use protection::{Protection, Refusal};
 use receiver::Receiver;
 use sender::Sender;
+use units::UnitSearch;
 
 pub use congestion::{Allowance, Congestion, MandatoryRate, Verdict};
 pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
 pub use gaps::LossCounts;
 pub use pacing::BURST_PACKETS;
-pub use path::PathAccount;
+pub use path::{PathAccount, PathState};
 pub use path_choice::{PathChoice, RoundRobin};
 pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
 pub use stream::STREAM_PARTS_MAX;
 pub use types::*;
+pub use units::{UNIT_CANDIDATES_MAX, Units};
 
 /// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
 /// A lone lost unit makes at most two time-outs of silence; more means that the path is gone.
@@ -85,6 +88,20 @@ enum State {
     Closed,
 }
 
+/// Which path a unit takes, and how fast each may be sent on.
+pub type Steering = (Box<dyn PathChoice>, Box<dyn Congestion>);
+
+fn default_steering(config: &SessionConfig) -> Steering {
+    let congestion = MandatoryRate::new(config.rate_bytes_per_second, config.paths);
+    (Box::new(RoundRobin::default()), Box::new(congestion))
+}
+
+fn check(config: &SessionConfig) {
+    if let Err(error) = config.validate() {
+        panic!("{error}");
+    }
+}
+
 /// One end of a session.
 #[derive(Debug)]
 pub struct Session {
@@ -96,6 +113,7 @@ pub struct Session {
     receiver: Receiver,
     control: Control,
     paths: Paths,
+    units: UnitSearch,
     /// Of all that leaves, on whatever path.
     pacer: pacing::Pacer,
     /// The path of the datagram that was written last.
@@ -124,8 +142,30 @@ impl Session {
     /// If [`SessionConfig::validate`] refuses the configuration.
     #[must_use]
     pub fn new(config: SessionConfig, keys: &SessionKeys, now: Nanos) -> Self {
-        let congestion = MandatoryRate::new(config.rate_bytes_per_second, config.paths);
-        Self::steered(config, keys, (Box::new(RoundRobin::default()), Box::new(congestion)), now)
+        Self::steered(config, keys, default_steering(&config), now)
+    }
+
+    /// Like [`Self::new`], with a unit that is found on the way: the largest of `units` whose packets
+    /// pass both ways, as the end that `decides` sees it. Nothing can be posted before the session is
+    /// established; [`Self::config`] has the unit then, whatever it had before.
+    ///
+    /// # Panics
+    /// If [`SessionConfig::validate`] refuses the configuration with any of the units.
+    #[must_use]
+    pub fn searching(
+        config: SessionConfig,
+        units: Units,
+        decides: bool,
+        keys: &SessionKeys,
+        now: Nanos,
+    ) -> Self {
+        // What is no probe must pass whatever comes of it.
+        let mut least = config;
+        for unit_bytes in units.iter() {
+            least.unit_bytes = unit_bytes;
+            check(&least);
+        }
+        Self::build(least, keys, UnitSearch::new(units, decides), default_steering(&config), now)
     }
 
     /// A session whose paths are chosen and filled by others than [`Self::new`]'s.
@@ -136,12 +176,21 @@ impl Session {
     pub fn steered(
         config: SessionConfig,
         keys: &SessionKeys,
-        (choice, congestion): (Box<dyn PathChoice>, Box<dyn Congestion>),
+        steering: Steering,
         now: Nanos,
     ) -> Self {
-        if let Err(error) = config.validate() {
-            panic!("{error}");
-        }
+        let units = UnitSearch::new(Units::fixed(config.unit_bytes), false);
+        Self::build(config, keys, units, steering, now)
+    }
+
+    fn build(
+        config: SessionConfig,
+        keys: &SessionKeys,
+        units: UnitSearch,
+        (choice, congestion): Steering,
+        now: Nanos,
+    ) -> Self {
+        check(&config);
         let SessionConfig { unit_bytes, chunk_units, slots, payload, .. } = config;
         Self {
             config,
@@ -151,7 +200,8 @@ impl Session {
             plan: Plan::default(),
             receiver: Receiver::new(unit_bytes, chunk_units, slots, payload),
             control: Control::default(),
-            paths: Paths::new(&config, choice, congestion, now),
+            paths: Paths::new(&config, units.units(), choice, congestion, now),
+            units,
             pacer: Pace::of(&config).pacer(now),
             departed: PathId(0),
             last_received: now,
@@ -300,6 +350,10 @@ impl Session {
             return false;
         }
         let path = packet::channel_of(datagram).and_then(|channel| self.paths.named(channel));
+        if path.is_some_and(|path| path != arrival.path) {
+            self.statistics.misdirected += 1;
+            return false;
+        }
         let is_foreign = match arrival.source {
             Source::Path => false,
             Source::Elsewhere => path.is_some_and(|path| !self.paths[path].is_challenged()),
@@ -420,6 +474,12 @@ impl Session {
     #[must_use]
     pub fn is_established(&self) -> bool {
         self.state == State::Established
+    }
+
+    /// Whether the unit is known, in which all that is posted counts.
+    #[must_use]
+    pub fn has_unit(&self) -> bool {
+        self.units.is_decided()
     }
 
     /// Whether the session is over and silent: it may be dropped once its events are pulled.
@@ -546,6 +606,9 @@ impl Session {
     }
 
     fn check_open(&self) -> Result<(), PostError> {
+        if !self.units.is_decided() {
+            return Err(PostError::Undecided);
+        }
         match self.state {
             State::Connecting | State::Established => Ok(()),
             State::Closing | State::Closed => Err(PostError::Closed),

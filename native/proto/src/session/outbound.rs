@@ -108,6 +108,7 @@ impl Session {
         let bound = self.paths.iter().filter_map(|(id, path)| {
             path.control_due(now).map(|at| (at.max(path.paced_at()), Some(id)))
         });
+        let anywhere = anywhere.into_iter().chain(self.units.due());
         bound.chain(anywhere.map(|at| (at, None))).min_by_key(|(at, _)| *at)
     }
 
@@ -121,7 +122,8 @@ impl Session {
         let is_unheard = now.saturating_sub(self.last_received) > self.paths.timeout();
         let is_closing = self.state == State::Closing;
         let path = path.unwrap_or_else(|| self.paths.for_control(is_unheard || is_closing));
-        let halves = Halves {
+        let mut halves = Halves {
+            units: &mut self.units,
             sender: &self.sender,
             receiver: &self.receiver,
             packet_number: self.protection.next_packet_number(path),
@@ -131,7 +133,7 @@ impl Session {
         };
         let Some(packet) = self.protection.begin(path, Kind::Control, out) else { return false };
         let room = self.config.datagram_bytes_max() - packet::HEADER_BYTES - TAG_BYTES;
-        self.control.write(out, room, &halves, (&mut self.paths, path), now);
+        self.control.write(out, room, &mut halves, (&mut self.paths, path), now);
         if self.paths.iter().any(|(_, path)| path.gaps.is_unreported()) {
             self.control.acknowledge_now(now);
         } else if self.paths.iter().any(|(_, path)| path.gaps.is_repeating()) {

@@ -5,7 +5,7 @@
 use crate::aead::{NONCE_BYTES, TAG_BYTES};
 
 /// The version this machine speaks, in the high half of the first byte.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Bytes of the header that every packet has.
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the message descriptor that follows it in unit packets.
@@ -15,6 +15,12 @@ pub const IMMEDIATE_BYTES: usize = 4;
 /// What a unit costs beside its payload, at most.
 pub const DATA_OVERHEAD_BYTES_MAX: usize =
     HEADER_BYTES + DESCRIPTOR_BYTES + IMMEDIATE_BYTES + TAG_BYTES;
+/// Bytes of the plaintext of a control packet that is as large as the largest of a unit.
+#[must_use]
+pub fn control_bytes_max(unit_bytes: u16) -> usize {
+    DATA_OVERHEAD_BYTES_MAX - HEADER_BYTES - TAG_BYTES + usize::from(unit_bytes)
+}
+
 /// First message number that does not fit its 48 bits.
 pub const MESSAGE_END: u64 = 1 << 48;
 
@@ -241,7 +247,7 @@ mod tests {
         };
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
-        let expected: Vec<u8> = std::iter::once(0x4b).chain(1..=0x2a).collect();
+        let expected: Vec<u8> = std::iter::once(0x5b).chain(1..=0x2a).collect();
         assert_eq!(bytes, expected);
         let nonce = [0x0a, 0x0b, 0x0c, 0x0d, 0x0e, 0x0f, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15];
         assert_eq!(header.nonce(), nonce);

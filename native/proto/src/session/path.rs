@@ -16,6 +16,7 @@ use super::pacing::Pacer;
 use super::probes::Probes;
 use super::rtt::RoundTrip;
 use super::types::SessionConfig;
+use super::units::Units;
 
 /// Answers to the peer's challenges that may wait.
 const RESPONSES_MAX: usize = 8;
@@ -30,11 +31,25 @@ enum State {
     Abandoned,
 }
 
+/// What a path is good for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PathState {
+    /// Nothing is known of it yet: it is being challenged.
+    #[default]
+    Challenged,
+    /// It carries units.
+    Validated,
+    /// It did, and is passed over now because nothing is heard of it; challenges go on.
+    Silent,
+    /// It is too narrow, or too full, and nothing is sent on it any more.
+    Abandoned,
+}
+
 /// What is known of the packets of one path, counted since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathAccount {
-    /// Whether units may take it.
-    pub is_validated: bool,
+    /// What it is good for.
+    pub state: PathState,
     /// Packets sent.
     pub packets_sent: u64,
     /// Wire bytes of those.
@@ -90,12 +105,14 @@ pub struct Path {
     pub rtt: RoundTrip,
     /// Questions to the peer whether it carries packets …
     pub challenges: Challenges,
-    /// … and answers that wait.
-    pub responses: VecDeque<u64>,
+    /// … and answers that wait: (token, bytes that the plaintext with the question had).
+    pub responses: VecDeque<(u64, usize)>,
     /// A packet is to leave for its number alone; true: and to be answered.
     pub probe: Option<bool>,
     /// When the next one is.
     pub probes: Probes,
+    /// Largest unit whose packets have passed both ways; 0 before any has.
+    pub carried_unit_bytes: u16,
     /// Largest packet number received, and when.
     pub newest: Option<(u64, Nanos)>,
     /// What of the peer's packets did not arrive …
@@ -118,11 +135,12 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path of which nothing is known. `reordering`: the skew that both ends know of.
+    /// A path of which nothing is known. `reordering`: the skew that both ends know of; `units`: those
+    /// of which one is to pass on it.
     #[must_use]
-    pub fn new(reordering: Nanos, now: Nanos) -> Self {
+    pub fn new(reordering: Nanos, units: Units, now: Nanos) -> Self {
         let mut challenges = Challenges::default();
-        challenges.search(now);
+        challenges.search(units, now);
         Self {
             state: State::Challenged,
             is_silent: false,
@@ -131,6 +149,7 @@ impl Path {
             responses: VecDeque::new(),
             probe: None,
             probes: Probes::default(),
+            carried_unit_bytes: 0,
             newest: None,
             gaps: Gaps::new(reordering),
             arrived: PathCounts::default(),
@@ -179,15 +198,21 @@ impl Path {
         self.state == State::Abandoned
     }
 
-    /// The peer wants an answer on it.
-    pub fn challenge_received(&mut self, token: u64) {
+    /// Begins to ask whether it carries packets of these units.
+    pub fn search(&mut self, units: Units, now: Nanos) {
+        self.carried_unit_bytes = 0;
+        self.challenges.search(units, now);
+    }
+
+    /// The peer wants an answer on it, as large as the packet that asks.
+    pub fn challenge_received(&mut self, token: u64, plaintext_bytes: usize) {
         if self.is_abandoned() {
             return;
         }
         if self.responses.len() == RESPONSES_MAX {
             self.responses.pop_front();
         }
-        self.responses.push_back(token);
+        self.responses.push_back((token, plaintext_bytes));
     }
 
     /// When a control packet has to leave on this path and no other.
@@ -254,7 +279,7 @@ impl Path {
     #[must_use]
     pub fn account(&self) -> PathAccount {
         PathAccount {
-            is_validated: self.is_validated(),
+            state: self.public_state(),
             packets_sent: self.packets_sent,
             wire_bytes_sent: self.wire_bytes_sent,
             packets_reported: self.packets_reported,
@@ -264,6 +289,15 @@ impl Path {
             in_flight_bytes: self.in_flight_bytes(),
             srtt: self.rtt.smoothed().unwrap_or(0),
             arrived: self.arrived,
+        }
+    }
+
+    fn public_state(&self) -> PathState {
+        match self.state {
+            State::Challenged => PathState::Challenged,
+            State::Validated if self.is_silent => PathState::Silent,
+            State::Validated => PathState::Validated,
+            State::Abandoned => PathState::Abandoned,
         }
     }
 

@@ -10,9 +10,11 @@ use super::path::{Pace, Path};
 use super::path_choice::PathChoice;
 use super::rtt::timeout_of;
 use super::types::SessionConfig;
+use super::units::Units;
 
-/// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets.
-pub const PATHS_MAX: u8 = 16;
+/// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and
+/// as many are there to take the place of those that fail.
+pub const PATHS_MAX: u8 = 32;
 
 /// A path of a session, from 0. It is the channel of the packets that take it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -28,7 +30,7 @@ impl PathId {
 
 /// Some paths of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PathSet(u16);
+pub struct PathSet(u32);
 
 impl PathSet {
     /// With another path.
@@ -52,7 +54,7 @@ impl PathSet {
     /// The first one behind `path`, in a circle; `None` if there is none at all.
     #[must_use]
     pub fn behind(self, path: PathId) -> Option<PathId> {
-        let later = self.0 & u16::MAX.checked_shl(u32::from(path.0) + 1).unwrap_or(0);
+        let later = self.0 & u32::MAX.checked_shl(u32::from(path.0) + 1).unwrap_or(0);
         let found = if later == 0 { self.0 } else { later };
         (found != 0).then(|| PathId(found.trailing_zeros() as u8))
     }
@@ -78,16 +80,26 @@ impl Paths {
     #[must_use]
     pub fn new(
         config: &SessionConfig,
+        units: Units,
         choice: Box<dyn PathChoice>,
         congestion: Box<dyn Congestion>,
         now: Nanos,
     ) -> Self {
-        let all = (0..config.paths).map(|_| Path::new(config.reordering, now)).collect();
+        let all = (0..config.paths).map(|_| Path::new(config.reordering, units, now)).collect();
         let pace = Pace::of(config);
         let mut paths =
             Self { all, choice, congestion, pace, heard: PathId(0), slowest: None, first_told: 0 };
         paths.adopt_allowances(now);
         paths
+    }
+
+    /// The unit is known: paths are asked about this one only, and know it to pass if a larger one has.
+    pub fn unit_decided(&mut self, config: &SessionConfig, now: Nanos) {
+        self.pace = Pace::of(config);
+        for path in &mut self.all {
+            path.challenges.narrow(Units::fixed(config.unit_bytes));
+        }
+        self.adopt_allowances(now);
     }
 
     /// How many there are.
@@ -193,11 +205,12 @@ impl Paths {
         self.heard = path;
     }
 
-    /// Which one a control packet takes if anyone will do. `is_lost`: what was said on the last one
-    /// seems not to arrive.
+    /// Which one a control packet takes if anyone will do: the one on which the peer was heard last, if
+    /// units could take it, too. That the peer is heard says nothing of the way there. `is_lost`: what
+    /// was said on the last one seems not to arrive.
     pub fn for_control(&mut self, is_lost: bool) -> PathId {
-        if is_lost {
-            let usable = self.usable();
+        let usable = self.usable();
+        if is_lost || !usable.has(self.heard) {
             self.heard = usable.behind(self.heard).unwrap_or(self.heard);
         }
         self.heard
@@ -268,15 +281,54 @@ impl IndexMut<PathId> for Paths {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Detection, IpVersion, MandatoryRate, PayloadMode, RoundRobin};
     use super::*;
 
     #[test]
     fn a_set_is_walked_in_a_circle() {
-        let set = [1, 4, 15].map(PathId).into_iter().fold(PathSet::default(), PathSet::with);
+        let set = [1, 4, 31].map(PathId).into_iter().fold(PathSet::default(), PathSet::with);
         let walk: Vec<u8> =
-            [0, 1, 3, 4, 14, 15].map(|at| set.behind(PathId(at)).unwrap().0).to_vec();
-        assert_eq!(walk, [1, 4, 4, 15, 15, 1]);
+            [0, 1, 3, 4, 30, 31].map(|at| set.behind(PathId(at)).unwrap().0).to_vec();
+        assert_eq!(walk, [1, 4, 4, 31, 31, 1]);
         assert_eq!(PathSet::default().behind(PathId(3)), None);
         assert!(set.has(PathId(4)) && !set.has(PathId(3)) && !set.is_empty());
+    }
+
+    #[test]
+    fn control_packets_take_a_path_on_which_the_peer_was_heard_only_if_it_is_validated() {
+        let config = SessionConfig {
+            connection_id_local: 1,
+            connection_id_peer: 2,
+            unit_bytes: 1408,
+            ip: IpVersion::V4,
+            paths: 3,
+            chunk_units: 1,
+            slots: 4,
+            rate_bytes_per_second: 1,
+            idle_timeout: 1,
+            reordering: 0,
+            detection: Detection::Reports,
+            packets_per_key: 1,
+            payload: PayloadMode::Real,
+        };
+        let units = Units::fixed(config.unit_bytes);
+        let choice = Box::new(RoundRobin::default());
+        let congestion = Box::new(MandatoryRate::new(config.rate_bytes_per_second, config.paths));
+        let mut paths = Paths::new(&config, units, choice, congestion, 0);
+        paths.heard(PathId(1));
+        assert_eq!(paths.for_control(false), PathId(1), "none is validated yet");
+        paths[PathId(0)].validated();
+        paths[PathId(2)].validated();
+        paths.heard(PathId(1));
+        assert_eq!(
+            paths.for_control(false),
+            PathId(2),
+            "its challenges arrive, who knows what else"
+        );
+        paths.heard(PathId(0));
+        assert_eq!(paths.for_control(false), PathId(0));
+        assert_eq!(paths.for_control(true), PathId(2), "nothing came back on the other");
+        paths[PathId(2)].abandon();
+        assert_eq!(paths.for_control(false), PathId(0));
     }
 }

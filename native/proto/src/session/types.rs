@@ -120,6 +120,8 @@ pub struct Departure {
 /// What the socket says of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
+    /// The path whose address of this end it came to.
+    pub path: PathId,
     /// Where it came from.
     pub source: Source,
     /// The ECN field of its IP header.
@@ -474,6 +476,9 @@ pub enum PostError {
     /// No such message is in progress, or it is no stream that is still open.
     #[error("message {0} is not in progress, or is no open stream")]
     NotInProgress(u64),
+    /// The session's unit is still being looked for.
+    #[error("the session has no unit yet: post once it is established")]
+    Undecided,
     /// The session drains: nothing new is sent.
     #[error("the session drains and sends nothing new")]
     Draining,

@@ -291,7 +291,7 @@ fn configurations_out_of_range_are_refused() {
         SessionConfig { unit_bytes: 65_001, ..good },
         SessionConfig { chunk_units: 0, ..good },
         SessionConfig { paths: 0, ..good },
-        SessionConfig { paths: 17, ..good },
+        SessionConfig { paths: 33, ..good },
         SessionConfig { slots: 0, ..good },
         SessionConfig { slots: 3, ..good },
         SessionConfig { slots: 2048, ..good },

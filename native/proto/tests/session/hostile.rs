@@ -185,7 +185,7 @@ impl World {
     }
 
     fn deliver(&mut self, datagram: &mut [u8]) {
-        let arrival = Arrival { source: Source::Path, ecn: Ecn::Ect0 };
+        let arrival = Arrival { path: PathId(0), source: Source::Path, ecn: Ecn::Ect0 };
         self.session.receive(datagram, arrival, &mut self.memory, self.now);
     }
 

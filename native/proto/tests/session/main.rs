@@ -6,7 +6,9 @@ mod drain;
 mod hostile;
 mod packets;
 mod pair;
+mod paths;
 mod property;
+mod units;
 
 use pair::{
     DELAY, ELSEWHERE, MILLISECOND, ON_PATH, Pair, UNIT, config, end, end_with, receive, send,
@@ -14,8 +16,8 @@ use pair::{
 use proptest::prelude::*;
 use sealane_proto::session::packet::{DATA_OVERHEAD_BYTES_MAX, Header, Kind};
 use sealane_proto::session::{
-    CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, Plan, PlanRow, PostError,
-    Reliability, SendRequest, SessionConfig, SessionStatistics,
+    Arrival, CloseReason, CompletionStatus, Detection, Event, MESSAGE_BYTES_MAX, PathId, Plan,
+    PlanRow, PostError, Reliability, SendRequest, SessionConfig, SessionStatistics,
 };
 
 fn is_unit(datagram: &[u8]) -> bool {
@@ -77,15 +79,14 @@ fn no_unit_leaves_before_the_path_is_validated_at_full_size() {
     let mut pair = Pair::new(4);
     pair.ends[1].post_receive(receive(0, 1000), 0).unwrap();
     pair.ends[0].post_send(send(0, 1000), 0).unwrap();
-    // A path that loses what is larger than a small packet is not established. The way back is whole,
-    // so credit does arrive.
+    // A path that loses what is larger than a small packet in either direction is not established. The
+    // way back is whole, so credit does arrive.
     pair.run_filtered(300 * MILLISECOND, |index, datagram| {
         assert!(!is_unit(datagram));
         assert!(datagram.len() <= DATA_OVERHEAD_BYTES_MAX + UNIT as usize);
         index == 0 || datagram.len() < 256
     });
-    assert!(!pair.ends[0].is_established());
-    assert!(pair.ends[1].is_established());
+    assert!(pair.ends.iter().all(|end| !end.is_established()));
     assert_eq!(pair.ends[0].credit_end(), 1);
     pair.run(1000 * MILLISECOND);
     assert_eq!(statuses(&pair.events[1]), [(0, CompletionStatus::Ok)]);
@@ -526,6 +527,20 @@ fn a_path_is_validated_by_an_answer_that_came_back_on_it_and_kept_then() {
     assert!(!right.receive(&mut challenge.clone(), ELSEWHERE, &mut memory[1], *now));
     expected.foreign_packets += 1;
     assert_eq!(right.statistics(), expected);
+}
+
+#[test]
+fn a_packet_that_comes_to_the_address_of_another_path_is_not_opened() {
+    let [left, right] =
+        [0, 1].map(|index| end_with(index, 0, SessionConfig { paths: 2, ..config(index) }));
+    let mut pair = Pair::of([left, right]);
+    pair.pump();
+    let challenge = pair.under_way[1].remove(0);
+    let Pair { now, ends: [_, right], memory, .. } = &mut pair;
+    let by_the_other = Arrival { path: PathId(1), ..ON_PATH };
+    assert!(!right.receive(&mut challenge.clone(), by_the_other, &mut memory[1], *now));
+    assert_eq!(right.statistics().misdirected, 1);
+    assert!(right.receive(&mut challenge.clone(), ON_PATH, &mut memory[1], *now));
 }
 
 proptest! {

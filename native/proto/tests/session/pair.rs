@@ -2,8 +2,9 @@
 
 use sealane_proto::aead::Secret;
 use sealane_proto::link::Nanos;
+use sealane_proto::session::packet::Header;
 use sealane_proto::session::{
-    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PayloadMode,
+    Arrival, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId, PayloadMode,
     ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys, Source,
 };
 
@@ -13,9 +14,10 @@ pub const DELAY: Nanos = 5 * MILLISECOND;
 pub const UNIT: u64 = 256;
 
 /// From the peer's address, marked as it left.
-pub const ON_PATH: Arrival = Arrival { source: Source::Path, ecn: Ecn::Ect0 };
+pub const ON_PATH: Arrival = Arrival { path: PathId(0), source: Source::Path, ecn: Ecn::Ect0 };
 /// From another address.
-pub const ELSEWHERE: Arrival = Arrival { source: Source::Elsewhere, ecn: Ecn::Ect0 };
+pub const ELSEWHERE: Arrival =
+    Arrival { path: PathId(0), source: Source::Elsewhere, ecn: Ecn::Ect0 };
 
 /// Plain bytes and the chunks published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +96,11 @@ pub fn receive(offset: u64, length_max: u64) -> ReceiveRequest {
     ReceiveRequest { offset, length_max, user_data: offset }
 }
 
+/// The path that a datagram names, the first if it names none.
+pub fn path_of(datagram: &[u8]) -> PathId {
+    Header::decode(datagram).map_or(PathId(0), |(header, _)| PathId(header.channel as u8))
+}
+
 impl Pair {
     pub fn new(slots: u16) -> Self {
         Self::of([end(0, slots, 0), end(1, slots, 0)])
@@ -143,9 +150,10 @@ impl Pair {
         }
     }
 
-    /// Delivers one datagram that is under way to an end.
+    /// Delivers one datagram that is under way to an end, on the path that it names.
     pub fn deliver(&mut self, index: usize, mut datagram: Vec<u8>) {
-        self.ends[index].receive(&mut datagram, ON_PATH, &mut self.memory[index], self.now);
+        let arrival = Arrival { path: path_of(&datagram), ..ON_PATH };
+        self.ends[index].receive(&mut datagram, arrival, &mut self.memory[index], self.now);
     }
 
     /// Runs for a time; every datagram arrives after [`DELAY`], if `keeps` keeps it.

@@ -1,0 +1,210 @@
+//! The paths of a session on this host: of each its socket, where its packets go, and the batch that
+//! is being gathered for it.
+//!
+//! Sockets differ in their ports, so that a network that hashes addresses and ports sends each path
+//! its own way (UnoLB's subflows); they may also be bound to addresses of different interfaces.
+
+use std::io;
+use std::net::SocketAddr;
+
+use rustix::event::{PollFd, PollFlags};
+use sealane_proto::session::{Departure, PathId, PathSet};
+
+use super::outbound::{Outbound, SendCounters};
+use crate::udp::{Received, Udp};
+
+/// One path.
+#[derive(Debug)]
+struct Lane {
+    udp: Udp,
+    peer: SocketAddr,
+    outbound: Outbound,
+    has_datagrams: bool,
+}
+
+/// All paths of a session, in the order of their numbers.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    all: Vec<Lane>,
+    /// The lane to whose batch the next datagram is written: where it belongs, if paths take turns.
+    next: usize,
+    /// The lane that was read last.
+    read: usize,
+}
+
+impl Lanes {
+    /// A path for each of the sockets, towards the peer of the same place.
+    pub(super) fn new(paths: impl IntoIterator<Item = (Udp, SocketAddr)>) -> Self {
+        let lane =
+            |(udp, peer)| Lane { udp, peer, outbound: Outbound::default(), has_datagrams: false };
+        Self { all: paths.into_iter().map(lane).collect(), next: 0, read: 0 }
+    }
+
+    /// Where the packets of each path go.
+    pub(super) fn peers(&self) -> impl Iterator<Item = SocketAddr> {
+        self.all.iter().map(|lane| lane.peer)
+    }
+
+    /// Receives once on one of the paths that have something, each in its turn; `None` if none has.
+    /// `each` is told the path, the address that its packets go to, the datagram and what is known
+    /// of it, and says whether the packets of that path go to where this one came from from now on.
+    pub(super) fn receive(
+        &mut self,
+        mut each: impl FnMut(PathId, SocketAddr, &mut [u8], &quinn_udp::RecvMeta) -> bool,
+    ) -> Option<io::Result<Received>> {
+        let count = self.all.len();
+        let mut behind = (1..=count).map(|step| (self.read + step) % count);
+        let index = behind.find(|index| self.all[*index].has_datagrams)?;
+        self.read = index;
+        let Lane { udp, peer, has_datagrams, .. } = &mut self.all[index];
+        let received = udp.receive(|datagram, meta| {
+            if each(PathId(index as u8), *peer, datagram, meta) {
+                *peer = meta.addr;
+            }
+        });
+        if received.as_ref().is_ok_and(|received| received.is_all) {
+            *has_datagrams = false;
+        }
+        Some(received)
+    }
+
+    /// Takes one datagram, which `fill` writes to the end of the buffer that it is given: it joins the
+    /// batch of its path. False if there is none. Not to be called while blocked.
+    pub(super) fn push(&mut self, fill: impl FnOnce(&mut Vec<u8>) -> Option<Departure>) -> bool {
+        let written = self.all[self.next].outbound.buffer();
+        let mut start = written.len();
+        let Some(Departure { path, ecn }) = fill(written) else { return false };
+        let index = path.index();
+        if let Ok([at, chosen]) = self.all.get_disjoint_mut([self.next, index]) {
+            // Another path's turn: the datagram moves to that one's batch.
+            let (from, to) = (at.outbound.buffer(), chosen.outbound.buffer());
+            let place = to.len();
+            to.extend_from_slice(&from[start..]);
+            from.truncate(start);
+            start = place;
+        }
+        let Lane { udp, peer, outbound, .. } = &mut self.all[index];
+        outbound.add(udp, *peer, start, ecn);
+        self.next = (index + 1) % self.all.len();
+        true
+    }
+
+    /// True while the kernel would not take a batch.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.all.iter().any(|lane| lane.outbound.is_blocked())
+    }
+
+    /// Sends what was gathered; only what the kernel would not take last time if that is all that is
+    /// wanted.
+    pub(super) fn flush(&mut self, only_blocked: bool) {
+        for Lane { udp, peer, outbound, .. } in &mut self.all {
+            if outbound.is_blocked() || !only_blocked {
+                outbound.flush(udp, *peer);
+            }
+        }
+    }
+
+    /// What became of all that was sent so far.
+    pub(super) fn counters(&self) -> SendCounters {
+        self.all.iter().map(|lane| lane.outbound.counters()).sum()
+    }
+
+    /// Receives so far that brought something.
+    pub(super) fn receive_calls(&self) -> u64 {
+        self.all.iter().map(|lane| lane.udp.calls()).sum()
+    }
+
+    /// Datagrams that the kernel dropped so far because a socket's buffer was full.
+    pub(super) fn receive_drops(&self) -> u64 {
+        self.all.iter().map(|lane| lane.udp.drops()).sum()
+    }
+
+    /// Whether there is something to receive, as far as is known.
+    pub(super) fn has_datagrams(&self) -> bool {
+        self.all.iter().any(|lane| lane.has_datagrams)
+    }
+
+    /// What to wait for: a descriptor for each path.
+    pub(super) fn poll_fds(&self, wants_datagrams: bool) -> impl Iterator<Item = PollFd<'_>> {
+        self.all.iter().map(move |lane| {
+            let mut wanted = PollFlags::empty();
+            wanted.set(PollFlags::IN, wants_datagrams);
+            wanted.set(PollFlags::OUT, lane.outbound.is_blocked());
+            PollFd::new(&lane.udp, wanted)
+        })
+    }
+
+    /// What came of waiting: the paths on which there may be something to receive.
+    pub(super) fn polled(&mut self, readable: PathSet) {
+        for (path, lane) in (0..).map(PathId).zip(&mut self.all) {
+            lane.has_datagrams |= readable.has(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
+    use sealane_proto::session::Ecn;
+
+    use super::*;
+
+    fn loopback() -> Udp {
+        Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_datagram_leaves_by_its_path_whatever_was_expected() {
+        let receivers = [0, 1, 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let to = |path: usize| receivers[path].local_addr().unwrap();
+        let mut lanes = Lanes::new((0..3).map(|path| (loopback(), to(path))));
+        let order = [0, 1, 2, 0, 0, 2, 2, 1, 0, 2, 1];
+        for (number, path) in order.iter().enumerate() {
+            let departure = Departure { path: PathId(*path), ecn: Ecn::Ect0 };
+            assert!(lanes.push(|bytes| {
+                bytes.extend([*path, number as u8].repeat(50));
+                Some(departure)
+            }));
+        }
+        assert!(!lanes.push(|_| None));
+        lanes.flush(false);
+        assert_eq!(lanes.counters().calls, 3, "a batch a path");
+        let mut bytes = [0; 200];
+        for (path, receiver) in receivers.iter().enumerate() {
+            receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let mine = order.iter().enumerate().filter(|(_, chosen)| usize::from(**chosen) == path);
+            for (number, _) in mine {
+                assert_eq!(receiver.recv(&mut bytes).unwrap(), 100);
+                assert_eq!(bytes[..100], [path as u8, number as u8].repeat(50));
+            }
+        }
+    }
+
+    #[test]
+    fn paths_are_read_in_turn_and_only_those_that_have_something() {
+        let sockets = [0, 1, 2].map(|_| loopback());
+        let addresses: Vec<_> = sockets.iter().map(|udp| udp.local_address().unwrap()).collect();
+        let nobody = "127.0.0.1:9".parse().unwrap();
+        let mut lanes = Lanes::new(sockets.map(|udp| (udp, nobody)));
+        assert!(lanes.receive(|_, _, _, _| unreachable!("nothing was sent")).is_none());
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for path in [0, 2] {
+            sender.send_to(&[path as u8; 10], addresses[path]).unwrap();
+        }
+        lanes.polled([0, 2].map(PathId).into_iter().fold(PathSet::default(), PathSet::with));
+        let mut seen = Vec::new();
+        while lanes.has_datagrams() {
+            let received = lanes.receive(|path, peer, datagram, _| {
+                assert_eq!((peer, datagram[0]), (nobody, path.0));
+                seen.push(path.0);
+                path.0 == 2
+            });
+            received.unwrap().unwrap();
+        }
+        assert_eq!(seen, [2, 0], "the one behind the last comes first");
+        let from = sender.local_addr().unwrap();
+        assert_eq!(lanes.peers().collect::<Vec<_>>(), [nobody, nobody, from]);
+    }
+}

@@ -1,0 +1,196 @@
+//! The unit of a session, where its size is still to be found: padded challenges of several sizes ask
+//! the paths at once (RFC 8899), and the largest that comes back is it (`docs/session-wire.md`, "Path MTU").
+
+use crate::link::Nanos;
+
+use super::control::Repeat;
+
+/// Units that a search may try, most: what a round of challenges costs.
+pub const UNIT_CANDIDATES_MAX: usize = 4;
+/// Answers of a size after which no larger one is waited for: either challenge or answer may be lost,
+/// one time in 1e5 three times in a row where a packet in a hundred is.
+const ANSWERS: u32 = 3;
+
+/// Units to try, the largest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Units {
+    /// In bytes; 0 behind the last.
+    sizes: [u16; UNIT_CANDIDATES_MAX],
+}
+
+impl Units {
+    /// This one and no other.
+    #[must_use]
+    pub fn fixed(unit_bytes: u16) -> Self {
+        let mut sizes = [0; UNIT_CANDIDATES_MAX];
+        sizes[0] = unit_bytes;
+        Self { sizes }
+    }
+
+    /// Some, which fall; `None` if they don't, or there are none or too many.
+    #[must_use]
+    pub fn falling(units: &[u16]) -> Option<Self> {
+        let mut sizes = [0; UNIT_CANDIDATES_MAX];
+        sizes.get_mut(..units.len())?.copy_from_slice(units);
+        let is_falling = units.windows(2).all(|pair| pair[0] > pair[1]);
+        (is_falling && units.last().is_some_and(|least| *least > 0)).then_some(Self { sizes })
+    }
+
+    /// Each, the largest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u16> {
+        self.sizes.into_iter().filter(|unit_bytes| *unit_bytes > 0)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// The one of a place.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<u16> {
+        self.iter().nth(index)
+    }
+}
+
+/// What is known of the unit of one end's session.
+#[derive(Debug)]
+pub struct UnitSearch {
+    units: Units,
+    /// This end decides; the other one is told.
+    decides: bool,
+    is_decided: bool,
+    answers: [u32; UNIT_CANDIDATES_MAX],
+    /// UNIT is to be said: by who decides until it is confirmed, by the other one when it is told.
+    notice: Repeat,
+}
+
+impl UnitSearch {
+    /// Nothing has been asked yet. Of one candidate there is nothing to decide.
+    #[must_use]
+    pub fn new(units: Units, decides: bool) -> Self {
+        Self {
+            units,
+            decides,
+            is_decided: units.count() == 1,
+            answers: [0; UNIT_CANDIDATES_MAX],
+            notice: Repeat::default(),
+        }
+    }
+
+    /// What is being asked about.
+    #[must_use]
+    pub fn units(&self) -> Units {
+        self.units
+    }
+
+    /// Whether there is a unit.
+    #[must_use]
+    pub fn is_decided(&self) -> bool {
+        self.is_decided
+    }
+
+    /// Whether this is one that may come of it.
+    #[must_use]
+    pub fn has(&self, unit_bytes: u16) -> bool {
+        self.units.iter().any(|candidate| candidate == unit_bytes)
+    }
+
+    /// A path has carried packets of this unit both ways. The unit that follows, if this end decides
+    /// and this is reason enough.
+    #[must_use]
+    pub fn carried(&mut self, unit_bytes: u16) -> Option<u16> {
+        let index = self.units.iter().position(|candidate| candidate == unit_bytes)?;
+        if !self.decides || self.is_decided {
+            return None;
+        }
+        self.answers[index] += 1;
+        let largest = self.answers.iter().position(|count| *count > 0)?;
+        let is_enough = largest == 0 || self.answers[index] >= ANSWERS;
+        self.units.get(largest).filter(|_| is_enough)
+    }
+
+    /// This is the unit from now on, and the peer is to hear of it.
+    pub fn decided(&mut self, unit_bytes: u16, now: Nanos) {
+        self.units = Units::fixed(unit_bytes);
+        self.is_decided = true;
+        self.notice.now(now);
+    }
+
+    /// The peer has said the unit, which is known here: that confirms it to who decided, and is
+    /// confirmed by the other one.
+    pub fn told(&mut self, now: Nanos) {
+        if self.decides {
+            self.notice.stop();
+        } else {
+            self.notice.now(now);
+        }
+    }
+
+    /// When UNIT is due.
+    #[must_use]
+    pub fn due(&self) -> Option<Nanos> {
+        self.notice.due()
+    }
+
+    /// The unit to say now, if it is due.
+    pub fn take_notice(&mut self, timeout: Nanos, now: Nanos) -> Option<u16> {
+        self.notice.due().filter(|due| *due <= now)?;
+        if self.decides {
+            self.notice.again(timeout, now);
+        } else {
+            self.notice.stop();
+        }
+        self.units.get(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNITS: [u16; 3] = [8896, 1408, 1152];
+
+    fn search() -> UnitSearch {
+        UnitSearch::new(Units::falling(&UNITS).unwrap(), true)
+    }
+
+    #[test]
+    fn candidates_fall_and_are_few() {
+        assert_eq!(Units::falling(&UNITS).unwrap().iter().collect::<Vec<_>>(), UNITS);
+        for bad in [&[][..], &[1408, 1408], &[1152, 1408], &[1408, 0], &[5, 4, 3, 2, 1]] {
+            assert_eq!(Units::falling(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_largest_decides_at_once_and_a_smaller_one_after_three_answers() {
+        assert_eq!(search().carried(8896), Some(8896));
+        let mut search = search();
+        assert_eq!([1408, 1152, 1152].map(|unit| search.carried(unit)), [None; 3]);
+        assert_eq!(search.carried(1152), Some(1408), "the largest that ever came back");
+        assert_eq!(search.carried(9000), None);
+        search.decided(1408, 5);
+        assert_eq!(search.carried(1408), None, "once");
+    }
+
+    #[test]
+    fn the_unit_is_said_until_it_is_confirmed_and_confirmed_once_each_time() {
+        let mut decider = search();
+        assert_eq!(decider.due(), None);
+        decider.decided(1408, 5);
+        assert_eq!(decider.take_notice(30, 5), Some(1408));
+        assert_eq!(decider.take_notice(30, 34), None);
+        assert_eq!(decider.take_notice(30, 35), Some(1408));
+        decider.told(40);
+        assert_eq!(decider.due(), None);
+        let mut other = UnitSearch::new(Units::falling(&UNITS).unwrap(), false);
+        assert_eq!(other.carried(8896), None, "it does not decide");
+        other.decided(1408, 5);
+        assert_eq!(other.take_notice(30, 5), Some(1408));
+        assert_eq!(other.due(), None);
+        other.told(50);
+        assert_eq!(other.take_notice(30, 50), Some(1408));
+    }
+}

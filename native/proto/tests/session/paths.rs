@@ -1,0 +1,67 @@
+//! Several paths, of which one goes silent, becomes narrow, or works one way only.
+
+use sealane_proto::session::{CompletionStatus, PathId, PathState, Session, SessionConfig};
+
+use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, path_of, receive, send};
+use crate::statuses;
+
+const LENGTH: u64 = 50_000;
+const OTHER: PathId = PathId(1);
+
+fn two_paths() -> Pair {
+    let config = |index| SessionConfig { paths: 2, ..config(index) };
+    let mut pair = Pair::of([0, 1].map(|index| end_with(index, 0, config(index)))).establish();
+    pair.run(20 * MILLISECOND);
+    assert_eq!(states(&pair, 0), [PathState::Validated; 2]);
+    pair
+}
+
+fn states(pair: &Pair, end: usize) -> Vec<PathState> {
+    pair.ends[end].path_accounts().map(|account| account.state).collect()
+}
+
+fn post(pair: &mut Pair) {
+    pair.ends[1].post_receive(receive(0, LENGTH), pair.now).unwrap();
+    pair.ends[0].post_send(send(0, LENGTH), pair.now).unwrap();
+}
+
+fn completed(pair: &Pair) -> usize {
+    let ended = statuses(&pair.events[0]);
+    assert!(ended.iter().all(|(_, status)| *status == CompletionStatus::Ok));
+    assert_eq!(pair.memory[0].bytes[..LENGTH as usize], pair.memory[1].bytes[..LENGTH as usize]);
+    ended.len()
+}
+
+#[test]
+fn a_silent_path_is_passed_over_and_used_again_when_it_answers() {
+    let mut pair = two_paths();
+    post(&mut pair);
+    pair.run(2 * DELAY + MILLISECOND);
+    pair.run_filtered(200 * MILLISECOND, |_, datagram| path_of(datagram) != OTHER);
+    assert_eq!(completed(&pair), 1);
+    assert_eq!(states(&pair, 0), [PathState::Validated, PathState::Silent]);
+    let statistics = pair.ends[0].statistics();
+    assert_eq!((statistics.path_silences, statistics.stalls), (1, 0));
+    pair.run(400 * MILLISECOND);
+    assert_eq!(states(&pair, 0), [PathState::Validated; 2]);
+}
+
+#[test]
+fn a_path_that_becomes_narrow_is_given_up_while_others_are_left() {
+    let mut pair = two_paths();
+    let mut posted = 0;
+    let deadline = pair.now + 20_000 * MILLISECOND;
+    while states(&pair, 0)[1] != PathState::Abandoned {
+        assert!(pair.now < deadline, "{:?}", states(&pair, 0));
+        post(&mut pair);
+        posted += 1;
+        pair.run_filtered(250 * MILLISECOND, |to, datagram| {
+            to == 0 || path_of(datagram) != OTHER || datagram.len() < 256
+        });
+    }
+    assert!(pair.ends[0].is_established());
+    post(&mut pair);
+    pair.run(300 * MILLISECOND);
+    assert_eq!(completed(&pair), posted + 1);
+    assert!(pair.ends.iter().all(Session::is_established));
+}

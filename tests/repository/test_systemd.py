@@ -1,0 +1,74 @@
+"""The unit: as closed as it can be, and open enough for what the roles call."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).parents[2] / "systemd" / "sealaned.service"
+EXPOSURE_MAX = 20
+"""Tenths; up to 2.9 systemd calls a service OK."""
+CALLED = (
+    *("memfd_create", "ftruncate", "mmap", "madvise", "socketpair", "eventfd2"),  # rings
+    *("pidfd_open", "poll", "getsockopt", "sendmsg", "recvmsg"),  # jobs, and what they are sent
+    *("sendmmsg", "recvmmsg", "setsockopt", "ppoll", "epoll_wait"),  # packets
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # stores
+    *("fallocate", "fdatasync", "ioctl", "flock", "statx", "preadv", "pwritev"),
+    *("clone3", "prctl", "prlimit64", "getrandom", "timerfd_create", "setpriority"),
+)
+KEPT_OUT = ("mount", "ptrace", "process_vm_readv", "bpf", "setuid", "setrlimit", "keyctl")
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+def analyze(*arguments: str | Path) -> str:
+    return subprocess.run(
+        ["systemd-analyze", *arguments], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def groups() -> dict[str, set[str]]:
+    """What each group of system calls has in it: calls and groups."""
+    found: dict[str, set[str]] = {}
+    for line in analyze("syscall-filter").splitlines():
+        word = line.strip()
+        if line.startswith("@"):
+            members = found.setdefault(word, set())
+        elif line.startswith(" ") and not word.startswith("#"):
+            members.add(word)
+    return found
+
+
+def calls_of(word: str, known: dict[str, set[str]]) -> set[str]:
+    if not word.startswith("@"):
+        return {word}
+    return {call for each in known[word] for call in calls_of(each, known)}
+
+
+def allowed() -> set[str]:
+    """What the lines of the unit's filter leave, in their order."""
+    found: set[str] = set()
+    known = groups()
+    for line in UNIT.read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name != "SystemCallFilter":
+            continue
+        words = value.lstrip("~").split()
+        named = {call for word in words for call in calls_of(word, known)}
+        found = found - named if value.startswith("~") else found | named
+    return found
+
+
+def test_unit_is_closed_to_what_no_role_needs() -> None:
+    analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", UNIT)
+
+
+def test_filter_lets_through_what_the_roles_call() -> None:
+    found = allowed()
+    assert set(CALLED) <= found
+    assert not found & set(KEPT_OUT)
+    families = "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6"
+    assert families in UNIT.read_text().splitlines()
