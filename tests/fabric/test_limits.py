@@ -66,8 +66,8 @@ async def test_losses_acknowledgements_and_an_idle_job_are_told_apart(
 ) -> None:
     with contextlib.ExitStack() as links:
 
-        def over_a_link(to: str) -> str:
-            return links.enter_context(emulator(to, loss_ppb=LOSS_PPB))
+        def over_a_link(addresses: list[str]) -> list[str]:
+            return [links.enter_context(emulator(to, loss_ppb=LOSS_PPB)) for to in addresses]
 
         async with connected(*fabrics, via=over_a_link) as (left, right):
             for _ in range(MESSAGES):

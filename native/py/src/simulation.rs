@@ -78,6 +78,7 @@ pub fn simulate<'py>(
         forward,
         backward,
         blackout: blackout_nanos,
+        pauses: None,
         more_paths: Vec::new(),
         time_max: time_nanos_max,
     };

@@ -17,7 +17,7 @@ pub use ring::{
     Combine, REPEATS_MAX, Ring, RingError, RingOutcome, RingReceive, RingSend, SITES_MAX, Site,
     run_ring,
 };
-pub use scenario::{MEMORY_BYTES_MAX, MESSAGES_MAX, PathLinks, Scenario, ScenarioError};
+pub use scenario::{MEMORY_BYTES_MAX, MESSAGES_MAX, PathLinks, Pauses, Scenario, ScenarioError};
 pub use world::{Outcome, run};
 
 #[cfg(test)]

@@ -22,6 +22,23 @@ pub struct PathLinks {
     pub blackout: Option<(Nanos, Nanos)>,
 }
 
+/// A host that runs and stops in turn: what arrives and what is due waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pauses {
+    /// From the beginning of one pause to that of the next.
+    pub every: Nanos,
+    /// How long each is.
+    pub length: Nanos,
+}
+
+impl Pauses {
+    /// When a host does what is due at an instant; the receiving end pauses half a turn later.
+    pub(crate) fn awake_at(self, end: usize, at: Nanos) -> Nanos {
+        let within = (at + end as u64 * self.every / 2) % self.every;
+        at + self.length.saturating_sub(within)
+    }
+}
+
 /// A run: one end sends `count` messages to the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scenario {
@@ -62,6 +79,8 @@ pub struct Scenario {
     pub backward: LinkConfig,
     /// An interval in which both directions lose everything: start, end.
     pub blackout: Option<(Nanos, Nanos)>,
+    /// How hosts stop, both alike and at different times.
+    pub pauses: Option<Pauses>,
     /// Paths beside the one that the fields above describe.
     pub more_paths: Vec<PathLinks>,
     /// Virtual time at which a run that has not finished counts as failed.
@@ -121,6 +140,7 @@ impl Scenario {
             forward: path,
             backward: path,
             blackout: None,
+            pauses: None,
             more_paths: Vec::new(),
             time_max: 600_000_000_000,
         }

@@ -277,6 +277,9 @@ impl<'a> World<'a> {
             return false;
         }
         for end in 0..2 {
+            if self.awake_at(end, self.now) > self.now {
+                continue;
+            }
             let is_timeout = self.ends[end].session.next_timeout().is_some_and(|at| at <= self.now);
             if self.deliver(end) | is_timeout {
                 self.pump(end);
@@ -317,9 +320,19 @@ impl<'a> World<'a> {
     }
 
     fn next_at(&self) -> Option<Nanos> {
-        let arrivals = self.wires.iter().flatten().filter_map(Wire::next_at);
-        let timers = self.ends.iter().filter_map(|end| end.session.next_timeout());
-        arrivals.chain(timers).min()
+        let next_of = |(index, end): (usize, &End)| {
+            let arrivals = self.wires[1 - index].iter().filter_map(Wire::next_at);
+            let at = arrivals.chain(end.session.next_timeout()).min()?;
+            Some(self.awake_at(index, at))
+        };
+        self.ends.iter().enumerate().filter_map(next_of).min()
+    }
+
+    /// When an end does what is due at an instant.
+    fn awake_at(&self, end: usize, at: Nanos) -> Nanos {
+        // In the past or not: what waited is due now.
+        let at = at.max(self.now);
+        self.scenario.pauses.map_or(at, |pauses| pauses.awake_at(end, at))
     }
 
     /// Hands an end everything that has arrived; whether there was anything.

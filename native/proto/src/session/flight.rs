@@ -170,23 +170,27 @@ impl Flight {
         }
     }
 
-    /// When the first one is given up, and where; each path has a time-out of its own.
+    /// When the first one is given up, and where. `patience` says how long a packet of a path may be
+    /// waited for; `None`: until more is known.
     #[must_use]
-    pub fn next(&self, timeout: impl Fn(PathId) -> Nanos) -> Option<(Nanos, PathId)> {
+    pub fn next(&self, patience: impl Fn(PathId, u64) -> Option<Nanos>) -> Option<(Nanos, PathId)> {
         let paths = (0..self.lines.len()).map(|index| PathId(index as u8));
-        let oldest = paths.filter_map(|path| Some((path, self.oldest(path)?.1)));
-        oldest.map(|(path, sent_at)| (sent_at.saturating_add(timeout(path)), path)).min()
+        let given_up = paths.filter_map(|path| {
+            let (packet, sent_at) = self.oldest(path)?;
+            Some((sent_at.saturating_add(patience(path, packet)?), path))
+        });
+        given_up.min()
     }
 
     /// Takes an outstanding transmission whose time is up.
     pub fn take_expired(
         &mut self,
         now: Nanos,
-        timeout: impl Fn(PathId) -> Nanos,
+        patience: impl Fn(PathId, u64) -> Option<Nanos>,
         is_outstanding: impl Fn(&Transmission) -> bool,
     ) -> Option<Transmission> {
         self.prune(is_outstanding);
-        let (_, path) = self.next(timeout).filter(|(at, _)| *at <= now)?;
+        let (_, path) = self.next(patience).filter(|(at, _)| *at <= now)?;
         self.counts.1 += 1;
         self.lines[path.index()].entries.pop_front().map(|entry| entry.transmission)
     }
@@ -241,8 +245,9 @@ mod tests {
         let lost: Vec<u64> =
             std::iter::from_fn(|| flight.take_lost()).map(|lost| lost.packet).collect();
         assert_eq!(lost, [1, 2, 3]);
-        assert!(flight.take_expired(9, |_| 10, |_| true).is_none());
-        let expired = std::iter::from_fn(|| flight.take_expired(10, |_| 10, |t| t.packet != 4));
+        assert!(flight.take_expired(9, |_, _| Some(10), |_| true).is_none());
+        let expired =
+            std::iter::from_fn(|| flight.take_expired(10, |_, _| Some(10), |t| t.packet != 4));
         assert_eq!(expired.map(|t| t.packet).collect::<Vec<_>>(), [0, 5]);
         assert_eq!(flight.counts(), (3, 2));
         assert!(flight.is_empty());
@@ -265,7 +270,7 @@ mod tests {
         flight.report(PATH, 1, 3);
         let lost: Vec<_> = std::iter::from_fn(|| flight.take_lost()).collect();
         assert!(lost.iter().all(|lost| lost.path == PATH) && lost.len() == 2);
-        let timeout = |path| if path == PATH { 100 } else { 10 };
+        let timeout = |path, _| Some(if path == PATH { 100 } else { 10 });
         assert_eq!(flight.next(timeout), Some((15, PathId(0))));
         assert_eq!(flight.take_expired(15, timeout, |_| true).map(|one| one.path), Some(PathId(0)));
         flight.abandon(PathId(0));

@@ -453,7 +453,8 @@ impl Session {
         let idle = Some(self.last_received.saturating_add(self.config.idle_timeout));
         let unit = self.unit_at().filter(|_| !self.is_held);
         let gap = self.paths.iter().filter_map(|(_, path)| path.gaps.next_at(path.timing())).min();
-        let dues = [control, idle, unit, gap, self.probe_at(), self.tail_probe_at()];
+        let dues =
+            [control, idle, unit, gap, self.probe_at(), self.tail_probe_at(), self.silence_at()];
         dues.into_iter().flatten().min()
     }
 
@@ -583,7 +584,9 @@ impl Session {
 
     /// When the next unit may leave, unless it is held back.
     fn unit_at(&self) -> Option<Nanos> {
-        let due = self.sender.next_at(0, |path| self.paths.timeout_on(path))?;
+        let detection = self.config.detection;
+        let patience = |path, packet| self.paths.patience(path, packet, detection);
+        let due = self.sender.next_at(0, patience)?;
         let at = due.max(self.paths.open_at()?).max(self.pacer.next_at());
         self.may_send_units().then_some(at)
     }

@@ -46,16 +46,27 @@ impl Session {
         }
     }
 
+    /// When the oldest unit on a path has waited for its time-out without any report about it since,
+    /// and there are other paths.
+    fn silence_on(&self, path: PathId) -> Option<Nanos> {
+        let known = &self.paths[path];
+        let (packet, sent_at) = self.sender.oldest_on(path)?;
+        // What is late although newer packets were reported is lost, and the path is well.
+        let is_unheard = known.packets_reported <= packet && !known.is_silent;
+        (is_unheard && self.paths.has_other(path))
+            .then(|| sent_at.saturating_add(self.paths.timeout_on(path)))
+    }
+
+    /// See [`Self::silence_on`]: the first one.
+    pub(super) fn silence_at(&self) -> Option<Nanos> {
+        (0..self.paths.count()).filter_map(|path| self.silence_on(PathId(path))).min()
+    }
+
     /// Passes over paths of which nothing is heard, if there are others: what is under way on them
     /// goes out again, and challenges find out when they are back.
     pub(super) fn watch_paths(&mut self, now: Nanos) {
         for path in (0..self.paths.count()).map(PathId) {
-            let known = &self.paths[path];
-            let Some((packet, sent_at)) = self.sender.oldest_on(path) else { continue };
-            let is_late = sent_at.saturating_add(self.paths.timeout_on(path)) <= now;
-            // What is late although newer packets were reported is lost, and the path is well.
-            let is_unheard = known.packets_reported <= packet;
-            if !(is_late && is_unheard) || known.is_silent || !self.paths.has_other(path) {
+            if self.silence_on(path).is_none_or(|at| at > now) {
                 continue;
             }
             self.paths[path].is_silent = true;
@@ -93,7 +104,8 @@ impl Session {
         for path in (0..self.paths.count()).map(PathId) {
             if self.tail_probe_on(path).is_some_and(|at| at <= now) {
                 let known = &mut self.paths[path];
-                known.probe = Some(known.probes.sent(now));
+                let srtt = known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL);
+                known.probe = Some(known.probes.sent(srtt, now));
                 self.statistics.probes_sent += 1;
             }
         }
@@ -155,7 +167,8 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> bool {
         let paths = &self.paths;
-        let Some(pick) = self.sender.pick(now, |path| paths.timeout_on(path)) else {
+        let patience = |path, packet| paths.patience(path, packet, self.config.detection);
+        let Some(pick) = self.sender.pick(now, patience) else {
             return false;
         };
         let Some((kind, is_parity, payload_bytes)) = self.sender.describe(pick) else {

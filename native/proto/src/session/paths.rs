@@ -9,7 +9,7 @@ use super::congestion::{Congestion, Verdict};
 use super::path::{Pace, Path};
 use super::path_choice::PathChoice;
 use super::rtt::timeout_of;
-use super::types::SessionConfig;
+use super::types::{Detection, SessionConfig};
 use super::units::Units;
 
 /// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and
@@ -249,6 +249,15 @@ impl Paths {
     pub fn timeout_on(&self, path: PathId) -> Nanos {
         let mean = |own: Nanos| own.midpoint(self.slowest.unwrap_or(own));
         timeout_of(self[path].rtt.smoothed().map(mean))
+    }
+
+    /// How long a packet of a path may be waited for before what it carried is lost. `None`, where
+    /// losses are reported, while the peer has not said anything about it or a later one: then a
+    /// host may be late, or the path gone, which probes find out, and nothing is known to be lost.
+    #[must_use]
+    pub fn patience(&self, path: PathId, packet: u64, detection: Detection) -> Option<Nanos> {
+        let is_passed = self[path].packets_reported > packet;
+        (is_passed || detection == Detection::Timeout).then(|| self.timeout_on(path))
     }
 
     /// Wire bytes a second that may leave on all together, if each has its allowance.

@@ -222,11 +222,15 @@ impl Sender {
 
     /// When something may be sent: `now` at the latest if there is something new.
     #[must_use]
-    pub fn next_at(&self, now: Nanos, timeout: impl Fn(PathId) -> Nanos) -> Option<Nanos> {
+    pub fn next_at(
+        &self,
+        now: Nanos,
+        patience: impl Fn(PathId, u64) -> Option<Nanos>,
+    ) -> Option<Nanos> {
         if self.has_new() || self.flight.has_lost() {
             return Some(now);
         }
-        self.flight.next(timeout).map(|(at, _)| at)
+        self.flight.next(patience).map(|(at, _)| at)
     }
 
     /// The oldest unit on a path that is not acknowledged: its packet, and when it left.
@@ -273,10 +277,14 @@ impl Sender {
     }
 
     /// Chooses the unit to send now: what was lost first, then what is new, by message number.
-    pub fn pick(&mut self, now: Nanos, timeout: impl Fn(PathId) -> Nanos) -> Option<Pick> {
+    pub fn pick(
+        &mut self,
+        now: Nanos,
+        patience: impl Fn(PathId, u64) -> Option<Nanos>,
+    ) -> Option<Pick> {
         let Self { flight, window, .. } = self;
         while let Some(lost) = flight.take_lost().or_else(|| {
-            flight.take_expired(now, &timeout, |transmission| window.is_outstanding(transmission))
+            flight.take_expired(now, &patience, |transmission| window.is_outstanding(transmission))
         }) {
             let Transmission { message: number, coded, .. } = lost;
             // A report may be older than what was acknowledged since.

@@ -148,7 +148,7 @@ fn what_was_never_sent_cannot_be_confirmed() {
     sender.credit_received(0, [1000, 1000].into_iter());
     sender.advance(0, &mut events);
     for coded in [0, 1, 2, 3] {
-        let pick = sender.pick(0, |_| 1).unwrap();
+        let pick = sender.pick(0, |_, _| Some(1)).unwrap();
         assert_eq!((pick.message, pick.coded), (0, coded));
         sender.sent(pick, (PathId(0), 0), 0, &mut events);
     }
@@ -175,7 +175,7 @@ fn slices_of_any_content_are_harmless() {
     let mut sender = sender();
     sender.credit_received(0, [1000].into_iter());
     sender.advance(0, &mut events);
-    let pick = sender.pick(0, |_| 1).unwrap();
+    let pick = sender.pick(0, |_, _| Some(1)).unwrap();
     sender.sent(pick, (PathId(0), 0), 0, &mut events);
     sender.slice_received(0, (0, u32::MAX - 7, &[0xff; 9]), 0, &mut events);
     sender.slice_received(0, (3, 0, &[0xff; 99]), 0, &mut events);
@@ -233,11 +233,11 @@ fn reports_of_losses_cost_one_retransmission_each_and_bounded_work() {
     sender.begin_reports();
     sender.losses_received(PathId(0), [(0, u64::MAX)].into_iter());
     for packet in 0..4 {
-        let pick = sender.pick(0, |_| 1_000).unwrap();
+        let pick = sender.pick(0, |_, _| Some(1_000)).unwrap();
         assert!(!pick.is_retransmission);
         sender.sent(pick, (PathId(0), 10 + packet), 0, &mut events);
     }
-    assert_eq!(sender.pick(0, |_| 1_000), None, "what was not sent cannot be lost");
+    assert_eq!(sender.pick(0, |_, _| Some(1_000)), None, "what was not sent cannot be lost");
     sender.begin_reports();
     sender.losses_received(PathId(0), [(11, 13), (20, u64::MAX)].into_iter());
     sender.begin_reports();
@@ -247,7 +247,7 @@ fn reports_of_losses_cost_one_retransmission_each_and_bounded_work() {
     assert_eq!(sender.losses(), (4, 0), "each once");
     sender.slice_received(0, (0, 0, &[0b0100]), 0, &mut events);
     let mut repeated = Vec::new();
-    while let Some(pick) = sender.pick(0, |_| 1_000) {
+    while let Some(pick) = sender.pick(0, |_, _| Some(1_000)) {
         assert!(pick.is_retransmission);
         repeated.push(pick.coded);
         sender.sent(pick, (PathId(0), 20 + u64::from(pick.coded)), 0, &mut events);
@@ -267,7 +267,7 @@ fn a_stream_without_its_end_cannot_be_confirmed() {
     sender.continue_stream(0, part).unwrap();
     sender.credit_received(0, [1000].into_iter());
     sender.advance(0, &mut events);
-    let pick = sender.pick(0, |_| 1).unwrap();
+    let pick = sender.pick(0, |_, _| Some(1)).unwrap();
     sender.sent(pick, (PathId(0), 0), 0, &mut events);
     sender.slice_received(0, (ENDED, 0, &[]), 0, &mut events);
     sender.completed_end_received(1, 0, &mut events);

@@ -4,6 +4,7 @@ use sealane_proto::link::{GilbertElliott, LinkConfig, Loss, PARTS};
 use sealane_proto::session::{Detection, Reliability};
 
 use super::{CODED, MILLISECOND, Outcome, PERCENT, Scenario, check};
+use crate::Pauses;
 
 const RTT: u64 = 25 * MILLISECOND;
 /// Time that 600 kB take at 200 Mbit/s, headers and parity included.
@@ -128,6 +129,50 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
                 let expected = outage.saturating_sub(4 * 3 * RTT);
                 assert!(stalled <= outage && stalled + 3 * RTT >= expected, "{stalled} {outage}");
             }
+        }
+    }
+}
+
+/// Two round trips, what it takes until the next probe, and until its gap counts as lost; the early
+/// probes are a quarter of a round trip apart.
+#[test]
+fn what_is_under_way_when_a_path_goes_is_mended_soon_after_it_is_back() {
+    for outage in [RTT / 2, RTT, 2 * RTT, 4 * RTT, 5 * RTT, 13 * RTT, 40 * RTT] {
+        for phase in 0..12 {
+            let start = 200 * MILLISECOND + phase * RTT / 12 + phase * 9_973;
+            let blackout = Some((start, start + outage));
+            let count = 10 + (outage / RTT) as u32;
+            let outcome = check(&Scenario { blackout, ..sized(phase, 1408, count) });
+            let mut ended = RTT;
+            let back = start + outage;
+            let mut messages = outcome.completion_nanos.iter().flatten();
+            while ended <= back {
+                ended += messages.next().expect("a message after the outage");
+            }
+            let pause = if outage > RTT * 9 / 8 { RTT / 8 } else { RTT / 4 };
+            let allowed = 2 * RTT + pause + RTT / 32;
+            assert!(ended - back <= allowed, "{outage} {phase}: {}", ended - back);
+        }
+    }
+}
+
+/// Hosts that stop for less and for more than a time-out: late is not lost.
+#[test]
+fn a_host_that_is_late_looks_like_no_loss() {
+    for length in [5, 50, 150] {
+        for reliability in [Reliability::SelectiveRepeat, CODED] {
+            // Rare enough for the round trip to be known in between.
+            let pauses = Some(Pauses { every: 900 * MILLISECOND, length: length * MILLISECOND });
+            let mut scenario = Scenario { reliability, pauses, ..sized(length, 60_000, 60) };
+            let outcome = check(&scenario);
+            let sender = &outcome.sender;
+            let repeated = (sender.timeouts, sender.retransmitted_packets);
+            assert_eq!(repeated, (0, 0), "{length} ms, {reliability:?}");
+            // What is lost is found beside it.
+            scenario.forward.loss = Loss::Independent(PERCENT);
+            scenario.backward.loss = Loss::Independent(PERCENT);
+            let sender = check(&scenario).sender;
+            assert_eq!(sender.spurious_retransmissions, 0, "{length} ms: {sender:?}");
         }
     }
 }
