@@ -13,7 +13,7 @@ from sealane.crypto.lease import LEASE_RANGES_MAX, CounterRange, Lease
 from sealane.daemon.brokers import Brokers
 from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.identity import Identity
-from sealane.daemon.storage_control import open_descriptor
+from sealane.daemon.volume_descriptors import open_descriptor
 from sealane.errors import LeaseError, VerificationError
 from sealane.protocol.v1 import broker_pb2
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub

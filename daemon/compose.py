@@ -65,7 +65,8 @@ from sealane.daemon.storage.subsystems import PlainSubsystems, read_dhchap
 from sealane.daemon.storage.target import KEPT_STORES, Target
 from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.storage.third_party_link import ThirdParty
-from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.storage_control import StorageService
+from sealane.daemon.storage_servicer import StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
 from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
 from sealane.daemon.volumes import VolumeService

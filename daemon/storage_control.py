@@ -3,44 +3,36 @@
 The target believes nothing about a volume but its descriptor, signed by the broker.
 """
 
-# ruff: noqa: N802 - names and arguments are those of the generated base classes
-
 import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from cryptography import x509
-from google.protobuf import empty_pb2
 from google.protobuf.message import DecodeError
 
-from sealane.crypto.certificates import Subject, verify_descriptor
-from sealane.crypto.exchange import Exchange
+from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
 from sealane.crypto.queue import (
-    NONCE_BYTES,
     TICKET_BYTES,
     QueueOffer,
-    QueueTranscript,
-    derive_queue_secret,
 )
-from sealane.crypto.share import new_share, open_share, seal_share
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
-from sealane.daemon.calls import Authorizer, Context
-from sealane.daemon.events import Event, EventLog
-from sealane.daemon.job_calls import change_job, start_job
+from sealane.daemon.events import EventLog
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import JobsPort, PeerIncarnation, TargetPort
+from sealane.daemon.queue_exchange import exchange
 from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
 from sealane.daemon.storage.device import Device
 from sealane.daemon.store_status import opening_status, store_status
+from sealane.daemon.volume_descriptors import lasting, open_descriptor
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
-from sealane.protocol.v1 import broker_pb2, storage_pb2, storage_pb2_grpc
+from sealane.protocol.v1 import broker_pb2, storage_pb2
 
 FRESHNESS: Final = "tree"
 OWN_MEMORY: Final = "own memory"
@@ -50,16 +42,6 @@ NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
 _QUEUE_ID_MAX: Final = 65534
 _UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchanged:
-    """A queue's secret, and what the gateway needs to derive it."""
-
-    secret: bytearray
-    public_key: bytes
-    nonce: bytes
-    sealed_share: bytes
 
 
 class StorageService:
@@ -105,7 +87,7 @@ class StorageService:
         self.incarnation = secrets.randbits(63) + 1
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
-        """Make the namespace a descriptor describes; again is harmless."""
+        """Make the namespace a descriptor describes; again is harmless, also once it has grown."""
         descriptor = self._own_descriptor(signed, is_restored=False)
         if descriptor.tenant != caller.tenant:
             raise self._not_found(descriptor.volume_id)
@@ -165,7 +147,7 @@ class StorageService:
                 await self._make(descriptor, signed)
                 self._descriptors[descriptor.volume_id] = descriptor
                 self.events.report(descriptor.volume_id, "created")
-            elif known != descriptor:
+            elif lasting(known) != lasting(descriptor):
                 raise UsageError(
                     "namespace.exists",
                     f"volume {descriptor.volume_id} exists with other properties",
@@ -188,7 +170,7 @@ class StorageService:
         async with self._changing:
             known = self._own(caller, descriptor.volume_id)
             await self._settle()
-            if _lasting(known) != _lasting(descriptor):
+            if lasting(known) != lasting(descriptor):
                 raise UsageError(
                     "namespace.resize",
                     f"volume {descriptor.volume_id} is here with other properties",
@@ -366,13 +348,26 @@ class StorageService:
         # What is said of the store is part of the secret: only who may answer for it can say so.
         self._target.require_milestone(volume_id, request.milestone)
         milestone = self._target.milestone(volume_id)
-        exchanged = await asyncio.to_thread(
-            self._exchange,
-            caller,
-            request,
+        offer = QueueOffer(
             volume_id=volume_id,
             host_nqn=host_nqn,
+            target_node=self._node,
+            gateway_node=caller.node,
+            queue_id=request.queue_id,
+            association_epoch=request.association_epoch,
+            is_read_only=request.read_only,
+            nonce=request.nonce,
+            public_key=request.public_key,
+            milestone=request.milestone,
+        )
+        exchanged = await asyncio.to_thread(
+            exchange,
+            offer,
+            caller,
+            sealed_share=request.sealed_share,
+            incarnation=self.incarnation,
             milestone=milestone,
+            kem=self._kem,
         )
         # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
         # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
@@ -403,57 +398,6 @@ class StorageService:
             trsvcid=trsvcid,
             subsystem_nqn=self._target.subsystem_nqn(volume_id),
             milestone=milestone,
-        )
-
-    def _exchange(
-        self,
-        caller: Subject,
-        request: storage_pb2.OpenQueueRequest,
-        *,
-        volume_id: uuid.UUID,
-        host_nqn: str,
-        milestone: bytes,
-    ) -> "_Exchanged":
-        """Agree on a queue's secret; blocks as the KEM key does."""
-        own = Exchange()
-        offer = QueueOffer(
-            volume_id=volume_id,
-            host_nqn=host_nqn,
-            target_node=self._node,
-            gateway_node=caller.node,
-            queue_id=request.queue_id,
-            association_epoch=request.association_epoch,
-            is_read_only=request.read_only,
-            nonce=request.nonce,
-            public_key=request.public_key,
-            milestone=request.milestone,
-        )
-        transcript = QueueTranscript(
-            offer=offer,
-            target_incarnation=self.incarnation,
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            public_key=own.public_key,
-            milestone=milestone,
-        )
-        share = new_share()
-        sealed = seal_share(
-            share,
-            transcript,
-            kem_algorithm=caller.kem_algorithm,
-            public_key=caller.kem_public_key,
-        )
-        secret = derive_queue_secret(
-            own,
-            peer_key=request.public_key,
-            gateway_share=open_share(request.sealed_share, offer, key=self._kem),
-            target_share=share,
-            transcript=transcript,
-        )
-        return _Exchanged(
-            secret=secret,
-            public_key=own.public_key,
-            nonce=transcript.nonce,
-            sealed_share=sealed,
         )
 
     async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:
@@ -566,104 +510,3 @@ class StorageService:
             f"target {self._node} has no volume {volume_id[:80]} for this caller: it was deleted, "
             "is not shared with it, or the target restarted and couldn't open it",
         )
-
-
-def _lasting(descriptor: broker_pb2.VolumeDescriptor) -> broker_pb2.VolumeDescriptor:
-    """Return of a descriptor what no change of size, key or name touches."""
-    lasting = broker_pb2.VolumeDescriptor.FromString(descriptor.SerializeToString())
-    for changing in ("sector_count", "key_epoch", "oldest_key_epoch", "display_name"):
-        lasting.ClearField(changing)
-    return lasting
-
-
-def open_descriptor(
-    anchor: x509.Certificate, signed: broker_pb2.SignedVolumeDescriptor
-) -> broker_pb2.VolumeDescriptor:
-    """Verify and parse a descriptor; VerificationError `volume.descriptor.…`."""
-    verify_descriptor(anchor, descriptor=signed.descriptor, signature=signed.signature)
-    try:
-        return broker_pb2.VolumeDescriptor.FromString(signed.descriptor)
-    except DecodeError as error:
-        raise VerificationError(
-            "volume.descriptor.malformed", "the volume descriptor can't be parsed"
-        ) from error
-
-
-class StorageServicer(storage_pb2_grpc.StorageServicer):
-    """gRPC face of `StorageService`."""
-
-    def __init__(self, service: StorageService, authorizer: Authorizer) -> None:
-        self._service = service
-        self._caller = authorizer.caller
-
-    async def CreateNamespace(
-        self, request: storage_pb2.CreateNamespaceRequest, context: Context
-    ) -> empty_pb2.Empty:
-        """Make a namespace."""
-        await self._service.create(self._caller(context), request.descriptor)
-        return empty_pb2.Empty()
-
-    async def DeleteNamespace(
-        self, request: storage_pb2.DeleteNamespaceRequest, context: Context
-    ) -> empty_pb2.Empty:
-        """Remove a namespace."""
-        await self._service.delete(self._caller(context), request.volume_id)
-        return empty_pb2.Empty()
-
-    async def ResizeNamespace(
-        self, request: storage_pb2.ResizeNamespaceRequest, context: Context
-    ) -> empty_pb2.Empty:
-        """Make a namespace larger."""
-        await self._service.resize(self._caller(context), request.descriptor)
-        return empty_pb2.Empty()
-
-    async def OpenQueue(
-        self, request: storage_pb2.OpenQueueRequest, context: Context
-    ) -> storage_pb2.OpenQueueResponse:
-        """Admit a queue."""
-        return await self._service.open_queue(self._caller(context), request)
-
-    async def GetNamespace(
-        self, request: storage_pb2.GetNamespaceRequest, context: Context
-    ) -> storage_pb2.Namespace:
-        """Describe a namespace."""
-        return await self._service.namespace(self._caller(context), request.volume_id)
-
-    async def StartJob(
-        self, request: storage_pb2.StartJobRequest, context: Context
-    ) -> storage_pb2.VolumeJob:
-        """Start a background job."""
-        jobs = self._service.jobs(self._caller(context), request.volume_id)
-        return await start_job(jobs, request.start)
-
-    async def ChangeJob(
-        self, request: storage_pb2.ChangeJobRequest, context: Context
-    ) -> storage_pb2.VolumeJob:
-        """Pause, resume, cancel a background job, or set its rate."""
-        jobs = self._service.jobs(self._caller(context), request.volume_id)
-        return await change_job(jobs, request.change)
-
-    async def WatchEvents(
-        self, request: storage_pb2.WatchEventsRequest, context: Context
-    ) -> AsyncIterator[storage_pb2.VolumeEvent]:
-        """Stream events from now on."""
-        self._service.check_watch(self._caller(context), request.volume_id)
-        with self._service.events.subscribed(request.volume_id) as events:
-            # Tells the caller that nothing from here on is missed.
-            await context.send_initial_metadata(())
-            async for event in events:
-                yield event_message(event)
-
-
-def event_message(event: Event) -> storage_pb2.VolumeEvent:
-    """Convert for the wire."""
-    message = storage_pb2.VolumeEvent(
-        volume_id=event.volume_id,
-        kind=event.kind,
-        reason=event.reason,
-        lba=event.lba,
-        detail=event.detail,
-        origin=event.origin,
-    )
-    message.time.FromDatetime(event.time)
-    return message

@@ -11,7 +11,8 @@ from google.protobuf import empty_pb2
 
 from sealane.daemon.attached import Attached
 from sealane.daemon.calls import Context
-from sealane.daemon.storage_control import FRESHNESS, event_message
+from sealane.daemon.storage_control import FRESHNESS
+from sealane.daemon.storage_servicer import event_message
 from sealane.daemon.volume_back_ends import MODE_LOCAL, Via
 from sealane.daemon.volumes import MODE_REMOTE, VolumeService
 from sealane.errors import Error, UsageError

@@ -46,7 +46,8 @@ from sealane.daemon.servers import (
     new_server,
     running,
 )
-from sealane.daemon.storage_control import StorageService, StorageServicer
+from sealane.daemon.storage_control import StorageService
+from sealane.daemon.storage_servicer import StorageServicer
 from sealane.daemon.volume_device import OpenDevice
 from sealane.daemon.volumes import VolumeService
 from sealane.errors import Error, UsageError, VerificationError

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+from benchmarks.sessions.profile import profiled
 from benchmarks.sessions.veth import ADDRESSES, veth
 
 from sealane.transport.lab.namespaces import Namespace
@@ -82,6 +83,11 @@ class Peer:
         self._input = cast("IO[str]", self._process.stdin)
         self._output = cast("IO[str]", self._process.stdout)
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def tell(self, line: str) -> None:
         """Write a line."""
         self._input.write(line + "\n")
@@ -112,7 +118,8 @@ def _placed(namespace: Namespace, core: int | None) -> Callable[[], None]:
     return place
 
 
-def _session(ends: tuple[Namespace, Namespace], *, mtu: int, size: int, rate: int) -> list[Peer]:
+def _ends(ends: tuple[Namespace, Namespace], *, mtu: int, size: int, rate: int) -> list[Peer]:
+    """Both ends of a session, which know their parts and not each other."""
     command = (sys.executable, "-m", "benchmarks.sessions.peer")
     peers = [Peer(end, core, *command) for core, end in enumerate(ends)]
     for index, peer in enumerate(peers):
@@ -124,10 +131,13 @@ def _session(ends: tuple[Namespace, Namespace], *, mtu: int, size: int, rate: in
             "bytes": size,
         }
         peer.tell(json.dumps(part))
+    return peers
+
+
+def _begin(peers: list[Peer]) -> None:
     addresses = [peer.ask() for peer in peers]
     for peer, address in zip(peers, reversed(addresses), strict=True):
         peer.tell(address)
-    return peers
 
 
 def _stream(way: str, ends: tuple[Namespace, Namespace], *, mtu: int, size: int) -> list[Peer]:
@@ -137,11 +147,30 @@ def _stream(way: str, ends: tuple[Namespace, Namespace], *, mtu: int, size: int)
     return [sender, receiver]
 
 
+async def profile(*, mtu: int, size: int, rate: int) -> dict[str, float]:
+    """Move `size` bytes over a session; what its processor time goes to, as shares."""
+    async with veth(mtu) as ends:
+        peers = _ends(ends, mtu=mtu, size=size, rate=rate)
+        try:
+            with profiled([peer.pid for peer in peers]) as found:
+                _begin(peers)
+                for peer in peers:
+                    await asyncio.to_thread(peer.ask)
+            for peer in peers:
+                peer.tell("done")
+                peer.finish()
+        finally:
+            for peer in peers:
+                peer.kill()
+    return found
+
+
 async def transfer(way: str, *, mtu: int, size: int, rate: int) -> Sample:
     """Move `size` bytes one way and read both ends' counts."""
     async with veth(mtu) as ends:
         if way == "session":
-            peers = _session(ends, mtu=mtu, size=size, rate=rate)
+            peers = _ends(ends, mtu=mtu, size=size, rate=rate)
+            _begin(peers)
         else:
             peers = _stream(way, ends, mtu=mtu, size=size)
         try:

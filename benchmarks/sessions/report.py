@@ -1,7 +1,7 @@
 """Table and plot of what packets cost."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,24 @@ def table(samples: Sequence[Sample]) -> Table:
                 f"{statistics.median(s.packets_per_core_second / 1e3 for s in mine):,.0f}",
                 _beside(samples, way, mtu),
             )
+    return found
+
+
+def profile_table(samples: Sequence[Sample], profiles: Mapping[int, Mapping[str, float]]) -> Table:
+    """Show where a session's time goes: shares of a profile, and of the median."""
+    found = Table(title="Where it goes", box=box.SIMPLE_HEAD, title_justify="left")
+    found.add_column("")
+    parts: dict[str, None] = {}
+    for mtu, shares in sorted(profiles.items()):
+        found.add_column(f"MTU {mtu}: s/GB (share)", justify="right")
+        parts |= dict.fromkeys(shares)
+    medians = {
+        mtu: statistics.median(s.processor_per_gb for s in _of(samples, "session", mtu))
+        for mtu in profiles
+    }
+    for part in parts:
+        cells = [(mtu, profiles[mtu].get(part, 0.0)) for mtu in sorted(profiles)]
+        found.add_row(part, *(f"{medians[mtu] * share:.3f} ({share:.0%})" for mtu, share in cells))
     return found
 
 

@@ -197,6 +197,8 @@ class RequestRecord(Record):
     """Which volume a tenant's request made."""
 
     volume_id: uuid.UUID
+    # What it asked for: the volume may have grown since. 0: noted before volumes could.
+    sector_count: Annotated[int, Field(ge=0)] = 0
 
 
 class InstanceRecord(Record):

@@ -172,7 +172,15 @@ class Registry(Tables):
             if known is not None:
                 stored = await self.volumes.get(str(known.record.volume_id))
                 # Deleted since: the request went with it, as the next attempt sees.
-                return None if stored is None else (stored.record, False)
+                if stored is None:
+                    return None
+                asked = known.record.sector_count or stored.record.sector_count
+                if _wanted(stored.record, asked) != _wanted(record, record.sector_count):
+                    raise UsageError(
+                        "volume.request.exists",
+                        "this request id was used for another volume: use a new one",
+                    )
+                return stored.record, False
             tenant = await self.tenants.get(record.tenant)
             before = new_tenant(self._wrapping, record.tenant) if tenant is None else tenant.record
             if before.volume_count >= VOLUMES_PER_TENANT_MAX:
@@ -200,7 +208,10 @@ class Registry(Tables):
             revision = await self.commit(
                 compares,
                 {
-                    **self.requests.sealed(request, RequestRecord(volume_id=record.volume_id)),
+                    **self.requests.sealed(
+                        request,
+                        RequestRecord(volume_id=record.volume_id, sector_count=record.sector_count),
+                    ),
                     **self.tenants.sealed(record.tenant, after),
                     **self.volumes.sealed(name, made),
                     **puts,
@@ -208,13 +219,7 @@ class Registry(Tables):
             )
             return None if revision is None else (made, True)
 
-        stored, is_new = await self.settle(attempt)
-        if _wanted(stored) != _wanted(record):
-            raise UsageError(
-                "volume.request.exists",
-                "this request id was used for another volume: use a new one",
-            )
-        return stored, is_new
+        return await self.settle(attempt)
 
     async def volume(self, volume_id: uuid.UUID) -> Stored[VolumeRecord]:
         """Return a volume; UsageError `volume.not_found`."""
@@ -411,10 +416,10 @@ def _opened_authority(
     return authority, bytes(record_key)
 
 
-def _wanted(record: VolumeRecord) -> tuple[str, int, str, str, str, bool, bool]:
+def _wanted(record: VolumeRecord, sector_count: int) -> tuple[str, int, str, str, str, bool, bool]:
     return (
         record.display_name,
-        record.sector_count,
+        sector_count,
         record.target_node,
         record.mode,
         record.third_party,

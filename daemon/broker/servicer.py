@@ -3,6 +3,8 @@
 # ruff: noqa: N802 - names and arguments are those of the generated base classes
 
 import contextlib
+from collections.abc import Awaitable
+from typing import Protocol
 
 from cryptography.hazmat.primitives import serialization
 from google.protobuf import empty_pb2, timestamp_pb2
@@ -21,6 +23,12 @@ from sealane.protocol.v1 import (
     broker_pb2,
     broker_pb2_grpc,
 )
+
+
+class _Resize(Protocol):
+    def __call__(
+        self, caller: Subject, volume_id: str, *, size_bytes: int
+    ) -> Awaitable[broker_pb2.SignedVolumeDescriptor]: ...
 
 
 class AttestationServicer(attestation_pb2_grpc.AttestationServicer):
@@ -173,11 +181,7 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
         """Let a volume grow."""
-        caller = self._caller(context)
-        async with self._recorded("volume.resize", caller, volume_id=request.volume_id):
-            return await self._broker.begin_resize(
-                caller, request.volume_id, size_bytes=request.size_bytes
-            )
+        return await self._resized(request, context, self._broker.begin_resize)
 
     async def FinishResize(
         self,
@@ -185,11 +189,17 @@ class BrokerServicer(broker_pb2_grpc.BrokerServicer):
         context: Context,
     ) -> broker_pb2.SignedVolumeDescriptor:
         """Note that a volume has grown."""
+        return await self._resized(request, context, self._broker.finish_resize)
+
+    async def _resized(
+        self,
+        request: broker_pb2.BeginResizeRequest | broker_pb2.FinishResizeRequest,
+        context: Context,
+        change: _Resize,
+    ) -> broker_pb2.SignedVolumeDescriptor:
         caller = self._caller(context)
         async with self._recorded("volume.resize", caller, volume_id=request.volume_id):
-            return await self._broker.finish_resize(
-                caller, request.volume_id, size_bytes=request.size_bytes
-            )
+            return await change(caller, request.volume_id, size_bytes=request.size_bytes)
 
     async def FinishFilling(
         self,

@@ -22,7 +22,8 @@ from sealane.daemon.anchors.anchor import volume_record
 from sealane.daemon.ports import QueueGrant
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.store_anchor import StoreAnchor
-from sealane.daemon.storage.target import Target, extended
+from sealane.daemon.storage.target import Target
+from sealane.daemon.storage.target_subsystem import extended
 from sealane.daemon.storage.third_party_link import Association, Claim, ThirdParty
 from sealane.daemon.storage.volume_jobs import JOBS_SECONDS, VolumeJobs
 from sealane.daemon.volume_device import OpenDevice, VolumeDevice

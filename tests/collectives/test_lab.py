@@ -22,7 +22,7 @@ from labs import RunningLab, needs_root, running, wan
 
 pytestmark = needs_root
 
-SIZES = [int(size) for size in os.environ.get("SEALANE_RING_SITES", "2,4").split(",")]
+SIZES = [int(size) for size in os.environ.get("SEALANE_RING_SITES", "3").split(",")]
 LINK = """
 rate_bits_per_second = 200_000_000
 delay_micros = 12_500

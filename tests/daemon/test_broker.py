@@ -358,6 +358,28 @@ async def test_volume_grows_when_it_is_stored_so(broker: BrokerService) -> None:
     assert grown == made
 
 
+async def test_request_that_made_a_volume_gives_it_also_when_it_has_grown(
+    broker: BrokerService,
+) -> None:
+    async def register(size_bytes: int) -> broker_pb2.VolumeDescriptor:
+        answer = await broker.register_volume(
+            GATEWAY,
+            request_id=REQUEST,
+            display_name="d",
+            size_bytes=size_bytes,
+            target_node="s",
+        )
+        return broker_pb2.VolumeDescriptor.FromString(answer.volume.descriptor)
+
+    made = await register(4096)
+    await _resized(broker, made.volume_id, 8192)
+    again = await register(4096)
+    assert (again.volume_id, again.sector_count) == (made.volume_id, 2)
+    with pytest.raises(UsageError) as caught:
+        await register(8192)
+    assert caught.value.reason == "volume.request.exists", "it asked for another size"
+
+
 async def test_size_that_a_volume_can_not_take_is_refused(broker: BrokerService) -> None:
     made = await _register_mode(broker, "", target_node="s")
     size = 4 * made.sector_count * 4096

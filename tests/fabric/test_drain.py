@@ -31,6 +31,11 @@ async def drain(fabric: Fabric, seconds: float = 0.0) -> Any:
     return await fabric.sessions.DrainFabric(request)
 
 
+async def wait_taken(end: Any) -> None:
+    """Return when the fabric has taken what was posted so far: it takes in order."""
+    assert await (await end.post_send(offset=0, length=8)).cancel()
+
+
 async def test_what_is_under_way_arrives_and_nothing_new_begins(
     fabrics: tuple[Fabric, Fabric],
 ) -> None:
@@ -47,6 +52,8 @@ async def test_what_is_under_way_arrives_and_nothing_new_begins(
         sends = [
             await near.post_send(offset=LENGTH, length=LENGTH),
             await far.post_send(offset=LENGTH, length=LENGTH),
+            # Nothing ends before this one does, however long the drain's answer takes.
+            await near.post_send(offset=LENGTH, length=8),
         ]
         # What was posted is taken before the daemon asks for the end.
         await asyncio.gather(*(receive.packet_map(0) for receive in waiting))
@@ -56,6 +63,7 @@ async def test_what_is_under_way_arrives_and_nothing_new_begins(
 
         assert (answer.drain.sessions_left, answer.drain.seconds_left > 5) == (1, True)
         assert await reason_of(late.wait()) == "session.message.draining"
+        waiting.append(await far.post_receive(offset=0, length=8))
         await asyncio.gather(*sends, *waiting)
         assert near.region[:LENGTH] == far.region[:LENGTH] == b"m" * LENGTH
         await asyncio.gather(*(session.wait_closed() for session in sessions))
@@ -118,6 +126,7 @@ async def test_what_has_no_more_time_ends_with_the_reason(make_fabric: MakeFabri
         )
         # The peer posts no receive.
         send = await near.post_send(offset=0, length=8)
+        await wait_taken(near)
         await drain(left, seconds=100)
         assert await reason_of(send.wait()) in {
             "session.message.aborted",
@@ -135,6 +144,7 @@ async def test_peer_of_a_draining_fabric_is_told_and_sends_nothing_new(
     left, right = fabrics
     async with connected(left, right) as (near, far), asyncio.timeout(PATIENCE_SECONDS):
         held = await near.post_send(offset=0, length=8)
+        await wait_taken(near)
         await drain(left)
         session = right.service.get(far.session.name)
         while session.state is State.ESTABLISHED:  # noqa: ASYNC110 - no event says it

@@ -22,7 +22,7 @@ from sealane.client.messages import ErasureCoded, Reliability, SelectiveRepeat
 from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric import ring_socket
-from sealane.daemon.fabric.establishment import Answer
+from sealane.daemon.fabric.establishment import Answer, respond
 from sealane.daemon.fabric.service import rate_cuts
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
@@ -289,7 +289,19 @@ CHANGES: list[Any] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_changed_offer_is_noticed(make_fabric: MakeFabric, change: dict[str, Any]) -> None:
+async def test_changed_offer_is_noticed(
+    make_fabric: MakeFabric, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed = []
+
+    def watched(*arguments: Any, **more: Any) -> Any:
+        try:
+            return respond(*arguments, **more)
+        except VerificationError as error:
+            noticed.append(error.reason)
+            raise
+
+    monkeypatch.setattr("sealane.daemon.fabric.service.respond", watched)
     async with (
         make_fabric("fabric-a", change_offer=lambda offer: replace(offer, **change)) as left,
         make_fabric("fabric-b") as right,
@@ -298,6 +310,7 @@ async def test_changed_offer_is_noticed(make_fabric: MakeFabric, change: dict[st
         error = await refused(open_directly(left, right))
 
         assert (type(error), error.reason) == (VerificationError, "secret.sealed")
+        assert noticed == ["secret.sealed"], "by the responder, not by the initiator later"
         # The listener is not lost to whoever did that.
         await wait_listening(right)
 

@@ -188,3 +188,24 @@ async def test_a_path_that_is_narrower_than_its_route_gets_its_unit_in_one_estab
             transport.close()
         assert [grant.session.identity.unit_bytes for grant in grants] == [1408, 1408]
         assert units_of(near) == [(1408, State.ESTABLISHED)], "in one establishment"
+
+
+async def test_units_are_found_over_ipv6_whose_headers_are_larger(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        near, far = [
+            await stack.enter_async_context(
+                fabric(
+                    replace(settings(tmp_path, name), unit_bytes=None, listen_data=("::1",)), name
+                )
+            )
+            for name in ("fabric-a", "fabric-b")
+        ]
+        async with connected(near, far) as (ours, theirs):
+            assert [ours.session.unit_bytes, theirs.session.unit_bytes] == [8832, 8832]
+            ours.region[:300_000] = bytes(index % 251 for index in range(300_000))
+            await asyncio.gather(
+                theirs.receive(offset=0, length=300_000), ours.send(offset=0, length=300_000)
+            )
+            assert theirs.region[:300_000] == ours.region[:300_000]
+            (path,) = near.service.get(ours.session.name).paths()
+            assert path.peer_address.startswith("[::1]:")

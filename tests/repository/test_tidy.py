@@ -101,3 +101,5 @@ def test_every_mutant_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, loader.name, mutants)
     loader.exec_module(mutants)
     assert mutants.read_table()
+    assert not mutants.is_there("tests/repository/test_tidy.py::test_that_is_gone", "")
+    assert not mutants.is_there("store::tests::that_is_gone", "fn another")

@@ -13,6 +13,7 @@ import pytest
 from sealane import _native
 from sealane.daemon.storage import listener as listening
 from sealane.daemon.storage import target as target_module
+from sealane.daemon.storage.target_subsystem import GATEWAYS_MAX
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.connect import Connect
 from sealane.protocol.nvme.constants import DYNAMIC_CONTROLLER, AdminOpcode, Status
@@ -181,7 +182,7 @@ async def test_as_many_tickets_wait_as_the_target_says(world: World) -> None:
 
 
 async def test_as_many_gateways_share_a_volume_as_the_target_says(world: World) -> None:
-    names = [f"{GATEWAY}:{number}" for number in range(target_module.GATEWAYS_MAX + 1)]
+    names = [f"{GATEWAY}:{number}" for number in range(GATEWAYS_MAX + 1)]
     for name in names[:-1]:
         world.grant(1, host_nqn=name)
     with pytest.raises(UnavailableError) as caught:

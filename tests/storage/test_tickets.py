@@ -10,7 +10,7 @@ import pytest
 from sealane import _native
 from sealane.daemon.storage.gateway import GatewaySettings
 from sealane.daemon.storage.listener import Admission
-from sealane.daemon.storage.target import TargetSubsystem
+from sealane.daemon.storage.target_subsystem import TargetSubsystem
 from sealane.errors import ProtocolError, UnavailableError, VerificationError
 from sealane.protocol.nvme.constants import DISCOVERY_NQN
 from sealane.transport.nvme.discovery import discover
@@ -79,7 +79,7 @@ async def test_a_ticket_of_another_admitted_host_is_refused_and_spent(world: Wor
 async def test_a_queue_that_was_fenced_before_it_started_never_runs(
     world: World, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.storage.target.GATEWAYS_MAX", 1)
+    monkeypatch.setattr("sealane.daemon.storage.target_subsystem.GATEWAYS_MAX", 1)
     grant = world.grant(1)
     admit = TargetSubsystem.admit
 

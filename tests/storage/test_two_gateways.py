@@ -19,6 +19,7 @@ from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.queue_opening import QueueOpening
 from sealane.daemon.storage import target as target_module
+from sealane.daemon.storage import target_subsystem
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.target import Target
 from sealane.daemon.storage_control import StorageService
@@ -217,7 +218,7 @@ async def test_a_gateway_cannot_fence_in_anothers_name(rack: Rack) -> None:
 async def test_gateways_of_a_volume_are_bounded_and_idle_ones_give_way(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_module, "GATEWAYS_MAX", 2)
+    monkeypatch.setattr(target_subsystem, "GATEWAYS_MAX", 2)
     async with rack.queue("g2") as queue:
         with monkeypatch.context() as expired:
             expired.setattr(target_module, "TICKET_SECONDS", 0.0)

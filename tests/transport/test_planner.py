@@ -136,11 +136,11 @@ def test_impossible_budgets_are_refused(budget: float) -> None:
 
 @pytest.mark.parametrize("objective", Objective)
 def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective) -> None:
-    # Ten losses, ten sizes off the rows' middles: 95 % within a tie band of 5 % (p99.9: 10 %).
+    # Five losses, ten sizes off the rows' middles: 95 % within a tie band of 5 % (quantiles: 10 %).
     sizes = [int(10 ** (4 + 0.55 * i)) for i in range(10)]
     close = 0
-    for power in range(10):
-        path = long_path(10 ** (-6.5 + power / 2))
+    for power in range(5):
+        path = long_path(10 ** (-6.25 + power))
         found = plan(path, objective)
         for size in sizes:
             row = found.row(size)
@@ -148,7 +148,7 @@ def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective) -> 
             score = evaluate(path, size, row.scheme).score(objective)
             close += score <= best * (1.05 if objective is Objective.MEAN else 1.10)
 
-    assert close >= 95
+    assert close >= 48
 
 
 def test_rows_rise_and_neighbours_differ() -> None:

@@ -32,7 +32,7 @@ pub fn run(terabytes_max: u64) {
         let geometry = Geometry::in_place(bytes / 4096, Ivs::ENTRIES_PER_LEAF);
         let before = resident_bytes();
         let key = NodeKey::new(&Secret::take(&mut [7; 32]));
-        let leaves = Leaves::new(geometry, key, Arc::<Counters>::default());
+        let leaves = Leaves::new(geometry.clone(), key, Arc::<Counters>::default());
         fill(&leaves, geometry.leaves());
         let resident = resident_bytes().saturating_sub(before);
         let [tree, copies, formula] = leaves.memory_bytes();

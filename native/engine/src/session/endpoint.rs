@@ -18,11 +18,12 @@ use super::lanes::Lanes;
 use super::layout::Layout;
 use super::limits::Limits;
 use super::path_report::PathReport;
+use super::pauses::Pauses;
 use super::region::{JobAccess, SharedMemory};
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
 pub use super::worker::State;
-use super::worker::{JobMemory, Progress, Report, Worker, coalesce_nanos};
+use super::worker::{JobMemory, Progress, Report, Worker};
 use crate::clock::now;
 use crate::udp::Udp;
 
@@ -280,7 +281,7 @@ impl Endpoint {
             lanes: Lanes::new(sockets.into_iter().zip(start.peer_addresses.iter().copied())),
             local_addresses: self.local_addresses.clone(),
             follows_peer: !start.is_initiator,
-            coalesce: coalesce_nanos(&config),
+            pauses: Pauses::new(&config),
             layout: self.layout,
             memory,
             doorbell: Some(doorbell),

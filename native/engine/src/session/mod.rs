@@ -11,6 +11,7 @@ mod limits;
 mod operations;
 mod outbound;
 pub mod path_report;
+mod pauses;
 pub mod region;
 pub mod ring;
 #[cfg(test)]

@@ -108,6 +108,22 @@ impl SharedMemory {
         }
     }
 
+    /// Appends a copy to private memory, which is not written twice.
+    ///
+    /// # Panics
+    /// If the range is not inside: ranges are validated when they are accepted.
+    pub fn append_out(&self, offset: u64, length: usize, out: &mut Vec<u8>) {
+        assert!(self.contains(offset, length as u64), "range was validated at submission");
+        out.reserve(length);
+        // SAFETY: as in `copy_out`; `length` bytes are reserved behind the vector's end, and they
+        // are all written before they count.
+        unsafe {
+            let from = self.map.as_ptr().add(offset as usize);
+            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(out.len()), length);
+            out.set_len(out.len() + length);
+        }
+    }
+
     /// Copies private bytes in.
     ///
     /// # Panics
@@ -184,6 +200,22 @@ mod tests {
         let writable = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
         let file = writable.file().try_clone_to_owned().unwrap();
         assert!(SharedMemory::attach(file, JobAccess::Reads).is_err());
+    }
+
+    #[test]
+    fn what_is_appended_is_what_is_read() {
+        let memory = SharedMemory::create("test", 4096, JobAccess::Writes).unwrap();
+        memory.copy_in(4092, b"last");
+        let mut bytes = b"the ".to_vec();
+        memory.append_out(4092, 4, &mut bytes);
+        memory.append_out(4096, 0, &mut bytes);
+        assert_eq!(bytes, b"the last");
+        let append = |offset, length| {
+            let outcome =
+                std::panic::catch_unwind(|| memory.append_out(offset, length, &mut vec![]));
+            outcome.is_err()
+        };
+        assert!(append(4093, 4) && append(u64::MAX, 2) && append(0, usize::MAX));
     }
 
     #[test]

@@ -7,10 +7,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
-use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
+use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, BURST_PACKETS, CloseReason, CompletionStatus, Ecn, Event, Memory, PathId, PathSet,
-    Plan, Session, SessionConfig, Source,
+    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, PathId, PathSet, Plan, Session,
+    Source,
 };
 
 use super::endpoint::{EndpointConfig, EndpointError, ForJob, Memories};
@@ -19,6 +19,7 @@ use super::layout::{Layout, STATE_ESTABLISHED};
 use super::limits::{Limit, Limits};
 use super::operations::Operations;
 use super::path_report::PathReport;
+use super::pauses::Pauses;
 use super::region::SharedMemory;
 use super::ring::{Completion, DaemonRing, RingFault, Status};
 use super::share::Flow;
@@ -30,11 +31,6 @@ const RECEIVES_PER_TURN: usize = 16;
 const DATAGRAMS_PER_TURN: usize = 256;
 /// Datagrams between two looks at the clock: some microseconds.
 const DATAGRAMS_PER_LOOK: usize = 8;
-/// A paced sender wakes up for this many packets at once, which leave in one call: half of the
-/// machine's burst, whose other half is what makes up for a late timer …
-const PACKETS_PER_WAKE: u64 = BURST_PACKETS / 2;
-/// … and for no longer than this: control frames wait as long.
-const COALESCE_NANOS_MAX: Nanos = 250_000;
 /// A receiver that took this much in a turn, half of a list, is one of bulk: it sleeps on, so that
 /// the next turn is larger, …
 const GATHER_BYTES: usize = 32 << 10;
@@ -104,6 +100,10 @@ impl Memory for JobMemory {
         self.region.copy_out(offset, into);
     }
 
+    fn append(&self, offset: u64, length: usize, out: &mut Vec<u8>) {
+        self.region.append_out(offset, length, out);
+    }
+
     fn write(&mut self, offset: u64, from: &[u8]) {
         self.region.copy_in(offset, from);
     }
@@ -126,8 +126,8 @@ pub(super) struct Worker {
     /// The peer may be behind a relay: until a path is validated, answer to where the newest
     /// authentic packet on it came from.
     pub(super) follows_peer: bool,
-    /// Least time to sleep, so that several paced packets leave in one call.
-    pub(super) coalesce: Nanos,
+    /// How long to sleep at least, so that several paced packets leave in one call.
+    pub(super) pauses: Pauses,
     /// What the memories were made for.
     pub(super) shape: EndpointConfig,
     pub(super) job: ForJob,
@@ -171,13 +171,6 @@ impl Progress {
     }
 }
 
-/// The time in which a session earns the packets of one wake-up.
-pub(super) fn coalesce_nanos(config: &SessionConfig) -> Nanos {
-    let bytes = PACKETS_PER_WAKE * config.datagram_bytes_max() as u64;
-    let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
-    nanos.min(COALESCE_NANOS_MAX)
-}
-
 impl Worker {
     /// Runs until the session is over and the peer has been told.
     pub(super) fn run(mut self) {
@@ -191,7 +184,10 @@ impl Worker {
             if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
             }
-            self.transmit();
+            let is_early = self.pauses.is_early(&mut self.session, self.flow.as_ref(), now());
+            if !is_early || self.lanes.is_blocked() {
+                self.transmit();
+            }
             self.drain_events();
             self.publish();
             if self.progress.is_over && self.session.is_closed() {
@@ -336,7 +332,7 @@ impl Worker {
             self.doorbell = Some(doorbell);
             *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         }
-        self.coalesce = coalesce_nanos(self.session.config());
+        self.pauses = Pauses::new(self.session.config());
         self.report.unit_bytes.store(unit_bytes, Ordering::Release);
         Ok(())
     }
@@ -448,14 +444,12 @@ impl Worker {
     }
 
     /// How long nothing needs to be done unless something arrives, and no longer than `longest`.
-    fn timeout(&self, longest: Nanos) -> Option<Timespec> {
+    fn timeout(&mut self, longest: Nanos) -> Option<Timespec> {
         if self.progress.has_more {
             return Some(timespec(0));
         }
         let time = now();
-        let turn_at = self.flow.as_ref().and_then(Flow::turn_at);
-        let at = self.session.next_timeout().into_iter().chain(turn_at).min()?;
-        let at = at.max(time.saturating_add(self.coalesce));
+        let at = self.pauses.until(&mut self.session, self.flow.as_ref(), time)?;
         let fresh_until = self.progress.published.saturating_add(STATISTICS_NANOS);
         let at = if self.progress.is_stale { at.min(fresh_until) } else { at };
         let at = at.min(time.saturating_add(longest));
@@ -522,6 +516,5 @@ mod tests {
         assert!(after(44 * 1472, false));
         assert!(!after(1472, false), "who waits for one packet waits for no other");
         assert!(!after(44 * 1472, true), "there is work left");
-        const { assert!(GATHER_NANOS < COALESCE_NANOS_MAX) };
     }
 }

@@ -83,11 +83,12 @@ impl Pacer {
             self.earned_at = now;
             self.earned_fraction = 0;
         }
-        let parts = u128::from(wire_bytes) * u128::from(NANOS_PER_SECOND)
-            + u128::from(self.earned_fraction);
-        let rate = u128::from(self.rate_bytes_per_second);
-        self.earned_at = self.earned_at.saturating_add((parts / rate) as u64);
-        self.earned_fraction = (parts % rate) as u64;
+        // A packet of 16 GB would not fit 64 bits; one division of those is enough for each packet.
+        let parts =
+            wire_bytes.saturating_mul(NANOS_PER_SECOND).saturating_add(self.earned_fraction);
+        let rate = self.rate_bytes_per_second;
+        self.earned_at = self.earned_at.saturating_add(parts / rate);
+        self.earned_fraction = parts % rate;
     }
 }
 

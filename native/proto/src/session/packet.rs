@@ -95,20 +95,25 @@ impl Header {
                 (KIND_UNIT | flags, message, unit)
             }
         };
-        out.push(VERSION << 4 | kind);
-        out.extend_from_slice(&self.connection_id.to_be_bytes());
-        out.push(self.epoch);
-        out.extend_from_slice(&self.channel.to_be_bytes());
-        out.extend_from_slice(&self.packet_number.to_be_bytes());
-        out.extend_from_slice(&message.to_be_bytes()[2..]);
-        out.extend_from_slice(&unit.to_be_bytes());
-        if let Kind::Unit { length, k, m, immediate, .. } = self.kind {
-            out.extend_from_slice(&length.to_be_bytes()[3..]);
-            out.extend_from_slice(&[k, m]);
+        let mut bytes = [0; HEADER_BYTES + DESCRIPTOR_BYTES + IMMEDIATE_BYTES];
+        let mut length = HEADER_BYTES;
+        bytes[0] = VERSION << 4 | kind;
+        bytes[1..9].copy_from_slice(&self.connection_id.to_be_bytes());
+        bytes[9] = self.epoch;
+        bytes[10..14].copy_from_slice(&self.channel.to_be_bytes());
+        bytes[14..22].copy_from_slice(&self.packet_number.to_be_bytes());
+        bytes[22..28].copy_from_slice(&message.to_be_bytes()[2..]);
+        bytes[28..32].copy_from_slice(&unit.to_be_bytes());
+        if let Kind::Unit { length: message_bytes, k, m, immediate, .. } = self.kind {
+            bytes[32..37].copy_from_slice(&message_bytes.to_be_bytes()[3..]);
+            bytes[37..39].copy_from_slice(&[k, m]);
+            length += DESCRIPTOR_BYTES;
             if let Some(immediate) = immediate {
-                out.extend_from_slice(&immediate.to_be_bytes());
+                bytes[39..43].copy_from_slice(&immediate.to_be_bytes());
+                length += IMMEDIATE_BYTES;
             }
         }
+        out.extend_from_slice(&bytes[..length]);
     }
 
     /// Reads a header; returns it and its length, which is where the ciphertext starts.

@@ -333,16 +333,13 @@ impl Sender {
                 let next = stream.next().filter(|_| !pick.is_retransmission);
                 let source = next.map(|(_, source)| source).or_else(|| stream.source(pick.coded));
                 let Some(source) = source else { return };
-                let start = out.len();
-                out.resize(start + layout.unit_length(pick.coded), 0);
-                return memory.read(source, &mut out[start..]);
+                return memory.append(source, layout.unit_length(pick.coded), out);
             }
         };
         match layout.place(pick.coded) {
             Place::Data(unit) => {
-                let start = out.len();
-                out.resize(start + layout.unit_length(unit), 0);
-                memory.read(source + layout.unit_offset(unit), &mut out[start..]);
+                let length = layout.unit_length(unit);
+                memory.append(source + layout.unit_offset(unit), length, out);
             }
             Place::Parity { block: number, index } => {
                 let block = layout.block(number);

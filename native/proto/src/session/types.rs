@@ -282,6 +282,12 @@ pub struct ReceiveRequest {
 pub trait Memory {
     /// Copies `into.len()` bytes out, from `offset` on.
     fn read(&self, offset: u64, into: &mut [u8]);
+    /// Appends a copy of `length` bytes, from `offset` on.
+    fn append(&self, offset: u64, length: usize, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + length, 0);
+        self.read(offset, &mut out[start..]);
+    }
     /// Copies `from` in, at `offset`.
     fn write(&mut self, offset: u64, from: &[u8]);
     /// All bytes of this chunk are in memory. Called once per chunk, after the last write into it.

@@ -5,7 +5,7 @@
 //! that of its set's node; else the leaf page is fetched. A write waits for its announcement in the
 //! log. Nothing here blocks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,10 +28,12 @@ use super::in_place_parts::Parts;
 use super::in_place_store::InPlace;
 use super::raw_pages::{wait_for_end, write_of};
 use super::ring::event;
+use super::write_window::WriteWindow;
+use crate::clock;
 
-/// Writes that are worth an announcement while another is on its way: each costs the device an
-/// operation.
-const GATHERED: usize = 8;
+/// Writes that are worth an announcement, which costs the device an operation, however many are on
+/// their way.
+const GATHERED: usize = 16;
 /// Announcements of one channel on their way.
 const AFLOAT_MAX: usize = 4;
 
@@ -42,7 +44,7 @@ enum Stage {
     Reading,
     /// Leaf pages are fetched, for the blocks that were read.
     Looking(Vec<Fetch>),
-    /// Its write is announced.
+    /// Its write is announced, or waits until the device has room for it.
     Announcing,
     /// Its blocks are written.
     Writing,
@@ -81,8 +83,14 @@ pub(super) struct InPlaceChannel {
     unannounced: Vec<u64>,
     /// Writes that wait for one that has, by its name.
     announcements: HashMap<u64, Vec<u64>>,
-    /// Announcements that this channel writes, by the raw channel's ticket: their numbers.
-    afloat: HashMap<u64, u64>,
+    /// Announcements that this channel writes, by the raw channel's ticket: their numbers, and when
+    /// they were begun.
+    afloat: HashMap<u64, (u64, Nanos)>,
+    /// Announced writes that the device has no room for.
+    ready: VecDeque<u64>,
+    /// Those that it has, and how many it may have.
+    writing: usize,
+    window: WriteWindow,
     waiting: Waiting,
     next: u64,
     ends: Ends,
@@ -110,6 +118,9 @@ impl InPlaceChannel {
             unannounced: Vec::new(),
             announcements: HashMap::new(),
             afloat: HashMap::new(),
+            ready: VecDeque::new(),
+            writing: 0,
+            window: WriteWindow::default(),
             waiting: Waiting::default(),
             next: 0,
             raw_done: Vec::new(),
@@ -225,15 +236,12 @@ impl InPlaceChannel {
 
     // Changes.
 
-    /// Announces writes that wait for it, many at once: while announcements are on their way, others
-    /// gather. By the channel itself if it may write to the log now, else by the store's thread.
+    /// Announces writes that wait for it, many at once: they gather until they are half of all that are
+    /// under way, so that the device always has the others. By the channel itself if it may write to the
+    /// log now, else by the store's thread.
     fn announce(&mut self) {
-        let is_worth_it = match self.afloat.len() {
-            0 => !self.unannounced.is_empty(),
-            1..AFLOAT_MAX => self.unannounced.len() >= GATHERED,
-            _ => false,
-        };
-        if !is_worth_it {
+        let waiting = self.unannounced.len();
+        if waiting == 0 || self.afloat.len() == AFLOAT_MAX || waiting < self.worth_announcing() {
             return;
         }
         let (writes, name) = (std::mem::take(&mut self.unannounced), self.name());
@@ -244,12 +252,13 @@ impl InPlaceChannel {
                 self.announcements.insert(name, writes);
                 let Announcement { number, place, pages, is_merge_due } = announcement;
                 let ticket = self.name();
-                self.afloat.insert(ticket, number);
+                self.afloat.insert(ticket, (number, clock::now()));
                 self.raw.submit(ticket, write_of(place, &pages, true));
                 if is_merge_due {
                     self.requests.merge();
                 }
             }
+            Ok(Begun::Waiting) => drop(self.announcements.insert(name, writes)),
             Ok(Begun::Busy) => {
                 self.announcements.insert(name, writes);
                 self.requests.announce(&self.mailbox, name);
@@ -259,8 +268,15 @@ impl InPlaceChannel {
         }
     }
 
+    /// How many writes are worth an announcement now.
+    fn worth_announcing(&self) -> usize {
+        let announced: usize = self.announcements.values().map(Vec::len).sum();
+        (announced + self.ready.len() + self.writing).min(GATHERED)
+    }
+
     /// A write of log pages has ended. Announcements of other channels may be over with it.
-    fn log_written(&mut self, number: u64, result: io::Result<()>) {
+    fn log_written(&mut self, (number, begun): (u64, Nanos), result: io::Result<()>) {
+        self.window.announced(clock::now().saturating_sub(begun));
         for (mailbox, name, result) in self.shared.map.end_announcement(number, result) {
             if !Arc::ptr_eq(&mailbox, &self.mailbox) {
                 mailbox.put(name, result);
@@ -272,25 +288,33 @@ impl InPlaceChannel {
 
     /// An announcement has ended.
     fn announced(&mut self, writes: Vec<u64>, result: &io::Result<()>) {
-        for id in writes {
-            let Some(operation) = self.operations.remove(&id) else { continue };
-            match result {
-                Ok(()) => self.write(id, operation),
-                Err(error) => {
+        match result {
+            Ok(()) => {
+                self.ready.extend(writes);
+                self.write_ready();
+            }
+            Err(error) => {
+                for id in writes {
+                    let Some(operation) = self.operations.remove(&id) else { continue };
                     self.written(Operation { result: Err(copy_error(error)), ..operation });
                 }
             }
         }
     }
 
-    /// The announcement is durable: the blocks may be written.
-    fn write(&mut self, id: u64, mut operation: Operation) {
-        operation.stage = Stage::Writing;
-        let lba = operation.lba;
-        if let StoreRequest::Write { buffer, .. } = &mut operation.request {
-            let buffer = std::mem::take(buffer);
-            self.operations.insert(id, operation);
-            self.move_blocks(id, StoreRequest::Write { lba, buffer, durable: false });
+    /// Writes blocks whose announcement is durable, as many as the device has room for.
+    fn write_ready(&mut self) {
+        while self.writing < self.window.size()
+            && let Some(id) = self.ready.pop_front()
+        {
+            let Some(operation) = self.operations.get_mut(&id) else { continue };
+            operation.stage = Stage::Writing;
+            let lba = operation.lba;
+            if let StoreRequest::Write { buffer, .. } = &mut operation.request {
+                let buffer = std::mem::take(buffer);
+                self.writing += 1;
+                self.move_blocks(id, StoreRequest::Write { lba, buffer, durable: false });
+            }
         }
     }
 
@@ -336,8 +360,8 @@ impl InPlaceChannel {
         if let Some((id, fetch)) = self.fetches.remove(&done.ticket) {
             return self.leaf_came(id, fetch, done);
         }
-        if let Some(number) = self.afloat.remove(&done.ticket) {
-            return self.log_written(number, done.result);
+        if let Some(announcement) = self.afloat.remove(&done.ticket) {
+            return self.log_written(announcement, done.result);
         }
         let Some(done) = self.parts.ended(done) else { return };
         let Some(mut operation) = self.operations.remove(&done.ticket) else { return };
@@ -348,7 +372,11 @@ impl InPlaceChannel {
         }
         operation.result = done.result;
         match operation.stage {
-            Stage::Writing => self.written(operation),
+            Stage::Writing => {
+                self.writing -= 1;
+                self.write_ready();
+                self.written(operation);
+            }
             _ if operation.result.is_ok() => self.blocks_came(operation),
             _ => self.finish(operation),
         }
@@ -463,7 +491,7 @@ impl Drop for InPlaceChannel {
             self.raw.poll(&mut done);
         }
         // Who waits until no announcement is afloat must not wait for a channel that is gone.
-        for (ticket, number) in self.afloat.drain() {
+        for (ticket, (number, _)) in self.afloat.drain() {
             let end = done.iter_mut().find(|done| done.ticket == ticket);
             let lost = || Err(io::Error::other("the device gave no answer"));
             let result = end.map_or_else(lost, |done| std::mem::replace(&mut done.result, Ok(())));

@@ -122,6 +122,8 @@ impl InPlaceStore {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, channel};
 
     use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field};
 
@@ -129,6 +131,7 @@ mod tests {
     use super::super::super::upkeep::Report;
     use super::super::conformance;
     use super::super::emulated::{EmulatedStore, Profile};
+    use super::super::fresh::anchor::{Anchor, AnchorError, AnchorPolicy, Anchored, MemoryAnchor};
     use super::super::fresh::failure::Refusal;
     use super::super::inline_file::InlineFileStore;
     use super::super::memory::MemoryStore;
@@ -358,5 +361,63 @@ mod tests {
         world.put(world.place(7), &old);
         assert_eq!(world.refresh(), (0, Vec::from_iter([Some(7)])));
         assert_eq!(world.raw(world.place(7)), old);
+    }
+
+    /// An anchor that answers as many advances as it is let.
+    #[derive(Debug)]
+    struct SlowAnchor {
+        memory: MemoryAnchor,
+        answers: Mutex<Receiver<()>>,
+        asked: Mutex<u64>,
+    }
+
+    impl Anchor for SlowAnchor {
+        fn latest(&self) -> io::Result<Option<Anchored>> {
+            self.memory.latest()
+        }
+
+        fn advance(&self, to: &Anchored) -> Result<(), AnchorError> {
+            *self.asked.lock().expect("asked") += 1;
+            // Who lets none any more lets all.
+            let _ = self.answers.lock().expect("answers").recv();
+            self.memory.advance(to)
+        }
+
+        fn policy(&self) -> AnchorPolicy {
+            self.memory.policy()
+        }
+    }
+
+    #[test]
+    fn writes_go_on_while_the_anchor_of_a_flush_gives_no_answer() {
+        let (answer, answers) = channel();
+        answer.send(()).expect("for the creation");
+        let memory = MemoryAnchor::new(AnchorPolicy::EveryCommit);
+        let (answers, asked) = (Mutex::new(answers), Mutex::default());
+        let anchor = Arc::new(SlowAnchor { memory, answers, asked });
+        let trust = Trust { anchor: Some(Arc::clone(&anchor) as _), ..Trust::default() };
+        let raw = Box::new(MemoryStore::new(raw_blocks(BLOCKS), true));
+        let store = InPlaceStore::create(raw, BLOCKS, &trust).expect("store");
+        let mut flushing = store.open().expect("channel");
+        let mut writing = store.open().expect("channel");
+        let write = |lba, version| {
+            let buffer = conformance::block(BLOCK_BYTES, lba, version);
+            StoreRequest::Write { lba, buffer, durable: false }
+        };
+        conformance::execute(&mut *writing, write(1, 1)).expect("write");
+        flushing.submit(1, StoreRequest::Flush);
+        while *anchor.asked.lock().expect("asked") < 2 {
+            std::thread::yield_now();
+        }
+        for version in 2..50 {
+            conformance::execute(&mut *writing, write(1, version)).expect("write");
+        }
+        let mut done = Vec::new();
+        flushing.poll(&mut done);
+        assert_eq!(done.len(), 0, "the anchor gave no answer");
+        drop(answer);
+        assert_eq!(conformance::wait(&mut *flushing, 1).len(), 1);
+        let found = conformance::read(&mut *writing, BLOCK_BYTES, 1, 1);
+        assert_eq!(found, conformance::block(BLOCK_BYTES, 1, 49));
     }
 }

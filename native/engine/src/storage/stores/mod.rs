@@ -29,6 +29,7 @@ pub mod sealed_file;
 mod sealed_upkeep;
 pub mod selection;
 pub mod slots;
+mod write_window;
 
 #[cfg(test)]
 mod conformance;

@@ -2,15 +2,15 @@
 //! write waits for one operation of the device and for no other thread (decision 16).
 //!
 //! Their pages are part of the one chain, so a write may be made only when its page and all pages
-//! before it are durable: after a crash the log ends at the first page that is missing. Whoever else
-//! writes to the log waits until none is afloat.
+//! before it are durable: after a crash the log ends at the first page that is missing. The pages of a
+//! flush are of that chain too: what is announced while one is under way is over when the flush's
+//! pages are durable, and doesn't wait for its anchor.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::super::pages::Page;
-use super::commit::Writer;
 use super::failure::copy_error;
 use super::journal::Mailbox;
 use super::log::records_per_page;
@@ -40,19 +40,21 @@ pub struct Announcement {
 pub enum Begun {
     /// They are announced when these pages are durable, and those before them.
     Afloat(Announcement),
-    /// The log has them already.
+    /// The log has them already, durably.
     Nothing,
-    /// The store's thread has the log, or must make room in it: it has to be asked.
+    /// The log has them on pages that are on their way: told as any other announcement.
+    Waiting,
+    /// Somebody else has the log, or room must be made in it: the store's thread has to be asked.
     Busy,
 }
 
-/// One announcement on its way.
+/// Pages on their way.
 #[derive(Debug)]
 struct Entry {
     number: u64,
-    mailbox: Arc<Mailbox>,
-    name: u64,
-    /// How its own write ended.
+    /// Whom to tell that they are over, under which name; None: who wrote them waits for it.
+    mailbox: Option<(Arc<Mailbox>, u64)>,
+    /// How their own write ended.
     ended: Option<io::Result<()>>,
 }
 
@@ -63,13 +65,29 @@ struct Inner {
     next: u64,
     /// Why a page is missing, if one is: none behind it counts.
     failure: Option<io::Error>,
+    /// Who waits for some to be over.
+    waiters: usize,
 }
 
-/// Announcements on their way.
+impl Inner {
+    fn push(
+        &mut self,
+        mailbox: Option<(&Arc<Mailbox>, u64)>,
+        ended: Option<io::Result<()>>,
+    ) -> u64 {
+        self.next += 1;
+        let (number, mailbox) = (self.next, mailbox.map(|(to, name)| (Arc::clone(to), name)));
+        self.entries.push_back(Entry { number, mailbox, ended });
+        number
+    }
+}
+
+/// Pages of the log on their way to the device.
 #[derive(Debug, Default)]
 pub(super) struct Afloat {
     inner: Mutex<Inner>,
-    none: Condvar,
+    /// The first ones are over.
+    over: Condvar,
 }
 
 impl Afloat {
@@ -77,22 +95,29 @@ impl Afloat {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds one behind all others; its number.
-    fn begin(&self, mailbox: &Arc<Mailbox>, name: u64) -> u64 {
-        let mut inner = self.lock();
-        inner.next += 1;
-        let number = inner.next;
-        inner.entries.push_back(Entry { number, mailbox: Arc::clone(mailbox), name, ended: None });
-        number
+    /// Adds pages behind all others; their number. `mailbox`: whom to tell, under which name.
+    pub fn begin(&self, mailbox: Option<(&Arc<Mailbox>, u64)>) -> u64 {
+        self.lock().push(mailbox, None)
     }
 
-    /// One has ended by itself: those that are over thereby.
-    fn end(&self, number: u64, result: io::Result<()>) -> Vec<Told> {
+    /// Has somebody told when all that is on its way now is over. False: nothing is.
+    fn join(&self, mailbox: &Arc<Mailbox>, name: u64) -> bool {
+        let mut inner = self.lock();
+        let is_any = !inner.entries.is_empty();
+        if is_any {
+            inner.push(Some((mailbox, name)), Some(Ok(())));
+        }
+        is_any
+    }
+
+    /// Some have ended by themselves: whom to tell that theirs are over thereby.
+    pub fn end(&self, number: u64, result: io::Result<()>) -> Vec<Told> {
         let mut inner = self.lock();
         if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.number == number) {
             entry.ended = Some(result);
         }
         let mut told = Vec::new();
+        let before = inner.entries.len();
         while let Some(first) = inner.entries.front_mut()
             && let Some(ended) = first.ended.take()
         {
@@ -100,33 +125,36 @@ impl Afloat {
                 inner.failure.get_or_insert(error);
             }
             let result = inner.failure.as_ref().map_or(Ok(()), |error| Err(copy_error(error)));
-            let first = inner.entries.pop_front();
-            told.extend(first.map(|first| (first.mailbox, first.name, result)));
+            let first = inner.entries.pop_front().and_then(|first| first.mailbox);
+            told.extend(first.map(|(mailbox, name)| (mailbox, name, result)));
         }
-        if inner.entries.is_empty() {
-            self.none.notify_all();
+        if inner.waiters > 0 && inner.entries.len() < before {
+            self.over.notify_all();
         }
         told
     }
 
-    /// Waits until there is none. Whoever could add one must be kept from it.
-    fn wait_for_none(&self) {
+    /// Waits until all pages before these are over.
+    pub fn wait_for(&self, number: u64) {
+        self.wait_while(|entries| entries.front().is_some_and(|first| first.number < number));
+    }
+
+    /// Waits until there are none. Whoever could add some must be kept from it.
+    pub fn wait_for_none(&self) {
+        self.wait_while(|entries| !entries.is_empty());
+    }
+
+    fn wait_while(&self, is_early: impl Fn(&VecDeque<Entry>) -> bool) {
         let mut inner = self.lock();
-        while !inner.entries.is_empty() {
-            inner = self.none.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        inner.waiters += 1;
+        while is_early(&inner.entries) {
+            inner = self.over.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
+        inner.waiters -= 1;
     }
 }
 
 impl<F: Layout> Map<F> {
-    /// The log and what else the store's thread has, once no announcement is afloat: its own pages
-    /// must not be durable before those.
-    pub(super) fn writing(&self) -> MutexGuard<'_, Writer<F::Entry>> {
-        let writer = self.writer();
-        self.afloat.wait_for_none();
-        writer
-    }
-
     /// Pages that announce the writes of which these are the first blocks, for a queue to write them
     /// durably by itself. [`Map::end_announcement`] says when they are announced: to `mailbox` under
     /// `name`. Never blocks.
@@ -136,27 +164,29 @@ impl<F: Layout> Map<F> {
         mailbox: &Arc<Mailbox>,
         name: u64,
     ) -> io::Result<Begun> {
-        let Ok(mut writer) = self.writer.try_lock() else { return Ok(Begun::Busy) };
+        let Ok(mut log) = self.log_head.try_lock() else { return Ok(Begun::Busy) };
         let mut state = self.state();
         state.check()?;
         let per_page = records_per_page::<F>();
         let records = state.waiting.len() + state.intents.unlogged_blocks(writes);
         let pages = records.div_ceil(per_page);
-        let place = self.geometry.log(writer.log_next);
-        let is_one_run = self.geometry.log(writer.log_next + pages as u64) == place + pages as u64;
-        if pages > PAGES_MAX || !is_one_run || !self.has_log_room(&writer, pages as u64) {
+        let place = self.geometry.log(log.next);
+        let is_one_run = self.geometry.log(log.next + pages as u64) == place + pages as u64;
+        if pages > PAGES_MAX || !is_one_run || !self.has_log_room(&log, pages as u64) {
             return Ok(Begun::Busy);
         }
         // What became unwritten before a write was announced comes before it in the log.
         let mut records = std::mem::take(&mut state.waiting);
         state.intents.announce(writes, &mut records);
-        drop(state);
         if records.is_empty() {
-            return Ok(Begun::Nothing);
+            // A flush may have taken them along that is still under way.
+            let is_on_its_way = self.afloat.join(mailbox, name);
+            return Ok(if is_on_its_way { Begun::Waiting } else { Begun::Nothing });
         }
-        let pages = self.next_pages(&mut writer, &records);
-        let number = self.afloat.begin(mailbox, name);
-        let is_merge_due = writer.merge.is_none() && self.wants_merge(&writer, &self.state());
+        let is_merge_due = self.wants_merge(&log, &state);
+        drop(state);
+        let pages = self.next_pages(&mut log, &records);
+        let number = self.afloat.begin(Some((mailbox, name)));
         Ok(Begun::Afloat(Announcement { number, place, pages, is_merge_due }))
     }
 
@@ -185,7 +215,7 @@ mod tests {
     #[test]
     fn an_announcement_is_over_when_all_pages_before_it_are_durable() {
         let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let numbers: Vec<u64> = (10..13).map(|name| afloat.begin(&mailbox, name)).collect();
+        let numbers: Vec<u64> = (10..13).map(|name| afloat.begin(Some((&mailbox, name)))).collect();
         assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
         assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
         assert_eq!(told(afloat.end(numbers[1], Ok(()))), [(11, true), (12, true)]);
@@ -194,7 +224,7 @@ mod tests {
     #[test]
     fn a_page_that_is_missing_fails_all_behind_it_whenever_they_end() {
         let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let numbers: Vec<u64> = (10..14).map(|name| afloat.begin(&mailbox, name)).collect();
+        let numbers: Vec<u64> = (10..14).map(|name| afloat.begin(Some((&mailbox, name)))).collect();
         assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(10, true)]);
         assert_eq!(told(afloat.end(numbers[2], Ok(()))), []);
         let failed = afloat.end(numbers[1], Err(io::Error::other("no power")));
@@ -203,15 +233,31 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_to_the_log_waits_until_none_is_afloat() {
+    fn who_joins_is_told_with_the_last_that_was_there() {
         let (afloat, mailbox) = (Afloat::default(), mailbox());
-        let number = afloat.begin(&mailbox, 1);
+        assert!(!afloat.join(&mailbox, 10), "nothing is on its way");
+        let numbers = [afloat.begin(None), afloat.begin(Some((&mailbox, 11)))];
+        assert!(afloat.join(&mailbox, 12));
+        assert_eq!(told(afloat.end(numbers[1], Ok(()))), []);
+        assert_eq!(told(afloat.end(numbers[0], Ok(()))), [(11, true), (12, true)]);
+    }
+
+    #[test]
+    fn who_waits_for_pages_is_told_when_those_before_them_are_over() {
+        let (afloat, mailbox) = (Afloat::default(), mailbox());
+        let first = afloat.begin(Some((&mailbox, 1)));
+        let own = afloat.begin(None);
+        let behind = afloat.begin(Some((&mailbox, 2)));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| afloat.wait_for_none());
+            let waiting = scope.spawn(|| afloat.wait_for(own));
+            let all = scope.spawn(|| afloat.wait_for_none());
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!waiting.is_finished());
-            afloat.end(number, Ok(()));
+            afloat.end(first, Ok(()));
+            waiting.join().expect("waited");
+            assert!(!all.is_finished(), "others are there");
+            assert_eq!(told(afloat.end(own, Ok(()))), []);
+            assert_eq!(told(afloat.end(behind, Ok(()))), [(2, true)]);
         });
-        afloat.wait_for_none();
     }
 }

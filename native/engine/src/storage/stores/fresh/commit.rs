@@ -1,7 +1,9 @@
-//! Making changes durable: log pages, checkpoints, the anchor. One thread at a time.
+//! Making changes durable: log pages, checkpoints, the anchor. One thread at a time, beside queues that
+//! announce writes in place by themselves.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use sealane_proto::freshness::milestone::Milestone;
@@ -12,9 +14,10 @@ use super::checkpoint::Checkpoint;
 use super::counters::count;
 use super::failure::Refusal;
 use super::geometry::Geometry;
-use super::keys::{PageKey, Tag};
-use super::log::{LogPage, Record, records_per_page};
-use super::map::{Layout, Map};
+use super::keys::Tag;
+use super::log::records_per_page;
+use super::log_head::LogHead;
+use super::map::{Layout, Map, State};
 use super::merge::{Merge, Repair};
 use super::slot_maps::SlotMaps;
 use crate::clock;
@@ -22,21 +25,10 @@ use crate::clock;
 /// Pages of nodes that are made at a time.
 const ROUND_PAGES: usize = 256;
 
-/// Where the log stands, and what of it is durable.
+/// What the device has beside the log, and what of it the anchor knows.
 #[derive(Debug)]
 pub(super) struct Writer<E> {
-    pub epoch: u64,
     pub nonce: [u8; 16],
-    pub log_key: PageKey,
-    /// First log page that the last checkpoint goes on from, and the tag of the one before.
-    pub log_start: (u64, Tag),
-    /// The same of the oldest checkpoint that may still be wanted.
-    pub log_kept: u64,
-    pub log_next: u64,
-    /// Tag of the last log page.
-    pub log_tag: Tag,
-    /// Log pages before this one are flushed; and the tag of the last of them.
-    pub flushed: (u64, Tag),
     /// The last checkpoint's number and tag.
     pub checkpoint: u64,
     pub checkpoint_tag: Tag,
@@ -59,6 +51,9 @@ pub(super) struct Writer<E> {
     pub unsettled: Option<Anchored>,
 }
 
+/// The log and the changes noted so far, taken in this order.
+type Locked<'a, E> = (MutexGuard<'a, LogHead>, MutexGuard<'a, State<E>>);
+
 impl<F: Layout> Map<F> {
     // Doors: each has the store fail for good if the device fails. After an error nobody knows what
     // it has.
@@ -66,7 +61,7 @@ impl<F: Layout> Map<F> {
     /// Makes everything durable that was noted so far, and has the anchor hear of it as its policy
     /// says.
     pub fn flush(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let flushed = self.flush_with(&mut writer, false);
         let flushed = flushed.and_then(|()| self.commit_to_anchor(&mut writer));
         self.guard(flushed)?;
@@ -77,21 +72,22 @@ impl<F: Layout> Map<F> {
     /// Notes how far the store has come, for who will ask. What the writer has done must be flushed,
     /// and an anchor must name its checkpoint: else an opening might go on from an earlier one.
     pub(super) fn pass_milestone(&self, writer: &Writer<F::Entry>) {
-        self.state().reached = writer.reached();
+        let reached = writer.reached(self.log().flushed.0);
+        self.state().reached = reached;
     }
 
     /// Writes what waits to the log for nobody who asked: it is flushed when the anchor hears of it
     /// with the next flush or checkpoint. A merge is due before the table is full, so a checkpoint
     /// is never far.
     pub fn write_back(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let written = self.flush_with(&mut writer, false);
         self.guard(written)
     }
 
     /// Begins to merge the changes noted so far into leaf pages; also a write-back.
     pub fn begin_merge(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let begun = self.flush_with(&mut writer, true);
         self.guard(begun)
     }
@@ -104,7 +100,7 @@ impl<F: Layout> Map<F> {
 
     /// Merges some changes; the last step ends with a checkpoint.
     pub fn merge_step(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let checked = self.state().check();
         let stepped = checked.and_then(|()| self.step(&mut writer));
         self.guard(stepped)
@@ -112,7 +108,7 @@ impl<F: Layout> Map<F> {
 
     /// Merges all changes noted so far; also a flush.
     pub fn merge(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let merged = self.merge_all(&mut writer);
         self.guard(merged)
     }
@@ -121,7 +117,7 @@ impl<F: Layout> Map<F> {
     /// anchor has answered.
     pub fn make_room(&self) -> io::Result<()> {
         {
-            let mut writer = self.writing();
+            let mut writer = self.writer();
             let written = self.flush_with(&mut writer, false);
             // What only an older checkpoint needs is room too.
             let made = written.and_then(|()| self.settle(&mut writer));
@@ -141,7 +137,7 @@ impl<F: Layout> Map<F> {
 
     /// Ends: everything durable, and anchored whatever the policy.
     pub fn finish(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let ended = self.flush_with(&mut writer, false).and_then(|()| self.advance(&mut writer));
         self.guard(ended)
     }
@@ -163,34 +159,27 @@ impl<F: Layout> Map<F> {
 
     /// Announces the writes in place that wait for it: durable when it has ended, but no flush.
     pub fn announce(&self) -> io::Result<()> {
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let announced = self.announce_with(&mut writer);
         self.guard(announced)
     }
 
     fn announce_with(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
-        let (voids, intents) = {
-            let state = self.state();
-            state.check()?;
-            (state.waiting.len(), state.intents.count())
-        };
-        let per_page = records_per_page::<F>();
-        let pages = voids.div_ceil(per_page) + intents.div_ceil(per_page);
-        if !self.make_log_room(writer, pages as u64)? {
+        let room = self.with_log_room(writer)?;
+        let (mut log, mut state) = if let Some(locked) = room {
+            locked
+        } else {
             self.merge_all(writer)?;
-        }
-        let records = {
-            let mut state = self.state();
-            // What became unwritten before a write was announced comes before it in the log.
-            let mut records = std::mem::take(&mut state.waiting);
-            state.intents.announce_new(&mut records);
-            records
+            (self.log(), self.state())
         };
-        if records.is_empty() {
-            return Ok(());
-        }
-        // All log pages before these are durable: whoever wrote one has synced since.
-        self.append_by(writer, &records, |place, run| self.file.write_durably(place, run))
+        // What became unwritten before a write was announced comes before it in the log.
+        let mut records = std::mem::take(&mut state.waiting);
+        state.intents.announce_new(&mut records);
+        drop(state);
+        let run = self.begin_run(&mut log, &records);
+        drop(log);
+        let written = self.write_run(&run, |place, pages| self.file.write_durably(place, pages));
+        self.end_run(&run, written)
     }
 
     /// Makes durable what waits. With `freezes`, what is noted so far is what the next merge merges.
@@ -199,37 +188,29 @@ impl<F: Layout> Map<F> {
         writer: &mut Writer<F::Entry>,
         freezes: bool,
     ) -> io::Result<()> {
-        let pages = {
-            let state = self.state();
-            state.check()?;
-            let per_page = records_per_page::<F>();
-            state.waiting.len().div_ceil(per_page) + state.intents.count().div_ceil(per_page)
-        };
-        if !self.make_log_room(writer, pages as u64)? {
-            return self.merge_unlogged(writer);
-        }
         if freezes {
             // What an older checkpoint needs is about to be written over.
             self.settle(writer)?;
         }
-        let (records, carried, retired, frozen) = {
-            let mut state = self.state();
-            let frozen = (freezes && writer.merge.is_none()).then(|| state.freeze());
-            let (records, retired) =
-                (std::mem::take(&mut state.waiting), std::mem::take(&mut state.retired));
-            (records, state.intents.announce_all(), retired, frozen)
+        let Some((mut log, mut state)) = self.with_log_room(writer)? else {
+            return self.merge_unlogged(writer);
         };
-        if !records.is_empty() {
-            self.append(writer, &records)?;
-        }
-        let border = (writer.log_next, writer.log_tag);
+        let frozen = (freezes && writer.merge.is_none()).then(|| state.freeze());
+        let (records, retired) =
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.retired));
+        let carried = state.intents.announce_all();
+        drop(state);
+        let mut run = self.begin_run(&mut log, &records);
+        let border = (log.next, log.tag);
         // Writes on their way are no part of the flush: they are announced again behind it.
-        if !carried.is_empty() {
-            self.append(writer, &carried)?;
-        }
-        if !records.is_empty() || F::IS_IN_PLACE {
-            self.sync()?;
-            writer.flushed = border;
+        run.pages.extend(self.next_pages(&mut log, &carried));
+        drop(log);
+        let flushes = !records.is_empty() || F::IS_IN_PLACE;
+        let written = self.write_run(&run, |place, pages| self.file.write(place, pages));
+        let synced = written.and_then(|()| if flushes { self.sync() } else { Ok(()) });
+        self.end_run(&run, synced)?;
+        if flushes {
+            self.log().flushed = border;
             self.state().slots.release(retired);
         }
         if let Some(frozen) = frozen {
@@ -238,95 +219,67 @@ impl<F: Layout> Map<F> {
         Ok(())
     }
 
-    /// Whether the log has room for so many pages, if need be behind a merge that is under way.
-    fn make_log_room(&self, writer: &mut Writer<F::Entry>, pages: u64) -> io::Result<bool> {
-        if !self.has_log_room(writer, pages) {
-            self.settle(writer)?;
+    /// The log and the changes noted so far, with room in the log for those. None: it has none, also
+    /// behind a merge.
+    fn with_log_room(
+        &self,
+        writer: &mut Writer<F::Entry>,
+    ) -> io::Result<Option<Locked<'_, F::Entry>>> {
+        let wanted = |state: &State<F::Entry>| {
+            let per_page = records_per_page::<F>();
+            let pages =
+                state.waiting.len().div_ceil(per_page) + state.intents.count().div_ceil(per_page);
+            pages as u64
+        };
+        loop {
+            let pages = {
+                let state = self.state();
+                state.check()?;
+                wanted(&state)
+            };
+            if !self.make_log_room(writer, pages)? {
+                return Ok(None);
+            }
+            let (log, state) = (self.log(), self.state());
+            // A queue may have taken it meanwhile.
+            if self.has_log_room(&log, wanted(&state)) {
+                return Ok(Some((log, state)));
+            }
         }
-        if !self.has_log_room(writer, pages) && writer.merge.is_some() {
-            self.merge_to_end(writer)?;
-        }
-        Ok(self.has_log_room(writer, pages))
     }
 
-    /// Whether the log has room for so many pages, and one more: changes may come while this looks.
-    pub(super) fn has_log_room(&self, writer: &Writer<F::Entry>, pages: u64) -> bool {
-        writer.log_next - writer.log_kept + pages < self.log_usable()
+    /// Whether the log has room for so many pages, if need be behind a merge that is under way.
+    fn make_log_room(&self, writer: &mut Writer<F::Entry>, pages: u64) -> io::Result<bool> {
+        let has_room = || self.has_log_room(&self.log(), pages);
+        if !has_room() {
+            self.settle(writer)?;
+        }
+        if !has_room() && writer.merge.is_some() {
+            self.merge_to_end(writer)?;
+        }
+        Ok(has_room())
     }
 
     /// Merges all changes noted so far, those that the log has no room for among them.
     fn merge_unlogged(&self, writer: &mut Writer<F::Entry>) -> io::Result<()> {
         self.settle(writer)?;
-        let (frozen, carried, retired) = {
-            let mut state = self.state();
-            state.waiting.clear();
-            let retired = std::mem::take(&mut state.retired);
-            (state.freeze(), state.intents.announce_all(), retired)
-        };
-        let mut merge = Merge::new(frozen, (writer.log_next, writer.log_tag));
+        let (mut log, mut state) = (self.log(), self.state());
+        state.waiting.clear();
+        let retired = std::mem::take(&mut state.retired);
+        let (frozen, carried) = (state.freeze(), state.intents.announce_all());
+        drop(state);
+        let mut merge = Merge::new(frozen, (log.next, log.tag));
         // The log that the checkpoint begins must have them; there is room kept for that.
-        if !carried.is_empty() {
-            self.append(writer, &carried)?;
-        }
+        let run = self.begin_run(&mut log, &carried);
+        drop(log);
+        let written = self.write_run(&run, |place, pages| self.file.write(place, pages));
+        // Who announces a write behind them must not do so before they are durable.
+        let is_empty = run.pages.is_empty();
+        let synced = written.and_then(|()| if is_empty { Ok(()) } else { self.sync() });
+        self.end_run(&run, synced)?;
         merge.retired = retired;
         writer.start_merge(merge);
         self.merge_to_end(writer)
-    }
-
-    /// Writes log pages, which a sync must follow.
-    pub(super) fn append(
-        &self,
-        writer: &mut Writer<F::Entry>,
-        records: &[Record<F::Entry>],
-    ) -> io::Result<()> {
-        self.append_by(writer, records, |place, run| self.file.write(place, run))
-    }
-
-    fn append_by(
-        &self,
-        writer: &mut Writer<F::Entry>,
-        records: &[Record<F::Entry>],
-        write: impl Fn(u64, &[Page]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let first = writer.log_next;
-        let pages = self.next_pages(writer, records);
-        let to_wrap = (self.geometry.log_pages - first % self.geometry.log_pages) as usize;
-        let (run, wrapped) = pages.split_at(to_wrap.min(pages.len()));
-        write(self.geometry.log(first), run)?;
-        if wrapped.is_empty() { Ok(()) } else { write(self.geometry.log(0), wrapped) }
-    }
-
-    /// The next pages of the log, which have these records.
-    pub(super) fn next_pages(
-        &self,
-        writer: &mut Writer<F::Entry>,
-        records: &[Record<F::Entry>],
-    ) -> Vec<Page> {
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        let next = |records: &[Record<F::Entry>]| {
-            let page = LogPage {
-                epoch: writer.epoch,
-                number: writer.log_next,
-                flushed: writer.flushed.0,
-                sequence,
-                previous: writer.log_tag,
-                records: records.to_vec(),
-            };
-            let (page, tag) = page.encode::<F>(&writer.log_key);
-            writer.log_tag = tag;
-            writer.log_next += 1;
-            page
-        };
-        let pages: Vec<Page> = records.chunks(records_per_page::<F>()).map(next).collect();
-        count(&self.counters.log_pages, pages.len() as u64);
-        self.note_log_used(writer);
-        pages
-    }
-
-    /// For who asks without waiting for the writer.
-    fn note_log_used(&self, writer: &Writer<F::Entry>) {
-        let used = writer.log_next - writer.log_kept;
-        self.counters.log_used.store(used, Ordering::Relaxed);
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
@@ -353,20 +306,24 @@ impl<F: Layout> Map<F> {
         // The checkpoint's page names pages of nodes, they leaf pages, and those slots: all of them
         // must be there before it is, and so are the log pages written so far.
         self.sync()?;
-        if !F::IS_IN_PLACE {
-            writer.flushed = (writer.log_next, writer.log_tag);
-        } else if writer.flushed.0 < log_start {
-            // What came before is in leaf pages.
-            writer.flushed = (log_start, log_tag);
-        }
+        let (epoch, log_flushed) = {
+            let mut log = self.log();
+            if !F::IS_IN_PLACE {
+                log.flushed = (log.next, log.tag);
+            } else if log.flushed.0 < log_start {
+                // What came before is in leaf pages.
+                log.flushed = (log_start, log_tag);
+            }
+            (log.epoch, log.flushed.0)
+        };
         let root = self.leaves.root();
         let checkpoint = Checkpoint {
             number,
-            epoch: writer.epoch,
+            epoch,
             nonce: writer.nonce,
             log_start,
             log_tag,
-            log_flushed: writer.flushed.0,
+            log_flushed,
             sequence: self.sequence.load(Ordering::Relaxed),
             commits: writer.commits.wrapping_add(root.commit),
             is_anchored: writer.anchored.is_some(),
@@ -381,7 +338,7 @@ impl<F: Layout> Map<F> {
         count(&self.counters.checkpoints, 1);
         writer.checkpoint = number;
         writer.checkpoint_tag = tag;
-        writer.log_start = (log_start, log_tag);
+        self.log().start = (log_start, log_tag);
         writer.is_settled = false;
         Ok(())
     }
@@ -404,7 +361,7 @@ impl<F: Layout> Map<F> {
         if let Some(anchor) = &self.anchor {
             // The same once more, until its outcome is known.
             let unsettled = writer.unsettled;
-            let next = writer.next_anchored();
+            let next = writer.next_anchored(&self.log());
             for to in unsettled.into_iter().chain(next) {
                 let to =
                     Anchored { number: writer.anchored.map_or(0, |last| last.number) + 1, ..to };
@@ -423,9 +380,10 @@ impl<F: Layout> Map<F> {
         }
         let replaced = std::mem::take(&mut writer.replaced);
         self.state().slots.release(replaced);
-        writer.log_kept = writer.log_start.0;
         writer.is_settled = true;
-        self.note_log_used(writer);
+        let mut log = self.log();
+        log.kept = log.start.0;
+        self.note_log_used(&log);
         Ok(())
     }
 
@@ -437,22 +395,22 @@ impl<F: Layout> Map<F> {
 }
 
 impl<E> Writer<E> {
-    /// How far the store has come on the device.
-    pub(super) fn reached(&self) -> Milestone {
-        let Self { nonce, checkpoint, flushed: (log_flushed, _), .. } = *self;
+    /// How far the store has come on the device, with the log flushed before this page.
+    pub(super) fn reached(&self, log_flushed: u64) -> Milestone {
+        let Self { nonce, checkpoint, .. } = *self;
         Milestone { opening: nonce, checkpoint, log_flushed }
     }
 
     /// What the anchor must be advanced to, if it isn't there and isn't on its way there.
-    fn next_anchored(&self) -> Option<Anchored> {
+    fn next_anchored(&self, log: &LogHead) -> Option<Anchored> {
         let number = 0;
         let next = Anchored {
             number,
-            epoch: self.epoch,
+            epoch: log.epoch,
             checkpoint: self.checkpoint,
             checkpoint_tag: self.checkpoint_tag,
-            log_flushed: self.flushed.0,
-            log_tag: self.flushed.1,
+            log_flushed: log.flushed.0,
+            log_tag: log.flushed.1,
         };
         let last = self.unsettled.or(self.anchored);
         last.is_none_or(|last| Anchored { number, ..last } != next).then_some(next)

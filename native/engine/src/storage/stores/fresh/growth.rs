@@ -46,7 +46,7 @@ impl<F: Layout> Map<F> {
         writer.commits = writer.commits.wrapping_add(commits).wrapping_sub(built);
         self.counters.commits_before.store(writer.commits, Ordering::Relaxed);
         self.geometry = geometry;
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         let grown = self.write_grown(&mut writer, sets_before);
         self.guard(grown)
     }
@@ -57,10 +57,13 @@ impl<F: Layout> Map<F> {
             self.write_leaves(&moved, 1)?;
         }
         // The log of the checkpoint has what a write that failed may have left.
-        let border = (writer.log_next, writer.log_tag);
+        let border = {
+            let log = self.log();
+            (log.next, log.tag)
+        };
         let carried = self.state().intents.announce_all();
         if !carried.is_empty() {
-            self.append(writer, &carried)?;
+            self.append(&carried)?;
         }
         self.write_checkpoint(writer, border)?;
         self.advance(writer)

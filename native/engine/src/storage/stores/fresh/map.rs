@@ -28,6 +28,7 @@ use super::intents::Intents;
 use super::keys::StoreKeys;
 use super::leaves::{Checked, Fetch, Found, Leaves};
 use super::log::{Record, records_per_page};
+use super::log_head::LogHead;
 use super::passage::Passage;
 use super::placed::{Placed, PlacedEntry};
 use crate::clock;
@@ -126,6 +127,7 @@ pub struct Map<F: Layout> {
     pub(super) sequence: AtomicU64,
     pub(super) state: Mutex<State<F::Entry>>,
     pub(super) writer: Mutex<Writer<F::Entry>>,
+    pub(super) log_head: Mutex<LogHead>,
     pub(super) afloat: Afloat,
     pub(super) counters: Arc<Counters>,
 }
@@ -243,15 +245,17 @@ impl<F: Layout> Map<F> {
     /// Whether table or log are so full that a merge is due.
     #[must_use]
     pub fn is_merge_due(&self) -> bool {
-        let writer = self.writer();
-        self.wants_merge(&writer, &self.state())
+        let log = self.log();
+        self.wants_merge(&log, &self.state())
     }
 
-    pub(super) fn wants_merge(&self, writer: &Writer<F::Entry>, state: &State<F::Entry>) -> bool {
+    pub(super) fn wants_merge(&self, log: &LogHead, state: &State<F::Entry>) -> bool {
         let changes = (state.active.entries() + state.active.voids()) as u64;
-        let log_used = writer.log_next - writer.log_start.0;
+        let is_merging = state.frozen.entries() + state.frozen.voids() > 0;
+        let log_used = log.next - log.start.0;
         state.failure.is_none()
             && changes > 0
+            && !is_merging
             && (changes > self.geometry.pending_max / 4 * 3 || log_used > self.log_usable() / 2)
     }
 

@@ -17,6 +17,7 @@ pub mod journal;
 pub mod keys;
 pub mod leaves;
 pub mod log;
+mod log_head;
 mod lost;
 pub mod map;
 mod merge;

@@ -25,6 +25,7 @@ use super::intents::{Intents, announced};
 use super::keys::{Authority, StoreKeys, Tag};
 use super::leaves::Leaves;
 use super::log::{LogPage, Record};
+use super::log_head::LogHead;
 use super::lost::Lost;
 use super::map::{Layout, Map, State};
 use super::nodes::NodePage;
@@ -187,15 +188,17 @@ impl<F: Layout> Map<F> {
         anchor: Option<Arc<dyn Anchor>>,
     ) -> Self {
         let counters = Arc::<Counters>::default();
-        let writer = Writer {
+        let log = LogHead {
             epoch: 0,
-            nonce: [0; 16],
-            log_key: keys.log(0, &[0; 16]),
-            log_start: (0, Tag::default()),
-            log_kept: 0,
-            log_next: 0,
-            log_tag: Tag::default(),
+            key: keys.log(0, &[0; 16]),
+            start: (0, Tag::default()),
+            kept: 0,
+            next: 0,
+            tag: Tag::default(),
             flushed: (0, Tag::default()),
+        };
+        let writer = Writer {
+            nonce: [0; 16],
             checkpoint: 0,
             checkpoint_tag: Tag::default(),
             commits: 0,
@@ -232,6 +235,7 @@ impl<F: Layout> Map<F> {
             sequence: AtomicU64::new(0),
             state: Mutex::new(state),
             writer: Mutex::new(writer),
+            log_head: Mutex::new(log),
             afloat: Afloat::default(),
             counters,
         }
@@ -422,29 +426,32 @@ impl<F: Layout> Map<F> {
             state.passage.end(recovered.found);
         }
         let mut writer = self.writer();
-        writer.epoch = checkpoint.epoch;
         writer.checkpoint = checkpoint.number;
         writer.checkpoint_tag = recovered.tag;
         // Those since are counted anew: loading the tree was no commit.
         writer.commits = checkpoint.commits.wrapping_sub(self.leaves.root().commit);
-        writer.log_start = (checkpoint.log_start, checkpoint.log_tag);
-        writer.log_kept = checkpoint.log_start;
         writer.slot_maps = slot_maps;
         writer.anchored = anchored;
+        let mut log = self.log();
+        log.epoch = checkpoint.epoch;
+        log.start = (checkpoint.log_start, checkpoint.log_tag);
+        log.kept = checkpoint.log_start;
     }
 
     /// Begins an epoch: what waits is logged anew, under the epoch's own key, behind the log so far,
     /// and a checkpoint makes that the log.
     fn begin_epoch(&self, log_next: u64, pending: &Pending<F::Entry>) -> io::Result<()> {
         let mut writer = self.writer();
-        writer.epoch += 1;
-        self.counters.epoch.store(writer.epoch, Ordering::Relaxed);
-        self.counters.commits_before.store(writer.commits, Ordering::Relaxed);
         writer.nonce = random()?;
-        writer.log_key = self.keys.log(writer.epoch, &writer.nonce);
-        writer.log_next = log_next;
-        writer.log_tag = Tag::default();
-        writer.flushed = (log_next, writer.log_tag);
+        self.counters.commits_before.store(writer.commits, Ordering::Relaxed);
+        {
+            let mut log = self.log();
+            log.epoch += 1;
+            self.counters.epoch.store(log.epoch, Ordering::Relaxed);
+            log.key = self.keys.log(log.epoch, &writer.nonce);
+            (log.next, log.tag) = (log_next, Tag::default());
+            log.flushed = (log.next, log.tag);
+        }
         let voids = pending.all_voids();
         let voids =
             voids.map(|void| Record::Void { lba: void.start, blocks: void.end - void.start });
@@ -452,11 +459,15 @@ impl<F: Layout> Map<F> {
         let entries = entries.map(|(lba, entry)| Record::Entry { lba, entry });
         let records: Vec<_> = voids.chain(entries).collect();
         if !records.is_empty() {
-            self.append(&mut writer, &records)?;
+            self.append(&records)?;
         }
         // What was found is settled as soon as the checkpoint is there, behind a sync.
-        writer.flushed = (writer.log_next, writer.log_tag);
-        let start = Milestone { checkpoint: writer.checkpoint + 1, ..writer.reached() };
+        let flushed = {
+            let mut log = self.log();
+            log.flushed = (log.next, log.tag);
+            log.flushed.0
+        };
+        let start = Milestone { checkpoint: writer.checkpoint + 1, ..writer.reached(flushed) };
         self.state().passage.begin(start);
         self.write_checkpoint(&mut writer, (log_next, Tag::default()))
     }

@@ -14,6 +14,7 @@ use super::failure::Refusal;
 use super::keys::{Kind, Tag};
 use super::leaves::{Checked, Fetch};
 use super::log::LogPage;
+use super::log_head::LogHead;
 use super::map::{Layout, Map};
 use super::merge::Repair;
 use super::nodes::NodePage;
@@ -37,7 +38,7 @@ impl<F: Layout> Map<F> {
     /// Checks a piece of what the device has beside leaf pages and blocks. Returns the next piece.
     pub fn check_structure(&self, piece: Piece, report: &mut Report) -> io::Result<Option<Piece>> {
         // Nobody writes there meanwhile: memory and device are of one moment.
-        let mut writer = self.writing();
+        let mut writer = self.writer();
         if let Err(failure) = self.state().check() {
             // Nobody knows what the device should have.
             note(report, None, "store", failure)?;
@@ -56,9 +57,10 @@ impl<F: Layout> Map<F> {
                 Ok(Some(if is_last { Piece::Log(None) } else { Piece::Nodes(end) }))
             }
             Piece::Log(from) => {
+                let log = self.quiet_log(&writer);
                 // What was before the last checkpoint is no part of the log any more.
-                let from = from.filter(|(number, _)| *number > writer.log_start.0);
-                self.check_log(&writer, from.unwrap_or(writer.log_start), report)
+                let from = from.filter(|(number, _)| *number > log.start.0);
+                self.check_log(&log, from.unwrap_or(log.start), report)
             }
         }
     }
@@ -135,16 +137,16 @@ impl<F: Layout> Map<F> {
 
     fn check_log(
         &self,
-        writer: &Writer<F::Entry>,
+        log: &LogHead,
         (mut number, mut tag): (u64, Tag),
         report: &mut Report,
     ) -> io::Result<Option<Piece>> {
         let to_wrap = self.geometry.log_pages - number % self.geometry.log_pages;
-        let count = PIECE_PAGES.min(to_wrap).min(writer.log_next - number);
+        let count = PIECE_PAGES.min(to_wrap).min(log.next - number);
         for page in self.read_pages(self.geometry.log(number), count, report) {
             let next = page.map(|page| {
-                let place = (writer.epoch, number);
-                let page = LogPage::decode::<F>(&page, place, &writer.log_key);
+                let place = (log.epoch, number);
+                let page = LogPage::decode::<F>(&page, place, &log.key);
                 page.filter(|(page, _)| page.previous == tag).map(|(_, next)| next)
             });
             let found = next.as_ref().ok().copied().flatten();
@@ -158,10 +160,10 @@ impl<F: Layout> Map<F> {
             }
             (number, tag) = (number + 1, found.unwrap_or(tag));
         }
-        if number < writer.log_next {
+        if number < log.next {
             return Ok(Some(Piece::Log(Some((number, tag)))));
         }
-        judge(report, "end of the log", Ok(tag == writer.log_tag))?;
+        judge(report, "end of the log", Ok(tag == log.tag))?;
         Ok(None)
     }
 
@@ -204,7 +206,7 @@ impl<F: Layout> Map<F> {
     /// The first log page that the last checkpoint goes on from.
     #[cfg(test)]
     pub fn log_start(&self) -> u64 {
-        self.writer().log_start.0
+        self.log().start.0
     }
 
     /// Goes on with the merge under way, if there is one, letting flushes pass between its steps.

@@ -68,8 +68,8 @@ impl Store {
     }
 
     fn log_used(&self) -> u64 {
-        let writer = self.life.map.writer();
-        writer.log_next - writer.log_kept
+        let log = self.life.map.log();
+        log.next - log.kept
     }
 
     fn is_slot(&self, page: u64) -> bool {

@@ -59,6 +59,8 @@ pub struct Life<F: Workload> {
     pub afloat: Vec<Announcement>,
     pub announcements: u64,
     pub mailbox: Arc<Mailbox>,
+    /// Writes that ended beside the store's thread.
+    pub beside: u64,
     /// Reads that a fast-path MAC answered.
     pub vouched: Cell<u64>,
     /// What scrubs found wrong.
@@ -99,6 +101,7 @@ impl<F: Workload> Life<F> {
             afloat: Vec::new(),
             announcements: 0,
             mailbox: Arc::new(Mailbox::new(event().expect("event"))),
+            beside: 0,
             vouched: Cell::new(0),
             found_by_scrubs: 0,
             growths: 0,
@@ -305,21 +308,24 @@ impl<F: Workload> Life<F> {
         }
     }
 
-    /// Has the store's thread do something.
-    fn persist(
+    /// Has the store's thread do something, beside what queues do meanwhile.
+    pub fn persist(
         &mut self,
         what: &str,
         work: impl FnOnce(&Map<F>) -> io::Result<()>,
     ) -> Result<bool, Violation> {
-        if !F::quiesce(self)? {
-            return Ok(false);
+        let queues = F::begin_beside(self);
+        let map = Arc::clone(&self.map);
+        let outcome = work(&map);
+        drop(map);
+        if let Some(queues) = queues {
+            F::end_beside(self, &queues)?;
         }
-        let outcome = work(&self.map);
         self.persisted(what, outcome)
     }
 
     /// After something that may have advanced the anchor.
-    pub fn persisted(&mut self, what: &str, outcome: io::Result<()>) -> Result<bool, Violation> {
+    fn persisted(&mut self, what: &str, outcome: io::Result<()>) -> Result<bool, Violation> {
         let is_done = self.accept(what, outcome)?.is_some();
         if is_done {
             self.trace.push(what.to_owned());

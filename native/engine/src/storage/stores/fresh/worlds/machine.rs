@@ -44,10 +44,13 @@ struct Contents {
     is_off: bool,
 }
 
+/// What others do whenever the store's thread is at the device or its anchor.
+pub type Beside = Box<dyn FnMut() + Send>;
+
 /// The device.
-#[derive(Debug)]
 pub struct Device {
     contents: Mutex<Contents>,
+    beside: Mutex<Option<Beside>>,
     /// Whether blocks can be torn: a drive whose blocks have metadata writes each whole.
     tears: bool,
 }
@@ -65,7 +68,21 @@ impl Device {
             points_left: None,
             is_off: false,
         };
-        Self { contents: Mutex::new(contents), tears }
+        Self { contents: Mutex::new(contents), beside: Mutex::default(), tears }
+    }
+
+    /// Has others do something from now on.
+    pub fn set_beside(&self, beside: Option<Beside>) {
+        *self.beside.lock().unwrap_or_else(PoisonError::into_inner) = beside;
+    }
+
+    /// Lets them. What they do at the device lets nobody else.
+    fn let_others(&self) {
+        let taken = || self.beside.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut beside) = taken() {
+            beside();
+            self.set_beside(Some(beside));
+        }
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -153,6 +170,12 @@ impl Device {
     }
 }
 
+impl std::fmt::Debug for Device {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Device").field("tears", &self.tears).finish_non_exhaustive()
+    }
+}
+
 impl Contents {
     fn point(&mut self) -> io::Result<()> {
         if self.points_left == Some(0) {
@@ -209,6 +232,7 @@ impl BlockFile for Device {
     }
 
     fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.let_others();
         for (number, page) in (page..).zip(pages) {
             let mut block = ZEROS;
             block[..DATA_BYTES].copy_from_slice(&page.0);
@@ -230,6 +254,7 @@ impl BlockFile for Device {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.let_others();
         self.point()?;
         let mut contents = self.contents();
         for (page, written) in std::mem::take(&mut contents.cached) {
@@ -282,9 +307,11 @@ impl Anchor for PoweredAnchor {
     }
 
     fn advance(&self, to: &Anchored) -> Result<(), AnchorError> {
+        self.device.let_others();
         let unreachable = |error: io::Error| AnchorError::Unreachable(error.to_string());
         self.device.point().map_err(unreachable)?;
         self.memory.advance(to)?;
+        self.device.let_others();
         self.device.point().map_err(unreachable)?;
         *self.advances.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         Ok(())

@@ -4,6 +4,7 @@
 
 mod adversary;
 mod attacks;
+mod beside;
 mod history;
 mod in_place_attacks;
 mod life;
@@ -85,6 +86,7 @@ struct Tally {
     kills: u64,
     power_cuts: u64,
     growths: u64,
+    writes_beside: u64,
     openings_cut_off: u64,
     openings_refused: u64,
     forks: u64,
@@ -106,6 +108,7 @@ impl Tally {
         self.kills += kills;
         self.power_cuts += power_cuts;
         self.growths += other.growths;
+        self.writes_beside += other.writes_beside;
         self.openings_cut_off += other.openings_cut_off;
         self.openings_refused += other.openings_refused;
         self.forks += other.forks;
@@ -205,6 +208,7 @@ impl<F: Workload> World<F> {
             self.tally.reads_vouched += life.vouched.get();
             self.tally.found_by_scrubs += life.found_by_scrubs;
             self.tally.growths += life.growths;
+            self.tally.writes_beside += life.beside;
             lived?;
             self.crash();
             let Life { history, told, is_told_anew, .. } = life;
@@ -442,7 +446,7 @@ fn no_world_is_stale_refused_or_mixed() {
     let (tally, wrong) = run_all(0..1500);
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     let ends = [tally.kills, tally.power_cuts, tally.openings_cut_off, tally.forks];
-    let counts = ends.into_iter().chain([tally.growths]);
+    let counts = ends.into_iter().chain([tally.growths, tally.writes_beside]);
     let reads = [tally.openings_refused, tally.reads_refused, tally.reads_vouched];
     let gateways = [tally.gateways_assured, tally.gateways_refused, tally.found_by_scrubs];
     for count in counts.chain(reads).chain(gateways).chain(tally.attacks) {

@@ -2,6 +2,7 @@
 //! a time.
 
 use std::io;
+use std::sync::{Arc, Mutex};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::Rng;
@@ -16,6 +17,7 @@ use super::super::geometry::Geometry;
 use super::super::map::{Layout, Map};
 use super::super::placed::{Placed, PlacedEntry};
 use super::super::test_blocks::{block, version_of};
+use super::beside::{self, Queues};
 use super::history::{UNWRITTEN, Version};
 use super::life::{Life, Write};
 use super::{Violation, chance, pick};
@@ -47,10 +49,19 @@ pub trait Workload: Layout + Sized {
     /// Brings a write a step on; an acknowledged one is gone.
     fn go_on(life: &mut Life<Self>, index: usize) -> Result<bool, Violation>;
 
-    /// Ends what the store's thread waits for before it writes to the log. False: the store takes
-    /// nothing any more.
+    /// Ends what a scrub or a growth waits for. False: the store takes nothing any more.
     fn quiesce(_life: &mut Life<Self>) -> Result<bool, Violation> {
         Ok(true)
+    }
+
+    /// Lets queues go on with their writes beside the store's thread, until [`Workload::end_beside`].
+    fn begin_beside(_life: &mut Life<Self>) -> Option<Arc<Mutex<Queues>>> {
+        None
+    }
+
+    /// Takes their writes back.
+    fn end_beside(_life: &mut Life<Self>, _queues: &Mutex<Queues>) -> Result<(), Violation> {
+        Ok(())
     }
 
     /// What happens in this layout only.
@@ -274,6 +285,14 @@ impl Workload for Ivs {
         Ok(is_going_on)
     }
 
+    fn begin_beside(life: &mut Life<Self>) -> Option<Arc<Mutex<Queues>>> {
+        Some(beside::begin(life))
+    }
+
+    fn end_beside(life: &mut Life<Self>, queues: &Mutex<Queues>) -> Result<(), Violation> {
+        beside::end(life, queues)
+    }
+
     fn read(life: &Life<Self>, lba: u64, known: Known<[u8; 12]>) -> io::Result<Option<Version>> {
         let mut blocks = [life.device.read_block(life.map.geometry().in_place_block(lba))?];
         let mut known = [known];
@@ -295,11 +314,11 @@ impl Workload for Ivs {
 
 /// Announces what was intended; if that fails, none of it is made.
 fn announce(life: &mut Life<Ivs>) -> Result<bool, Violation> {
+    // With nothing left to write, the thread would wait for these alone.
     if !Ivs::quiesce(life)? {
         return Ok(false);
     }
-    let announced = life.map.announce();
-    let is_announced = life.persisted("announcement", announced)?;
+    let is_announced = life.persist("announcement", Map::announce)?;
     for write in &mut life.writes {
         if write.stage == InPlace::Intended && is_announced {
             write.stage = InPlace::Announced;
@@ -323,6 +342,7 @@ fn float(life: &mut Life<Ivs>, random: &mut ChaCha8Rng) -> Result<bool, Violatio
         None => return Ok(false),
         Some(Begun::Busy) => return announce(life),
         Some(Begun::Nothing) => InPlace::Announced,
+        Some(Begun::Waiting) => InPlace::Afloat(name),
         Some(Begun::Afloat(announcement)) => {
             life.trace.push(format!("announcement {name} is afloat"));
             life.afloat.push(announcement);

@@ -1,0 +1,69 @@
+"""The target's side of the agreement on a queue's secret (docs/secure-queue.md, section 2)."""
+
+import secrets
+from dataclasses import dataclass
+
+from sealane.crypto.certificates import Subject
+from sealane.crypto.exchange import Exchange
+from sealane.crypto.kem import KemKey
+from sealane.crypto.queue import (
+    NONCE_BYTES,
+    QueueOffer,
+    QueueTranscript,
+    derive_queue_secret,
+)
+from sealane.crypto.share import new_share, open_share, seal_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """A queue's secret, and what the gateway needs to derive it."""
+
+    secret: bytearray
+    public_key: bytes
+    nonce: bytes
+    sealed_share: bytes
+
+
+def exchange(
+    offer: QueueOffer,
+    caller: Subject,
+    *,
+    sealed_share: bytes,
+    incarnation: int,
+    milestone: bytes,
+    kem: KemKey,
+) -> Exchanged:
+    """Agree on the secret of the queue that `caller` offers; blocks as the KEM key does.
+
+    `sealed_share` is the caller's; `milestone` is how far the volume's store has come. Raises what
+    `open_share` and `derive_queue_secret` do.
+    """
+    own = Exchange()
+    transcript = QueueTranscript(
+        offer=offer,
+        target_incarnation=incarnation,
+        nonce=secrets.token_bytes(NONCE_BYTES),
+        public_key=own.public_key,
+        milestone=milestone,
+    )
+    share = new_share()
+    sealed = seal_share(
+        share,
+        transcript,
+        kem_algorithm=caller.kem_algorithm,
+        public_key=caller.kem_public_key,
+    )
+    secret = derive_queue_secret(
+        own,
+        peer_key=offer.public_key,
+        gateway_share=open_share(sealed_share, offer, key=kem),
+        target_share=share,
+        transcript=transcript,
+    )
+    return Exchanged(
+        secret=secret,
+        public_key=own.public_key,
+        nonce=transcript.nonce,
+        sealed_share=sealed,
+    )

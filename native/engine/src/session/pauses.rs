@@ -1,0 +1,118 @@
+//! How long the worker of a paced session sleeps: a wake-up costs as much as 40 packets, so several
+//! packets are earned in a pause and leave in one call.
+
+use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
+use sealane_proto::session::{BURST_PACKETS, SendLimit, Session, SessionConfig};
+
+use super::share::Flow;
+
+/// A paced sender wakes up for this many packets at once: half of the machine's burst, whose other
+/// half is what makes up for a late timer …
+const PACKETS_PER_PAUSE: u64 = BURST_PACKETS / 2;
+/// … and for no longer than this, as TCP's pacing has it in Linux (`sk_pacing_shift`) …
+const UNITS_NANOS_MAX: Nanos = 1_000_000;
+/// … and control frames wait no longer than this.
+const CONTROL_NANOS_MAX: Nanos = 250_000;
+
+/// The least times to sleep, and what the units wait for.
+#[derive(Debug)]
+pub(super) struct Pauses {
+    /// For units that the rate holds back.
+    units: Nanos,
+    /// For everything else.
+    control: Nanos,
+    /// Units wait for this time, although some could leave before.
+    units_at: Nanos,
+}
+
+impl Pauses {
+    pub(super) fn new(config: &SessionConfig) -> Self {
+        let bytes = PACKETS_PER_PAUSE * config.datagram_bytes_max() as u64;
+        let nanos = bytes.saturating_mul(NANOS_PER_SECOND) / config.rate_bytes_per_second.max(1);
+        let (units, control) = (nanos.min(UNITS_NANOS_MAX), nanos.min(CONTROL_NANOS_MAX));
+        Self { units, control, units_at: 0 }
+    }
+
+    /// When to wake up, unless something arrives; `None`: then only.
+    pub(super) fn until(
+        &mut self,
+        session: &mut Session,
+        flow: Option<&Flow>,
+        now: Nanos,
+    ) -> Option<Nanos> {
+        let turn_at = flow.and_then(Flow::turn_at);
+        let due = session.next_timeout().into_iter().chain(turn_at).min();
+        if is_paced(session, flow) {
+            self.paced_wake_at(due, without_units(session), now)
+        } else {
+            self.units_at = 0;
+            due.map(|at| self.after_control(at, now))
+        }
+    }
+
+    /// `due`: the first of all; `others`: the first of what are no units. The rate holds units back.
+    fn paced_wake_at(
+        &mut self,
+        due: Option<Nanos>,
+        others: Option<Nanos>,
+        now: Nanos,
+    ) -> Option<Nanos> {
+        self.units_at = due?.max(now.saturating_add(self.units));
+        let others = others.map(|at| self.after_control(at, now));
+        others.into_iter().chain([self.units_at]).min()
+    }
+
+    fn after_control(&self, at: Nanos, now: Nanos) -> Nanos {
+        at.max(now.saturating_add(self.control))
+    }
+
+    /// Whether something else has ended the pause and there is nothing to do for it: the units wait
+    /// on, so that they leave together.
+    pub(super) fn is_early(&self, session: &mut Session, flow: Option<&Flow>, now: Nanos) -> bool {
+        now < self.units_at
+            && is_paced(session, flow)
+            && without_units(session).is_none_or(|at| at > now)
+    }
+}
+
+/// Whether nothing but the session's own rate holds units back. (Who waits for its turn on a shared
+/// line is told by that, and what was lost waits for nobody.)
+fn is_paced(session: &Session, flow: Option<&Flow>) -> bool {
+    session.limit() == SendLimit::Pacing && flow.and_then(Flow::turn_at).is_none()
+}
+
+/// When something but a unit is due.
+fn without_units(session: &mut Session) -> Option<Nanos> {
+    session.hold_units(true);
+    let at = session.next_timeout();
+    session.hold_units(false);
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MICROSECOND: Nanos = 1000;
+
+    fn pauses(units: Nanos) -> Pauses {
+        Pauses { units, control: units.min(CONTROL_NANOS_MAX), units_at: 0 }
+    }
+
+    #[test]
+    fn units_wait_until_several_leave_together_and_control_frames_do_not_wait_for_them() {
+        let mut slow = pauses(1000 * MICROSECOND);
+        let now = 7_000_000;
+        let units = now + 120 * MICROSECOND;
+        assert_eq!(slow.paced_wake_at(Some(units), None, now), Some(now + 1000 * MICROSECOND));
+        assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
+        // Something else is due: it waits no longer than before, and the units still do.
+        let soon = Some(now + 40 * MICROSECOND);
+        assert_eq!(slow.paced_wake_at(soon, soon, now), Some(now + 250 * MICROSECOND));
+        assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
+        let later = Some(now + 600 * MICROSECOND);
+        assert_eq!(slow.paced_wake_at(Some(units), later, now), later);
+        let long_after = now + 5000 * MICROSECOND;
+        assert_eq!(slow.paced_wake_at(Some(long_after), None, now), Some(long_after));
+    }
+}
