@@ -57,7 +57,7 @@ async def test_more_sends_than_slots_do_not_stand_in_the_way_of_receives(
         await right.send(offset=0, length=8)
         await answer.wait(timeout_seconds=10)
         assert not any(send.done() for send in sends)
-        await asyncio.gather(*(right.receive(offset=0, length=8) for _ in sends))
+        await asyncio.gather(*(right.receive(offset=8 * i, length=8) for i in range(len(sends))))
         await asyncio.gather(*sends)
 
 
@@ -165,8 +165,9 @@ async def test_chunks_can_be_used_before_the_message_is_whole(fabrics: tuple[Any
 
 async def test_bitmap_of_a_receive_is_gone_with_its_slot(fabrics: tuple[Any, Any]) -> None:
     async with connected(*fabrics) as (left, right):
-        receiving = [await right.post_receive(offset=0, length=8) for _ in range(right.ring.slots)]
-        later = await right.post_receive(offset=0, length=8)
+        slots = right.ring.slots
+        receiving = [await right.post_receive(offset=8 * i, length=8) for i in range(slots)]
+        later = await right.post_receive(offset=8 * slots, length=8)
         assert later.chunks() is None, "it has no slot yet"
         for first in receiving[:2]:
             await left.send(offset=0, length=8)
@@ -256,7 +257,10 @@ async def test_streams_wait_for_slots_without_holding_others_up(fabrics: tuple[A
         writes = [
             asyncio.ensure_future(stream.write(0, offset=0, length=unit)) for stream in streams
         ]
-        receives = [await right.post_receive(offset=0, length=unit) for _ in streams]
+        receives = [
+            await right.post_receive(offset=index * unit, length=unit)
+            for index in range(len(streams))
+        ]
         await asyncio.gather(*writes[:slots])
         assert not any(write.done() for write in writes[slots:])
         for stream in streams[:slots]:
@@ -299,7 +303,10 @@ async def test_cancelled_send_ends_at_both_ends(fabrics: tuple[Any, Any]) -> Non
         waiting = [await left.post_send(offset=0, length=8) for _ in range(left.ring.slots + 1)]
         assert await waiting[-1].cancel()
         assert await waiting[0].cancel()
-        landed = [await right.post_receive(offset=0, length=8) for _ in waiting[1:]]
+        landed = [
+            await right.post_receive(offset=8 * index, length=8)
+            for index in range(len(waiting) - 1)
+        ]
         results = await asyncio.gather(*waiting, *landed, return_exceptions=True)
         reasons = [one.reason for one in results if isinstance(one, Error)]
         assert reasons == ["session.message.cancelled"] * 3, "two sends, and the receive of one"

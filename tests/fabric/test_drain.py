@@ -63,7 +63,7 @@ async def test_what_is_under_way_arrives_and_nothing_new_begins(
 
         assert (answer.drain.sessions_left, answer.drain.seconds_left > 5) == (1, True)
         assert await reason_of(late.wait()) == "session.message.draining"
-        waiting.append(await far.post_receive(offset=0, length=8))
+        waiting.append(await far.post_receive(offset=LENGTH, length=8))
         await asyncio.gather(*sends, *waiting)
         assert near.region[:LENGTH] == far.region[:LENGTH] == b"m" * LENGTH
         await asyncio.gather(*(session.wait_closed() for session in sessions))

@@ -39,7 +39,9 @@ async def sending(left: Fabric, right: Fabric, name: str, token: bytes) -> Async
     async def receive() -> None:
         async with listen_session(right.sessions, name, region_bytes=REGION) as session:
             while True:
-                waiting = [await session.post_receive(offset=0, length=MESSAGE) for _ in range(8)]
+                waiting = [
+                    await session.post_receive(offset=i * MESSAGE, length=MESSAGE) for i in range(8)
+                ]
                 await asyncio.gather(*waiting)
 
     async def send(session: Session) -> None:

@@ -212,7 +212,10 @@ async def test_operations_of_a_job_are_bounded_over_its_sessions(make_fabric: Ma
         connected(left, right, name="more") as (other, _),
         asyncio.timeout(PATIENCE_SECONDS),
     ):
-        receives = [await end.post_receive(offset=0, length=8) for end in (near, other, near)]
+        receives = [
+            await end.post_receive(offset=8 * index, length=8)
+            for index, end in enumerate((near, other, near))
+        ]
         sends = [await end.post_send(offset=0, length=8) for end in (near, other)]
 
         async def wait_taken() -> None:

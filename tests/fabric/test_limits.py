@@ -48,13 +48,13 @@ async def test_job_that_reads_no_completions_is_told(fabrics: tuple[Any, Any]) -
         asyncio.get_running_loop().remove_reader(left.ring.fileno())
         room = left.ring.entries - 1
         for number in range(room):
-            left.ring.post_receive(offset=0, length=8, user_data=number)
+            left.ring.post_receive(offset=8 * number, length=8, user_data=number)
         await asyncio.gather(*(right.send(offset=0, length=0) for _ in range(room)))
         with pytest.raises(BlockingIOError):
-            left.ring.post_receive(offset=0, length=8, user_data=room)
+            left.ring.post_receive(offset=8 * room, length=8, user_data=room)
         await asyncio.sleep(WAIT_SECONDS)
         assert len(left.ring.completions(2 * room)) == room
-        left.ring.post_receive(offset=0, length=8, user_data=room)
+        left.ring.post_receive(offset=8 * room, length=8, user_data=room)
         await right.send(offset=0, length=0)
         found = spent(left)
 

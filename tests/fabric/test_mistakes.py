@@ -141,3 +141,21 @@ async def test_request_that_can_not_be_said_is_refused_here(fabrics: tuple[Any, 
     with pytest.raises(Error) as called:
         await elsewhere.__aenter__()
     assert called.value.reason == "session.peer_address.malformed"
+
+
+@pytest.mark.parametrize("offset", [0, 7, 8, 15])
+async def test_receives_under_way_never_share_a_byte(fabrics: tuple[Any, Any], offset: int) -> None:
+    async with connected(*fabrics) as (left, right):
+        first = await left.post_receive(offset=8, length=8)
+        apart = [await left.post_receive(offset=at, length=8) for at in (0, 16)]
+        nothing = await left.post_receive(offset=12, length=0)
+        with pytest.raises(SessionError, match="another receive") as refused:
+            await (await left.post_receive(offset=offset, length=10))
+        assert refused.value.reason == "session.message.overlap"
+        # Once it has ended, its bytes are free again; the refused one took no message.
+        await right.send(offset=0, length=8)
+        await first
+        again = await left.post_receive(offset=8, length=8)
+        lengths = (8, 8, 0, 8)
+        sends = [right.send(offset=0, length=length) for length in lengths]
+        await asyncio.gather(*sends, *apart, nothing, again)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from relays import emulator, forger, switch
 from sealane._native import Completion, JobRing, SessionEndpoint
 
@@ -161,20 +162,28 @@ SIZES = [0, 1, 1407, 1408, 1409, 100_000, 16 * 1408, 0, 32 * 1408, 1_000_000]
 
 def test_a_plan_decides_for_sends_that_ask_for_it() -> None:
     with pair() as (left, right):
-        parity = []
-        for plan in (None, [(50_000, 0, 0, 1), (1 << 20, 16, 2, 4)], [(1, 32, 8, 1)]):
-            if plan is not None:
-                left.endpoint.install_plan(plan)
-            for size in (50_000, 100_000):
-                before = left.statistics()["parity_packets_sent"]
-                right.ring.post_receive(offset=0, length=size, user_data=1)
-                left.ring.post_send(offset=0, length=size, user_data=1, auto=True)
-                assert left.completions(1)[0].status == right.completions(1)[0].status == "ok"
-                while left.statistics()["sends_completed"] < len(parity) + 1:
-                    time.sleep(0.001)
-                parity.append(left.statistics()["parity_packets_sent"] - before)
-        # What is behind the last unit that was needed may stay unsent.
-        assert [count > 0 for count in parity] == [False, False, False, True, True, True]
+
+        def parity_of(size: int) -> int:
+            before = left.statistics()
+            right.ring.post_receive(offset=0, length=size, user_data=1)
+            left.ring.post_send(offset=0, length=size, user_data=1, auto=True)
+            assert left.completions(1)[0].status == right.completions(1)[0].status == "ok"
+            while (after := left.statistics())["sends_completed"] == before["sends_completed"]:
+                time.sleep(0.001)
+            return after["parity_packets_sent"] - before["parity_packets_sent"]
+
+        def wait_for_parity(size: int) -> None:
+            # Parity leaves last: where the answer is faster than that, none is sent.
+            end = time.monotonic() + PATIENCE_SECONDS
+            while not parity_of(size):
+                assert time.monotonic() < end
+
+        assert parity_of(50_000) == parity_of(100_000) == 0
+        left.endpoint.install_plan([(50_000, 0, 0, 1), (1 << 20, 16, 2, 4)])
+        assert parity_of(50_000) == 0
+        wait_for_parity(100_000)
+        left.endpoint.install_plan([(1, 32, 8, 1)])
+        wait_for_parity(50_000)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +497,7 @@ def test_full_ring_asks_for_a_retry_and_loses_nothing() -> None:
         posted = 0
         with contextlib.suppress(BlockingIOError):
             while posted < 100:
-                right.ring.post_receive(offset=0, length=10, user_data=posted)
+                right.ring.post_receive(offset=10 * posted, length=10, user_data=posted)
                 posted += 1
         for number in range(posted):
             while not try_send(left, number):
