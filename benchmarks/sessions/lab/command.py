@@ -60,10 +60,11 @@ async def choose_rate(links: Links) -> int:
     """Return the highest rate at which the machine disturbs nobody: each is tried."""
     for rate in links.rates:
         trial = max(cells(links, links.conditions[0], rate), key=lambda c: (not c.is_cold, c.bytes))
-        async for measured in lanes.measure([trial], TRIAL, until=math.inf, attempts=1):
-            if not measured.void:
-                return rate
-            print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(measured.void)}")
+        trials = lanes.measure([trial], TRIAL, until=math.inf, attempts=1)
+        found = [measured.void async for measured in trials]
+        if not any(found):
+            return rate
+        print(f"{links.name} at {rate / 1e6:g} Mbit/s: {'; '.join(*found)}")
     raise UnavailableError("lab.capacity", f"this machine is too busy for the {links.name} links")
 
 
