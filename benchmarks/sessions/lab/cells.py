@@ -111,7 +111,7 @@ TRIAL: Final = Effort(count=1002, share=0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One length over one kind of link, warm or cold; all ways at once, each on its own links."""
+    """One length over one kind of link, warm or cold; each way has links of its own."""
 
     links: Links
     condition: Condition

@@ -1,7 +1,7 @@
 """`python -m benchmarks.sessions lab`: completion times of messages beside TCP and QUIC.
 
 One lab for each kind of link and loss, links of its own for each way of sending, all alike: 25
-ms of round trip, one MTU, one rate, to which sessions and TCP also pace. All ways send at once.
+ms of round trip, one MTU, one rate, to which sessions and TCP also pace. Ways take turns.
 Cells that the machine disturbed are repeated; what is measured is kept, and the same command again
 goes on. Prints tables, keeps every time as JSON, draws a plot. Needs root (namespaces) and Cargo
 (the QUIC peer).

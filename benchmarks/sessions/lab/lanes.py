@@ -1,4 +1,4 @@
-"""Builds a lab for one condition and lets all ways send their messages, side by side."""
+"""Builds a lab for one condition and lets each way send its messages, one after the other."""
 
 import asyncio
 import contextlib
@@ -115,22 +115,24 @@ class Lanes:
         self._pool.shutdown()
 
     async def send(self, job: Job) -> dict[str, list[Answer]]:
-        """Let all lanes do a job; returns their answers by way."""
+        """Let all lanes do a job, those of one way after the other's; returns their answers by way.
+
+        Side by side, ways in user space would wait for a core while the kernel's would not.
+        """
         loop = asyncio.get_running_loop()
 
         def ask(peer: Peer) -> Answer:
             peer.tell(job.line())
             return Answer(**json.loads(peer.ask()))
 
-        waiting = [loop.run_in_executor(self._pool, ask, peer) for _, peer in self._senders]
-        _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
-        pairs = zip(self._senders, waiting, strict=True)
-        if late:
-            silent = [way for (way, _), answer in pairs if answer in late]
-            raise TimeoutError(f"{job}: no answer from {', '.join(silent)}")
-        answers: dict[str, list[Answer]] = {way: [] for way in WAYS}
-        for (way, _), answer in pairs:
-            answers[way].append(answer.result())
+        answers: dict[str, list[Answer]] = {}
+        for way in WAYS:
+            peers = [peer for name, peer in self._senders if name == way]
+            waiting = [loop.run_in_executor(self._pool, ask, peer) for peer in peers]
+            _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
+            if late:
+                raise TimeoutError(f"{job}: no answer from {way}")
+            answers[way] = [answer.result() for answer in waiting]
         return answers
 
 
