@@ -44,7 +44,7 @@ class Measured:
     void: list[str]
     """Why the machine, not the link, decided; empty: it did not."""
     idle: float
-    """Share of the processors' time that nobody used."""
+    """Share of the processors' time that nobody used, in the turn of the busiest way."""
     load_average: float
     added_delay_p99: float
     """Of the link that was worst, in seconds."""
@@ -114,8 +114,10 @@ class Lanes:
             peer.kill()
         self._pool.shutdown()
 
-    async def send(self, job: Job) -> dict[str, list[Answer]]:
-        """Let all lanes do a job, those of one way after the other's; returns their answers by way.
+    async def send(self, job: Job) -> tuple[dict[str, list[Answer]], float]:
+        """Let all lanes do a job, those of one way after the other's.
+
+        Returns their answers by way, and the share of the processors' time that the busiest left.
 
         Side by side, ways in user space would wait for a core while the kernel's would not.
         """
@@ -126,14 +128,18 @@ class Lanes:
             return Answer(**json.loads(peer.ask()))
 
         answers: dict[str, list[Answer]] = {}
+        idle = 1.0
         for way in WAYS:
+            before = _processor_ticks()
             peers = [peer for name, peer in self._senders if name == way]
             waiting = [loop.run_in_executor(self._pool, ask, peer) for peer in peers]
             _, late = await asyncio.wait(waiting, timeout=job.seconds + PATIENCE_SECONDS)
             if late:
                 raise TimeoutError(f"{job}: no answer from {way}")
             answers[way] = [answer.result() for answer in waiting]
-        return answers
+            after = _processor_ticks()
+            idle = min(idle, (after[0] - before[0]) / max(after[1] - before[1], 1))
+        return answers, idle
 
 
 @contextlib.asynccontextmanager
@@ -169,11 +175,9 @@ async def measure(
             for _ in range(attempts):
                 if time.monotonic() > until:
                     return
-                before, ticks_before = await lab.report(), _processor_ticks()
-                answers = await lanes.send(job)
-                ticks = _processor_ticks()
+                before = await lab.report()
+                answers, idle = await lanes.send(job)
                 report = run_report(network, before, await lab.report())
-                idle = (ticks[0] - ticks_before[0]) / (ticks[1] - ticks_before[1])
                 void = list(report.void)
                 if idle < IDLE_MIN:
                     void.append(f"only {idle:.0%} of the processors' time was left")
