@@ -15,6 +15,7 @@ use super::gaps::LossCounts;
 use super::packet;
 use super::path::Path;
 use super::paths::{PathId, Paths};
+use super::probes::Probe;
 use super::receiver::{Progress, Receiver};
 use super::rtt::RoundTrip;
 use super::sender::Sender;
@@ -200,7 +201,7 @@ impl Control {
         if let Some(unit_bytes) = halves.units.take_notice(halves.timeout, now) {
             Frame::Unit { unit_bytes }.encode(out);
         }
-        if paths[path].probe.take() == Some(true) {
+        if paths[path].probe.take().is_some_and(|probe| probe != Probe::Quiet) {
             Frame::Ping.encode(out);
         }
         for told in paths.in_turn() {

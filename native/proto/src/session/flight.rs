@@ -195,6 +195,16 @@ impl Flight {
         self.lines[path.index()].entries.pop_front().map(|entry| entry.transmission)
     }
 
+    /// Takes the oldest outstanding transmission of a path, which is about to leave again.
+    pub fn take_oldest(
+        &mut self,
+        path: PathId,
+        is_outstanding: impl Fn(&Transmission) -> bool,
+    ) -> Option<Transmission> {
+        self.prune(is_outstanding);
+        self.lines[path.index()].entries.pop_front().map(|entry| entry.transmission)
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.lines.iter_mut().for_each(|line| line.entries.clear());

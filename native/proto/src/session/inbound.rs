@@ -29,6 +29,8 @@ impl Session {
         self.silent_since = now;
         if std::mem::take(&mut self.is_stalled) {
             self.statistics.stalled_nanos += now.saturating_sub(self.stalled_since);
+            // What left into the silence says nothing of sizes.
+            self.paths.iter_mut().for_each(|(_, path)| path.narrow.forget());
         }
         self.statistics.packets_received += 1;
         self.paths.heard(path);
@@ -184,7 +186,8 @@ impl Session {
                 self.control.acknowledge_now(now);
             }
             Frame::PathCounts { path: told, newest, age_nanos, counts } => {
-                self.newest_received((path, told), newest, age_nanos.into(), now);
+                let age = (age_nanos < u32::MAX).then_some(age_nanos.into());
+                self.newest_received((path, told), newest, age, now);
                 self.counts_received(told, counts, now);
             }
             Frame::PathResponse { .. } if self.is_elsewhere => {}
@@ -201,12 +204,13 @@ impl Session {
         }
     }
 
-    /// The newest packet of a path that the peer has, as told on another or the same one.
+    /// The newest packet of a path that the peer has, as told on another or the same one, and for
+    /// how long, unless that is longer than can be said.
     fn newest_received(
         &mut self,
         (on, path): (PathId, PathId),
         number: u64,
-        age: Nanos,
+        age: Option<Nanos>,
         now: Nanos,
     ) {
         self.protection.acknowledged(path, number);
@@ -217,7 +221,7 @@ impl Session {
             known.packets_reported = reported;
             known.is_silent = false;
         }
-        known.rtt.echo_received(number, age, on == path, now);
+        known.rtt.echo_received(number, age.filter(|_| on == path), now);
         self.paths.measured();
     }
 

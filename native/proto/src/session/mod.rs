@@ -425,6 +425,9 @@ impl Session {
         if let Some((_, path)) = self.control_due(now).filter(|(due, _)| *due <= now) {
             return self.transmit_control(path, now, out);
         }
+        if self.transmit_carried(memory, now, out) {
+            return true;
+        }
         if self.is_held || !self.may_send_units() {
             return false;
         }
@@ -446,7 +449,10 @@ impl Session {
             return None;
         }
         let paced = |at: Nanos| at.max(self.pacer.next_at());
-        let control = self.control_due(0).map(|(at, _)| paced(at));
+        let is_carrying = self.paths.iter().any(|(_, path)| path.is_carrying);
+        let carried = is_carrying.then_some(0);
+        let control = self.control_due(0).map(|(at, _)| at).into_iter().chain(carried).min();
+        let control = control.map(paced);
         if self.state == State::Closing {
             return control.or(Some(0));
         }

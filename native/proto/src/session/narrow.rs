@@ -13,8 +13,10 @@ const TIMEOUTS: u64 = 6;
 pub struct Narrow {
     /// Packets sent that are smaller.
     small_sent: u64,
-    /// Full-size packets that must have arrived, by the peer's count of all.
+    /// Full-size packets that must have arrived, by the peer's count of all …
     arrived: u64,
+    /// … which is this.
+    counted: u64,
     /// Full-size packets sent since one arrived, and when the first of them left.
     vanished: u64,
     since: Nanos,
@@ -35,6 +37,7 @@ impl Narrow {
 
     /// The peer has received so many packets: more than all small ones are proof of a full-size one.
     pub fn received(&mut self, count: u64) {
+        self.counted = self.counted.max(count);
         let arrived = count.saturating_sub(self.small_sent);
         if arrived > self.arrived {
             self.arrived = arrived;
@@ -42,9 +45,11 @@ impl Narrow {
         }
     }
 
-    /// Nothing is known any more: the path answers at full size, or not at all.
+    /// Nothing is known any more: the path answers at full size, or not at all. Small packets that
+    /// were lost meanwhile are no reason to doubt the arrival of others.
     pub fn forget(&mut self) {
         self.vanished = 0;
+        self.small_sent = self.counted.saturating_sub(self.arrived);
     }
 
     /// Whether there is reason to ask.
@@ -82,6 +87,17 @@ mod tests {
         narrow.sent(true, 0);
         assert!(narrow.is_suspected(1, 1000));
         narrow.forget();
+        assert!(!narrow.is_suspected(1, 1000));
+    }
+
+    #[test]
+    fn small_packets_that_an_outage_took_hide_no_arrival_after_it() {
+        let mut narrow = Narrow::default();
+        (0..1000).for_each(|_| narrow.sent(false, 0));
+        narrow.received(10);
+        narrow.forget();
+        (0..VANISHED_MIN).for_each(|_| narrow.sent(true, 0));
+        narrow.received(10 + VANISHED_MIN);
         assert!(!narrow.is_suspected(1, 1000));
     }
 }

@@ -7,6 +7,8 @@ use super::challenges::CHALLENGE_INTERVAL;
 use super::control::Halves;
 use super::packet::Kind;
 use super::paths::{PathId, PathSet};
+use super::probes::Probe;
+use super::sender::Pick;
 use super::types::{Detection, Memory, PayloadMode};
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
@@ -103,9 +105,13 @@ impl Session {
         }
         for path in (0..self.paths.count()).map(PathId) {
             if self.tail_probe_on(path).is_some_and(|at| at <= now) {
+                // Where units have another way, they take it once this one has gone silent.
+                let has_other = self.paths.has_other(path);
                 let known = &mut self.paths[path];
                 let srtt = known.rtt.smoothed().unwrap_or(CHALLENGE_INTERVAL);
-                known.probe = Some(known.probes.sent(srtt, now));
+                let probe = known.probes.sent(srtt, now);
+                known.probe = Some(probe);
+                known.is_carrying = probe == Probe::Carrying && !has_other;
                 self.statistics.probes_sent += 1;
             }
         }
@@ -171,10 +177,40 @@ impl Session {
         let Some(pick) = self.sender.pick(now, patience) else {
             return false;
         };
+        let Some(path) = self.paths.choose(open, now) else { return false };
+        let is_sent = self.write_unit(pick, path, memory, now, out);
+        if is_sent {
+            self.paths[path].probes.restart(now);
+        }
+        is_sent
+    }
+
+    /// Sends the unit that goes with a probe: neither a stall nor what the path allows holds it
+    /// back, and the probes go on behind it.
+    pub(super) fn transmit_carried(
+        &mut self,
+        memory: &impl Memory,
+        now: Nanos,
+        out: &mut Vec<u8>,
+    ) -> bool {
+        let mut paths = (0..self.paths.count()).map(PathId);
+        let Some(path) = paths.find(|path| self.paths[*path].is_carrying) else { return false };
+        self.paths[path].is_carrying = false;
+        let Some(pick) = self.sender.pick_oldest(path) else { return false };
+        self.write_unit(pick, path, memory, now, out)
+    }
+
+    fn write_unit(
+        &mut self,
+        pick: Pick,
+        path: PathId,
+        memory: &impl Memory,
+        now: Nanos,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let Some((kind, is_parity, payload_bytes)) = self.sender.describe(pick) else {
             return false;
         };
-        let Some(path) = self.paths.choose(open, now) else { return false };
         let start = out.len();
         let Some(packet) = self.protection.begin(path, kind, out) else { return false };
         let header_bytes = out.len() - start;
@@ -188,7 +224,6 @@ impl Session {
         }
         let number = self.protection.next_packet_number(path) - 1;
         self.sender.sent(pick, (path, number), now, &mut self.events);
-        self.paths[path].probes.restart(now);
         self.paths[path].narrow.sent(payload_bytes == usize::from(self.config.unit_bytes), now);
         self.statistics.data_packets_sent += u64::from(!is_parity);
         self.statistics.parity_packets_sent += u64::from(is_parity);

@@ -13,7 +13,7 @@ use super::ecn::{Marking, PathCounts};
 use super::gaps::{Gaps, LossCounts, Timing};
 use super::narrow::Narrow;
 use super::pacing::Pacer;
-use super::probes::Probes;
+use super::probes::{Probe, Probes};
 use super::rtt::RoundTrip;
 use super::types::SessionConfig;
 use super::units::Units;
@@ -107,8 +107,10 @@ pub struct Path {
     pub challenges: Challenges,
     /// … and answers that wait: (token, bytes that the plaintext with the question had).
     pub responses: VecDeque<(u64, usize)>,
-    /// A packet is to leave for its number alone; true: and to be answered.
-    pub probe: Option<bool>,
+    /// A probe is to leave …
+    pub probe: Option<Probe>,
+    /// … and behind it the oldest unit, although it may be under way.
+    pub is_carrying: bool,
     /// When the next one is.
     pub probes: Probes,
     /// Largest unit whose packets have passed both ways; 0 before any has.
@@ -148,6 +150,7 @@ impl Path {
             challenges,
             responses: VecDeque::new(),
             probe: None,
+            is_carrying: false,
             probes: Probes::default(),
             carried_unit_bytes: 0,
             newest: None,
@@ -190,6 +193,7 @@ impl Path {
         self.challenges = Challenges::default();
         self.responses.clear();
         self.probe = None;
+        self.is_carrying = false;
     }
 
     /// Whether nothing is sent on it any more.

@@ -46,16 +46,17 @@ impl RoundTrip {
         }
     }
 
-    /// The peer reports the newest packet it has, and for how long. Each mark is used once.
-    /// `is_round`: the report came back the way that the packet went; else it measures nothing.
-    pub fn echo_received(&mut self, number: u64, delay: Nanos, is_round: bool, now: Nanos) {
+    /// The peer reports the newest packet it has. Each mark is used once. `delay`: for how long; `None`
+    /// if the report measures nothing: that is not known, or it came back another way than the packet
+    /// went.
+    pub fn echo_received(&mut self, number: u64, delay: Option<Nanos>, now: Nanos) {
         let mut newest = None;
         while self.marks.front().is_some_and(|mark| mark.number <= number) {
             newest = self.marks.pop_front();
         }
         if let Some(mark) = newest {
             self.reported_bytes = mark.bytes;
-            if is_round {
+            if let Some(delay) = delay {
                 self.sample(now.saturating_sub(mark.sent_at).saturating_sub(delay));
             }
         }
@@ -101,18 +102,18 @@ mod tests {
         let mut rtt = RoundTrip::default();
         rtt.packet_sent((0, 100), 1_000);
         rtt.packet_sent((1, 150), 2_000);
-        rtt.echo_received(1, 500, true, 25_002_500);
+        rtt.echo_received(1, Some(500), 25_002_500);
         assert_eq!(rtt.smoothed(), Some(25_000_000));
         assert_eq!((rtt.timeout(), rtt.reported_bytes()), (75_000_000, 150));
-        rtt.echo_received(1, 500, true, 90_000_000);
+        rtt.echo_received(1, Some(500), 90_000_000);
         assert_eq!(rtt.smoothed(), Some(25_000_000), "a mark counts once");
     }
 
     #[test]
-    fn a_report_that_came_another_way_measures_nothing() {
+    fn a_report_without_a_delay_measures_nothing() {
         let mut rtt = RoundTrip::default();
         rtt.packet_sent((0, 100), 1_000);
-        rtt.echo_received(0, 0, false, 9_000);
+        rtt.echo_received(0, None, 9_000);
         assert_eq!((rtt.smoothed(), rtt.reported_bytes()), (None, 100));
     }
 
@@ -124,7 +125,7 @@ mod tests {
             rtt.packet_sent((number, number), number * 100);
         }
         assert!(rtt.marks.len() <= MARKS_MAX);
-        rtt.echo_received(999_999, 0, true, 999_999 * 100 + 25_000_000);
+        rtt.echo_received(999_999, Some(0), 999_999 * 100 + 25_000_000);
         let srtt = rtt.smoothed().unwrap();
         assert!((25_000_000..=25_000_000 + 25_000_000 / 256).contains(&srtt), "{srtt}");
     }

@@ -305,6 +305,14 @@ impl Sender {
         Some(Pick { message, coded, is_retransmission: false, is_fallback: false })
     }
 
+    /// Chooses the oldest unit on a path that is not acknowledged, although it may be under way.
+    pub fn pick_oldest(&mut self, path: PathId) -> Option<Pick> {
+        let Self { flight, window, .. } = self;
+        let oldest = flight.take_oldest(path, |transmission| window.is_outstanding(transmission));
+        let Transmission { message, coded, .. } = oldest?;
+        Some(Pick { message, coded, is_retransmission: true, is_fallback: false })
+    }
+
     /// What the header of a picked unit says, and whether the unit is parity.
     #[must_use]
     pub fn describe(&self, pick: Pick) -> Option<(Kind, bool, usize)> {

@@ -7,6 +7,9 @@ use super::{CODED, MILLISECOND, Outcome, PERCENT, Scenario, check};
 use crate::Pauses;
 
 const RTT: u64 = 25 * MILLISECOND;
+/// Outages of a test, and the natural logarithm of the longest over the shortest: 10 ms to 59 s.
+const OUTAGES: u64 = 240;
+const OUTAGES_SPREAD: f64 = 8.68;
 /// Time that 600 kB take at 200 Mbit/s, headers and parity included.
 const INJECTION: u64 = 36 * MILLISECOND;
 
@@ -26,6 +29,17 @@ fn longest(outcome: &Outcome) -> u64 {
 
 fn mean(outcome: &Outcome) -> u64 {
     outcome.completion_nanos.iter().flatten().sum::<u64>() / outcome.completion_nanos.len() as u64
+}
+
+/// How long after an instant the first message was acknowledged, of messages one after the other.
+fn acknowledged_after(outcome: &Outcome, instant: u64) -> u64 {
+    let mut messages = outcome.completion_nanos.iter().flatten();
+    // Validation of the path, and credit with it: then the first message starts.
+    let mut ended = RTT;
+    while ended <= instant {
+        ended += messages.next().expect("a message after the outage");
+    }
+    ended - instant
 }
 
 #[test]
@@ -102,7 +116,9 @@ fn lost_acknowledgements_delay_little_and_the_last_one_too() {
     scenario.backward.loss = Loss::Independent(10 * PERCENT);
     let outcome = check(&scenario);
     assert_eq!(outcome.sender.timeouts, 0);
-    assert_eq!(outcome.sender.retransmitted_packets, 0);
+    // The second acknowledgement of a message is lost, too, in one of a hundred: then units go with
+    // the probes until one of them is answered, four at most.
+    assert!(outcome.sender.retransmitted_packets <= 2 * 4 * 3);
     assert!(longest(&outcome) < 3 * RTT, "{}", longest(&outcome));
     assert!(mean(&outcome) < RTT + RTT / 8, "{}", mean(&outcome));
 }
@@ -121,10 +137,10 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
                 let healed = ended - start - outage;
                 // A probe, its answer, what was lost, and its acknowledgement: two round trips,
                 // and what it takes until the next probe and until its gap counts as lost.
-                let allowed = 2 * RTT + RTT / 8 + RTT / 32 + INJECTION;
+                let allowed = 2 * RTT + RTT / 16 + RTT / 32 + INJECTION;
                 assert!(healed <= allowed, "{reliability:?} {outage} {phase}: {healed}");
-                // Ten seconds of silence at the rate would be 250 MB.
-                assert!(outcome.sender.wire_bytes_sent < 5_000_000);
+                // Twenty seconds of silence at the rate would be 500 MB.
+                assert!(outcome.sender.wire_bytes_sent < 10_000_000);
                 let stalled = outcome.sender.stalled_nanos;
                 let expected = outage.saturating_sub(4 * 3 * RTT);
                 assert!(stalled <= outage && stalled + 3 * RTT >= expected, "{stalled} {outage}");
@@ -133,26 +149,29 @@ fn a_path_that_comes_back_is_used_within_two_round_trips() {
     }
 }
 
-/// Two round trips, what it takes until the next probe, and until its gap counts as lost; the early
-/// probes are a quarter of a round trip apart.
+/// Outages of 10 ms to just below the idle timeout, at any phase of what is under way. A message heals
+/// when all of it is at its receiver, half a round trip before the acknowledgement.
 #[test]
-fn what_is_under_way_when_a_path_goes_is_mended_soon_after_it_is_back() {
-    for outage in [RTT / 2, RTT, 2 * RTT, 4 * RTT, 5 * RTT, 13 * RTT, 40 * RTT] {
-        for phase in 0..12 {
-            let start = 200 * MILLISECOND + phase * RTT / 12 + phase * 9_973;
+fn what_is_under_way_when_a_path_goes_heals_within_two_round_trips_of_its_return() {
+    let injection_of = |units: u64| units * 1491 * 8 * 5;
+    for (units, acknowledged_max) in [(1, 2 * RTT + RTT / 3), (4, 9 * RTT / 4 + RTT / 32)] {
+        let mut sum = 0;
+        for seed in 0..OUTAGES {
+            // A rising length, the same share longer each time, and phases in no order.
+            let share = seed as f64 * OUTAGES_SPREAD / OUTAGES as f64;
+            let outage = (10.0 * MILLISECOND as f64 * share.exp()) as u64;
+            let start = 200 * MILLISECOND + (seed * 7_919_777) % (2 * RTT);
             let blackout = Some((start, start + outage));
-            let count = 10 + (outage / RTT) as u32;
-            let outcome = check(&Scenario { blackout, ..sized(phase, 1408, count) });
-            let mut ended = RTT;
-            let back = start + outage;
-            let mut messages = outcome.completion_nanos.iter().flatten();
-            while ended <= back {
-                ended += messages.next().expect("a message after the outage");
-            }
-            let pause = if outage > RTT * 9 / 8 { RTT / 8 } else { RTT / 4 };
-            let allowed = 2 * RTT + pause + RTT / 32;
-            assert!(ended - back <= allowed, "{outage} {phase}: {}", ended - back);
+            let count = 14 + (outage / RTT).min(20) as u32;
+            let outcome =
+                check(&Scenario { blackout, depth: 1, ..sized(seed, units * 1408, count) });
+            let healed = acknowledged_after(&outcome, start + outage);
+            assert!(healed <= acknowledged_max + injection_of(units), "{outage} {start}: {healed}");
+            assert!(healed.saturating_sub(RTT / 2) <= 2 * RTT, "{outage} {start}: {healed}");
+            sum += healed;
         }
+        // The first unit to get through heals most.
+        assert!(sum / OUTAGES < RTT * 3 / 2, "{units}: {}", sum / OUTAGES);
     }
 }
 
@@ -166,13 +185,19 @@ fn a_host_that_is_late_looks_like_no_loss() {
             let mut scenario = Scenario { reliability, pauses, ..sized(length, 60_000, 60) };
             let outcome = check(&scenario);
             let sender = &outcome.sender;
-            let repeated = (sender.timeouts, sender.retransmitted_packets);
-            assert_eq!(repeated, (0, 0), "{length} ms, {reliability:?}");
+            assert_eq!(sender.timeouts, 0, "{length} ms, {reliability:?}");
+            // What goes with probes into a silence: four units a round trip, never a flight. Each
+            // end may stop in the same message.
+            let quiet = 2 * (length * MILLISECOND).saturating_sub(RTT / 4);
+            let carried = outcome.elapsed_nanos / (900 * MILLISECOND) * quiet.div_ceil(RTT / 4);
+            let repeated = sender.retransmitted_packets;
+            assert!(repeated <= carried, "{length} ms, {reliability:?}: {repeated} of {carried}");
             // What is lost is found beside it.
             scenario.forward.loss = Loss::Independent(PERCENT);
             scenario.backward.loss = Loss::Independent(PERCENT);
             let sender = check(&scenario).sender;
-            assert_eq!(sender.spurious_retransmissions, 0, "{length} ms: {sender:?}");
+            let spurious = sender.spurious_retransmissions;
+            assert!(spurious <= carried, "{length} ms: {spurious} of {carried}");
         }
     }
 }
