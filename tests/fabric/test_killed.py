@@ -43,7 +43,7 @@ def fabric() -> Iterator[tuple[int, socket.socket]]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", FABRIC, str(theirs.fileno())]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
-        ours.settimeout(20)
+        ours.settimeout(PATIENCE_SECONDS)
         try:
             yield process.pid, ours
         finally:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fabrics import fabric, settings
+from patience import PATIENCE_SECONDS
 from sealane._native import Emulator, LinkSettings
 from sealane.client.session import Session
 from sealane.daemon.ctl_session_stat import record, table
@@ -50,7 +51,7 @@ def paths_of(made: Any, end: Session) -> list[Any]:
 
 
 async def wait_paths(made: Any, end: Session, states: list[str]) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             found = paths_of(made, end)
             if [path.state for path in found] == states:

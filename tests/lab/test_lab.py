@@ -223,7 +223,9 @@ def test_killing_the_holder_leaves_nothing(start_lab: Callable[..., RunningLab])
         os.kill(lab.connection.pid, signal.SIGKILL)
 
         for descriptor in watched:
-            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0], "a process outlived its lab"
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0], (
+                "a process outlived its lab"
+            )
             os.close(descriptor)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
 
