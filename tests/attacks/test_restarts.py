@@ -18,7 +18,7 @@ from patience import PATIENCE_SECONDS
 from sealane.protocol.nvme.constants import Status
 from sealane.transport.nvme.errors import NvmeStatusError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 LBAS = range(24)
 
 
