@@ -30,6 +30,28 @@ def run(lab: RunningLab, *words: str, **options: Any) -> subprocess.CompletedPro
     return command("exec", "--lab", lab.name, *words, **options)
 
 
+def run_sender(
+    lab: RunningLab, payload: str, *options: str, packets: int
+) -> subprocess.CompletedProcess[str]:
+    """Run as host a what sends b `packets` over link "long" and ends when they have passed it.
+
+    What is on the link when the command ends isn't counted.
+    """
+    send = f"[socket.socket(2, 2).sendto({payload}, ('b', 9)) for _ in range({packets})]"
+    words = (*options, "a", "--", "python3", "-c", f"import socket; {send}; input()")
+    before = lab.path("long")["offered_packets"]
+    with subprocess.Popen(
+        [*SEALANE, "exec", "--lab", lab.name, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        lab.wait_settled("long", before + packets)
+        out, errors = process.communicate("\n", timeout=PATIENCE_SECONDS)
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
 def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: RunningLab) -> None:
     script = (
         "cat /proc/sys/net/ipv4/tcp_no_metrics_save /etc/hosts; "
@@ -49,11 +71,9 @@ def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: Running
 
 def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    # What is on the link when the command ends isn't counted.
-    code = "import socket, time; socket.socket(2, 2).sendto(bytes(72), ('b', 9)); time.sleep(0.5)"
-    words = ("--report", str(path), "--output", "json", "a", "--", "python3", "-c", code)
+    words = ("--report", str(path), "--output", "json")
 
-    results = [run(shared, *words) for _ in range(2)]
+    results = [run_sender(shared, "bytes(72)", *words, packets=1) for _ in range(2)]
 
     assert [result.returncode for result in results] == [0, 0], results
     report = json.loads(path.read_text())
@@ -68,11 +88,8 @@ def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_pat
 def test_a_void_run_ends_with_its_own_code(start_lab: Callable[..., RunningLab]) -> None:
     # Nothing leaves within a microsecond of its time, and none may be late.
     lab = start_lab("slip_micros_max = 1\nlate_max = 0.0\n" + wan("long"))
-    # What is on the link when the command ends isn't counted.
-    send = "[socket.socket(2, 2).sendto(b'', ('b', 9)) for _ in range(50)]"
-    code = f"import socket, time; {send}; time.sleep(0.5)"
 
-    result = run(lab, "a", "--", "python3", "-c", code)
+    result = run_sender(lab, "b''", packets=50)
 
     assert result.returncode == 3
     assert "VOID  long →" in result.stderr
