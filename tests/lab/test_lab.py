@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from labs import SEALANE, RunningLab, command, needs_root, running, wan
+from patience import PATIENCE_SECONDS
 from sealane.transport.lab.names import lab_names, socket_address
 
 pytestmark = needs_root
@@ -78,10 +79,22 @@ def test_a_void_run_ends_with_its_own_code(start_lab: Callable[..., RunningLab])
 
 
 def test_signals_reach_the_command(shared: RunningLab) -> None:
-    script = "trap 'exit 9' TERM; echo ready; while :; do read -t 1 <> <(:); done"
-    with _started(shared, "bash", "-c", script) as process:
+    # Blocked before it says that it is ready, so that it is not lost however early it comes.
+    code = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+sys.exit(9 if signal.sigwait({signal.SIGTERM}) == signal.SIGTERM else 1)
+"""
+    with _started(shared, "python3", "-c", code) as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 9
+        assert process.wait(PATIENCE_SECONDS) == 9
+
+
+def test_a_command_gets_the_signals_as_exec_got_them(shared: RunningLab) -> None:
+    code = "import signal; print(list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))))"
+
+    assert run(shared, "a", "--", "python3", "-c", code).stdout == "[]\n"
 
 
 @contextlib.contextmanager
@@ -210,9 +223,11 @@ def test_killing_the_holder_leaves_nothing(start_lab: Callable[..., RunningLab])
         os.kill(lab.connection.pid, signal.SIGKILL)
 
         for descriptor in watched:
-            assert select.select([descriptor], [], [], 20)[0], "a process outlived its lab"
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0], (
+                "a process outlived its lab"
+            )
             os.close(descriptor)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
 
     assert "has ended" in errors
     assert lab.name not in lab_names(0)
@@ -226,7 +241,7 @@ def test_killing_exec_ends_the_command(shared: RunningLab) -> None:
         watched = [os.pidfd_open(int(child)) for child in children]
         process.kill()
         for descriptor in watched:
-            assert select.select([descriptor], [], [], 20)[0]
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0]
             os.close(descriptor)
     assert watched
 
@@ -282,7 +297,7 @@ except ConnectionError:
 """
     address = socket_address(shared.name, 0).replace("\0", "@")
 
-    result = subprocess.run(["python3", "-c", code, address], timeout=30, check=False)
+    result = subprocess.run(["python3", "-c", code, address], timeout=PATIENCE_SECONDS, check=False)
 
     assert result.returncode == 0
     assert command("status", shared.name).returncode == 0

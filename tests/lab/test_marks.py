@@ -99,4 +99,5 @@ def test_a_sender_counts_the_marks_of_its_path(lab: RunningLab, link: str) -> No
     assert counters["ce_echoed"] == marked
     assert (marked > 20) is (link != "clean")
     # Marks take the place of drops.
-    assert counters["retransmitted_packets"] == 0
+    path = lab.path(link)
+    assert path["overflowed_packets"] == path["dropped_early_packets"] == path["lost_packets"] == 0

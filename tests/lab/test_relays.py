@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from labs import RunningLab, command, drain, wan
+from patience import PATIENCE_SECONDS
 from sealane.daemon import lab as command_line
 from sealane.transport.lab.names import lab_names
 
@@ -31,8 +32,8 @@ def ends(
         lab = start_lab("slip_micros_max = 20_000\n" + wan("long", forward_to + extra), "--relays")
         host, _, port = lab.status["relays"]["long"].rpartition(":")
         client.connect((host, int(port)))
-        client.settimeout(10)
-        server.settimeout(10)
+        client.settimeout(PATIENCE_SECONDS)
+        server.settimeout(PATIENCE_SECONDS)
         yield lab, client, server
 
 
@@ -94,7 +95,7 @@ def test_killing_the_holder_ends_its_relays(start_lab: Callable[..., RunningLab]
         watched = [os.pidfd_open(int(process)) for process in (holder, *children)]
         os.kill(holder, signal.SIGKILL)
         for descriptor in watched:
-            assert select.select([descriptor], [], [], 20)[0]
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0]
             os.close(descriptor)
 
     assert lab.name not in lab_names(os.geteuid())
