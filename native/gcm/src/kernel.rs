@@ -488,8 +488,12 @@ fn is_equal(made: __m128i, tag: [u8; TAG_BYTES]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::mem::MaybeUninit;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use memmap2::{Mmap, MmapOptions};
 
     use super::*;
+    use crate::{DATA_BYTES_MAX, Key};
 
     /// Without the padding behind the round keys.
     const SCHEDULE_BYTES: usize = (POWERS + LANES - 1 + ROUND_KEYS) * BLOCK_BYTES;
@@ -566,5 +570,28 @@ mod tests {
             *place.as_ptr().cast::<[u8; SCHEDULE_BYTES]>()
         };
         assert_eq!(left, [0; SCHEDULE_BYTES]);
+    }
+
+    /// A byte more than GCM allows, in address space alone: none of it may be written.
+    fn too_long() -> Mmap {
+        let length = usize::try_from(DATA_BYTES_MAX + 1).unwrap();
+        let space = MmapOptions::new().len(length).no_reserve_swap().map_anon().unwrap();
+        space.make_read_only().unwrap()
+    }
+
+    #[test]
+    fn a_message_longer_than_a_counter_reaches_is_refused_before_it_is_touched() {
+        let Some(key) = Key::new(&[1; 32]) else { return };
+        let (space, ciphertext) = (too_long(), too_long());
+        let refusal = |call: &dyn Fn(&mut [u8])| {
+            // SAFETY: the pages are there and nobody else has them; a write would end this process.
+            let data =
+                unsafe { std::slice::from_raw_parts_mut(space.as_ptr().cast_mut(), space.len()) };
+            let panic = catch_unwind(AssertUnwindSafe(|| call(data))).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"longer than GCM allows"));
+        };
+        refusal(&|data| assert_ne!(key.seal(&[0; 12], b"", data), [0; 16]));
+        refusal(&|data| assert!(key.open_in_place(&[0; 12], b"", data, &[0; 16]).is_err()));
+        refusal(&|data| assert!(key.open(&[0; 12], b"", &ciphertext, &[0; 16], data).is_err()));
     }
 }
