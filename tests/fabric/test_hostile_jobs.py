@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import gc
 import mmap
 import os
 import resource
@@ -159,6 +160,8 @@ def test_room_is_made_by_the_process_that_has_most() -> None:
 
 @contextlib.contextmanager
 def no_more_descriptors() -> Iterator[None]:
+    # What earlier tests left behind is not closed meanwhile.
+    gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)

@@ -12,12 +12,12 @@ import pytest
 from pyroute2.netns import setns
 
 from labs import CLEAN, RunningLab, needs_root, running, wan
+from patience import PATIENCE_SECONDS
 from sealane._native import JobRing, SessionEndpoint
 
 pytestmark = needs_root
 
 MESSAGE_BYTES = 400_000
-PATIENCE_SECONDS = 20
 MARKS = "low_bytes = 15_000, high_bytes = 60_000"
 TOPOLOGY = "\n".join(
     [

@@ -22,7 +22,7 @@ from software_tpm import software_tpm
 from trust.relay import Relay
 from trust.test_revocation import HOST, Load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 NOT_VERIFIED = 3
