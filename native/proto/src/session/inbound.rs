@@ -291,6 +291,7 @@ impl Session {
                 continue;
             }
             known.challenges.stop();
+            known.narrow.forget();
             self.path_answered(path);
         }
         let rtt = self.paths.srtt().filter(|_| self.state == State::Connecting);
@@ -302,9 +303,7 @@ impl Session {
     }
 
     fn path_answered(&mut self, path: PathId) {
-        let known = &mut self.paths[path];
-        known.narrow.forget();
-        known.validated();
+        self.paths[path].validated();
         self.paths.measured();
     }
 

@@ -42,7 +42,7 @@ impl Narrow {
         }
     }
 
-    /// Nothing is known any more: the path answers at full size, or not at all.
+    /// Nothing is known any more: the path answers at full size, or nothing does at all.
     pub fn forget(&mut self) {
         self.vanished = 0;
     }
