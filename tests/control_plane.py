@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.evidence.software import SoftwareKey
-
-START_SECONDS = 30.0
 
 
 @dataclass
@@ -110,7 +109,7 @@ class Daemon:
         """Signal the daemon and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(START_SECONDS)
+        return self.process.wait(PATIENCE_SECONDS)
 
     def kill(self) -> None:
         """End the daemon by SIGKILL: no exit code is expected of it."""
@@ -165,7 +164,7 @@ def wait_for_log(process: subprocess.Popen[bytes], config: Path, event: str) -> 
     """Wait until the daemon has logged `event`."""
     log = config.with_suffix(".log")
     # Another process writes the file: looking again is the only way to hear of it.
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if f'"event": "{event}"' in log.read_text():
             return
@@ -188,14 +187,14 @@ def _run(module: str, *arguments: str | os.PathLike[str]) -> subprocess.Complete
         [sys.executable, "-m", module, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 
 
 def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, str]:
     # Another process makes the file: looking again is the only way to hear of it.
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         # A killed daemon leaves its file; the next one removes it and makes its own.
         with contextlib.suppress(FileNotFoundError):

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-START_SECONDS = 20.0
+from patience import PATIENCE_SECONDS
+from ports import addresses_of_our_own
+
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own is made in it
 
 
@@ -67,7 +69,7 @@ class Member:
 
     def wait_listening(self) -> None:
         host, _, port = self.client.rpartition(":")
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             # Another process opens the port: trying again is the only way to hear of it.
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
@@ -118,7 +120,7 @@ def etcd_cluster(
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="sl-etcd-", dir=directory or memory) as name:
         root = Path(name)
-        addresses = _free_addresses(2 * size)
+        addresses = addresses_of_our_own(2 * size)
         peers = {f"m{i}": addresses[2 * i] for i in range(size)}
         together = ",".join(f"{member}=http://{address}" for member, address in peers.items())
         cluster = Cluster(
@@ -133,11 +135,3 @@ def etcd_cluster(
             yield cluster
         finally:
             cluster.stop()
-
-
-def _free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        listening = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [f"127.0.0.1:{server.getsockname()[1]}" for server in listening]

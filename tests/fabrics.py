@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.calls import CallInterceptor
@@ -58,7 +59,7 @@ def settings(directory: Path, name: str) -> FabricSettings:
         rate_max_bits_per_second=RATE_MAX,
         region_bytes_max=REGION_MAX,
         sessions_max=4,
-        establish_timeout_seconds=5,
+        establish_timeout_seconds=PATIENCE_SECONDS,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyroute2.netns import create_socket
 
+from patience import PATIENCE_SECONDS
 from sealane.transport.lab.control import LabConnection
 
 SEALANE = [
@@ -39,7 +40,12 @@ def wan(name: str, extra: str = "", *, left: str = "a", right: str = "b", link: 
 
 def command(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*SEALANE, *arguments], capture_output=True, text=True, check=False, timeout=60, **options
+        [*SEALANE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+        **options,
     )
 
 
@@ -67,7 +73,7 @@ class RunningLab:
         made: socket.socket = create_socket(
             self.namespace(host), socket.AF_INET, kind, protocol, flags=0
         )
-        made.settimeout(10)
+        made.settimeout(PATIENCE_SECONDS)
         return made
 
     def receiver(self, host: str, wan: str) -> socket.socket:

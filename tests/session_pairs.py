@@ -25,6 +25,11 @@ async def wait_listening(fabric: Any, name: str = "data") -> list[str]:
                     return list(session.data_addresses)
 
 
+async def taken(end: Session) -> None:
+    """Return when the fabric has taken what was posted so far: it takes in order."""
+    assert await (await end.post_send(offset=0, length=8)).cancel()
+
+
 @contextlib.asynccontextmanager
 async def connected(
     left: Any,

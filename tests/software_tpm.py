@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-_START_SECONDS = 10.0
+from patience import PATIENCE_SECONDS
+
 _GET_CAPABILITY = (1).to_bytes(4, "big")
 
 
@@ -25,7 +26,7 @@ class SoftwareTpm:
 
     def start(self) -> None:
         """Switch on; a TPM that was on before keeps what is not volatile."""
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._try_start():
             assert time.monotonic() < deadline, "swtpm does not start"
 
@@ -88,7 +89,7 @@ def _ports() -> tuple[int, socket.socket]:
 def _answers(port: int) -> bool:
     """Whether swtpm answers on its control channel, which it does when it has all its sockets."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=_START_SECONDS) as channel:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as channel:
             channel.sendall(_GET_CAPABILITY)
             return len(channel.recv(4)) == 4
     except OSError:

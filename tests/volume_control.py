@@ -15,6 +15,7 @@ from pathlib import Path
 from cryptography import x509
 
 from brokers import running_broker
+from patience import PATIENCE_SECONDS
 from sealane.crypto.certificates import Subject
 from sealane.crypto.lease import LEASE_COUNTERS, CounterRange
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations
@@ -431,7 +432,9 @@ class World:
         """Ask the target for a namespace, as `identity`, expecting `role` of `node` there."""
         request = storage_pb2.GetNamespaceRequest(volume_id=volume_id)
         async with identity.channel(self.addresses["target"], node, role) as channel:
-            return await storage_pb2_grpc.StorageStub(channel).GetNamespace(request, timeout=5)
+            return await storage_pb2_grpc.StorageStub(channel).GetNamespace(
+                request, timeout=PATIENCE_SECONDS
+            )
 
 
 async def identity(

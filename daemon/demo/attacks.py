@@ -25,7 +25,7 @@ from sealane.daemon.demo.storage import (
 from sealane.errors import Error, VerificationError
 from sealane.transport.nvme.initiator import VolumeQueue
 
-REFUSAL_SECONDS: Final = 10.0
+REFUSAL_SECONDS: Final = 60.0
 ATTACKS: Final = 5
 BIT_IN_SECTOR: Final = 8 * 100 + 3
 NOTHING: Final = "no error"

@@ -18,8 +18,8 @@ from sealane.crypto.evidence.software import SoftwareKey
 from sealane.daemon.broker.role import TRUST_ANCHOR_NAME
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
-START_SECONDS: Final = 30.0
-STOP_SECONDS: Final = 10.0
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 30.0
 PR_SET_PDEATHSIG: Final = 1
 TENANT: Final = "demo"
 # Well above the link's rate: the demo's sessions choose their own.

@@ -28,7 +28,7 @@ SENDS_AHEAD: Final = 8
 RECEIVES_AHEAD: Final = 16
 MODEL_SAMPLES: Final = 20_000
 LISTEN_POLL_SECONDS: Final = 0.02
-LISTEN_SECONDS: Final = 10.0
+LISTEN_SECONDS: Final = 60.0
 
 Advance = Callable[[int], None]
 

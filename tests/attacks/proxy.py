@@ -15,9 +15,9 @@ from typing import Final
 
 from attacks.pdus import COMMON_BYTES, FABRICS, PDU_BYTES_MAX, Kind, Pdu, Way, parse
 from attacks.rules import Rule
+from patience import PATIENCE_SECONDS
 
 HISTORY_PDUS_MAX: Final = 4096
-WAIT_SECONDS: Final = 20.0
 _HEADER_BYTES_MIN: Final = 24
 _QUEUE_ID_OFFSET: Final = COMMON_BYTES + 42
 _TICKET: Final = slice(768, 784)
@@ -95,7 +95,7 @@ class Proxy:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until PDUs that pass make `condition` true."""
-        async with asyncio.timeout(WAIT_SECONDS), self._changed:
+        async with asyncio.timeout(PATIENCE_SECONDS), self._changed:
             await self._changed.wait_for(lambda: bool(condition()))
 
     async def _notify(self) -> None:

@@ -4,6 +4,7 @@ What the host was told is there; what its drive lost, the gateway sends again.
 """
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +14,11 @@ import pytest
 from attacks.proxy import Proxy
 from attacks.raw_host import RawQueue
 from attacks.world import SECTOR, Attacked, Cluster, attacked, attempt, pattern
+from patience import PATIENCE_SECONDS
+from sealane.protocol.nvme.constants import Status
+from sealane.transport.nvme.errors import NvmeStatusError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 LBAS = range(24)
 
 
@@ -25,6 +29,22 @@ async def world(mortal_cluster: Cluster) -> AsyncIterator[Attacked]:
         attacked(mortal_cluster, proxy=proxy) as made,
     ):
         yield made
+
+
+@contextlib.asynccontextmanager
+async def queue_once_ready(world: Attacked) -> AsyncIterator[RawQueue]:
+    """Open a queue as hosts do: again while the gateway is busy with finding its target."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    queue = await stack.enter_async_context(world.queue())
+                except NvmeStatusError as error:
+                    if error.status != Status.CONNECT_BUSY:
+                        raise
+                else:
+                    break
+        yield queue
 
 
 class Tenant:
@@ -152,7 +172,7 @@ async def test_restart_that_is_hidden_from_the_old_queue_serves_no_old_data(
         cluster.kill_target()
         put_back(cluster, kept)
         await asyncio.to_thread(cluster.restart_target)
-        async with world.queue() as second:
+        async with queue_once_ready(world) as second:
             pending = second.start_read(0)
             outcome = await attempt(pending)
             assert outcome.is_success

@@ -16,12 +16,13 @@ from typing import Final
 from attacks.proxy import Proxy
 from attacks.raw_host import CommandError, QueueLost, RawQueue
 from control_plane import Daemon, Site, daemon
+from patience import PATIENCE_SECONDS
+from ports import choose_ports
 from sealane.client import Client, Volume, VolumeEvent, connect
 
 HOST: Final = "nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4333-8444-555555555555"
 SECTOR: Final = 4096
 VOLUME_BYTES: Final = 4 << 20
-EVENT_SECONDS: Final = 20.0
 TENANTS: Final = {"s": "t", "g1": "t", "g2": "t", "g3": "u", "g4": "u"}
 
 
@@ -38,8 +39,12 @@ class Cluster:
     def start(self) -> None:
         """Start broker and target."""
         self._write_policy()
-        self.broker = self._run(self.site.broker_config())
-        self.target = self._run(self._target_config())
+        config = self.site.broker_config()
+        choose_ports(config)
+        self.broker = self._run(config)
+        config = self._target_config()
+        choose_ports(config)
+        self.target = self._run(config)
 
     def gateway(self, name: str, *, control_address: str = "") -> Daemon:
         """Start a gateway, unless it runs; `control_address` leads to the target in another way."""
@@ -63,7 +68,7 @@ class Cluster:
 
     def restart_broker(self) -> None:
         """Kill the broker and start it again where it was, on the state it had."""
-        self.broker = self._again(self.broker, self.site.broker_config(), "broker", "attestation")
+        self.broker = self._again(self.broker, "broker")
 
     def kill_target(self) -> None:
         """End the target as a power cut of its process does."""
@@ -72,17 +77,12 @@ class Cluster:
 
     def restart_target(self) -> None:
         """Start a killed target again where it was."""
-        config = self._target_config()
-        self.target = self._again(self.target, config, "target", "target_control")
+        self.target = self._again(self.target, "s")
 
-    def _again(self, old: Daemon, config: Path, *addresses: str) -> Daemon:
+    def _again(self, old: Daemon, name: str) -> Daemon:
         old.process.kill()
         old.process.wait()
-        text = config.read_text()
-        for name in addresses:
-            text = text.replace('"127.0.0.1:0"', f'"{old.addresses[name]}"', 1)
-        config.write_text(text)
-        return self._run(config)
+        return self._run(self.site.root / f"{name}.toml")
 
     @property
     def data_address(self) -> tuple[str, int]:
@@ -177,7 +177,7 @@ class Attacked:
     async def event(self, matches: Callable[[VolumeEvent], bool]) -> VolumeEvent:
         """Wait for such an event; earlier ones that nobody waited for count, too."""
         try:
-            async with asyncio.timeout(EVENT_SECONDS):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
                     for event in self.seen:
                         if matches(event):

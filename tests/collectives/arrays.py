@@ -42,7 +42,7 @@ async def exchange(near: Session, far: Session, dtype: Any) -> None:
     ours.copy_(torch.randn(COUNT).to(dtype))
     receiving = await far.post_receive(room)
     await near.send(sent)
-    await receiving.wait(timeout_seconds=20)
+    await receiving.wait(timeout_seconds=60)
     assert digest(theirs) == digest(ours)
     # The tensor holds the region's bytes, also when the array is gone; then they are free again.
     del sent, receiving

@@ -15,6 +15,8 @@ import torch.distributed as dist
 import sealane.client.torch
 
 LONG = timedelta(seconds=60)
+SHORT = timedelta(seconds=10)
+"""More than the ranks of a loaded machine take to meet."""
 
 
 def init(store: str, rank: int, size: int, timeout: timedelta) -> Any:
@@ -48,11 +50,11 @@ def wait_for(path: Path) -> None:
 
 def late(store: str, rank: int, size: int) -> None:
     """Rank 1 does not take part within the time-out of the group; all hear of it."""
-    init(store, rank, size, timedelta(seconds=2))
+    init(store, rank, size, SHORT)
     is_over = Path(f"{store}.over")
     if rank == 0:
-        assert fails("group.timeout") >= 2
-        assert fails("group.timeout") < 1, "a group that is over stays so"
+        assert fails("group.timeout") >= SHORT.total_seconds()
+        assert fails("group.timeout") < SHORT.total_seconds(), "a group that is over stays so"
         is_over.touch()
     else:
         wait_for(is_over)
@@ -69,13 +71,13 @@ def aborted(store: str, rank: int, size: int) -> None:
         with pytest.raises(RuntimeError, match=r"group\.wait"):
             work.wait(timedelta(milliseconds=50))
         group.abort()
-        assert fails("group.aborted", work) < 20
+        assert fails("group.aborted", work) < LONG.total_seconds()
         assert work.is_completed()
         assert not work.is_success()
         is_over.touch()
     else:
         wait_for(is_over)
-        assert fails("group.aborted") < 20
+        assert fails("group.aborted") < LONG.total_seconds()
     dist.destroy_process_group()
 
 
@@ -94,7 +96,7 @@ def dead(store: str, rank: int, size: int) -> None:
     init(store, rank, size, LONG)
     if rank == 1:
         os._exit(0)
-    assert fails("group.aborted") < 20
+    assert fails("group.aborted") < LONG.total_seconds()
     dist.destroy_process_group()
 
 

@@ -21,6 +21,7 @@ from control_plane import (
     wait_for_log,
     write_key,
 )
+from patience import PATIENCE_SECONDS
 from sealane.client import connect
 from sealane.crypto.audit import Record
 from sealane.crypto.evidence.software import SoftwareKey
@@ -192,7 +193,7 @@ async def test_enrolment_over_tls_1_2_is_refused(broker: Daemon) -> None:
     # the headers and empty body of one call. The refusal's reason is in what comes back.
     call = _h2_call("/sealane.v1.Attestation/GetChallenge")
     with (
-        socket.create_connection((host, int(port)), timeout=10) as plain,
+        socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as plain,
         context.wrap_socket(plain) as secured,
     ):
         secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000"))
@@ -238,7 +239,7 @@ def test_signal_while_a_start_waits_for_the_broker_stops_it(site: Site, broker: 
     with start(config) as process:
         wait_for_log(process, config, "software_evidence")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert not (site.root / "f-run" / "ready.json").exists()
 
 
@@ -370,7 +371,7 @@ def test_readiness_is_told_to_the_service_manager(
     path = site.root / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
-        manager.settimeout(20)
+        manager.settimeout(PATIENCE_SECONDS)
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         monkeypatch.setenv("WATCHDOG_USEC", "200000")
         with daemon(site.broker_config()):

@@ -5,6 +5,7 @@ import urllib.request
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon import metrics
 from sealane.daemon.metrics import Metrics, MetricsServer
 from sealane.errors import UnavailableError
@@ -16,7 +17,9 @@ def test_endpoint_serves_on_either_family(host: str) -> None:
     made.add_statistics("target_volume", ("volume", "mode"), lambda: {("v", "off"): {"reads": 3}})
     server = MetricsServer(made, f"{host}:0")
     try:
-        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://{server.address}/metrics", timeout=PATIENCE_SECONDS
+        ) as answer:
             text = answer.read().decode()
     finally:
         server.close()
@@ -28,7 +31,7 @@ def test_scraper_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
     server = MetricsServer(Metrics(), "127.0.0.1:0")
     try:
         host, _, port = server.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as silent:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as silent:
             assert silent.recv(1) == b""
     finally:
         server.close()

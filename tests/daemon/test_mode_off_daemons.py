@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from patience import PATIENCE_SECONDS
 from sealane.protocol.nvme.authentication import HostSecret
 from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController
@@ -61,7 +62,7 @@ async def _read_zeros_and_write(exported: Any, sectors: int) -> None:
 
 def _metrics(gateway: Daemon) -> str:
     address = f"http://{gateway.addresses['metrics']}/metrics"
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=PATIENCE_SECONDS) as answer:
         return str(answer.read().decode())
 
 

@@ -41,7 +41,7 @@ async def test_only_gateways_get_keys_and_leases(world: World) -> None:
     async with world.identities["target"].channel(world.addresses["broker"], "b", "broker") as c:
         stub = broker_pb2_grpc.BrokerStub(c)
         listed = await stub.ListVolumeDescriptors(
-            broker_pb2.ListVolumeDescriptorsRequest(), timeout=5
+            broker_pb2.ListVolumeDescriptorsRequest(), timeout=PATIENCE_SECONDS
         )
         assert len(listed.volumes) == 1
     for method, request in (
@@ -52,7 +52,9 @@ async def test_only_gateways_get_keys_and_leases(world: World) -> None:
             async with world.identities["target"].channel(
                 world.addresses["broker"], "b", "broker"
             ) as c:
-                await getattr(broker_pb2_grpc.BrokerStub(c), method)(request, timeout=5)
+                await getattr(broker_pb2_grpc.BrokerStub(c), method)(
+                    request, timeout=PATIENCE_SECONDS
+                )
         assert caught.value.reason == "call.role.refused"
 
 
@@ -185,11 +187,11 @@ async def test_certificate_that_expires_on_a_live_connection_is_refused(
     gateway = world.identities["gateway"]
     async with gateway.channel(world.addresses["target"], "s", "target") as channel:
         stub = storage_pb2_grpc.StorageStub(channel)
-        await stub.GetNamespace(request, timeout=5)
+        await stub.GetNamespace(request, timeout=PATIENCE_SECONDS)
         late = gateway.certificate.not_valid_after_utc
         monkeypatch.setattr("sealane.daemon.calls.utc_now", lambda: late)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetNamespace(request, timeout=5)
+            await stub.GetNamespace(request, timeout=PATIENCE_SECONDS)
     error = error_of(caught.value, peer="target")
     assert isinstance(error, VerificationError)
     assert error.reason == "certificate.expired"
@@ -204,7 +206,7 @@ async def test_caller_without_a_certificate_is_not_served(world: World) -> None:
     ) as c:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await storage_pb2_grpc.StorageStub(c).GetNamespace(
-                storage_pb2.GetNamespaceRequest(), timeout=5
+                storage_pb2.GetNamespaceRequest(), timeout=PATIENCE_SECONDS
             )
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -308,7 +310,7 @@ async def test_gateway_that_may_not_act_can_neither_open_nor_delete(world: World
         gateway = world.identities["gateway"]
         async with gateway.channel(world.addresses["target"], "s", "target") as channel:
             await storage_pb2_grpc.StorageStub(channel).DeleteNamespace(
-                storage_pb2.DeleteNamespaceRequest(volume_id=volume_id), timeout=5
+                storage_pb2.DeleteNamespaceRequest(volume_id=volume_id), timeout=PATIENCE_SECONDS
             )
 
     for refused in (partial(made.open_queue, 1, 8), delete):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.daemon.volume_back_ends import Via
 from sealane.daemon.volumes_servicer import VolumesServicer
 from sealane.errors import Error, UnavailableError, UsageError
@@ -70,9 +71,9 @@ async def refusal(world: World, caller: str, request: Request) -> str:
         ) as channel:
             stub = storage_pb2_grpc.StorageStub(channel)
             if isinstance(request, storage_pb2.StartJobRequest):
-                await stub.StartJob(request, timeout=5)
+                await stub.StartJob(request, timeout=PATIENCE_SECONDS)
             else:
-                await stub.ChangeJob(request, timeout=5)
+                await stub.ChangeJob(request, timeout=PATIENCE_SECONDS)
 
     with pytest.raises(Error) as caught:
         await ask()

@@ -104,7 +104,7 @@ async def test_oversized_calls_are_refused(world: World) -> None:
             await stub.GetNamespace(
                 storage_pb2.GetNamespaceRequest(volume_id="v"),
                 metadata=(("x-long", "x" * (2 * METADATA_BYTES_MAX)),),
-                timeout=5,
+                timeout=PATIENCE_SECONDS,
             )
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 

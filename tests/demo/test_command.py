@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_SECONDS
+
 COMMAND = (
     sys.executable,
     "-c",
@@ -23,7 +25,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 
@@ -100,7 +102,7 @@ def test_interrupt_leaves_nothing_running_and_nothing_behind(
                     break
             last = process.stderr.read().splitlines()[-1]
             # Whichever of the two the process hears first.
-            assert process.wait(timeout=60) in {128 + number, 128 + signal.SIGINT}
+            assert process.wait(timeout=PATIENCE_SECONDS) in {128 + number, 128 + signal.SIGINT}
         assert last.startswith("sealane: interrupted")
         assert descendants_of_session(Path(short)) == []
         assert list(scratch.iterdir()) == []

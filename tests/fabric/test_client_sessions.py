@@ -55,7 +55,7 @@ async def test_more_sends_than_slots_do_not_stand_in_the_way_of_receives(
         sends = [await left.post_send(offset=0, length=8) for _ in range(slots + 1)]
         answer = await left.post_receive(offset=64, length=8)
         await right.send(offset=0, length=8)
-        await answer.wait(timeout_seconds=10)
+        await answer.wait(timeout_seconds=PATIENCE_SECONDS)
         assert not any(send.done() for send in sends)
         await asyncio.gather(*(right.receive(offset=8 * i, length=8) for i in range(len(sends))))
         await asyncio.gather(*sends)
@@ -147,10 +147,10 @@ async def test_chunks_can_be_used_before_the_message_is_whole(fabrics: tuple[Any
         with pytest.raises(SessionError) as early:
             await receiving.wait_chunks(0, 1, timeout_seconds=0.01)
         sending = await left.post_send(offset=0, length=len(content))
-        await receiving.wait_chunks(0, 4, timeout_seconds=10)
+        await receiving.wait_chunks(0, 4, timeout_seconds=PATIENCE_SECONDS)
         first = bytes(right.region[: 4 * right.chunk_bytes])
         assert not receiving.done(), "a message of 42 ms can't be over"
-        await receiving.wait_chunks(timeout_seconds=10)
+        await receiving.wait_chunks(timeout_seconds=PATIENCE_SECONDS)
         await sending
 
         assert early.value.reason == "session.wait.timeout"
@@ -199,7 +199,7 @@ async def test_drained_session_takes_nothing_more(fabrics: tuple[Any, Any]) -> N
         with pytest.raises(UsageError) as refused:
             await left.send(offset=0, length=8)
         await right.receive(offset=0, length=8)
-        await left.drain(timeout_seconds=10)
+        await left.drain(timeout_seconds=PATIENCE_SECONDS)
 
         assert sending.done()
         assert late.value.reason == "session.wait.timeout"
@@ -296,7 +296,7 @@ async def test_cancelled_send_ends_at_both_ends(fabrics: tuple[Any, Any]) -> Non
         assert await sending.cancel()
         for operation in (sending, receiving):
             with pytest.raises(SessionError) as cancelled:
-                await operation.wait(timeout_seconds=10)
+                await operation.wait(timeout_seconds=PATIENCE_SECONDS)
             assert cancelled.value.reason == "session.message.cancelled"
         assert not await sending.cancel()
         # Before there is credit, and before there is a slot.
@@ -342,7 +342,7 @@ async def test_unreliable_message_ends_when_it_has_left(fabrics: tuple[Any, Any]
         left.region[:100_000] = random.Random(6).randbytes(100_000)
         whole = await right.post_receive(offset=0, length=100_000)
         await left.send(offset=0, length=100_000, reliability=Unreliable())
-        await whole.wait(timeout_seconds=10)
+        await whole.wait(timeout_seconds=PATIENCE_SECONDS)
         assert right.region[:100_000] == left.region[:100_000]
 
         unit = left.session.unit_bytes
@@ -350,6 +350,6 @@ async def test_unreliable_message_ends_when_it_has_left(fabrics: tuple[Any, Any]
         stream = await left.post_stream(10 * unit, reliability=Unreliable())
         await stream.write(0, offset=0, length=unit)
         await stream.end()
-        await stream.wait(timeout_seconds=10)
+        await stream.wait(timeout_seconds=PATIENCE_SECONDS)
         assert left.statistics()["retransmitted_packets"] == 0
-        await parts.wait(timeout_seconds=10)
+        await parts.wait(timeout_seconds=PATIENCE_SECONDS)

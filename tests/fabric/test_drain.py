@@ -13,7 +13,7 @@ from sealane.client.grants import listen_session
 from sealane.daemon.fabric.session import State
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
-from session_pairs import REGION, connected, wait_listening
+from session_pairs import REGION, connected, taken, wait_listening
 
 MakeFabric = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
 LENGTH = 1 << 20
@@ -29,11 +29,6 @@ async def reason_of(action: Any) -> str:
 async def drain(fabric: Fabric, seconds: float = 0.0) -> Any:
     request = sessions_pb2.DrainFabricRequest(timeout_seconds=seconds)
     return await fabric.sessions.DrainFabric(request)
-
-
-async def wait_taken(end: Any) -> None:
-    """Return when the fabric has taken what was posted so far: it takes in order."""
-    assert await (await end.post_send(offset=0, length=8)).cancel()
 
 
 async def test_what_is_under_way_arrives_and_nothing_new_begins(
@@ -126,7 +121,7 @@ async def test_what_has_no_more_time_ends_with_the_reason(make_fabric: MakeFabri
         )
         # The peer posts no receive.
         send = await near.post_send(offset=0, length=8)
-        await wait_taken(near)
+        await taken(near)
         await drain(left, seconds=100)
         assert await reason_of(send.wait()) in {
             "session.message.aborted",
@@ -144,7 +139,7 @@ async def test_peer_of_a_draining_fabric_is_told_and_sends_nothing_new(
     left, right = fabrics
     async with connected(left, right) as (near, far), asyncio.timeout(PATIENCE_SECONDS):
         held = await near.post_send(offset=0, length=8)
-        await wait_taken(near)
+        await taken(near)
         await drain(left)
         session = right.service.get(far.session.name)
         while session.state is State.ESTABLISHED:  # noqa: ASYNC110 - no event says it

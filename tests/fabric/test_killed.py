@@ -43,7 +43,7 @@ def fabric() -> Iterator[tuple[int, socket.socket]]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", FABRIC, str(theirs.fileno())]
     with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
-        ours.settimeout(20)
+        ours.settimeout(PATIENCE_SECONDS)
         try:
             yield process.pid, ours
         finally:
@@ -96,7 +96,7 @@ async def test_killed_fabric_leaves_an_unknown_outcome_and_an_aborted_receive(
 
 def wait_begun(endpoint: SessionEndpoint) -> None:
     poller = select.poll()
-    for _ in range(20_000):
+    for _ in range(PATIENCE_SECONDS * 1000):
         if endpoint.statistics().get("units_received", 0) > 0:
             return
         poller.poll(1)
@@ -107,4 +107,4 @@ def wait_closed(endpoint: SessionEndpoint) -> None:
     poller = select.poll()
     poller.register(endpoint.fileno(), select.POLLIN)
     while endpoint.state()[0] != "closed":
-        assert poller.poll(20_000), endpoint.state()
+        assert poller.poll(PATIENCE_SECONDS * 1000), endpoint.state()

@@ -429,6 +429,9 @@ async def test_listener_survives_an_initiator_that_gives_up(make_fabric: MakeFab
     ):
         await refused(open_directly(bad, right))
         await wait_listening(right)
+        right.service.settings = replace(
+            right.service.settings, establish_timeout_seconds=PATIENCE_SECONDS
+        )
         grant = await open_directly(left, right)
         answer = await task
 

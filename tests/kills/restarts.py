@@ -3,23 +3,18 @@
 import contextlib
 
 from control_plane import Daemon, Site, daemon
+from ports import choose_ports
 
 
-def start_in_place(
-    site: Site, stack: contextlib.ExitStack, name: str, *, pinned: tuple[str, ...]
-) -> Daemon:
-    """Start a daemon, where it was before if it was there: its `pinned` addresses stay.
+def start_in_place(site: Site, stack: contextlib.ExitStack, name: str) -> Daemon:
+    """Start a daemon, where it was before if it was there.
 
     At the end of `stack` it must end in order, unless it was killed: who kills it answers for it.
     """
     config = site.root / f"{name}.toml"
+    choose_ports(config)
     context = daemon(config)
     running = context.__enter__()
-    text = config.read_text()
-    for address in pinned:
-        if address in running.addresses:
-            text = text.replace('"127.0.0.1:0"', f'"{running.addresses[address]}"', 1)
-    config.write_text(text)
 
     def leave() -> None:
         if running.process.poll() is None:

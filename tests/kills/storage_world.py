@@ -20,7 +20,6 @@ from sealane.transport.nvme.initiator import HostController, NvmeStatusError, Vo
 from software_tpm import software_tpm
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
-PINNED = ("broker", "attestation", "target", "target_control", "gateway")
 BLOCK = 4096
 VOLUME_BYTES = 1 << 20
 BLOCKS = 48
@@ -44,7 +43,7 @@ class StorageWorld:
 
     def start(self, name: str) -> None:
         """Start a daemon, where it was before if it was there."""
-        self.daemons[name] = start_in_place(self.site, self.stack, name, pinned=PINNED)
+        self.daemons[name] = start_in_place(self.site, self.stack, name)
         self.starts[name] += 1
 
     async def kill(self, name: str) -> None:

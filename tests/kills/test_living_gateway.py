@@ -13,7 +13,7 @@ from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import VolumeQueue
 from trust.test_revocation import HOST, host_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 BLOCK = 4096
 MIB = 1 << 20

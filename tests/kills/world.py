@@ -21,7 +21,6 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:33333333-2222-4333-8444-555555555555"
-PINNED = ("broker", "attestation", "target", "target_control")
 BLOCK = 4096
 VOLUME_BYTES = 4 << 20
 PROGRESS_SECONDS = 60.0
@@ -44,7 +43,7 @@ class World:
 
     def start(self, name: str) -> None:
         """Start a daemon, where it was before if it was there."""
-        self.daemons[name] = start_in_place(self.site, self.stack, name, pinned=PINNED)
+        self.daemons[name] = start_in_place(self.site, self.stack, name)
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and start it again."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from labs import SEALANE, RunningLab, command, needs_root, running, wan
+from patience import PATIENCE_SECONDS
 from sealane.transport.lab.names import lab_names, socket_address
 
 pytestmark = needs_root
@@ -27,6 +28,28 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLab]:
 
 def run(lab: RunningLab, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return command("exec", "--lab", lab.name, *words, **options)
+
+
+def run_sender(
+    lab: RunningLab, payload: str, *options: str, packets: int
+) -> subprocess.CompletedProcess[str]:
+    """Run as host a what sends b `packets` over link "long" and ends when they have passed it.
+
+    What is on the link when the command ends isn't counted.
+    """
+    send = f"[socket.socket(2, 2).sendto({payload}, ('b', 9)) for _ in range({packets})]"
+    words = (*options, "a", "--", "python3", "-c", f"import socket; {send}; input()")
+    before = lab.path("long")["offered_packets"]
+    with subprocess.Popen(
+        [*SEALANE, "exec", "--lab", lab.name, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        lab.wait_settled("long", before + packets)
+        out, errors = process.communicate("\n", timeout=PATIENCE_SECONDS)
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
 
 
 def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: RunningLab) -> None:
@@ -48,11 +71,9 @@ def test_a_command_runs_as_a_host_and_its_end_is_the_end_of_exec(shared: Running
 
 def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    # What is on the link when the command ends isn't counted.
-    code = "import socket, time; socket.socket(2, 2).sendto(bytes(72), ('b', 9)); time.sleep(0.5)"
-    words = ("--report", str(path), "--output", "json", "a", "--", "python3", "-c", code)
+    words = ("--report", str(path), "--output", "json")
 
-    results = [run(shared, *words) for _ in range(2)]
+    results = [run_sender(shared, "bytes(72)", *words, packets=1) for _ in range(2)]
 
     assert [result.returncode for result in results] == [0, 0], results
     report = json.loads(path.read_text())
@@ -67,21 +88,30 @@ def test_the_report_of_a_run_counts_only_its_packets(shared: RunningLab, tmp_pat
 def test_a_void_run_ends_with_its_own_code(start_lab: Callable[..., RunningLab]) -> None:
     # Nothing leaves within a microsecond of its time, and none may be late.
     lab = start_lab("slip_micros_max = 1\nlate_max = 0.0\n" + wan("long"))
-    # What is on the link when the command ends isn't counted.
-    send = "[socket.socket(2, 2).sendto(b'', ('b', 9)) for _ in range(50)]"
-    code = f"import socket, time; {send}; time.sleep(0.5)"
 
-    result = run(lab, "a", "--", "python3", "-c", code)
+    result = run_sender(lab, "b''", packets=50)
 
     assert result.returncode == 3
     assert "VOID  long →" in result.stderr
 
 
 def test_signals_reach_the_command(shared: RunningLab) -> None:
-    script = "trap 'exit 9' TERM; echo ready; while :; do read -t 1 <> <(:); done"
-    with _started(shared, "bash", "-c", script) as process:
+    # Blocked before it says that it is ready, so that it is not lost however early it comes.
+    code = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+sys.exit(9 if signal.sigwait({signal.SIGTERM}) == signal.SIGTERM else 1)
+"""
+    with _started(shared, "python3", "-c", code) as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 9
+        assert process.wait(PATIENCE_SECONDS) == 9
+
+
+def test_a_command_gets_the_signals_as_exec_got_them(shared: RunningLab) -> None:
+    code = "import signal; print(list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))))"
+
+    assert run(shared, "a", "--", "python3", "-c", code).stdout == "[]\n"
 
 
 @contextlib.contextmanager
@@ -180,43 +210,51 @@ def test_down_is_done_once_and_asked_as_often_as_one_likes(
     assert "no lab" in run(lab, "a", "--", "true").stderr
 
 
-def network_namespaces() -> dict[str, list[int]]:
-    """Processes by the network namespace they are in."""
-    found: dict[str, list[int]] = {}
+def namespaces(kind: str) -> dict[int, str]:
+    """Namespaces of a kind by the process that is in them; what has ended has a PID namespace."""
+    found: dict[int, str] = {}
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             with contextlib.suppress(OSError):
-                namespace = str((directory / "ns" / "net").readlink())
-                found.setdefault(namespace, []).append(int(directory.name))
+                found[int(directory.name)] = str((directory / "ns" / kind).readlink())
     return found
 
 
 def test_killing_the_holder_leaves_nothing(start_lab: Callable[..., RunningLab]) -> None:
     interfaces = Path("/proc/net/dev").read_text().count("\n")
-    before = set(network_namespaces())
     lab = start_lab(wan("long") + wan("other"))
+    holder = lab.connection.pid
     # One process of a host by itself, with neither parent nor session.
     script = "setsid sleep 1000 & echo ready; exec sleep 1000"
-    with _started(lab, "bash", "-c", script) as process:
-        inside = {n: pids for n, pids in network_namespaces().items() if n not in before}
-        watched = [
-            os.pidfd_open(pid)
-            for pids in (*inside.values(), [lab.connection.pid, process.pid])
-            for pid in pids
-        ]
-        assert len(inside) >= 3  # host a and both links; b has no process
+    with (
+        _started(lab, "bash", "-c", script) as process,
+        # As long as this is open, no other lab gets its number.
+        Path(f"/proc/{holder}/ns/pid").open("rb"),
+    ):
+        world = namespaces("pid")[holder]
+
+        def members() -> dict[int, str]:
+            networks = namespaces("net")
+            inside = {pid for pid, its in namespaces("pid").items() if its == world}
+            return {pid: networks[pid] for pid in inside & networks.keys()}
+
+        watched = [os.pidfd_open(pid) for pid in (*members(), process.pid)]
+        networks = {*members().values()} - {namespaces("net")[os.getpid()]}
+        assert len(networks) == 3  # a and both links: b has no process
         assert Path("/proc/net/dev").read_text().count("\n") == interfaces
 
-        os.kill(lab.connection.pid, signal.SIGKILL)
+        os.kill(holder, signal.SIGKILL)
 
         for descriptor in watched:
-            assert select.select([descriptor], [], [], 20)[0], "a process outlived its lab"
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0], (
+                "a process outlived its lab"
+            )
             os.close(descriptor)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        assert not members()
 
     assert "has ended" in errors
     assert lab.name not in lab_names(0)
-    assert not set(inside) & set(network_namespaces())
     assert command("down", lab.name).returncode == 0
 
 
@@ -226,7 +264,7 @@ def test_killing_exec_ends_the_command(shared: RunningLab) -> None:
         watched = [os.pidfd_open(int(child)) for child in children]
         process.kill()
         for descriptor in watched:
-            assert select.select([descriptor], [], [], 20)[0]
+            assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0]
             os.close(descriptor)
     assert watched
 
@@ -235,11 +273,15 @@ def test_killing_up_leaves_no_lab(tmp_path: Path) -> None:
     name = f"t{uuid.uuid4().hex[:10]}"
     path = tmp_path / "x.toml"
     path.write_text(wan("long"))
-    # It measures for a second, while its name is taken already.
-    with subprocess.Popen([*SEALANE, "up", path, "--name", name], stdout=subprocess.PIPE) as up:
-        while name not in lab_names(0):
-            assert up.poll() is None
-        up.kill()
+    # It measures for a second, while its name is taken already; where we come later, again.
+    while True:
+        with subprocess.Popen([*SEALANE, "up", path, "--name", name], stdout=subprocess.PIPE) as up:
+            while name not in lab_names(0):
+                assert up.poll() is None
+            up.kill()
+        if up.returncode == -signal.SIGKILL:
+            break
+        command("down", name)
     while name in lab_names(0):
         pass
 
@@ -282,7 +324,7 @@ except ConnectionError:
 """
     address = socket_address(shared.name, 0).replace("\0", "@")
 
-    result = subprocess.run(["python3", "-c", code, address], timeout=30, check=False)
+    result = subprocess.run(["python3", "-c", code, address], timeout=PATIENCE_SECONDS, check=False)
 
     assert result.returncode == 0
     assert command("status", shared.name).returncode == 0

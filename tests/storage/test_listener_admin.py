@@ -467,7 +467,7 @@ async def test_a_discovery_visit_ends_unless_it_is_persistent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_session, "DISCOVERY_VISIT_SECONDS", 0.05)
-    await (await world.admin(nqn=DISCOVERY_NQN)).ended()
+    await (await world.connect(nqn=DISCOVERY_NQN)).ended()
     assert world.faults == ["keep_alive.expired"]
 
 

@@ -15,6 +15,7 @@ from attacks.pdus import (
     data_pdu,
     response,
 )
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.errors import Error, ProtocolError, UnavailableError
 from sealane.protocol.nvme.identify import NamespaceIdentity
@@ -30,7 +31,6 @@ from storage.places import (
     LIMIT,
     NQN,
     RANGE,
-    SECONDS,
     SEQUENCE,
     SUCCESS,
     Wire,
@@ -85,7 +85,7 @@ async def test_an_admin_queue_names_every_fault_of_its_controller(name: str) -> 
     sent, expected = FROM_CONTROLLER[name]
     stream, controller = await connected_pair()
     lost: list[Error] = []
-    queue = AdminQueue(stream, timeout_seconds=SECONDS, lost=lost.append)
+    queue = AdminQueue(stream, timeout_seconds=PATIENCE_SECONDS, lost=lost.append)
     identify = bytes([IDENTIFY, 0x40]).ljust(64, b"\0")
     asked = asyncio.ensure_future(queue.submit(identify, room=4096))
     assert (await controller.next()).kind == Kind.COMMAND  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ async def test_an_io_queue_names_every_fault_of_its_controller(name: str) -> Non
         in_capsule_max=8192,
     )
     identity = NamespaceIdentity(block_count=BLOCKS, block_bytes=BLOCK, metadata_bytes=0)
-    queue = bulk_queue(connected, identity, io_bytes=BLOCK, timeout_seconds=SECONDS)
+    queue = bulk_queue(connected, identity, io_bytes=BLOCK, timeout_seconds=PATIENCE_SECONDS)
     reading = asyncio.ensure_future(queue.read(0, bytearray(BLOCK)))
     asked = await controller.next()
     assert asked is not None

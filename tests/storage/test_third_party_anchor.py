@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.errors import UnavailableError, VerificationError
 from sealane.transport.nvme.errors import NvmeStatusError
 from sealane.transport.nvme.initiator import VolumeQueue
@@ -122,14 +123,14 @@ async def test_whole_namespace_put_back_at_a_reconnect_is_refused(world: World) 
 
 async def read_in_time(queue: VolumeQueue) -> bytes:
     """Read sector 10 as soon as the gateway has its store again."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             with contextlib.suppress(NvmeStatusError):
                 return await read(queue, 10, 1)
 
 
 async def read_until_refused(queue: VolumeQueue) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await read(queue, 10, 1)
 
@@ -137,7 +138,7 @@ async def read_until_refused(queue: VolumeQueue) -> None:
 async def delayed_by(world: World) -> set[str]:
     """Why the gateway hasn't got its store back, once it has tried."""
     assert world.port is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             events = world.port.take_events()
             reasons = {each.reason for each in events if each.kind == "association_delayed"}

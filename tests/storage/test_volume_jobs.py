@@ -45,11 +45,12 @@ def files(directory: Path) -> list[Path]:
 
 
 async def ended(jobs: VolumeJobs, kind: JobKind = "scrub") -> Job:
+    """Wait until a job is over and kept as such: an opening that follows doesn't go on with it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             await jobs.observe()
             job = next(job for job in jobs.list() if job.kind == kind)
-            if job.is_over:
+            if job.ended is not None:
                 return job
             await asyncio.sleep(0.002)
 

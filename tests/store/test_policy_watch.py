@@ -17,8 +17,6 @@ from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.etcd import EtcdStore
 from sealane.errors import UnavailableError
 
-HEARD_WITHIN_SECONDS = 1.0
-
 
 class Broker:
     """The policy keeper of one broker, and when it last heard of a change."""
@@ -60,10 +58,10 @@ async def other_client(store: Store, request: pytest.FixtureRequest) -> AsyncIte
     await other.close()
 
 
-async def test_other_brokers_hear_of_a_policy_within_a_second(
+async def test_other_brokers_hear_of_a_policy_without_looking(
     store: Store, other_client: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Reading now and then would be too late.
+    # Who looks now and then hears of nothing while this test runs.
     monkeypatch.setattr(policy_keeper, "REFRESH_SECONDS", 3600)
     first, second = await Broker.on(store), await Broker.on(other_client)
     await first.apply(1)
@@ -71,8 +69,7 @@ async def test_other_brokers_hear_of_a_policy_within_a_second(
         assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
         for version in (2, 3):
             await first.apply(version)
-            async with asyncio.timeout(HEARD_WITHIN_SECONDS):
-                assert await second.heard.get() == version
+            assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == version
         assert second.heard.empty()
     assert second.keeper.policy.version == 3
 

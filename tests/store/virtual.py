@@ -5,15 +5,18 @@ cluster, the counters and the clock are imitations.
 """
 
 import asyncio
+import functools
 import random
 import selectors
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec
 
 from sealane.daemon.broker.store.etcd_cluster import UnknownOutcomeError
 from sealane.errors import Error, UnavailableError, VerificationError
 from sealane.protocol.etcd import rpc_pb2
+
+Given = ParamSpec("Given")
 
 # Until a lost message is missed; short beside the time between kills.
 LOSS_SECONDS = 0.1
@@ -55,6 +58,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
         self.call_later(self._draw.random() * 0.002, run)
         return future
+
+
+def in_virtual_time(
+    test: Callable[Given, Coroutine[Any, Any, None]],
+) -> Callable[Given, None]:
+    """Have a test run on a `VirtualLoop`: sleeps and time-outs take no time, and none is late."""
+
+    @functools.wraps(test)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(random.Random(1))) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
 
 
 @dataclass

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.errors import Error, ProtocolError, UnavailableError
 from sealane.protocol.nvme.command import encode_completion
@@ -23,7 +24,6 @@ from sealane.transport.nvme.stream import PduStream
 from sealane.transport.nvme.volume_queue import ConnectedQueue
 
 ENTRY = bytes([0x06, 0x40]).ljust(64, b"\0")
-PATIENCE_SECONDS = 10
 
 
 @dataclass(slots=True)

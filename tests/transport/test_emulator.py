@@ -51,8 +51,8 @@ def link(
         try:
             host, _, port = (emulator.address or "").rpartition(":")
             client.connect((host, int(port)))
-            client.settimeout(10)
-            end.settimeout(10)
+            client.settimeout(PATIENCE_SECONDS)
+            end.settimeout(PATIENCE_SECONDS)
             yield client, emulator, end
         finally:
             emulator.stop()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane import _native
 from sealane.daemon.storage.exported import (
     Admission,
@@ -51,7 +52,6 @@ BLOCK = 4096
 COMPARE_FAILURE = 0x285
 SECRET = HostSecret(bytes(range(32)))
 CONTROLLER_SECRET = HostSecret(bytes(range(64)))
-PATIENCE_SECONDS = 10
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from patience import PATIENCE_SECONDS
 from sealane.errors import UnavailableError
 from sealane.protocol.nvme.identify import NamespaceIdentity
 from sealane.transport.nvme import volume_queue
@@ -41,7 +42,7 @@ async def test_a_cancelled_write_ends_its_queue_rather_than_wait_for_ever(
     writing = asyncio.ensure_future(silent.write(0, bytes(BLOCK)))
     await asyncio.sleep(0)
     writing.cancel()
-    await asyncio.wait({writing, other}, timeout=10)
+    await asyncio.wait({writing, other}, timeout=PATIENCE_SECONDS)
     assert writing.cancelled()
     # Whether it was written nobody knows: nothing may follow it on this queue.
     with pytest.raises(UnavailableError, match="closed"):

@@ -1,6 +1,10 @@
-"""Authorizations of peers: how long they last, what ends them, what an attacker can't stretch."""
+"""Authorizations of peers: how long they last, what ends them, what an attacker can't stretch.
+
+In virtual time, in which nobody is late.
+"""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,9 +19,14 @@ from sealane.daemon.authorizations import (
 )
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import UnavailableError, VerificationError
+from store.virtual import in_virtual_time
 from trust.world import running_authorizations
 
 FRESH = 0.6
+
+
+def _now_ns() -> int:
+    return round(asyncio.get_running_loop().time() * 1e9)
 
 
 def _peer(name: str = "g") -> PeerIncarnation:
@@ -60,60 +69,63 @@ class World:
             lost=self.end,
             fresh_seconds=FRESH,
             keep_seconds=keep,
+            now_ns=_now_ns,
         )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Authorizations]:
+        made = self.authorizations()
+        async with running_authorizations(made):
+            yield made
 
 
 @pytest.fixture
-async def world() -> World:
+def world() -> World:
     return World()
 
 
-@pytest.fixture
-async def running(world: World) -> AsyncIterator[Authorizations]:
-    made = world.authorizations()
-    async with running_authorizations(made):
-        yield made
-
-
-async def test_used_peer_stays_while_the_broker_says_so(
-    world: World, running: Authorizations
-) -> None:
-    await running.require(_peer())
-    world.used.add(_peer())
-    for _ in range(8):
-        world.heard.clear()
-        await asyncio.wait_for(world.heard.wait(), PATIENCE_SECONDS)
-        assert running.is_fresh(_peer())
-    assert world.lost.empty()
-    assert len({*world.asked}) == len(world.asked), "a nonce was used twice"
-
-
-async def test_silence_ends_it_when_the_time_since_the_question_is_over(
-    world: World, running: Authorizations
-) -> None:
-    began = asyncio.get_running_loop().time()
-    await running.require(_peer())
-    world.used.add(_peer())
-    world.is_away = True
-    peer, reason, ended = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
-    assert (peer, reason) == (_peer(), STALE)
-    assert FRESH <= ended - began < FRESH + 0.5
-    assert running.is_broker_away
-    with pytest.raises(UnavailableError):
+@in_virtual_time
+async def test_used_peer_stays_while_the_broker_says_so(world: World) -> None:
+    async with world.running() as running:
         await running.require(_peer())
+        world.used.add(_peer())
+        for _ in range(8):
+            world.heard.clear()
+            await asyncio.wait_for(world.heard.wait(), PATIENCE_SECONDS)
+            assert running.is_fresh(_peer())
+        assert world.lost.empty()
+        assert len({*world.asked}) == len(world.asked), "a nonce was used twice"
 
 
-async def test_refusal_ends_it_at_the_next_question(world: World, running: Authorizations) -> None:
-    await running.require(_peer())
-    await running.require(_peer("h"))
-    world.used |= {_peer(), _peer("h")}
-    world.refusals[_peer()] = "node.revoked"
-    peer, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
-    assert (peer, reason) == (_peer(), "node.revoked")
-    assert not running.is_fresh(_peer())
-    assert running.is_fresh(_peer("h"))
+@in_virtual_time
+async def test_silence_ends_it_when_the_time_since_the_question_is_over(world: World) -> None:
+    async with world.running() as running:
+        began = asyncio.get_running_loop().time()
+        await running.require(_peer())
+        world.used.add(_peer())
+        world.is_away = True
+        peer, reason, ended = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
+        assert (peer, reason) == (_peer(), STALE)
+        assert ended - began == pytest.approx(FRESH)
+        assert running.is_broker_away
+        with pytest.raises(UnavailableError):
+            await running.require(_peer())
 
 
+@in_virtual_time
+async def test_refusal_ends_it_at_the_next_question(world: World) -> None:
+    async with world.running() as running:
+        await running.require(_peer())
+        await running.require(_peer("h"))
+        world.used |= {_peer(), _peer("h")}
+        world.refusals[_peer()] = "node.revoked"
+        peer, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
+        assert (peer, reason) == (_peer(), "node.revoked")
+        assert not running.is_fresh(_peer())
+        assert running.is_fresh(_peer("h"))
+
+
+@in_virtual_time
 async def test_refused_peer_begins_nothing_and_may_come_back(world: World) -> None:
     made = world.authorizations()
     world.refusals[_peer()] = "node.revoked"
@@ -131,6 +143,7 @@ async def test_refused_peer_begins_nothing_and_may_come_back(world: World) -> No
                 await asyncio.sleep(0.05)
 
 
+@in_virtual_time
 async def test_delayed_answer_gains_no_time(world: World) -> None:
     made = world.authorizations()
     world.held = asyncio.Event()
@@ -143,6 +156,7 @@ async def test_delayed_answer_gains_no_time(world: World) -> None:
     assert not made.is_fresh(_peer())
 
 
+@in_virtual_time
 async def test_old_yes_does_not_undo_a_later_no(world: World) -> None:
     made = world.authorizations()
     slow = world.held = asyncio.Event()
@@ -158,32 +172,37 @@ async def test_old_yes_does_not_undo_a_later_no(world: World) -> None:
     assert caught.value.reason == "node.revoked"
 
 
-async def test_revoked_asker_ends_everything(world: World, running: Authorizations) -> None:
-    await running.require(_peer())
-    world.used.add(_peer())
-    world.failure = "node.revoked"
-    peer, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
-    assert (peer, reason) == (_peer(), "node.revoked")
+@in_virtual_time
+async def test_revoked_asker_ends_everything(world: World) -> None:
+    async with world.running() as running:
+        await running.require(_peer())
+        world.used.add(_peer())
+        world.failure = "node.revoked"
+        peer, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
+        assert (peer, reason) == (_peer(), "node.revoked")
 
 
-async def test_forged_answers_count_as_silence(world: World, running: Authorizations) -> None:
-    await running.require(_peer())
-    world.used.add(_peer())
-    world.failure = "authorization.signature"
-    _, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
-    assert reason == STALE
+@in_virtual_time
+async def test_forged_answers_count_as_silence(world: World) -> None:
+    async with world.running() as running:
+        await running.require(_peer())
+        world.used.add(_peer())
+        world.failure = "authorization.signature"
+        _, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
+        assert reason == STALE
 
 
-async def test_used_peer_that_was_never_authorized_is_ended(
-    world: World, running: Authorizations
-) -> None:
-    world.is_away = True
-    world.used.add(_peer())
-    _, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
-    assert reason == STALE
-    assert not running.is_fresh(_peer())
+@in_virtual_time
+async def test_used_peer_that_was_never_authorized_is_ended(world: World) -> None:
+    async with world.running() as running:
+        world.is_away = True
+        world.used.add(_peer())
+        _, reason, _ = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
+        assert reason == STALE
+        assert not running.is_fresh(_peer())
 
 
+@in_virtual_time
 async def test_kept_peer_lives_longer_but_begins_nothing(world: World) -> None:
     made = world.authorizations(keep=3 * FRESH)
     began = asyncio.get_running_loop().time()
@@ -197,9 +216,10 @@ async def test_kept_peer_lives_longer_but_begins_nothing(world: World) -> None:
             await made.require(_peer())
         _, reason, ended = await asyncio.wait_for(world.lost.get(), PATIENCE_SECONDS)
     assert reason == STALE
-    assert ended - began >= 3 * FRESH
+    assert ended - began == pytest.approx(3 * FRESH)
 
 
+@in_virtual_time
 async def test_many_who_wait_ask_once(world: World) -> None:
     made = world.authorizations()
     world.held = asyncio.Event()
@@ -212,6 +232,7 @@ async def test_many_who_wait_ask_once(world: World) -> None:
     assert all(task.exception() is None for task in tasks[1:])
 
 
+@in_virtual_time
 async def test_a_peer_that_guesses_volumes_is_not_asked_for_any_more(world: World) -> None:
     made = world.authorizations()
 

@@ -14,7 +14,6 @@ from trust.test_device_daemons import MIB, World, world
 from trust.test_revocation import HOST, host_of
 
 __all__ = ["world"]
-pytestmark = pytest.mark.timeout(240)
 
 
 @asynccontextmanager

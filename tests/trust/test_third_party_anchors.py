@@ -17,7 +17,6 @@ from trust.test_revocation import HOST
 from trust.test_store_anchors import read, write
 
 __all__ = ["world"]
-pytestmark = pytest.mark.timeout(240)
 
 DISKS = "nqn.2026-11.example:disks"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cryptography import x509
 
+from patience import PATIENCE_SECONDS
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.authorizations import NONCE_BYTES, Authorizations
@@ -148,6 +149,6 @@ async def ask(identity: Identity, address: str, text: str = "x", *, node: str = 
     """Call target `node` once and return what it answered."""
     async with identity.channel(address, node, "target") as channel:
         answer = await storage_pb2_grpc.StorageStub(channel).GetNamespace(
-            storage_pb2.GetNamespaceRequest(volume_id=text), timeout=10
+            storage_pb2.GetNamespaceRequest(volume_id=text), timeout=PATIENCE_SECONDS
         )
     return answer.volume_id

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, Self
 
 from sealane.errors import Error, UnavailableError, UsageError
@@ -23,6 +22,8 @@ _ANSWER_SECONDS: Final = 30.0
 _DOWN_SECONDS: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
 """From <linux/prctl.h>."""
+_AWAITED: Final = frozenset({signal.SIGTERM, signal.SIGCHLD})
+"""What happens while a command runs: a signal to pass on, or its end."""
 _ERRORS: Final[Mapping[int, type[Error]]] = {2: UsageError, 4: UnavailableError}
 
 
@@ -161,23 +162,19 @@ def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> 
         kernel.enter(processes, kernel.CLONE_NEWPID)
         os.close(processes)
 
+    # Ctrl-C reaches the command by itself, being in the same process group.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    # Awaited, not handled: a handler's turn may come only after the command's end. SIGCHLD may have
+    # been ignored by who started us, and is not sent then.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+
     def prepare() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if network is not None:
             _become_host(network, entry["hosts_file"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    process: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        if process is None:
-            early.append(number)
-        else:
-            process.send_signal(number)
-
-    # Ctrl-C reaches the command by itself, being in the same process group.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, pass_on)
     try:
         process = subprocess.Popen(
             command,
@@ -189,9 +186,9 @@ def run_inside(connection: LabConnection, host: str, command: Sequence[str]) -> 
     except subprocess.SubprocessError as error:
         raise UnavailableError("lab.enter", f"host {host} can't be entered: {error}") from error
 
-    for number in early:
-        process.send_signal(number)
-    code = process.wait()
+    while (code := process.poll()) is None:
+        if signal.sigwait(_AWAITED) == signal.SIGTERM:
+            process.send_signal(signal.SIGTERM)
     return code if code >= 0 else 128 - code
 
 
