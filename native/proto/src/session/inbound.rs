@@ -225,7 +225,8 @@ impl Session {
         let known = &mut self.paths[path];
         known.marking.counts_received(counts);
         known.narrow.received(counts.received);
-        if known.narrow.is_suspected(known.rtt.timeout(), now)
+        if known.is_validated()
+            && known.narrow.is_suspected(known.rtt.timeout(), now)
             && !self.is_stalled
             && !known.challenges.is_searching()
         {

@@ -62,9 +62,12 @@ fn a_path_that_becomes_narrow_is_given_up_while_others_are_left() {
         });
     }
     assert!(pair.ends[0].is_established());
+    let sent = |pair: &Pair| pair.ends[0].path_accounts().nth(1).map(|path| path.packets_sent);
+    let before = sent(&pair);
     post(&mut pair);
     pair.run(300 * MILLISECOND);
     assert_eq!(completed(&pair), posted + 1);
+    assert_eq!(sent(&pair), before, "nothing more goes there");
     assert!(pair.ends.iter().all(Session::is_established));
 }
 
