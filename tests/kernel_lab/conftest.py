@@ -13,7 +13,7 @@ from kernel_lab.cluster import Cluster, Disk, cluster
 from kernel_lab.lab import Lab
 
 HERE = Path(__file__).resolve().parent
-BUILD_SECONDS = 300
+BUILD_SECONDS = 900
 SIZE_MIB = 64
 
 

@@ -6,7 +6,7 @@ from kernel_lab.build import HOST_ID, HOST_NQN
 from kernel_lab.cluster import Cluster, Disk
 from kernel_lab.lab import Lab, Run
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 SIZE_MIB = 64
 BLOCKS = SIZE_MIB * 256

@@ -11,7 +11,7 @@ from kernel_lab.lab import Lab
 from sealane.errors import Error
 from sealane.transport.nvme.initiator import HostController
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 NQN = "nqn.2024-01.org.example:kernel"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4333-8444-555555555555"

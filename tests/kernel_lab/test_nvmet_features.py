@@ -25,7 +25,7 @@ from sealane.transport.nvme import (
     discover,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 NQN = "nqn.2024-01.org.example:kernel"
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4333-8444-555555555555"

@@ -21,7 +21,7 @@ from sealane.transport.nvme.handshake import Digests
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 from storage.third_party import Broker
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 NQN = "nqn.2024-01.org.example:kernel"
 GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"

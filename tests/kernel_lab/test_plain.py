@@ -9,7 +9,7 @@ from kernel_lab.cluster import Cluster, Disk, cluster
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 OPEN = "nqn.2026-11.example:lab-open"
 DURABLE = "nqn.2026-11.example:lab-durable"

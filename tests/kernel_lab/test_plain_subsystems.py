@@ -13,7 +13,7 @@ from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
 from sealane.protocol.nvme.authentication import HostSecret
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 NQN = "nqn.2026-11.dev.sealane:plain"
 

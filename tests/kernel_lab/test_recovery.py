@@ -8,7 +8,7 @@ from kernel_lab.cluster import Cluster, Disk
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 PATIENT = ("-k 10", "--reconnect-delay=1", "--ctrl-loss-tmo=120")
 LOAD = "4k-64k 16 24"
