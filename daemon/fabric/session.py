@@ -187,7 +187,8 @@ class Session:
         if self._endpoint is not None:
             self._endpoint.close(reason)
             _, why = self._endpoint.state()
-            self._finish(why)
+            # A worker that did not start says nothing.
+            self._finish(why or reason)
 
     def _observe(self) -> None:
         if self._endpoint is None:
