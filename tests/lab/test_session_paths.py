@@ -58,7 +58,10 @@ def set_link(lab: RunningLab) -> Iterator[SetLink]:
 
     def change(host: str, link: str, *words: str) -> None:
         changed[host, link] = None
-        subprocess.run([*lab.entering(host), "ip", "link", "set", link, *words], check=True)
+        # Else IPv6 addresses are gone with the link.
+        keep = f"echo 1 > /proc/sys/net/ipv6/conf/{link}/keep_addr_on_down"
+        for command in (["sh", "-c", keep], ["ip", "link", "set", link, *words]):
+            subprocess.run([*lab.entering(host), *command], check=True)
 
     yield change
     for host, link in list(changed):
