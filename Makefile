@@ -182,6 +182,11 @@ thread-sanitizer: ## tests of the tree, the leaves and the rings under ThreadSan
 	cd native && RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=target/thread-sanitizer \
 	  cargo +nightly test --locked -Zbuild-std --target x86_64-unknown-linux-gnu -p sealane-proto -p sealane-engine --lib -- freshness leaves_tests ring_stress
 
+.PHONY: address-sanitizer
+address-sanitizer: ## tests of the kernels of sealing and of the erasure code under AddressSanitizer (a nightly toolchain)
+	cd native && RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/address-sanitizer \
+	  cargo +nightly test --locked --target x86_64-unknown-linux-gnu -p sealane-gcm -p sealane-erasure --lib --tests
+
 .PHONY: mutants
 mutants: build ## take each security check out by itself and see its tests fail; ARGS names some
 	$(BIN)/python tools/mutants $(ARGS)

@@ -18,12 +18,10 @@ from sealane.transport.model.schemes import (
     completion,
     wire_units,
 )
-from sealane.transport.model.tail import PARITY_BYTES_MAX
 
 __all__ = [
     "NACK_FACTOR",
     "PACKET_OVERHEAD_BYTES",
-    "PARITY_BYTES_MAX",
     "RTO_FACTOR",
     "Completion",
     "ErasureCoded",

@@ -13,7 +13,6 @@ from typing import Final
 
 from sealane.errors import UsageError
 from sealane.transport.model import (
-    PARITY_BYTES_MAX,
     RTO_FACTOR,
     ErasureCoded,
     Path,
@@ -137,8 +136,7 @@ def candidates(
             if blocks * m > parity_max:
                 break
             for depth in DEPTHS if has_bursts else (1,):
-                if depth * m * path.unit_bytes <= PARITY_BYTES_MAX:
-                    yield ErasureCoded(k, m, depth)
+                yield ErasureCoded(k, m, depth)
                 if depth >= blocks:
                     break
         if blocks == 1:

@@ -1,9 +1,10 @@
 //! Writes the committed corpora: `cargo run --example seeds` in `native/fuzz`. One small file per thing
 //! a target can do, so that the fuzzer starts behind every checksum.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
+use sealane_engine::session::entry::{Operation, Submission};
 use sealane_engine::storage::stores::fresh::geometry::Geometry;
 use sealane_engine::storage::stores::fresh::keys::{Authority, BODY_BYTES, StoreKeys};
 use sealane_engine::storage::stores::fresh::log::{LogPage, Record};
@@ -17,7 +18,9 @@ use sealane_proto::nvme::pdu::{
     termination,
 };
 use sealane_proto::nvme::transmit::{Data, TransmitQueue};
+use sealane_proto::session::frame::{AbortReason, Frame, push_credit_length, push_lost_run};
 use sealane_proto::session::packet::{Header, Kind};
+use sealane_proto::session::{LossCounts, PathCounts, PathId, Reliability};
 use sealane_proto::wire::IntoBytes;
 
 /// Opcodes by their index in the controller target's table.
@@ -25,7 +28,7 @@ const CONTROLLER_COMMANDS: u8 = 12;
 /// Commands of the host target.
 const HOST_COMMANDS: u8 = 8;
 
-fn main() -> std::io::Result<()> {
+fn main() -> io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let put = |target: &str, name: String, bytes: &[u8]| {
         let folder = root.join(target);
@@ -63,22 +66,17 @@ fn main() -> std::io::Result<()> {
     for (name, changes) in [("same", &[][..]), ("mac", &[28, 0, 1, 7]), ("tag", &[0, 0, 1, 7])] {
         put("sector_open", name.into(), &[&[5, 0, 0, 0, 0, 0, 0, 0], changes].concat())?;
     }
-    for (name, kind) in
-        [("control", Kind::Control), ("unit", unit(None)), ("immediate", unit(Some(7)))]
-    {
-        let header = Header { connection_id: 1, epoch: 1, channel: 0, packet_number: 9, kind };
-        let mut bytes = Vec::new();
-        header.encode(&mut bytes);
-        put("session_packet", name.into(), &bytes)?;
-    }
+    session_packets(&put)?;
     let unit = |index| [4, 1, 0, index, 0, 0, 0, 0, 0, 0, 0, 0];
     let landed = [&[9][..], &unit(0), &unit(1), &unit(1)].concat();
     put("session_peer", "landed".into(), &landed)?;
-    for frame in 0..11 {
+    for frame in 0..15 {
         let sent =
             [&[8, 0, 5, 2, 2, 0, 0, 2, 4, 4, 4][..], &[2, frame, 0, 0, 2, 1, 1, 1, 1]].concat();
         put("session_peer", format!("frame-{frame}"), &sent)?;
     }
+    let elsewhere = [&[9, 12, 1][..], &unit(0), &[12, 0], &unit(1)].concat();
+    put("session_peer", "two-paths".into(), &elsewhere)?;
     // A submission entry written word by word, the producer moved, and the entry taken and completed.
     for opcode in 1..=8_u64 {
         let write =
@@ -86,12 +84,12 @@ fn main() -> std::io::Result<()> {
         let steps = [write(16, opcode), write(21, 0), vec![1, 2, 3, 1, 0], vec![0; 12], vec![2]];
         put("job_ring", format!("opcode-{opcode}"), &steps.concat())?;
     }
-    for (name, opcode) in [("send", 1), ("receive", 2), ("stream", 3), ("continue", 4)] {
-        let mut bytes = [0; 72];
-        bytes[..8].copy_from_slice(&(1u64 << 20).to_le_bytes());
-        bytes[8] = opcode;
-        bytes[24] = 64;
-        put("ring_entry", name.into(), &bytes)?;
+    for kind in operations() {
+        let has_length = kind.has_range() || matches!(kind, Operation::Stream { .. });
+        let length = if has_length { 64 } else { 0 };
+        let entry = Submission { kind, offset: 0, length, user_data: 7 }.encode();
+        let bytes = [&(1_u64 << 20).to_le_bytes()[..], &entry].concat();
+        put("ring_entry", kind.opcode().name().into(), &bytes)?;
     }
     store_pages(&put)?;
     let written = [12, 3, 0, 1, 0, 0, 0, 0x7b, 9, 2, 0, 4, 20, 1, 0, 11, 5];
@@ -112,7 +110,7 @@ fn main() -> std::io::Result<()> {
 }
 
 /// Pages as stores write them, one of each kind.
-fn store_pages(put: &impl Fn(&str, String, &[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
+fn store_pages(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::Result<()> {
     let keys = StoreKeys::new(&[1; 16], &[7; 32], &Authority::Device);
     let geometry = Geometry::placed(1000, Placed::ENTRIES_PER_LEAF);
     let superblock = Superblock { uuid: [1; 16], seed: [7; 32], geometry };
@@ -156,8 +154,66 @@ fn store_pages(put: &impl Fn(&str, String, &[u8]) -> std::io::Result<()>) -> std
     Ok(())
 }
 
-fn unit(immediate: Option<u32>) -> Kind {
-    Kind::Unit { message: 3, unit: 1, length: 5000, k: 4, m: 2, is_stream: false, immediate }
+/// A header of each kind, and each frame.
+fn session_packets(put: &impl Fn(&str, String, &[u8]) -> io::Result<()>) -> io::Result<()> {
+    let unit = |is_stream, immediate| {
+        let (k, m) = if is_stream { (0, 0) } else { (4, 2) };
+        Kind::Unit { message: 3, unit: 1, length: 5000, k, m, is_stream, immediate }
+    };
+    for (name, kind) in [
+        ("control", Kind::Control),
+        ("unit", unit(false, None)),
+        ("immediate", unit(false, Some(7))),
+        ("stream", unit(true, None)),
+    ] {
+        let header = Header { connection_id: 1, epoch: 1, channel: 0, packet_number: 9, kind };
+        let mut bytes = Vec::new();
+        header.encode(&mut bytes);
+        put("session_packet", name.into(), &bytes)?;
+    }
+    let (mut lengths, mut runs) = (Vec::new(), Vec::new());
+    [5000, 1 << 39].map(|length| push_credit_length(&mut lengths, length));
+    [(3, 2), (9, 1)].map(|run| push_lost_run(&mut runs, run));
+    let (path, message, reason) = (PathId(1), 3, AbortReason::Cancelled);
+    let losses = LossCounts { lost: 4, runs: 2, found: 1, duplicates: 1 };
+    let counts = PathCounts { received: 9, ect0: 8, ect1: 0, ce: 1 };
+    for (name, frame) in [
+        ("ack", Frame::Ack { completed_end: 3, credit_end: 5 }),
+        ("slice", Frame::Slice { message, cumulative: 1, start: 8, bitmap: &[0x5a, 1] }),
+        ("credit", Frame::Credit { start: 3, lengths: &lengths }),
+        ("abort-send", Frame::AbortSend { message, reason }),
+        ("abort-receive", Frame::AbortReceive { message, reason: AbortReason::Completed }),
+        ("stream-end", Frame::StreamEnd { message, units: 4, length: 5000, immediate: Some(7) }),
+        ("ping", Frame::Ping),
+        ("losses", Frame::Losses { path, runs: &runs }),
+        ("loss-counts", Frame::LossCounts { path, counts: losses }),
+        ("path-challenge", Frame::PathChallenge { token: 7 }),
+        ("path-response", Frame::PathResponse { token: 7 }),
+        ("path-counts", Frame::PathCounts { path, newest: 9, age_nanos: 5, counts }),
+        ("unit-bytes", Frame::Unit { unit_bytes: 1408 }),
+        ("draining", Frame::Draining { is_done: true }),
+        ("close", Frame::Close { code: 1 }),
+    ] {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        put("session_packet", format!("frame-{name}"), &bytes)?;
+    }
+    Ok(())
+}
+
+/// One of each.
+fn operations() -> [Operation; 8] {
+    let reliability = Reliability::ErasureCoded { k: 4, m: 2, depth: 2 };
+    [
+        Operation::Send { reliability, immediate: Some(7) },
+        Operation::Receive,
+        Operation::Stream { reliability: Reliability::Unreliable, immediate: None },
+        Operation::Continue { stream: 3, remote_offset: 4096 },
+        Operation::End { stream: 3 },
+        Operation::Cancel { operation: 3 },
+        Operation::Complete { receive: 3 },
+        Operation::PacketMap { receive: 3, chunk: 2 },
+    ]
 }
 
 /// Two blocks by request or one in the capsule, the data asked for, and the end.

@@ -30,6 +30,17 @@ const POLYNOMIAL: u128 = 0xc200_0000_0000_0000_0000_0000_0000_0001;
 
 type Vectors<const N: usize> = [__m512i; N];
 
+/// The processor features that functions here are compiled for, and whether this processor has each.
+fn features() -> [(&'static str, bool); 5] {
+    [
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("aes", is_x86_feature_detected!("aes")),
+        ("vaes", is_x86_feature_detected!("vaes")),
+        ("vpclmulqdq", is_x86_feature_detected!("vpclmulqdq")),
+    ]
+}
+
 /// The round keys, and the powers of the hash key: the greatest first, and zeros behind the first
 /// power, so that a vector can be loaded at any of them.
 #[repr(C, align(64))]
@@ -41,11 +52,12 @@ pub struct Schedule {
 
 impl Schedule {
     pub fn new(secret: &[u8; KEY_BYTES]) -> Option<Box<Self>> {
-        let is_able = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("aes")
-            && is_x86_feature_detected!("vaes")
-            && is_x86_feature_detected!("vpclmulqdq");
+        Self::with(&features(), secret)
+    }
+
+    /// `features` are what [`features`] found, or fewer.
+    fn with(features: &[(&str, bool)], secret: &[u8; KEY_BYTES]) -> Option<Box<Self>> {
+        let is_able = features.iter().all(|(_, is_there)| *is_there);
         if !is_able {
             return None;
         }
@@ -475,7 +487,16 @@ fn is_equal(made: __m128i, tag: [u8; TAG_BYTES]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use memmap2::{Mmap, MmapOptions};
+
     use super::*;
+    use crate::{DATA_BYTES_MAX, Key};
+
+    /// Without the padding behind the round keys.
+    const SCHEDULE_BYTES: usize = (POWERS + LANES - 1 + ROUND_KEYS) * BLOCK_BYTES;
 
     /// Counters run on as SP 800-38D's inc32 has it: over every byte, and round at 2^32, where no
     /// message gets to.
@@ -520,13 +541,57 @@ mod tests {
         assert_eq!(made, u128::to_be_bytes(0x8ea2_b7ca_5167_45bf_eafc_4990_4b49_6089));
     }
 
-    fn is_wiped_on_drop<T: ZeroizeOnDrop>(_: &T) {}
+    /// Whoever lacks one of the features has no schedule, and no function here uses another.
+    #[test]
+    fn a_processor_that_lacks_a_feature_gets_no_schedule() {
+        let found = features();
+        for index in 0..found.len() {
+            let mut lacking = found;
+            lacking[index].1 = false;
+            assert!(Schedule::with(&lacking, &[7; 32]).is_none(), "{}", lacking[index].0);
+        }
+        // AVX-512 is not without these.
+        let implied = ["sse2", "ssse3", "sse4.1"];
+        let uses = include_str!("kernel.rs").split("target_feature(enable = \"").skip(1);
+        let names = uses.flat_map(|rest| rest.split('"').next().unwrap_or_default().split(','));
+        for name in names {
+            let is_looked_for = found.iter().any(|(feature, _)| *feature == name);
+            assert!(is_looked_for || implied.contains(&name), "{name}");
+        }
+    }
 
     #[test]
     fn a_dropped_schedule_is_wiped() {
-        let Some(mut schedule) = Schedule::new(&[7; 32]) else { return };
-        schedule.zeroize();
-        assert!(schedule.powers.iter().chain(&schedule.round_keys).all(|bytes| *bytes == [0; 16]));
-        is_wiped_on_drop(&*schedule);
+        let Some(schedule) = Schedule::new(&[7; 32]) else { return };
+        let mut place = MaybeUninit::new(*schedule);
+        // SAFETY: it is dropped once, and read as bytes, of which any are valid; none is padding.
+        let left = unsafe {
+            place.assume_init_drop();
+            *place.as_ptr().cast::<[u8; SCHEDULE_BYTES]>()
+        };
+        assert_eq!(left, [0; SCHEDULE_BYTES]);
+    }
+
+    /// A byte more than GCM allows, in address space alone: none of it may be written.
+    fn too_long() -> Mmap {
+        let length = usize::try_from(DATA_BYTES_MAX + 1).unwrap();
+        let space = MmapOptions::new().len(length).no_reserve_swap().map_anon().unwrap();
+        space.make_read_only().unwrap()
+    }
+
+    #[test]
+    fn a_message_longer_than_a_counter_reaches_is_refused_before_it_is_touched() {
+        let Some(key) = Key::new(&[1; 32]) else { return };
+        let (space, ciphertext) = (too_long(), too_long());
+        let refusal = |call: &dyn Fn(&mut [u8])| {
+            // SAFETY: the pages are there and nobody else has them; a write would end this process.
+            let data =
+                unsafe { std::slice::from_raw_parts_mut(space.as_ptr().cast_mut(), space.len()) };
+            let panic = catch_unwind(AssertUnwindSafe(|| call(data))).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"longer than GCM allows"));
+        };
+        refusal(&|data| assert_ne!(key.seal(&[0; 12], b"", data), [0; 16]));
+        refusal(&|data| assert!(key.open_in_place(&[0; 12], b"", data, &[0; 16]).is_err()));
+        refusal(&|data| assert!(key.open(&[0; 12], b"", &ciphertext, &[0; 16], data).is_err()));
     }
 }

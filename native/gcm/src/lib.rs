@@ -51,11 +51,14 @@ impl Key {
     /// If `data` or `aad` is longer than GCM allows, which no caller's buffer can be.
     #[must_use]
     pub fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], data: &mut [u8]) -> [u8; TAG_BYTES] {
-        check_lengths(aad, data);
+        check_lengths(aad.len(), data.len());
         self.0.seal(nonce, aad, data)
     }
 
     /// Decrypts in place. After an error `data` is zero.
+    ///
+    /// # Panics
+    /// As [`Self::seal`].
     pub fn open_in_place(
         &self,
         nonce: &[u8; NONCE_BYTES],
@@ -63,7 +66,7 @@ impl Key {
         data: &mut [u8],
         tag: &[u8; TAG_BYTES],
     ) -> Result<(), NotAuthentic> {
-        check_lengths(aad, data);
+        check_lengths(aad.len(), data.len());
         if self.0.open_in_place(nonce, aad, data, tag) {
             return Ok(());
         }
@@ -74,7 +77,7 @@ impl Key {
     /// Decrypts `ciphertext` into `plaintext`. After an error `plaintext` is zero.
     ///
     /// # Panics
-    /// If the two differ in length.
+    /// If the two differ in length, and as [`Self::seal`].
     pub fn open(
         &self,
         nonce: &[u8; NONCE_BYTES],
@@ -84,7 +87,7 @@ impl Key {
         plaintext: &mut [u8],
     ) -> Result<(), NotAuthentic> {
         assert_eq!(ciphertext.len(), plaintext.len(), "ciphertext and plaintext are equally long");
-        check_lengths(aad, ciphertext);
+        check_lengths(aad.len(), ciphertext.len());
         if self.0.open(nonce, aad, (ciphertext, plaintext), tag) {
             return Ok(());
         }
@@ -99,7 +102,35 @@ impl core::fmt::Debug for Key {
     }
 }
 
-fn check_lengths(aad: &[u8], data: &[u8]) {
-    let is_allowed = data.len() as u64 <= DATA_BYTES_MAX && aad.len() as u64 <= AAD_BYTES_MAX;
+fn check_lengths(aad_bytes: usize, data_bytes: usize) {
+    let is_allowed = data_bytes as u64 <= DATA_BYTES_MAX && aad_bytes as u64 <= AAD_BYTES_MAX;
     assert!(is_allowed, "longer than GCM allows");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: (usize, usize) = (AAD_BYTES_MAX as usize, DATA_BYTES_MAX as usize);
+
+    /// One counter for the tag, and one for each block up to the last that 32 bits can count; both
+    /// lengths in bits fit 64 bits.
+    #[test]
+    fn lengths_end_where_a_counter_would_repeat() {
+        assert_eq!(1 + DATA_BYTES_MAX / 16, u64::from(u32::MAX));
+        assert_eq!(AAD_BYTES_MAX, u64::MAX / 8);
+        check_lengths(MOST.0, MOST.1);
+    }
+
+    #[test]
+    #[should_panic(expected = "longer than GCM allows")]
+    fn more_data_is_a_mistake() {
+        check_lengths(0, MOST.1 + 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "longer than GCM allows")]
+    fn more_additional_data_is_a_mistake() {
+        check_lengths(MOST.0 + 1, 0);
+    }
 }

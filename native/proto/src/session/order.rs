@@ -132,11 +132,13 @@ mod tests {
     proptest! {
         #[test]
         fn all_data_leaves_in_turn_and_then_parity_in_rounds(
-            units in 1_u64..400, k in 1_u8..40, m in 1_u8..10, depth in 1_u8..20, large: bool,
+            units in 1_u64..400, k in 1_u8..40, m in 1_u8..100, depth in 1_u8.., large: bool,
         ) {
             let unit_bytes = if large { 65_000 } else { 256 };
             let layout = Layout::new(units * u64::from(unit_bytes), unit_bytes, k, m).unwrap();
             let order = Order::new(&layout, depth);
+            let parity_bytes = order.breadth() as usize * usize::from(m) * usize::from(unit_bytes);
+            prop_assert!(parity_bytes <= SCRATCH_BYTES_MAX, "what waits at either end");
             let coded = all(&layout, order);
             let mut sorted = coded.clone();
             sorted.sort_unstable();

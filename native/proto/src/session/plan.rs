@@ -3,7 +3,6 @@
 //! Made by a model outside (docs/sessions.md) and installed whole; here it is only looked up.
 
 use super::layout::Layout;
-use super::receiver::SCRATCH_BYTES_MAX;
 use super::types::Reliability;
 
 /// Rows of a plan, most: one for each power of two that a message length can reach.
@@ -27,8 +26,7 @@ pub enum PlanError {
     /// Lengths do not rise.
     #[error("row {0} of the plan is for no longer messages than the row before")]
     Order(usize),
-    /// No such code, or none that this session has room for; or the choice is left open again, or
-    /// loss would not be survived.
+    /// No such code; or the choice is left open again, or loss would not be survived.
     #[error("row {0} of the plan has no valid scheme")]
     Scheme(usize),
 }
@@ -55,7 +53,7 @@ impl Plan {
             if index > 0 && rows[index - 1].length_max >= row.length_max {
                 return Err(PlanError::Order(index));
             }
-            let code = code_of(row.reliability, unit_bytes);
+            let code = code_of(row.reliability);
             let is_reliable = row.reliability != Reliability::Unreliable;
             let code = code.filter(|_| is_reliable);
             if code.is_none_or(|(k, m, _)| Layout::new(0, unit_bytes, k, m).is_none()) {
@@ -74,14 +72,13 @@ impl Plan {
 }
 
 /// (k, m, depth) of a scheme that is one; k = m = 0 is selective repeat. `None` if there is no such
-/// code, or if the parity of one group of interleaved blocks does not fit the peer's memory for it.
-pub(super) fn code_of(reliability: Reliability, unit_bytes: u16) -> Option<(u8, u8, u8)> {
+/// code. Depth asks for no memory: what parity waits in is bounded by [`super::order::Order`] at
+/// this end, and by the receiver at the other.
+pub(super) fn code_of(reliability: Reliability) -> Option<(u8, u8, u8)> {
     match reliability {
         Reliability::SelectiveRepeat | Reliability::Unreliable => Some((0, 0, 1)),
         Reliability::ErasureCoded { k, m, depth } => {
-            let parity_bytes = usize::from(depth) * usize::from(m) * usize::from(unit_bytes);
-            let is_valid = k > 0 && m > 0 && depth > 0 && parity_bytes <= SCRATCH_BYTES_MAX;
-            is_valid.then_some((k, m, depth))
+            (k > 0 && m > 0 && depth > 0).then_some((k, m, depth))
         }
         Reliability::Auto => None,
     }
@@ -120,10 +117,10 @@ mod tests {
         for reliability in [Reliability::Auto, Reliability::Unreliable] {
             assert_eq!(refusal(&[row(5, reliability)]), PlanError::Scheme(0));
         }
-        for (k, m, depth) in [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0), (128, 32, 9)] {
+        for (k, m, depth) in [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0)] {
             let rows = [row(1, CODED), row(2, coded(k, m, depth))];
             assert_eq!(refusal(&rows), PlanError::Scheme(1), "({k}, {m}) {depth}");
         }
-        assert!(Plan::new(&[row(1, coded(128, 32, 8))], 65_000).is_ok());
+        assert!(Plan::new(&[row(1, coded(1, 254, 255))], 65_000).is_ok(), "depth costs nothing");
     }
 }

@@ -8,7 +8,6 @@ use super::ecn::Ecn;
 use super::epochs::PACKETS_PER_KEY_MAX;
 use super::packet;
 use super::paths::{PATHS_MAX, PathId};
-use super::receiver::SCRATCH_BYTES_MAX;
 
 /// Bytes of a payload unit, fewest and most. The most leaves room for all headers in one datagram.
 pub const UNIT_BYTES_MIN: u16 = 256;
@@ -446,10 +445,10 @@ pub enum PostError {
         /// Length asked for.
         length: u64,
     },
-    /// The code has no data or no parity units, too many, or too much parity in a group of blocks.
+    /// The code has no data or no parity units, or too many.
     #[error(
         "({k}, {m}), {depth} blocks in turn, is no valid code: all at least 1, {BLOCK_UNITS_MAX} \
-         units a block at most, parity of {SCRATCH_BYTES_MAX} bytes a group at most"
+         units a block at most"
     )]
     InvalidCode {
         /// Data units asked for.

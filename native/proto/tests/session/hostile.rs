@@ -8,7 +8,7 @@ use sealane_proto::link::Nanos;
 use sealane_proto::session::frame::{AbortReason, ENDED, Frame, push_credit_length};
 use sealane_proto::session::packet::{Header, Kind};
 use sealane_proto::session::{
-    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, Memory, PathCounts, PathId,
+    Arrival, CloseReason, Detection, Ecn, Event, IpVersion, LossCounts, Memory, PathCounts, PathId,
     PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig, SessionKeys,
     SessionStatistics, Source, StreamPart, StreamRequest,
 };
@@ -82,7 +82,10 @@ struct World {
     memory: Guarded,
     now: Nanos,
     keys: [AeadKey; 2],
-    next_packet_number: u64,
+    /// The path that the peer's packets take.
+    path: PathId,
+    /// By path.
+    next_packet_numbers: [u64; PATHS as usize],
     /// Requests without a completion, by user data; true: receives.
     waiting: BTreeMap<u64, bool>,
     next_user_data: u64,
@@ -134,7 +137,8 @@ impl World {
             memory: Guarded { bytes: vec![0x5a; MEMORY_BYTES], open: BTreeMap::new() },
             now: 0,
             keys: [key(&first, 0), key(&second, 1)],
-            next_packet_number: 0,
+            path: PathId(0),
+            next_packet_numbers: [0; PATHS as usize],
             waiting: BTreeMap::new(),
             next_user_data: 0,
             is_closed: false,
@@ -144,7 +148,7 @@ impl World {
     }
 
     fn step(&mut self, script: &mut Script<'_>) {
-        match script.byte() % 12 {
+        match script.byte() % 13 {
             0 => {
                 let count = usize::from(script.byte());
                 let mut datagram = script.take(count).to_vec();
@@ -162,6 +166,7 @@ impl World {
             8 => self.post_send(script),
             9 => self.post_receive(),
             10 => self.stream(script),
+            12 => self.path = PathId(script.byte() % PATHS),
             _ => {
                 let message = script.number(8);
                 let _ = self.session.cancel_send(message, self.now);
@@ -171,9 +176,11 @@ impl World {
     }
 
     fn packet(&mut self, kind: Kind, plaintext: &[u8], epoch: u8) {
-        let packet_number = self.next_packet_number;
-        self.next_packet_number += 1;
-        let header = Header { connection_id: CONNECTION, epoch, channel: 0, packet_number, kind };
+        let channel = u32::from(self.path.0);
+        let next = &mut self.next_packet_numbers[usize::from(self.path.0)];
+        let packet_number = *next;
+        *next += 1;
+        let header = Header { connection_id: CONNECTION, epoch, channel, packet_number, kind };
         let mut datagram = Vec::new();
         header.encode(&mut datagram);
         let start = datagram.len();
@@ -185,7 +192,7 @@ impl World {
     }
 
     fn deliver(&mut self, datagram: &mut [u8]) {
-        let arrival = Arrival { path: PathId(0), source: Source::Path, ecn: Ecn::Ect0 };
+        let arrival = Arrival { path: self.path, source: Source::Path, ecn: Ecn::Ect0 };
         self.session.receive(datagram, arrival, &mut self.memory, self.now);
     }
 
@@ -210,7 +217,7 @@ impl World {
         let mut lengths = Vec::new();
         let count = usize::from(script.byte() % 8);
         let bitmap = script.take(count);
-        let frame = match kind % 11 {
+        let frame = match kind % 15 {
             0 => Frame::Ack { completed_end: message, credit_end: script.number(1 << 48) },
             1 => Frame::Slice {
                 message,
@@ -242,12 +249,19 @@ impl World {
                 let (newest, age_nanos) = (script.number(u64::MAX), script.number(1 << 32) as u32);
                 Frame::PathCounts { path, newest, age_nanos, counts }
             }
-            _ => {
+            10 => {
                 let first = script.number(u64::MAX);
                 lengths.extend_from_slice(&first.to_be_bytes());
                 lengths.extend_from_slice(&(script.number(1 << 32) as u32).to_be_bytes());
                 Frame::Losses { path, runs: &lengths }
             }
+            11 => {
+                let [lost, runs, found, duplicates] = [(); 4].map(|()| script.number(1 << 48));
+                Frame::LossCounts { path, counts: LossCounts { lost, runs, found, duplicates } }
+            }
+            12 => Frame::Draining { is_done: script.byte().is_multiple_of(2) },
+            13 => Frame::Unit { unit_bytes: script.number(1 << 16) as u16 },
+            _ => Frame::Close { code: script.byte() },
         };
         self.control(&[frame]);
     }

@@ -8,6 +8,7 @@ mod packets;
 mod pair;
 mod paths;
 mod property;
+mod seeds;
 mod units;
 
 use pair::{

@@ -22,7 +22,7 @@ impl Sender {
         if Layout::new(length, self.unit_bytes, 0, 0).is_none() {
             return Err(invalid);
         }
-        let code = code_of(reliability, self.unit_bytes);
+        let code = code_of(reliability);
         let cut = code
             .and_then(|(k, m, depth)| Some((Layout::new(length, self.unit_bytes, k, m)?, depth)));
         let Some((layout, depth)) = cut else {
