@@ -136,8 +136,12 @@ async def fabric(
     change_answer: ChangeAnswer = lambda answer: answer,
     change_shown: Callable[[Shown], Shown] = lambda shown: shown,
     change_subject: Callable[[Subject], Subject] = lambda subject: subject,
+    control: str | None = None,
 ) -> AsyncIterator[Fabric]:
-    """Run one fabric; its exchange may be tampered with on the way out or back."""
+    """Run one fabric; its exchange may be tampered with on the way out or back.
+
+    It is called at the address `control`, or where its data is.
+    """
     honest: ReachPeer = reach_over(named_peer(name))
 
     @contextlib.asynccontextmanager
@@ -164,7 +168,7 @@ async def fabric(
     server = grpc.aio.server(interceptors=[CallInterceptor(Metrics(), None)])
     add_SessionsServicer_to_server(SessionsServicer(service), server)
     add_SessionPeerServicer_to_server(SessionPeerServicer(service, identify=identify), server)
-    first = config.listen_data[0]
+    first = control or config.listen_data[0]
     host = f"[{first}]" if ":" in first else first
     address = f"{host}:{server.add_insecure_port(f'{host}:0')}"
     async with service.running():

@@ -180,10 +180,15 @@ class Session:
             self._endpoint.drain()
 
     def close(self, reason: str) -> None:
-        """End the session; waits a turn of the worker's loop, no more."""
+        """End the session; waits a turn of the worker's loop, no more.
+
+        The job is told the reason id, too. If it had just ended by itself, that reason stays.
+        """
         if self._endpoint is not None:
-            self._endpoint.close()
-            self._finish(reason)
+            self._endpoint.close(reason)
+            _, why = self._endpoint.state()
+            # A worker that did not start says nothing.
+            self._finish(why or reason)
 
     def _observe(self) -> None:
         if self._endpoint is None:

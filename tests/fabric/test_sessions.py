@@ -546,32 +546,6 @@ def test_rates_that_were_cut_are_told_once() -> None:
     assert rate_cuts(after, after) == []
 
 
-@pytest.mark.parametrize(
-    ("cause", "reason"),
-    [
-        ("node.revoked", "session.peer.revoked"),
-        ("authorization.stale", "session.trust.ended"),
-        ("node.refused", "session.peer.refused"),
-    ],
-)
-async def test_a_peer_that_may_not_act_loses_its_sessions_and_no_other_does(
-    make_fabric: MakeFabric, cause: str, reason: str
-) -> None:
-    async with (
-        make_fabric("fabric-a") as left,
-        make_fabric("fabric-b") as right,
-        make_fabric("fabric-c") as other,
-        connected(left, right, name="first"),
-        connected(left, other, name="second"),
-    ):
-        first, second = left.service.sessions()
-        assert first.identity.peer is not None
-        await left.service.end_peer(first.identity.peer, cause)
-
-        assert (first.close_reason, second.close_reason) == (reason, "")
-        assert [session.state.value for session in (first, second)] == ["closed", "established"]
-
-
 async def test_a_renewed_certificate_changes_nothing_for_a_living_session(
     make_fabric: MakeFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:

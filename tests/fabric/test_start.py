@@ -36,8 +36,12 @@ class FakeEndpoint:
     def paths(self) -> list[dict[str, Any]]:
         return []
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:  # noqa: ARG002 - the endpoint's signature
         self.error = None
+
+    def state(self) -> tuple[str, str]:
+        # Without a worker there is nobody who would say why it ended.
+        return "establishing", ""
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,12 @@ from sealane.transport.planner import (
     why,
 )
 from sealane.transport.planner.choice import code_of
-from sealane.transport.planner.estimate import Evidence, estimate, poisson_interval
+from sealane.transport.planner.estimate import (
+    PLANNED_RATE_MAX,
+    Evidence,
+    estimate,
+    poisson_interval,
+)
 
 MIB = 1 << 20
 
@@ -305,6 +311,21 @@ def test_a_plan_is_renewed_once_the_loss_is_three_times_beyond_its_interval() ->
     assert renewed.path.loss.rate == pytest.approx(1e-2, rel=0.2)
     assert sum(row.m for row in renewed.rows) > 0
     assert planner.update() is None
+
+
+@pytest.mark.parametrize(("lost", "runs"), [(3000, 2500), (9000, 450), (10_000, 1)])
+def test_a_path_that_loses_nearly_all_has_the_plan_of_one_that_loses_a_tenth(
+    lost: int, runs: int
+) -> None:
+    # Of the second, unbounded, a plan took more than a minute even for a path as short as this.
+    planner = Planner(replace(long_path(1e-5), rate_bits_per_second=200e6, round_trip_seconds=2e-3))
+    feed(planner.estimator, [PathCounters(sent=10_000, lost=lost, loss_runs=runs)] * 5)
+
+    renewed = planner.update()
+
+    assert renewed is not None
+    assert renewed.path.loss.rate == PLANNED_RATE_MAX
+    assert planner.update() is None, "nothing is gained by another"
 
 
 def test_a_loss_that_is_twice_the_planned_one_renews_nothing() -> None:

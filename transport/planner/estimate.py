@@ -27,6 +27,9 @@ DELAY_RISE: Final = 0.05
 """Growth of the queueing delay, in round trips, that makes losses congestive."""
 BURST_MAX: Final = 1e4
 RATE_MAX: Final = 0.99
+PLANNED_RATE_MAX: Final = 0.1
+"""Loss that plans are made for, most: parity within the budget mends little more, the model is
+checked up to here, and takes minutes for one size far beyond. The rest is repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +207,11 @@ class Planner:
 
     def update(self) -> Plan | None:
         """Return a new plan if the estimate has moved far from what the present one is for."""
-        found = self.estimator.estimate
-        if not found.is_beyond(self.plan.path.loss):
+        found, planned = self.estimator.estimate, self.plan.path.loss
+        is_worst = min(found.loss.rate, planned.rate) >= PLANNED_RATE_MAX
+        if is_worst or not found.is_beyond(planned):
             return None
-        path = replace(self.plan.path, loss=found.loss)
+        loss = replace(found.loss, rate=min(found.loss.rate, PLANNED_RATE_MAX))
+        path = replace(self.plan.path, loss=loss)
         self.plan = plan(path, self.plan.objective, self.plan.parity_budget)
         return self.plan

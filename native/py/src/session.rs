@@ -259,8 +259,9 @@ impl SessionEndpoint {
         self.endpoint.notification().as_raw_fd()
     }
 
-    fn close(&mut self, py: Python<'_>) {
-        py.detach(|| self.endpoint.close());
+    #[pyo3(signature = (reason = "session.closed.requested"))]
+    fn close(&mut self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.endpoint.close(reason));
     }
 }
 

@@ -190,7 +190,7 @@ impl Endpoint {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let report = Report {
             is_to_drain: AtomicBool::new(false),
-            is_to_end: AtomicBool::new(false),
+            end: Mutex::new(None),
             state: Mutex::new(State::Establishing),
             statistics: Mutex::new(Vec::new()),
             unit_bytes: AtomicU16::new(config.unit_bytes),
@@ -331,7 +331,7 @@ impl Endpoint {
     }
 
     /// Has the session send nothing new, at either end, and close when nothing is under way. If it
-    /// is closed before, the reason is the same: it had no more time.
+    /// is closed before, the peer is told the same: it had no more time.
     pub fn drain(&self) {
         self.report.is_to_drain.store(true, Ordering::Release);
         // An eventfd refuses a one only after 2^64-2 of them.
@@ -340,16 +340,20 @@ impl Endpoint {
 
     /// Ends the session and waits until it is closed: a turn of its worker, no more. The worker
     /// repeats CLOSE for some round trips on its own and then ends.
-    pub fn close(&mut self) {
+    ///
+    /// The reason is an id, which `state` and the job's ring then have, unless the session had ended
+    /// by itself: that reason stays.
+    pub fn close(&mut self, reason: &str) {
         if std::mem::take(&mut self.is_running) {
-            self.report.is_to_end.store(true, Ordering::Release);
+            let asked = Some(reason.to_owned());
+            *self.report.end.lock().unwrap_or_else(PoisonError::into_inner) = asked;
             // An eventfd refuses a one only after 2^64-2 of them.
             let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
             let state = self.report.state.lock().unwrap_or_else(PoisonError::into_inner);
             let is_open = |state: &mut State| !matches!(state, State::Closed { .. });
             drop(self.report.settled.wait_while(state, is_open));
         } else if self.prepared.take().is_some() {
-            self.report.set(State::Closed { reason: "session.closed.requested".into() });
+            self.report.set(State::Closed { reason: reason.to_owned() });
         }
         *self.for_job() = None;
     }
@@ -357,6 +361,6 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.close();
+        self.close("session.closed.requested");
     }
 }

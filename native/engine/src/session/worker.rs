@@ -46,6 +46,9 @@ pub const REASON_JOB_GONE: &str = "session.job.gone";
 /// Why a session ended: no memory for it.
 const REASON_RESOURCES: &str = "session.endpoint.resources";
 
+/// Why a session ended: the daemon has it that its peer may not act any more.
+const REASON_PEER_REVOKED: &str = "session.peer.revoked";
+
 /// Where a session stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
@@ -67,8 +70,8 @@ pub enum State {
 pub(super) struct Report {
     /// The session is to drain …
     pub(super) is_to_drain: AtomicBool,
-    /// … and to end.
-    pub(super) is_to_end: AtomicBool,
+    /// … and to end, for this reason.
+    pub(super) end: Mutex<Option<String>>,
     pub(super) state: Mutex<State>,
     pub(super) statistics: Mutex<Vec<u64>>,
     /// In force; final once the session is established.
@@ -224,12 +227,22 @@ impl Worker {
     }
 
     pub(super) fn end_for(&mut self, fault: RingFault) {
-        self.end(fault.reason());
+        self.end(fault.reason(), CloseReason::Requested);
     }
 
-    fn end(&mut self, reason: String) {
+    /// Ends the session, unless it has ended: this end says why in full, the peer is told a code.
+    fn end(&mut self, reason: String, told: CloseReason) {
         self.progress.reason.get_or_insert(reason);
-        self.session.close(CloseReason::Requested, now());
+        self.session.close(told, now());
+    }
+
+    /// What the peer is told of a reason of the daemon's.
+    fn told_of(&self, reason: &str) -> CloseReason {
+        match reason {
+            REASON_PEER_REVOKED => CloseReason::Revoked,
+            _ if self.progress.is_draining => CloseReason::Draining,
+            _ => CloseReason::Requested,
+        }
     }
 
     /// Does what the daemon asked for.
@@ -238,10 +251,10 @@ impl Worker {
             self.progress.is_draining = true;
             self.session.drain(now());
         }
-        if self.report.is_to_end.load(Ordering::Acquire) {
-            let is_late = self.progress.is_draining;
-            let reason = if is_late { CloseReason::Draining } else { CloseReason::Requested };
-            self.session.close(reason, now());
+        let asked = self.report.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(reason) = asked {
+            let told = self.told_of(&reason);
+            self.end(reason, told);
         }
     }
 
@@ -292,7 +305,7 @@ impl Worker {
             match event {
                 Event::Established { .. } => {
                     if self.adopt_unit().is_err() {
-                        self.end(REASON_RESOURCES.into());
+                        self.end(REASON_RESOURCES.into(), CloseReason::Requested);
                         continue;
                     }
                     self.memory.ring.publish_state(STATE_ESTABLISHED);
@@ -461,7 +474,9 @@ impl Worker {
         let Some(doorbell) = &self.doorbell else { return };
         let mut rings = [0; 256];
         match rustix::net::recv(doorbell, &mut rings[..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => self.end(REASON_JOB_GONE.into()),
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => {
+                self.end(REASON_JOB_GONE.into(), CloseReason::Requested);
+            }
             Ok(_) | Err(_) => {}
         }
     }

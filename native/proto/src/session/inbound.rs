@@ -229,7 +229,8 @@ impl Session {
         let known = &mut self.paths[path];
         known.marking.counts_received(counts);
         known.narrow.received(counts.received);
-        if known.narrow.is_suspected(known.rtt.timeout(), now)
+        if known.is_validated()
+            && known.narrow.is_suspected(known.rtt.timeout(), now)
             && !self.is_stalled
             && !known.challenges.is_searching()
         {
@@ -295,6 +296,7 @@ impl Session {
                 continue;
             }
             known.challenges.stop();
+            known.narrow.forget();
             self.path_answered(path);
         }
         let rtt = self.paths.srtt().filter(|_| self.state == State::Connecting);
@@ -306,9 +308,7 @@ impl Session {
     }
 
     fn path_answered(&mut self, path: PathId) {
-        let known = &mut self.paths[path];
-        known.narrow.forget();
-        known.validated();
+        self.paths[path].validated();
         self.paths.measured();
     }
 

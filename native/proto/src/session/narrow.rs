@@ -45,8 +45,8 @@ impl Narrow {
         }
     }
 
-    /// Nothing is known any more: the path answers at full size, or not at all. Small packets that
-    /// were lost meanwhile are no reason to doubt the arrival of others.
+    /// Nothing is known any more: the path answers at full size, or nothing does at all. Small
+    /// packets that were lost meanwhile are no reason to doubt the arrival of others.
     pub fn forget(&mut self) {
         self.vanished = 0;
         self.small_sent = self.counted.saturating_sub(self.arrived);

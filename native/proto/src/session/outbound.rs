@@ -72,7 +72,6 @@ impl Session {
                 continue;
             }
             self.paths[path].is_silent = true;
-            self.paths[path].narrow.forget();
             self.paths[path].challenges.start(now);
             self.paths.interrupted(path, now);
             self.sender.abandon_path(path);

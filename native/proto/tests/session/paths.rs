@@ -1,6 +1,8 @@
 //! Several paths, of which one goes silent, becomes narrow, or works one way only.
 
-use sealane_proto::session::{CompletionStatus, PathId, PathState, Session, SessionConfig};
+use sealane_proto::session::{
+    CloseReason, CompletionStatus, Event, PathId, PathState, Session, SessionConfig,
+};
 
 use crate::pair::{DELAY, MILLISECOND, Pair, config, end_with, path_of, receive, send};
 use crate::statuses;
@@ -60,8 +62,23 @@ fn a_path_that_becomes_narrow_is_given_up_while_others_are_left() {
         });
     }
     assert!(pair.ends[0].is_established());
+    let sent = |pair: &Pair| pair.ends[0].path_accounts().nth(1).map(|path| path.packets_sent);
+    let before = sent(&pair);
     post(&mut pair);
     pair.run(300 * MILLISECOND);
     assert_eq!(completed(&pair), posted + 1);
+    assert_eq!(sent(&pair), before, "nothing more goes there");
     assert!(pair.ends.iter().all(Session::is_established));
+}
+
+#[test]
+fn paths_that_all_become_narrow_end_the_session_with_that_reason() {
+    let mut pair = two_paths();
+    post(&mut pair);
+    // Small packets pass, so each path answers, and is passed over and taken again in turn.
+    pair.run_filtered(10_000 * MILLISECOND, |to, datagram| to == 0 || datagram.len() < 256);
+    let reason = CloseReason::PathMtu;
+    for (end, by_peer) in [(0, false), (1, true)] {
+        assert_eq!(pair.events[end].last(), Some(&Event::Closed { reason, by_peer }));
+    }
 }
