@@ -22,6 +22,7 @@ from sealane.transport.model import (
     sample_losses,
     wire_units,
 )
+from sealane.transport.model.tail import Tail
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -284,6 +285,16 @@ def test_impossible_losses_are_refused(rate: float, burst: float, reason: str) -
 def test_impossible_paths_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=re.escape("model.path.range")):
         dataclasses.replace(long_path(0.0), **change)  # type: ignore[arg-type]
+
+
+def test_a_last_group_of_fewer_blocks_is_interleaved_less() -> None:
+    # Parity of a block follows that of its neighbour 24 packets later in all three.
+    path = long_path(1e-2, burst_packets=1.5)
+
+    def enough(blocks: int, depth: int) -> float:
+        return Tail(path, 8 * blocks, 8, 2, depth, step=1.0).completion(100)[0]
+
+    assert enough(72, 48) == pytest.approx(enough(48, 48) * enough(24, 24), rel=1e-9)
 
 
 @pytest.mark.parametrize(("k", "m", "depth"), [(0, 1, 1), (1, 0, 1), (200, 56, 1), (4, 2, 0)])

@@ -29,7 +29,7 @@ LIKELY_MIN: Final = 1e-300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Age:
-    """Neighbouring blocks whose data has been sent equally often when all data has been sent."""
+    """Neighbouring blocks, equally deep, sent equally often when all data has been sent."""
 
     transmissions: int
     first: int
@@ -61,6 +61,11 @@ class Tail:
         return math.ceil(self.units / self.k)
 
     @property
+    def shallow(self) -> int:
+        """First block of a last group that is less deep than the others; `blocks` if none is."""
+        return self.blocks - self.blocks % self.depth
+
+    @property
     def data_end(self) -> float:
         """When all data has been sent, in seconds."""
         return self.units * self.path.unit_seconds
@@ -85,12 +90,13 @@ class Tail:
             mixed = math.floor(unit / group + 1e-9) * self.depth
             share = unit / group % 1
             for first, older in ((whole, 0.0), (mixed, share)):
-                if first < end:
-                    age = self._age(
-                        transmissions, self.k, first=first, count=end - first, older=older
-                    )
-                    found.append(age)
-                    end = first
+                for start in (max(first, self.shallow), first):
+                    if start < end:
+                        age = self._age(
+                            transmissions, self.k, first=start, count=end - start, older=older
+                        )
+                        found.append(age)
+                        end = start
             transmissions += 1
         return tuple(found)
 
@@ -167,7 +173,7 @@ class Tail:
     ) -> Age:
         """Describe blocks; this part of their units has been sent once more."""
         loss = self.path.loss
-        depth = min(self.depth, self.blocks)
+        depth = self.blocks - self.shallow if first >= self.shallow else self.depth
         is_new = transmissions == 1 and (older == 0 or not loss.is_independent)
         missing = self.lost(transmissions) * (1 - older) + self.lost(transmissions + 1) * older
         # A burst hits neighbours of a group together: each next one is new only as far as the chain
