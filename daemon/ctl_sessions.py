@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from sealane.client import Client, translated
+from sealane.daemon.clock import utc_now
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
 from sealane.daemon.ctl_session_stat import LIMITS, limits
 from sealane.daemon.ctl_verbs import named, verb
@@ -21,6 +22,7 @@ def add_verbs(verbs: Any) -> None:
     every = verb(verbs, "list", _session_list, "show the sessions that are open or awaited")
     every.add_argument("--all", action="store_true", help="those that ended lately, too")
     named(verbs, "get", _session_get, "show a session")
+    named(verbs, "watch", _session_watch, "print a session's states until it is closed")
     named(verbs, "close", _session_close, "close a session")
     verbs.add_parser("limits", help="what each job may use, and uses", fill=_fill_limits)
     verbs.add_parser(
@@ -77,17 +79,37 @@ async def _session_get(client: Client, options: argparse.Namespace, output: Outp
     output.show_one(row)
 
 
+async def _session_watch(client: Client, options: argparse.Namespace, output: Output) -> None:
+    request = sessions_pb2.WatchSessionRequest(name=options.name)
+    with translated():
+        async for session in client.sessions.WatchSession(request):
+            output.line(_state_row(session))
+
+
 async def _session_close(client: Client, options: argparse.Namespace, output: Output) -> None:
     request = sessions_pb2.CloseSessionRequest(name=options.name)
     with translated():
         await client.sessions.CloseSession(request, timeout=CALL_SECONDS)
 
 
+def _state_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
+    return {
+        "time": utc_now().isoformat(timespec="milliseconds"),
+        "state": _state(session),
+        "peer": session.peer_node,
+        "close_reason": session.close_reason,
+    }
+
+
+def _state(session: sessions_pb2.Session) -> str:
+    return sessions_pb2.Session.State.Name(session.state).lower()
+
+
 def _session_row(session: sessions_pb2.Session) -> Mapping[str, Any]:
     return {
         "name": session.name,
         "display_name": session.display_name,
-        "state": sessions_pb2.Session.State.Name(session.state).lower(),
+        "state": _state(session),
         "peer": session.peer_node,
         "side": session.side,
         "rate_bits_per_second": session.rate_bits_per_second,
@@ -104,7 +126,7 @@ def _line(session: sessions_pb2.Session) -> Mapping[str, Any]:
     return {
         "name": session.name,
         "display_name": session.display_name,
-        "state": sessions_pb2.Session.State.Name(session.state).lower(),
+        "state": _state(session),
         "peer": session.peer_node,
         "Mbit/s": f"{rate:,.7g}" if rate else "",
         "limited_by": session.close_reason or (LIMITS[limit] if limit else ""),

@@ -172,6 +172,14 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             next_page_token=page[-1].identity.name if page and more else "",
         )
 
+    async def WatchSession(
+        self, request: sessions_pb2.WatchSessionRequest, context: Any
+    ) -> AsyncIterator[sessions_pb2.Session]:
+        """Stream the session as it is in each of its states."""
+        session = self._service.get(request.name)
+        async for _ in session.states():
+            yield _session(session)
+
     async def CloseSession(
         self, request: sessions_pb2.CloseSessionRequest, context: Any
     ) -> empty_pb2.Empty:

@@ -2,7 +2,7 @@
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,7 @@ class Session:
         self._begun = asyncio.Event()
         self._settled = asyncio.Event()
         self._closed = asyncio.Event()
+        self._changed = asyncio.Event()
         asyncio.get_running_loop().add_reader(endpoint.fileno(), self._observe)
 
     def begin(self, identity: Identity, start: Start) -> None:
@@ -138,7 +139,7 @@ class Session:
             start.keys.wipe()
         self.identity = identity
         self.data_addresses = tuple(self._endpoint.local_addresses)
-        self.state = State.ESTABLISHING
+        self._become(State.ESTABLISHING)
         self._begun.set()
 
     def statistics(self) -> dict[str, int]:
@@ -174,6 +175,15 @@ class Session:
         """Wait until the session is closed."""
         await self._closed.wait()
 
+    async def states(self) -> AsyncIterator[State]:
+        """Yield the state, and each one that it comes to later; the last is `CLOSED`."""
+        while True:
+            changed, state = self._changed, self.state
+            yield state
+            if state is State.CLOSED:
+                return
+            await changed.wait()
+
     def drain(self) -> None:
         """Send nothing new at either end; the session closes when nothing is under way."""
         if self._endpoint is not None:
@@ -198,11 +208,17 @@ class Session:
             self._finish(reason)
         elif state == "established":
             self.identity = replace(self.identity, unit_bytes=self._endpoint.unit_bytes)
-            self.state = State.ESTABLISHED
+            self._become(State.ESTABLISHED)
             self._settled.set()
         elif state == "draining":
-            self.state = State.DRAINING
+            self._become(State.DRAINING)
             self._settled.set()
+
+    def _become(self, state: State) -> None:
+        if state is not self.state:
+            self.state = state
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     def _finish(self, reason: str) -> None:
         # What it has last is kept.
@@ -213,8 +229,8 @@ class Session:
             return
         asyncio.get_running_loop().remove_reader(endpoint.fileno())
         endpoint.close()
-        self.state = State.CLOSED
         self.close_reason = reason
+        self._become(State.CLOSED)
         self._begun.set()
         self._settled.set()
         self._closed.set()

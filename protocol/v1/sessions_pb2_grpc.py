@@ -57,6 +57,11 @@ class SessionsStub:
                 request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.WatchSession = channel.unary_stream(
+                '/sealane.v1.Sessions/WatchSession',
+                request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.WatchSessionRequest.SerializeToString,
+                response_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Session.FromString,
+                _registered_method=True)
         self.CloseSession = channel.unary_unary(
                 '/sealane.v1.Sessions/CloseSession',
                 request_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.CloseSessionRequest.SerializeToString,
@@ -104,6 +109,14 @@ class SessionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchSession(self, request, context):
+        """The session now, and again whenever it has come to another state; ends with CLOSED. States that
+        follow each other at once may be passed over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CloseSession(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -147,6 +160,11 @@ def add_SessionsServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.ListSessionsRequest.FromString,
                     response_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'WatchSession': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSession,
+                    request_deserializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.WatchSessionRequest.FromString,
+                    response_serializer=sealane_dot_protocol_dot_v1_dot_sessions__pb2.Session.SerializeToString,
             ),
             'CloseSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseSession,
@@ -274,6 +292,33 @@ class Sessions:
             '/sealane.v1.Sessions/ListSessions',
             sealane_dot_protocol_dot_v1_dot_sessions__pb2.ListSessionsRequest.SerializeToString,
             sealane_dot_protocol_dot_v1_dot_sessions__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sealane.v1.Sessions/WatchSession',
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.WatchSessionRequest.SerializeToString,
+            sealane_dot_protocol_dot_v1_dot_sessions__pb2.Session.FromString,
             options,
             channel_credentials,
             insecure,

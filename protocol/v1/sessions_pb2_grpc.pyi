@@ -41,6 +41,10 @@ class SessionsStub:
     OpenSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]
     GetSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]
     ListSessions: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]
+    WatchSession: _grpc.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]
+    """The session now, and again whenever it has come to another state; ends with CLOSED. States that
+    follow each other at once may be passed over.
+    """
     CloseSession: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]
     GetFabric: _grpc.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]
     """What the fabric shares out, and who has what of it."""
@@ -61,6 +65,10 @@ class SessionsAsyncStub(SessionsStub):
     OpenSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.OpenSessionRequest, _sessions_pb2.SessionGrant]  # type: ignore[assignment]
     GetSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_sessions_pb2.ListSessionsRequest, _sessions_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    WatchSession: _aio.UnaryStreamMultiCallable[_sessions_pb2.WatchSessionRequest, _sessions_pb2.Session]  # type: ignore[assignment]
+    """The session now, and again whenever it has come to another state; ends with CLOSED. States that
+    follow each other at once may be passed over.
+    """
     CloseSession: _aio.UnaryUnaryMultiCallable[_sessions_pb2.CloseSessionRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     GetFabric: _aio.UnaryUnaryMultiCallable[_sessions_pb2.GetFabricRequest, _sessions_pb2.Fabric]  # type: ignore[assignment]
     """What the fabric shares out, and who has what of it."""
@@ -102,6 +110,16 @@ class SessionsServicer(metaclass=_abc_1.ABCMeta):
         request: _sessions_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sessions_pb2.ListSessionsResponse, _abc.Awaitable[_sessions_pb2.ListSessionsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchSession(
+        self,
+        request: _sessions_pb2.WatchSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sessions_pb2.Session], _abc.AsyncIterator[_sessions_pb2.Session]]:
+        """The session now, and again whenever it has come to another state; ends with CLOSED. States that
+        follow each other at once may be passed over.
+        """
 
     @_abc_1.abstractmethod
     def CloseSession(

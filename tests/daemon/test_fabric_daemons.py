@@ -256,6 +256,9 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
     *shown, reason = line.split()
     assert shown == [name, "threads", "closed", "b", "500"]
     assert reason in {"session.job.gone", "session.peer_closed.requested"}
+    told = sealanectl("--socket", near.socket, "--output", "json", "session", "watch", name)
+    (line,) = map(json.loads, told.stdout.splitlines())
+    assert (line["state"], line["close_reason"]) == ("closed", reason)
 
 
 def test_operator_drains_a_fabric() -> None:
