@@ -57,7 +57,9 @@ impl Pauses {
         others: Option<Nanos>,
         now: Nanos,
     ) -> Option<Nanos> {
-        self.units_at = due?.max(now.saturating_add(self.units));
+        // What ends a pause for something else must not begin it anew.
+        let pause_ends = if now < self.units_at { self.units_at } else { now + self.units };
+        self.units_at = due?.max(pause_ends);
         let others = others.map(|at| self.after_control(at, now));
         others.into_iter().chain([self.units_at]).min()
     }
@@ -110,6 +112,12 @@ mod tests {
         let soon = Some(now + 40 * MICROSECOND);
         assert_eq!(slow.paced_wake_at(soon, soon, now), Some(now + 250 * MICROSECOND));
         assert_eq!(slow.units_at, now + 1000 * MICROSECOND);
+        // Nor do they wait anew because something was heard meanwhile.
+        let heard = now + 400 * MICROSECOND;
+        assert_eq!(slow.paced_wake_at(Some(units), None, heard), Some(now + 1000 * MICROSECOND));
+        let sent = now + 1000 * MICROSECOND;
+        assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
+        slow.units_at = 0;
         let later = Some(now + 600 * MICROSECOND);
         assert_eq!(slow.paced_wake_at(Some(units), later, now), later);
         let long_after = now + 5000 * MICROSECOND;
