@@ -57,8 +57,11 @@ impl Pauses {
         others: Option<Nanos>,
         now: Nanos,
     ) -> Option<Nanos> {
-        // What ends a pause for something else must not begin it anew.
-        let pause_ends = if now < self.units_at { self.units_at } else { now + self.units };
+        let mut pause_ends = now.saturating_add(self.units);
+        if now < self.units_at {
+            // What interrupts a pause does not begin it anew.
+            pause_ends = pause_ends.min(self.units_at);
+        }
         self.units_at = due?.max(pause_ends);
         let others = others.map(|at| self.after_control(at, now));
         others.into_iter().chain([self.units_at]).min()
@@ -116,6 +119,9 @@ mod tests {
         let heard = now + 400 * MICROSECOND;
         assert_eq!(slow.paced_wake_at(Some(units), None, heard), Some(now + 1000 * MICROSECOND));
         let sent = now + 1000 * MICROSECOND;
+        assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
+        // Nor for what was due late when they were not there yet.
+        assert_eq!(slow.paced_wake_at(Some(sent * 9), None, sent), Some(sent * 9));
         assert_eq!(slow.paced_wake_at(Some(units), None, sent), Some(sent + 1000 * MICROSECOND));
         slow.units_at = 0;
         let later = Some(now + 600 * MICROSECOND);
