@@ -31,7 +31,7 @@ from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
-from sealane.daemon.fabric.session import Identity, Session, Start, State
+from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
 from sealane.daemon.fabric.snapshots import Snapshots
 from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
@@ -58,7 +58,6 @@ QUIET_REASONS = frozenset(
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
-_OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +168,7 @@ class FabricService:
                     "session.listener.closed", f"{session.identity.name} was closed while waiting"
                 )
             await self._settle(session)
-            if session.state in _OPEN:
+            if session.state in OPEN:
                 return self._grant(session)
             # The initiator gave up half-way; the job still waits for a session.
 
@@ -220,7 +219,7 @@ class FabricService:
                 f"the path to {target.node} carries small packets, and none with units of "
                 f"{units[-1]} bytes: choose a smaller fabric.unit_bytes",
             )
-        if session.state not in _OPEN:
+        if session.state not in OPEN:
             raise UnavailableError(
                 "session.establish.timeout",
                 f"the path to {target.node} was not validated within "
