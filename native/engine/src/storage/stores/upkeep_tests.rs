@@ -164,8 +164,7 @@ fn assert_orphans<P: Place>(
     world.write(size + 5, 1, 2);
     world.deallocate(size + 7, 1);
     world.store.map().merge().expect("the store lives on");
-    let told: Vec<_> =
-        events.take().into_iter().map(|it| (it.kind, it.reason, it.lba)).collect();
+    let told: Vec<_> = events.take().into_iter().map(|it| (it.kind, it.reason, it.lba)).collect();
     assert_eq!(told, [("found", "sector.stale", Some(size))]);
 
     let world = reopen(world);
