@@ -32,6 +32,12 @@ pub fn timespec(nanos: Nanos) -> Timespec {
     }
 }
 
+/// A duration that [`timespec`] made, again.
+pub fn nanos(duration: Timespec) -> Nanos {
+    let part = |value: i64| value.try_into().unwrap_or(0);
+    Nanos::saturating_mul(part(duration.tv_sec), NANOS_PER_SECOND) + part(duration.tv_nsec)
+}
+
 /// Lets this thread's timers fire when they are due, not up to 50 µs later.
 pub fn sharpen_timers() {
     // A kernel that refuses leaves the default slack: late by microseconds, still correct.

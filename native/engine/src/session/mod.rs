@@ -12,6 +12,7 @@ mod operations;
 mod outbound;
 pub mod path_report;
 mod pauses;
+mod presence;
 pub mod region;
 pub mod ring;
 #[cfg(test)]

@@ -20,11 +20,12 @@ use super::limits::{Limit, Limits};
 use super::operations::Operations;
 use super::path_report::PathReport;
 use super::pauses::Pauses;
+use super::presence::Presence;
 use super::region::SharedMemory;
 use super::ring::{Completion, DaemonRing, RingFault, Status};
 use super::share::Flow;
 use super::statistics::{WorkerStatistics, values};
-use crate::clock::{now, sharpen_timers, timespec};
+use crate::clock::{nanos, now, sharpen_timers, timespec};
 
 /// Receive calls, and datagrams sent, per turn: so that neither starves the other.
 const RECEIVES_PER_TURN: usize = 16;
@@ -157,6 +158,7 @@ pub(super) struct Progress {
     is_draining: bool,
     /// Why this side ended the session, if it did.
     reason: Option<String>,
+    presence: Presence,
     /// When the statistics were published last.
     published: Nanos,
     is_stale: bool,
@@ -178,11 +180,13 @@ impl Worker {
     /// Runs until the session is over and the peer has been told.
     pub(super) fn run(mut self) {
         sharpen_timers();
+        self.progress.presence = Presence::new(now());
         loop {
             self.progress.received_bytes = 0;
             self.receive();
-            if self.session.next_timeout().is_some_and(|at| at <= now()) {
-                self.session.handle_timeout(now());
+            let time = self.look();
+            if self.session.next_timeout().is_some_and(|at| at <= time) {
+                self.session.handle_timeout(time);
             }
             if !self.progress.is_over && self.session.has_unit() {
                 self.submit();
@@ -196,8 +200,18 @@ impl Worker {
             if self.progress.is_over && self.session.is_closed() {
                 return;
             }
+            self.look();
             self.wait();
         }
+    }
+
+    /// The time. What the thread missed since it looked last is nobody's silence.
+    fn look(&mut self) -> Nanos {
+        let time = now();
+        if let Some(away) = self.progress.presence.look(time) {
+            self.session.was_away(away);
+        }
+        time
     }
 
     fn receive(&mut self) {
@@ -429,7 +443,10 @@ impl Worker {
         fds.extend(self.doorbell.as_ref().map(|doorbell| watch(doorbell.as_fd())));
         let others = fds.len();
         fds.extend(self.lanes.poll_fds(!gathers));
-        if poll(&mut fds, timeout.as_ref()).is_err() {
+        let due = timeout.map(|timeout| now().saturating_add(nanos(timeout)));
+        let polled = poll(&mut fds, timeout.as_ref());
+        self.progress.presence.slept(due, now());
+        if polled.is_err() {
             return; // EINTR: the loop looks at everything again
         }
         let arrived = PollFlags::IN | PollFlags::ERR;

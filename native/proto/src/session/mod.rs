@@ -6,6 +6,7 @@
 //! `docs/session-wire.md`. What a path may carry and which one a unit takes is decided behind two
 //! seams, [`Congestion`] and [`PathChoice`].
 
+mod absences;
 mod bitmap;
 mod breaker;
 mod challenges;
@@ -45,8 +46,11 @@ mod units;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use crate::link::Nanos;
 
+use absences::Absences;
 use control::Control;
 use events::Events;
 use path::Pace;
@@ -122,6 +126,8 @@ pub struct Session {
     last_received: Nanos,
     /// Since when an answer of the peer is missing: that, or the first unit sent after a pause.
     silent_since: Nanos,
+    /// When nobody drove this end: no silence of the peer's.
+    absences: Absences,
     is_stalled: bool,
     /// Units wait until the caller allows them.
     is_held: bool,
@@ -206,6 +212,7 @@ impl Session {
             departed: PathId(0),
             last_received: now,
             silent_since: now,
+            absences: Absences::default(),
             is_stalled: false,
             is_held: false,
             stalled_since: now,
@@ -379,6 +386,12 @@ impl Session {
             self.close(CloseReason::ForgeryLimit, now);
         }
         false
+    }
+
+    /// Nobody drove this end in that time, which has just ended: it is no silence of a path's. To be
+    /// called before [`Self::handle_timeout`].
+    pub fn was_away(&mut self, away: Range<Nanos>) {
+        self.absences.note(away.start, away.end);
     }
 
     /// Lets time pass. To be called at [`Self::next_timeout`]; harmless at any other time.

@@ -27,7 +27,7 @@ impl Session {
         } else {
             patience
         };
-        Some(self.silent_since.saturating_add(silence))
+        Some(self.absences.extend(self.silent_since, silence))
     }
 
     pub(super) fn probe(&mut self, now: Nanos) {
@@ -49,14 +49,14 @@ impl Session {
     }
 
     /// When the oldest unit on a path has waited for its time-out without any report about it since,
-    /// and there are other paths.
+    /// and there are other paths. While this end was away nobody listened.
     fn silence_on(&self, path: PathId) -> Option<Nanos> {
         let known = &self.paths[path];
         let (packet, sent_at) = self.sender.oldest_on(path)?;
         // What is late although newer packets were reported is lost, and the path is well.
         let is_unheard = known.packets_reported <= packet && !known.is_silent;
         (is_unheard && self.paths.has_other(path))
-            .then(|| sent_at.saturating_add(self.paths.timeout_on(path)))
+            .then(|| self.absences.extend(sent_at, self.paths.timeout_on(path)))
     }
 
     /// See [`Self::silence_on`]: the first one.

@@ -49,6 +49,40 @@ fn a_silent_path_is_passed_over_and_used_again_when_it_answers() {
 }
 
 #[test]
+fn time_in_which_nobody_drove_an_end_is_no_silence_of_a_path() {
+    for tells in [false, true] {
+        let mut pair = two_paths();
+        post(&mut pair);
+        pair.run(DELAY);
+        let left = pair.now;
+        pair.now += 500 * MILLISECOND;
+        if tells {
+            pair.ends[0].was_away(left..pair.now);
+        }
+        // What arrived meanwhile has yet to be looked at.
+        pair.ends[0].handle_timeout(pair.now);
+        let silences = u64::from(!tells);
+        let statistics = pair.ends[0].statistics();
+        assert_eq!((statistics.path_silences, statistics.stalls), (silences, silences));
+        pair.run(200 * MILLISECOND);
+        assert_eq!(completed(&pair), 1);
+        assert_eq!(pair.ends[0].statistics().path_silences, silences);
+    }
+}
+
+#[test]
+fn a_path_that_is_silent_before_and_behind_an_absence_is_passed_over() {
+    let mut pair = two_paths();
+    post(&mut pair);
+    pair.run(DELAY);
+    let left = pair.now;
+    pair.now += 500 * MILLISECOND;
+    pair.ends[0].was_away(left..pair.now);
+    pair.run_filtered(50 * MILLISECOND, |_, datagram| path_of(datagram) != OTHER);
+    assert_eq!(states(&pair, 0), [PathState::Validated, PathState::Silent]);
+}
+
+#[test]
 fn a_path_that_becomes_narrow_is_given_up_while_others_are_left() {
     let mut pair = two_paths();
     let mut posted = 0;
