@@ -24,6 +24,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def test_the_daemon_has_a_user_of_its_own_and_lets_nobody_else_at_its_socket() -> None:
+    lines = UNIT.read_text().splitlines()
+    assert {"User=sealane", "Group=sealane", "UMask=0077", "RuntimeDirectoryMode=0700"} <= {*lines}
+    assert "SupplementaryGroups" not in UNIT.read_text()
+    sysusers = (UNIT.parent / "sealane.sysusers").read_text().splitlines()
+    (user,) = [line.split() for line in sysusers if not line.startswith("#")]
+    assert (*user[:3], user[-1]) == ("u", "sealane", "-", "/usr/sbin/nologin")
+
+
 def analyze(*arguments: str | Path) -> str:
     return subprocess.run(
         ["systemd-analyze", *arguments], capture_output=True, text=True, check=True

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,9 @@ from sealane.daemon.broker.policy_keeper import PolicyKeeper
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.contract import Store
 from sealane.daemon.broker.store.etcd import EtcdStore
+from sealane.daemon.broker.store.sqlite import SqliteStore
 from sealane.errors import UnavailableError
+from store.virtual import in_virtual_time
 
 
 class Broker:
@@ -88,3 +91,46 @@ async def test_a_watch_that_is_lost_costs_the_time_until_the_next_look(
     async with second.following():
         await first.apply(1)
         assert await asyncio.wait_for(second.heard.get(), PATIENCE_SECONDS) == 1
+
+
+@in_virtual_time
+async def test_a_policy_is_in_force_at_other_brokers_within_a_second(tmp_path: Path) -> None:
+    # Only what the product waits for takes time here, and each of the store's steps up to 2 ms.
+    store = SqliteStore(tmp_path / "b.sqlite")
+    loop = asyncio.get_running_loop()
+    first, second = await Broker.on(store), await Broker.on(store)
+    async with second.following():
+        for version in range(1, 21):
+            # At any moment between two looks.
+            await asyncio.sleep(0.37)
+            await first.apply(version)
+            applied = loop.time()
+            assert await second.heard.get() == version
+            assert loop.time() - applied < 1
+    await store.close()
+
+
+@in_virtual_time
+async def test_without_a_watch_a_policy_is_in_force_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(prefix: str, *, from_revision: int) -> AsyncIterator[object]:
+        raise UnavailableError("broker.store.compacted", f"{prefix} {from_revision}")
+        yield
+
+    store = SqliteStore(tmp_path / "b.sqlite")
+    monkeypatch.setattr(store, "watch", lost)
+    loop = asyncio.get_running_loop()
+    first, second = await Broker.on(store), await Broker.on(store)
+    late = []
+    async with second.following():
+        for version in range(1, 21):
+            await asyncio.sleep(0.37)
+            await first.apply(version)
+            applied = loop.time()
+            assert await second.heard.get() == version
+            late.append(loop.time() - applied)
+    await store.close()
+
+    assert max(late) < policy_keeper.REFRESH_SECONDS + 1
+    assert max(late) > 1, "what the test above holds the watch to"
