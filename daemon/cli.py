@@ -67,20 +67,20 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
     )
     demo.add_argument(
         "--messages",
-        type=bounded("--messages", 1, MESSAGES_MAX),
+        type=bounded(1, MESSAGES_MAX),
         metavar="N",
         default=MESSAGES_DEFAULT,
         help=f"1 MiB messages timed per scheme, 1 to {MESSAGES_MAX} (default: %(default)s)",
     )
     demo.add_argument(
         "--volume-size",
-        type=bounded("--volume-size", 1 << 20, VOLUME_BYTES_MAX),
+        type=bounded(1 << 20, VOLUME_BYTES_MAX),
         metavar="BYTES",
         help="size of the volume (default: what the input needs)",
     )
     demo.add_argument(
         "--seed",
-        type=bounded("--seed", 0, (1 << 63) - 1),
+        type=bounded(0, (1 << 63) - 1),
         metavar="N",
         default=1,
         help="seed of the link's losses and of the sample (default: %(default)s)",

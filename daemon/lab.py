@@ -250,7 +250,7 @@ def _parser() -> OneLineParser:
     capacity = add("measure", _measure, "measure how many packets a second a link carries here")
     capacity.add_argument(
         "--mtu",
-        type=bounded("--mtu", 1280, 9000),
+        type=bounded(1280, 9000),
         action="append",
         help="bytes of the packets; may be repeated (default: 1500 and 9000)",
     )
