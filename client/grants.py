@@ -13,7 +13,7 @@ import grpc
 from sealane._native import JobRing
 from sealane.client.sayable import sayable
 from sealane.client.session import Session
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.errors import Error, UnavailableError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
 

@@ -10,6 +10,7 @@ from rich.console import Console
 import sealane
 from sealane.daemon import lab
 from sealane.daemon.arguments import OneLineParser, bounded
+from sealane.daemon.ctl_output import system_refused
 from sealane.daemon.demo.run import DemoOptions, StopSignal, run_demo
 from sealane.errors import Error
 
@@ -29,12 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = StopSignal()
     try:
         results = asyncio.run(run_demo(options, console, stop))
+        sys.stdout.flush()
     except asyncio.CancelledError:
         console.print("sealane: interrupted; everything it started is stopped and removed")
         return SIGNALLED + stop.number
     except Error as error:
         print(f"sealane: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        return system_refused("sealane", error)
     return 0 if results.holds else 3
 
 

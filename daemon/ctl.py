@@ -8,7 +8,6 @@ import dataclasses
 import datetime as dt
 import functools
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from sealane.client import (
 )
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.ctl_output import Command, Output, text_of
+from sealane.daemon.ctl_output import Command, Output, system_refused, text_of
 from sealane.errors import Error
 
 NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -63,12 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as error:
-        # What is left of our output can't be written: nor may it be tried when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            where = f"{error.filename}: " if error.filename else ""
-            print(f"sealanectl: {where}{error.strerror or error}", file=sys.stderr)
-        return 1
+        return system_refused("sealanectl", error)
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 import datetime as dt
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -100,6 +101,18 @@ class Output:
 
 Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]
 """What a verb runs."""
+
+
+def system_refused(program: str, error: OSError) -> int:
+    """Say what the system refused, unless the reader of our output left; returns the exit code.
+
+    What is left of the output can't be written, perhaps: nor is it tried when the process ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+    return 1
 
 
 def size_text(size_bytes: int) -> str:

@@ -40,7 +40,7 @@ def prepare_directory(path: Path, *, key: str) -> None:
 def claimed_state(path: Path) -> Iterator[None]:
     """Hold a state directory; UnavailableError `daemon.running` if another daemon does.
 
-    Before anything is enrolled: a second daemon of a node would be certified, and the first refused.
+    Before anything is enrolled: a second one would be certified as the node, the first refused.
     """
     prepare_directory(path, key="node.state_dir")
     with _locked(path / _STATE_LOCK_NAME, in_use=path, key="node.state_dir"):
