@@ -91,7 +91,7 @@ async def _session_close(client: Client, options: argparse.Namespace, output: Ou
         await client.sessions.CloseSession(request, timeout=CALL_SECONDS)
 
 
-def _description(session: sessions_pb2.Session) -> Mapping[str, Any]:
+def _description(session: sessions_pb2.Session) -> dict[str, Any]:
     """Return what a session is; `session stat` says what it does."""
     return {
         "name": session.name,
