@@ -253,7 +253,7 @@ def test_socket_that_cannot_be_is_named_with_the_reason(
 async def test_watch_of_a_silent_daemon_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.client.connection._CALL_SECONDS", 0.2)
+    monkeypatch.setattr("sealane.client.volumes.CALL_SECONDS", 0.2)
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.bind(path)

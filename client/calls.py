@@ -1,0 +1,21 @@
+"""What all calls of the daemon have in common: how long they may take, what their failures are."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+
+from sealane.protocol.status import error_of
+
+CALL_SECONDS: Final = 60.0
+"""The most that a call may take, unless it says so itself."""
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn a failed call inside the block into the Sealane error it stands for."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, peer="sealaned") from error
