@@ -13,9 +13,9 @@ CALL_SECONDS: Final = 60.0
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Turn a failed call inside the block into the Sealane error it stands for."""
+def translated(peer: str = "sealaned") -> Iterator[None]:
+    """Turn a failed call of `peer` inside the block into the Sealane error it stands for."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise error_of(error, peer="sealaned") from error
+        raise error_of(error, peer=peer) from error
