@@ -25,16 +25,12 @@ const DRAINING: u8 = 13;
 const PATH_COUNTS: u8 = 16;
 const UNIT: u8 = 17;
 
-/// Bytes of an ACK frame.
-pub const ACK_BYTES: usize = 13;
 /// Bytes of a SLICE frame without its bitmap.
 pub const SLICE_HEADER_BYTES: usize = 17;
 /// Bytes of a CREDIT frame without its lengths.
 pub const CREDIT_HEADER_BYTES: usize = 9;
 /// Bytes of a length in a CREDIT frame.
 pub const CREDIT_LENGTH_BYTES: usize = 5;
-/// Bytes of an ABORT frame.
-pub const ABORT_BYTES: usize = 8;
 /// Bytes of a STREAM_END frame with an immediate.
 pub const STREAM_END_BYTES_MAX: usize = 21;
 /// Bytes of a PATH_CHALLENGE or PATH_RESPONSE frame.
@@ -51,8 +47,6 @@ pub const LOST_RUN_BYTES: usize = 12;
 pub const LOSS_COUNTS_BYTES: usize = 26;
 /// Bytes of a DRAINING frame.
 pub const DRAINING_BYTES: usize = 2;
-/// Bytes of a UNIT frame.
-pub const UNIT_FRAME_BYTES: usize = 3;
 /// Bytes of a CLOSE frame.
 pub const CLOSE_BYTES: usize = 2;
 
