@@ -6,6 +6,7 @@ from typing import Final
 
 import grpc
 
+from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 
 CALL_SECONDS: Final = 60.0
@@ -19,3 +20,12 @@ def translated(peer: str = "sealaned") -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise error_of(error, peer=peer) from error
+
+
+@contextlib.contextmanager
+def sayable(reason: str) -> Iterator[None]:
+    """Raise UsageError `reason` for values that no request can have."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(reason, str(error)) from error

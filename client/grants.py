@@ -5,13 +5,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sealane._native import JobRing
-from sealane.client.calls import translated
+from sealane.client.calls import sayable, translated
 from sealane.client.session import Session
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.errors import Error, UnavailableError
 from sealane.protocol.v1 import sessions_pb2
 
 if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
@@ -27,6 +27,7 @@ OPEN_TIMEOUT_SECONDS: Final = 30.0
 """Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
 ABSENT: Final = "session.listener.absent"
 _LISTENER_POLL_SECONDS: Final = 0.05
+_REQUEST_RANGE: Final = "session.request.range"
 _FABRIC: Final = "the fabric"
 
 
@@ -50,7 +51,7 @@ async def open_session(
     try again while nobody listens there.
     """
     job_token = await introduce(sessions)
-    with _sayable():
+    with sayable(_REQUEST_RANGE):
         request = sessions_pb2.OpenSessionRequest(
             job_token=job_token,
             display_name=display_name,
@@ -80,7 +81,7 @@ async def listen_session(
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block."""
     job_token = await introduce(sessions)
-    with _sayable():
+    with sayable(_REQUEST_RANGE):
         request = sessions_pb2.ListenSessionRequest(
             job_token=job_token, display_name=display_name, region_bytes=region_bytes
         )
@@ -88,15 +89,6 @@ async def listen_session(
         grant = await sessions.ListenSession(request)
     with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
         yield session
-
-
-@contextlib.contextmanager
-def _sayable() -> Iterator[None]:
-    """Raise UsageError `session.request.range` for values that no request can have."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise UsageError("session.request.range", str(error)) from error
 
 
 async def _granted(

@@ -253,7 +253,20 @@ def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: 
     return (
         f"{losses}: {gain:.2f} times as fast as selective repeat, "
         f"{best.score(objective) / fastest:.2f} of ideal, for {best.parity:.0%} parity"
+        f"{_beside_faster(ranked, objective)}"
     )
+
+
+def _beside_faster(ranked: Sequence[Candidate], objective: Objective) -> str:
+    """Say why the first is taken although others score better, where some do."""
+    best = ranked[0]
+    faster = [c.score(objective) for c in ranked[1:] if c.score(objective) < best.score(objective)]
+    if not faster:
+        return ""
+    gain = best.score(objective) / min(faster) - 1
+    if gain <= TIE - 1:
+        return f"; more parity or depth would gain {gain:.1%}"
+    return f"; what is {gain:.0%} faster is less sure of it"
 
 
 def check_budget(parity_budget: float) -> None:
