@@ -2,8 +2,11 @@
 
 pub mod allocator;
 pub mod bitmap;
+pub mod completion;
+mod endings;
 pub mod endpoint;
 pub mod entry;
+mod events;
 pub mod job;
 mod lanes;
 pub mod layout;
@@ -14,6 +17,7 @@ pub mod path_report;
 mod pauses;
 mod presence;
 pub mod region;
+mod report;
 pub mod ring;
 #[cfg(test)]
 mod ring_stress;
