@@ -57,7 +57,7 @@ async def test_a_peer_that_may_not_act_loses_its_sessions_and_no_other_does(
         pytest.param(
             lambda service, _: service.bar("node.revoked"),
             "session.closed.barred",
-            "session.peer_closed.requested",
+            "session.peer_closed.barred",
             id="barred",
         ),
         pytest.param(

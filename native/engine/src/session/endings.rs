@@ -11,10 +11,14 @@ pub(super) const REASON_RESOURCES: &str = "session.endpoint.resources";
 /// The daemon has it that the peer may not act any more.
 const REASON_PEER_REVOKED: &str = "session.peer.revoked";
 
+/// The daemon has it that this end may not act any more.
+const REASON_BARRED: &str = "session.closed.barred";
+
 /// What the peer is told of a reason of the daemon's.
 pub(super) fn told(reason: &str, is_draining: bool) -> CloseReason {
     match reason {
         REASON_PEER_REVOKED => CloseReason::Revoked,
+        REASON_BARRED => CloseReason::Barred,
         _ if is_draining => CloseReason::Draining,
         _ => CloseReason::Requested,
     }
@@ -31,6 +35,7 @@ pub(super) fn reason_of(reason: CloseReason, by_peer: bool) -> String {
         CloseReason::PathOverloaded => "path_overloaded",
         CloseReason::PathMtu => "path_mtu",
         CloseReason::Draining => "draining",
+        CloseReason::Barred => "barred",
         CloseReason::Other(_) => "unknown",
     };
     format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })

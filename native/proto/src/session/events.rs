@@ -43,6 +43,8 @@ pub enum CloseReason {
     PathMtu,
     /// One end drained, and all that was under way has ended, or had no more time.
     Draining,
+    /// This end may not act any more: whoever attests it refused it.
+    Barred,
     /// A code that this version does not know.
     Other(u8),
 }
@@ -58,6 +60,7 @@ impl CloseReason {
             Self::PathOverloaded => 5,
             Self::PathMtu => 6,
             Self::Draining => 7,
+            Self::Barred => 8,
             Self::Other(code) => code,
         }
     }
@@ -72,6 +75,7 @@ impl CloseReason {
             5 => Self::PathOverloaded,
             6 => Self::PathMtu,
             7 => Self::Draining,
+            8 => Self::Barred,
             other => Self::Other(other),
         }
     }
