@@ -4,6 +4,8 @@ pub mod allocator;
 pub mod bitmap;
 pub mod endpoint;
 pub mod entry;
+#[cfg(test)]
+mod full_socket_tests;
 pub mod job;
 mod lanes;
 pub mod layout;
