@@ -10,6 +10,13 @@ BIN := $(VENV)/bin
 STAMP := .make
 NATIVE_SOURCES := $(shell find native \( -name target -o -path native/fuzz \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' \) -print)
 export PYTHONSAFEPATH := 1
+# What tests draw comes from SEED, so that a gate says the same of the same commit. `make hunt` and
+# `make kill-test` draw one and print it; with SEED=n they repeat.
+SEED ?= 1
+NEW_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+export SEALANE_SEED = $(SEED)
+export PROPTEST_RNG_SEED = $(SEED)
+export PYTHONHASHSEED = 0
 # A worker per core, each with the daemons that its tests share; idle ones take from the others' ends,
 # so that tests of one module stay together. ARGS="-n 0" runs in one process.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
@@ -48,7 +55,7 @@ demo: build ## the main job on this machine; INPUT=FILE takes your own bytes
 .PHONY: test
 test: build ## unit, property, simulation and end-to-end tests
 	cd native && cargo test --locked --quiet --workspace --exclude sealane-py
-	$(BIN)/pytest $(PARALLEL) $(ARGS)
+	$(BIN)/pytest $(PARALLEL) --randomly-seed=$(SEED) $(ARGS)
 
 .PHONY: check
 check: lint test test-order demo test-wheel ## everything CI runs
@@ -68,13 +75,23 @@ lab-short: build ## the part of the lab that CI runs (a minute)
 
 .PHONY: test-order
 test-order: build ## fast tests in another order, under another hash seed
-	PYTHONHASHSEED=1 $(BIN)/pytest $(PARALLEL) -q -m "not slow" --randomly-seed=1
+	PYTHONHASHSEED=1 $(BIN)/pytest $(PARALLEL) -q -m "not slow" --randomly-seed=2
+
+export CASES ?= 5000
+
+.PHONY: hunt
+hunt: SEED := $(NEW_SEED)
+hunt: build ## properties and simulations with chances never drawn before, CASES (5,000) of each property; SEED=n repeats
+	@echo SEED=$(SEED)
+	cd native && PROPTEST_CASES=$(CASES) cargo test --locked --release --quiet --no-fail-fast --workspace --exclude sealane-py
+	$(BIN)/pytest $(PARALLEL) -q --randomly-seed=$(SEED) --hypothesis-profile=hunt -m "not slow" $(ARGS)
 
 KILLS ?= 48
 
 .PHONY: kill-test
+kill-test: SEED := $(NEW_SEED)
 kill-test: build ## kill -9 of brokers, targets, gateways and etcd members under load, KILLS (48) times
-	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s $(ARGS)
+	SEALANE_KILLS=$(KILLS) $(BIN)/pytest tests/kills -s --randomly-seed=$(SEED) $(ARGS)
 
 .PHONY: freshness-model
 freshness-model: ## search the protocol of freshness; print how each rule left out goes wrong
@@ -175,7 +192,7 @@ fuzz: $(STAMP)/fuzz ## coverage-guided fuzzing of every parser, FUZZ_SECONDS (60
 
 .PHONY: fuzz-short
 fuzz-short: ## the same for 2 s each, two at a time: what CI runs
-	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2"
+	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=2 ARGS="--jobs 2 --seed $(SEED)"
 
 .PHONY: thread-sanitizer
 thread-sanitizer: ## tests of the tree, the leaves and the rings under ThreadSanitizer (a nightly toolchain with rust-src)

@@ -408,12 +408,11 @@ class Daemon:
             keep_seconds=config.trust_grace_seconds,
         )
         identity.on_barred.append(service.bar)
-        self.spawn("session-statistics", service.keep_snapshot())
-        self.metrics.add_statistics("session", ("session",), lambda: by_owner(service.snapshot))
-        self.metrics.add_statistics(
-            "session_path", ("session", "path"), lambda: service.path_snapshot
-        )
-        self.metrics.add_statistics("job", ("job",), lambda: by_owner(service.job_snapshot))
+        snapshots = service.snapshots
+        self.spawn("session-statistics", snapshots.keep())
+        self.metrics.add_statistics("session", ("session",), lambda: by_owner(snapshots.sessions))
+        self.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
+        self.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
         authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
 

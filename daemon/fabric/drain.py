@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sealane.daemon.fabric.session import Session, State
+from sealane.daemon.fabric.session import OPEN, Session
 from sealane.daemon.logs import get_logger
 from sealane.errors import UnavailableError
 
@@ -59,7 +59,7 @@ class Drain:
                 "fabric_draining", sessions=len(sessions), timeout_seconds=timeout_seconds
             )
             for session in sessions:
-                if session.state in {State.ESTABLISHED, State.DRAINING}:
+                if session.state in OPEN:
                     session.drain()
                 else:
                     session.close(REASON)

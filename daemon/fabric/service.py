@@ -10,7 +10,7 @@ import importlib
 import ipaddress
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sealane._native import SessionEndpoint
@@ -27,11 +27,13 @@ from sealane.daemon.fabric.establishment import (
     Result,
     respond,
 )
+from sealane.daemon.fabric.grants import Grant, Grants
 from sealane.daemon.fabric.jobs import Job, Jobs
 from sealane.daemon.fabric.limits import Limits
 from sealane.daemon.fabric.paths import bind_addresses, check_addresses
-from sealane.daemon.fabric.session import Identity, Session, Start, State
+from sealane.daemon.fabric.session import OPEN, Identity, Session, Start, State
 from sealane.daemon.fabric.settings import UNIT_BYTES, FabricSettings
+from sealane.daemon.fabric.snapshots import Snapshots
 from sealane.daemon.fabric.units import candidates, route_mtu, unit_max
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
@@ -56,17 +58,6 @@ QUIET_REASONS = frozenset(
 PATH_MTU = frozenset({"session.closed.path_mtu", "session.peer_closed.path_mtu"})
 """Ends of a session whose path answers, but not at full size."""
 _PEER_ENDS = {"node.revoked": "session.peer.revoked", "authorization.stale": "session.trust.ended"}
-SNAPSHOT_SECONDS = 1.0
-_OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """A session and the token that fetches its rings."""
-
-    session: Session
-    ring_socket: str
-    ring_token: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,51 +117,29 @@ class FabricService:
         self._reach_peer = reach_peer
         self._sessions: dict[str, Session] = {}
         self._closed: deque[Session] = deque(maxlen=CLOSED_SESSIONS_MAX)
-        self._grants: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
+        self.grants = Grants(settings.ring_socket, timeout_seconds=settings.grant_timeout_seconds)
         self._planning = TaskOwner()
         self._draining = TaskOwner()
         self._limits = Limits(settings=settings)
         self.jobs = Jobs(settings, on_gone=self._job_gone)
         self.drain = Drain(self._sessions)
-        self.snapshot: dict[str, dict[str, int]] = {}
-        """Statistics by session for readers on other threads; replaced, never changed."""
-        self.path_snapshot: dict[tuple[str, ...], dict[str, int]] = {}
-        """The same by session and number of the path, of sessions with several."""
-        self.job_snapshot: dict[str, dict[str, int]] = {}
-        """The same by job."""
+        self.snapshots = Snapshots(self._sessions, self.jobs)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve the ring socket; on leaving, every session is closed."""
-        async with ring_socket.serve(self.settings.ring_socket, self._claim, self.jobs.introduce):
+        async with ring_socket.serve(
+            self.settings.ring_socket, self.grants.claim, self.jobs.introduce
+        ):
             try:
                 yield
             finally:
                 for session in list(self._sessions.values()):
                     session.close("session.closed.shutdown")
-                for _, timer in self._grants.values():
-                    timer.cancel()
-                self._grants.clear()
+                self.grants.close()
                 self.jobs.close()
                 await self._draining.close()
                 await self._planning.close()
-
-    async def keep_snapshot(self) -> None:
-        """Renew the snapshot every second, until cancelled; log circuit breakers that tripped."""
-        while True:
-            before = self.snapshot
-            self.snapshot = {
-                name: dict(session.statistics()) for name, session in self._sessions.items()
-            }
-            self.path_snapshot = path_statistics(self._sessions)
-            self.job_snapshot = {job.name: job_usage(job) for job in self.jobs.list()}
-            for name in rate_cuts(before, self.snapshot):
-                get_logger().warning(
-                    "session_rate_cut",
-                    session=name,
-                    rate_bits_per_second=8 * self.snapshot[name]["rate_bytes_per_second"],
-                )
-            await asyncio.sleep(SNAPSHOT_SECONDS)
 
     async def listen(self, *, job_token: bytes, display_name: str, region_bytes: int) -> Grant:
         """Wait until a peer opens a session of this name; cancel to stop waiting."""
@@ -199,7 +168,7 @@ class FabricService:
                     "session.listener.closed", f"{session.identity.name} was closed while waiting"
                 )
             await self._settle(session)
-            if session.state in _OPEN:
+            if session.state in OPEN:
                 return self._grant(session)
             # The initiator gave up half-way; the job still waits for a session.
 
@@ -250,7 +219,7 @@ class FabricService:
                 f"the path to {target.node} carries small packets, and none with units of "
                 f"{units[-1]} bytes: choose a smaller fabric.unit_bytes",
             )
-        if session.state not in _OPEN:
+        if session.state not in OPEN:
             raise UnavailableError(
                 "session.establish.timeout",
                 f"the path to {target.node} was not validated within "
@@ -486,12 +455,7 @@ class FabricService:
             rate_bits_per_second=session.identity.rate_bits_per_second,
         )
         self._planning.start(self._keep_planned(session), name=f"plan of {session.identity.name}")
-        token = secrets.token_bytes(ring_socket.TOKEN_BYTES)
-        timer = asyncio.get_running_loop().call_later(
-            self.settings.grant_timeout_seconds, self._expire, token
-        )
-        self._grants[token] = (session, timer)
-        return Grant(session=session, ring_socket=str(self.settings.ring_socket), ring_token=token)
+        return self.grants.add(session)
 
     async def _keep_planned(self, session: Session) -> None:
         # Numpy and the model: a fabric without sessions does without.
@@ -503,49 +467,6 @@ class FabricService:
             assumed_loss=self.settings.assumed_loss,
             objective=self.settings.plan_objective,
         )
-
-    def _claim(self, token: bytes) -> tuple[int, int, int, int] | None:
-        granted = self._grants.pop(token, None)
-        if granted is None:
-            return None
-        session, timer = granted
-        timer.cancel()
-        return session.take_job_descriptors()
-
-    def _expire(self, token: bytes) -> None:
-        session, _ = self._grants.pop(token)
-        session.close("session.grant.expired")
-
-
-def job_usage(job: Job) -> dict[str, int]:
-    """Return what a job uses and has used, by name."""
-    return {
-        "sessions": len(job.regions),
-        "region_bytes": sum(job.regions.values()),
-        **job.account.usage(),
-    }
-
-
-def path_statistics(sessions: Mapping[str, Session]) -> dict[tuple[str, ...], dict[str, int]]:
-    """Return what each path of the sessions with several has carried, by session and number."""
-    several = {name: paths for name, each in sessions.items() if len(paths := each.paths()) > 1}
-    return {
-        (name, str(number)): path.statistics | {"validated": int(path.state == "validated")}
-        for name, paths in several.items()
-        for number, path in enumerate(paths)
-    }
-
-
-def rate_cuts(
-    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
-) -> list[str]:
-    """Name the sessions whose circuit breaker cut the rate between two snapshots."""
-
-    def trips(snapshot: Mapping[str, Mapping[str, int]], name: str) -> int:
-        # A session has no statistics before its worker starts.
-        return snapshot.get(name, {}).get("breaker_trips", 0)
-
-    return [name for name in after if trips(after, name) > trips(before, name)]
 
 
 def _agreed(session: Session, peer: Subject, offer: Offer) -> Identity:

@@ -14,15 +14,10 @@ from google.protobuf import empty_pb2
 
 from sealane.crypto.certificates import Subject
 from sealane.daemon.fabric.establishment import Answer, CheckResult, Offer, Result
-from sealane.daemon.fabric.service import (
-    FabricService,
-    Grant,
-    Peer,
-    PeerLink,
-    ReachPeer,
-    job_usage,
-)
+from sealane.daemon.fabric.grants import Grant
+from sealane.daemon.fabric.service import FabricService, Peer, PeerLink, ReachPeer
 from sealane.daemon.fabric.session import PathReport, Session, State
+from sealane.daemon.fabric.snapshots import job_usage
 from sealane.errors import UsageError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2, sessions_pb2_grpc

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """Where a session stands."""
+    """Where a session stands; it only ever goes on in this order, and may leave some out."""
 
     LISTENING = "listening"
     ESTABLISHING = "establishing"
     ESTABLISHED = "established"
     DRAINING = "draining"
     CLOSED = "closed"
+
+
+OPEN = frozenset({State.ESTABLISHED, State.DRAINING})
+"""The states in which its path is validated and messages pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +104,14 @@ class Session:
         self._on_closed = on_closed
         self._last_statistics: dict[str, int] = {}
         self._last_paths: list[PathReport] = []
-        self._begun = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._is_begun = False
         self._changed = asyncio.Event()
+        """Of the next state; each state has its own."""
         asyncio.get_running_loop().add_reader(endpoint.fileno(), self._observe)
 
     def begin(self, identity: Identity, start: Start) -> None:
         """Start the worker towards a peer; the keys are taken over."""
-        if self._endpoint is None or self._begun.is_set():
+        if self._endpoint is None or self._is_begun:
             start.keys.wipe()
             raise UnavailableError(
                 "session.begin.state", f"{self.identity.name} is {self.state.value}, not waiting"
@@ -139,8 +142,8 @@ class Session:
             start.keys.wipe()
         self.identity = identity
         self.data_addresses = tuple(self._endpoint.local_addresses)
+        self._is_begun = True
         self._become(State.ESTABLISHING)
-        self._begun.set()
 
     def statistics(self) -> dict[str, int]:
         """Return the counters, the last ones if the session is closed."""
@@ -165,15 +168,15 @@ class Session:
 
     async def wait_begun(self) -> None:
         """Wait until a peer has opened the session, or it is closed."""
-        await self._begun.wait()
+        await self._wait_for(frozenset(State) - {State.LISTENING})
 
     async def wait_settled(self) -> None:
         """Wait until the session is established or closed."""
-        await self._settled.wait()
+        await self._wait_for(OPEN | {State.CLOSED})
 
     async def wait_closed(self) -> None:
         """Wait until the session is closed."""
-        await self._closed.wait()
+        await self._wait_for(frozenset({State.CLOSED}))
 
     async def states(self) -> AsyncIterator[State]:
         """Yield the state, and each one that it comes to later; the last is `CLOSED`."""
@@ -200,6 +203,10 @@ class Session:
             # A worker that did not start says nothing.
             self._finish(why or reason)
 
+    async def _wait_for(self, states: frozenset[State]) -> None:
+        while self.state not in states:
+            await self._changed.wait()
+
     def _observe(self) -> None:
         if self._endpoint is None:
             return
@@ -209,10 +216,8 @@ class Session:
         elif state == "established":
             self.identity = replace(self.identity, unit_bytes=self._endpoint.unit_bytes)
             self._become(State.ESTABLISHED)
-            self._settled.set()
         elif state == "draining":
             self._become(State.DRAINING)
-            self._settled.set()
 
     def _become(self, state: State) -> None:
         if state is not self.state:
@@ -231,7 +236,4 @@ class Session:
         endpoint.close()
         self.close_reason = reason
         self._become(State.CLOSED)
-        self._begun.set()
-        self._settled.set()
-        self._closed.set()
         self._on_closed(self)

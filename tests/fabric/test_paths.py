@@ -17,7 +17,7 @@ from sealane.client.session import Session
 from sealane.daemon.ctl_session_stat import record, table
 from sealane.daemon.fabric.establishment import Answer, Offer
 from sealane.daemon.fabric.paths import PATHS_MAX, bind_addresses
-from sealane.daemon.fabric.service import path_statistics
+from sealane.daemon.fabric.snapshots import path_statistics
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, connected

@@ -23,7 +23,7 @@ from sealane.client.session import Session
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon.fabric import ring_socket
 from sealane.daemon.fabric.establishment import Answer, respond
-from sealane.daemon.fabric.service import rate_cuts
+from sealane.daemon.fabric.snapshots import rate_cuts
 from sealane.errors import Error, SessionError, UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import sessions_pb2
 from session_pairs import RATE, REGION, connected, wait_listening

@@ -15,10 +15,10 @@ from sealane.daemon.anchors.counter import FileCounter
 from sealane.daemon.broker.records import GrantRecord
 from sealane.daemon.broker.registry import Registry
 from sealane.daemon.broker.store.etcd import EtcdStore
+from seeds import SEED
 
 # `make kill-test` makes dozens; the seed only chooses victims and pauses.
 KILLS = int(os.environ.get("SEALANE_KILLS", "6"))
-SEED = int(os.environ.get("SEALANE_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
 
 _RECORD_BYTES = 56  # key epoch 4, IV 12, SHA-256 of the plaintext 32, LBA 8
 
@@ -66,7 +66,7 @@ async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def test_kills_under_load_repeat_no_iv_and_lose_no_lease(
     running: World, tmp_path: Path
 ) -> None:
-    print("SEALANE_KILL_SEED =", SEED)
+    print("SEALANE_SEED =", SEED)
     draw = random.Random(SEED)
     victims = [*BROKERS, *GATEWAYS, *(member.name for member in running.etcd.members)]
     kills: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kills.storage_world import Tenant, storage_world
-from kills.test_kills import SEED
+from seeds import SEED
 
 VICTIMS = ("s", "s", "s", "g", "broker")
 CASES = [("file", "broker"), ("inline", "broker"), ("file", "tpm2"), ("inline", "file")]
@@ -25,7 +25,7 @@ LEAVE_SECONDS = 30.0
 async def test_kills_under_load_lose_nothing_flushed_and_raise_no_alarm(
     store: str, anchor: str, tmp_path: Path
 ) -> None:
-    print("SEALANE_KILL_SEED =", SEED)
+    print("SEALANE_SEED =", SEED)
     draw = random.Random(SEED)
     kills: Counter[str] = Counter()
     async with storage_world(store=store, anchor=anchor, scratch=tmp_path) as world:

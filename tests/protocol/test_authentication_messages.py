@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import dh
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from authentication_roles import PROOF_BITS, ROOM, controller, host, run, source
@@ -235,7 +235,6 @@ def test_oversized_messages_are_refused() -> None:
         controller().send(bytes(4097))
 
 
-@settings(deadline=None)  # time is not the subject, and the machine may be busy
 @given(data=st.binary(max_size=200), step=st.integers(0, 2))
 def test_noise_gets_a_failure_and_nothing_else(data: bytes, step: int) -> None:
     one, other = host(), controller()

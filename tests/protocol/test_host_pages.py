@@ -5,7 +5,7 @@ import struct
 import uuid
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sealane.errors import ProtocolError
@@ -146,7 +146,6 @@ def test_malformed_discovery_logs_are_refused() -> None:
         decode_discovery_header(struct.pack("<QQH", 1, 1, 1).ljust(1024, b"\0"))
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=300))
 def test_noise_is_decoded_or_refused(data: bytes) -> None:
     for decode in (decode_ana_log, decode_descriptors, decode_discovery_header):

@@ -197,7 +197,7 @@ def test_device_does_what_its_model_does(tmp_path: Path) -> None:
         _, _, registry = runner.run(start_broker(store, starts=Count(), heads=Count()))
         world = World(registry)
 
-        @settings(max_examples=500, deadline=None)
+        @settings(max_examples=max(500, settings.default.max_examples))
         @given(st.lists(actions, min_size=4, max_size=12))
         def check(script: list[tuple[object, ...]]) -> None:
             runner.run(_run(world, script))

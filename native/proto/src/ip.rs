@@ -114,6 +114,10 @@ impl IpPacket {
         let after = word_at(packet);
         if let Some(checksum_at) = transport.and_then(|transport| transport.checksum_at) {
             mend(packet, checksum_at, before, after);
+            // A sum of zero is sent as its other form: zero means that there is none (RFC 768).
+            if self.protocol == UDP && packet[checksum_at..checksum_at + 2] == [0, 0] {
+                packet[checksum_at..checksum_at + 2].fill(0xFF);
+            }
         }
     }
 
@@ -224,7 +228,7 @@ mod tests {
         packet.extend_from_slice(payload);
         let pseudo = sum(&packet[12..20]) + u32::from(UDP) + u32::from(udp_bytes);
         let udp = checksum(pseudo + sum(&packet[20..]));
-        packet[26..28].copy_from_slice(&udp);
+        packet[26..28].copy_from_slice(if udp == [0, 0] { &[0xFF, 0xFF] } else { &udp });
         packet
     }
 
@@ -304,6 +308,18 @@ mod tests {
         packet[26..28].fill(0);
         IpPacket::parse(&packet).unwrap().corrupt(&mut packet, 1 << 63, true);
         assert_eq!(packet[26..28], [0, 0]);
+    }
+
+    #[test]
+    fn a_udp_checksum_never_becomes_none() {
+        for word in 0..=u16::MAX {
+            let before = udp_v4(0, &word.to_be_bytes());
+            assert_ne!(before[26..28], [0, 0], "{word}");
+            let mut after = before.clone();
+            IpPacket::parse(&before).unwrap().corrupt(&mut after, 0, true);
+            assert_ne!(after[26..28], [0, 0], "{word}");
+            assert!(is_sound(&after), "{word}");
+        }
     }
 
     proptest! {

@@ -1,0 +1,56 @@
+"""Tokens that fetch the rings of a session: each once, and soon."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from sealane.daemon.fabric.ring_socket import TOKEN_BYTES
+from sealane.daemon.fabric.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A session and the token that fetches its rings."""
+
+    session: Session
+    ring_socket: str
+    ring_token: bytes
+
+
+class Grants:
+    """The grants of one fabric that nobody has claimed; a session whose grant expires ends."""
+
+    def __init__(self, ring_socket: Path, *, timeout_seconds: float) -> None:
+        self._ring_socket = ring_socket
+        self._timeout_seconds = timeout_seconds
+        self._unclaimed: dict[bytes, tuple[Session, asyncio.TimerHandle]] = {}
+
+    def add(self, session: Session) -> Grant:
+        """Make the token of a session."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        timer = asyncio.get_running_loop().call_later(self._timeout_seconds, self._expire, token)
+        self._unclaimed[token] = (session, timer)
+        return Grant(session=session, ring_socket=str(self._ring_socket), ring_token=token)
+
+    def claim(self, token: bytes) -> tuple[int, int, int, int] | None:
+        """Give the four descriptors of its session away; the caller closes them.
+
+        None if there is no such grant (any more), or the session is closed.
+        """
+        granted = self._unclaimed.pop(token, None)
+        if granted is None:
+            return None
+        session, timer = granted
+        timer.cancel()
+        return session.take_job_descriptors()
+
+    def close(self) -> None:
+        """Take all back; their sessions are the caller's to close."""
+        for _, timer in self._unclaimed.values():
+            timer.cancel()
+        self._unclaimed.clear()
+
+    def _expire(self, token: bytes) -> None:
+        session, _ = self._unclaimed.pop(token)
+        session.close("session.grant.expired")
