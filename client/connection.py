@@ -27,6 +27,7 @@ import grpc
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.grants import listen_session, open_session
+from sealane.client.sayable import sayable
 from sealane.client.session import Session
 from sealane.client.volume_store import VolumeJob, VolumeStore, job_of, store_of
 from sealane.errors import UnavailableError, UsageError
@@ -48,6 +49,7 @@ from sealane.protocol.v1 import (
 
 DEFAULT_SOCKET: Final = "/run/sealane/sealaned.sock"
 _CONNECT_SECONDS: Final = 5.0
+_REQUEST_RANGE: Final = "volume.request.range"
 _CALL_SECONDS: Final = 60.0
 _RESIZE_SECONDS: Final = 120.0
 _PAGE_SIZE: Final = 1000
@@ -182,15 +184,16 @@ class Volumes:
         background before it can be attached, see `wait_filled`.
         """
         # A request id of our own makes gRPC's transparent retries harmless.
-        request = volumes_pb2.CreateVolumeRequest(
-            request_id=request_id or str(uuid.uuid4()),
-            display_name=display_name,
-            size_bytes=size_bytes,
-            target_node=target_node,
-            third_party=third_party,
-            mode=mode,
-            anchor=anchor,
-        )
+        with sayable(_REQUEST_RANGE):
+            request = volumes_pb2.CreateVolumeRequest(
+                request_id=request_id or str(uuid.uuid4()),
+                display_name=display_name,
+                size_bytes=size_bytes,
+                target_node=target_node,
+                third_party=third_party,
+                mode=mode,
+                anchor=anchor,
+            )
         with translated():
             return _volume(await self._stub.CreateVolume(request, timeout=_CALL_SECONDS))
 
@@ -237,9 +240,10 @@ class Volumes:
         self, name: str, *, host_nqn: str, via_traddr: str = "", via_trsvcid: int = 0
     ) -> Volume:
         """Export the volume to `host_nqn`; `via_…` replaces the target's data-path address."""
-        request = volumes_pb2.AttachVolumeRequest(
-            name=name, host_nqn=host_nqn, via_traddr=via_traddr, via_trsvcid=via_trsvcid
-        )
+        with sayable(_REQUEST_RANGE):
+            request = volumes_pb2.AttachVolumeRequest(
+                name=name, host_nqn=host_nqn, via_traddr=via_traddr, via_trsvcid=via_trsvcid
+            )
         with translated():
             return _volume(await self._stub.AttachVolume(request, timeout=_CALL_SECONDS))
 
@@ -251,8 +255,9 @@ class Volumes:
 
     async def share(self, name: str, *, tenant: str, read_only: bool = False) -> Volume:
         """Let gateways of another tenant use the volume; again: change what they may do."""
-        share = broker_pb2.VolumeShare(tenant=tenant, read_only=read_only)
-        request = volumes_pb2.ShareVolumeRequest(name=name, share=share)
+        with sayable(_REQUEST_RANGE):
+            share = broker_pb2.VolumeShare(tenant=tenant, read_only=read_only)
+            request = volumes_pb2.ShareVolumeRequest(name=name, share=share)
         with translated():
             return _volume(await self._stub.ShareVolume(request, timeout=_CALL_SECONDS))
 
@@ -264,8 +269,9 @@ class Volumes:
 
     async def start_job(self, name: str, kind: str, *, bytes_per_second: int = 0) -> VolumeJob:
         """Start to "scrub" or "refresh" the volume where it is stored; a rate of 0 is no limit."""
-        start = storage_pb2.JobStart(kind=kind, bytes_per_second=bytes_per_second)
-        request = volumes_pb2.StartVolumeJobRequest(name=name, start=start)
+        with sayable(_REQUEST_RANGE):
+            start = storage_pb2.JobStart(kind=kind, bytes_per_second=bytes_per_second)
+            request = volumes_pb2.StartVolumeJobRequest(name=name, start=start)
         with translated():
             return job_of(await self._stub.StartVolumeJob(request, timeout=_CALL_SECONDS))
 
@@ -273,15 +279,18 @@ class Volumes:
         self, name: str, kind: str, *, order: str = "", bytes_per_second: int | None = None
     ) -> VolumeJob:
         """Give a job the order "pause", "resume" or "cancel", or another rate."""
-        change = storage_pb2.JobChange(kind=kind, order=order, bytes_per_second=bytes_per_second)
-        request = volumes_pb2.ChangeVolumeJobRequest(name=name, change=change)
+        with sayable(_REQUEST_RANGE):
+            change = storage_pb2.JobChange(
+                kind=kind, order=order, bytes_per_second=bytes_per_second
+            )
+            request = volumes_pb2.ChangeVolumeJobRequest(name=name, change=change)
         with translated():
             return job_of(await self._stub.ChangeVolumeJob(request, timeout=_CALL_SECONDS))
 
     async def wait_job(
         self, name: str, kind: str, *, progress: Callable[[VolumeJob], None] | None = None
     ) -> VolumeJob:
-        """Wait while a job runs or is paused; `progress` sees it twice a second."""
+        """Wait until a job has ended; `progress` sees it twice a second."""
         while True:
             volume = await self.get(name, with_store=True)
             jobs = () if volume.store is None else volume.store.jobs
@@ -289,7 +298,8 @@ class Volumes:
             if job is not None:
                 if progress is not None:
                     progress(job)
-                if job.state not in {"running", "paused"}:
+                # Its daemon writes down the end of a job a moment after the job's last step.
+                if job.ended is not None or job.state == "interrupted":
                     return job
             elif volume.store is not None:
                 raise UsageError("volume.job.over", f"no {kind} of {name} is under way")
@@ -304,7 +314,8 @@ class Volumes:
         `volume.resize.mode`, `volume.resize.refused`; UnavailableError `store.extend`: there is no
         room for it where it is stored.
         """
-        request = volumes_pb2.ResizeVolumeRequest(name=name, size_bytes=size_bytes)
+        with sayable(_REQUEST_RANGE):
+            request = volumes_pb2.ResizeVolumeRequest(name=name, size_bytes=size_bytes)
         with translated():
             return _volume(await self._stub.ResizeVolume(request, timeout=_RESIZE_SECONDS))
 

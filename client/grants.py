@@ -5,14 +5,15 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from sealane._native import JobRing
+from sealane.client.sayable import sayable
 from sealane.client.session import Session
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.errors import Error, UnavailableError
 from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
 
@@ -28,6 +29,7 @@ HAND_OVER_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
 """Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
 ABSENT: Final = "session.listener.absent"
+_REQUEST_RANGE: Final = "session.request.range"
 _LISTENER_POLL_SECONDS: Final = 0.05
 
 
@@ -51,7 +53,7 @@ async def open_session(
     try again while nobody listens there.
     """
     job_token = await introduce(sessions)
-    with _sayable():
+    with sayable(_REQUEST_RANGE):
         request = sessions_pb2.OpenSessionRequest(
             job_token=job_token,
             display_name=display_name,
@@ -81,7 +83,7 @@ async def listen_session(
 ) -> AsyncIterator[Session]:
     """Wait for a peer to open a session of this name; close it on leaving the block."""
     job_token = await introduce(sessions)
-    with _sayable():
+    with sayable(_REQUEST_RANGE):
         request = sessions_pb2.ListenSessionRequest(
             job_token=job_token, display_name=display_name, region_bytes=region_bytes
         )
@@ -91,15 +93,6 @@ async def listen_session(
         raise error_of(error, peer="the fabric") from error
     with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
         yield session
-
-
-@contextlib.contextmanager
-def _sayable() -> Iterator[None]:
-    """Raise UsageError `session.request.range` for values that no request can have."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise UsageError("session.request.range", str(error)) from error
 
 
 async def _granted(

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from sealane.errors import UsageError
-
 
 class OneLineParser(argparse.ArgumentParser):
     """Ends with code 2 and one line; `--help` has the usage.
@@ -44,8 +42,7 @@ class OneLineParser(argparse.ArgumentParser):
 class bounded:  # noqa: N801 - reads as a type in add_argument
     """An integer with bounds that its error message names."""
 
-    def __init__(self, name: str, minimum: int, maximum: int) -> None:
-        self._name = name
+    def __init__(self, minimum: int, maximum: int) -> None:
         self._minimum = minimum
         self._maximum = maximum
 
@@ -56,9 +53,7 @@ class bounded:  # noqa: N801 - reads as a type in add_argument
         except ValueError:
             value = self._minimum - 1
         if not self._minimum <= value <= self._maximum:
-            error = UsageError(
-                "option.range",
-                f"{self._name}: found {text!r}, allowed: {self._minimum} to {self._maximum}",
+            raise argparse.ArgumentTypeError(
+                f"found {text!r}, allowed: {self._minimum} to {self._maximum}"
             )
-            raise argparse.ArgumentTypeError(str(error))
         return value

@@ -10,6 +10,7 @@ from rich.console import Console
 import sealane
 from sealane.daemon import lab
 from sealane.daemon.arguments import OneLineParser, bounded
+from sealane.daemon.ctl_output import system_refused
 from sealane.daemon.demo.run import DemoOptions, StopSignal, run_demo
 from sealane.errors import Error
 
@@ -29,12 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = StopSignal()
     try:
         results = asyncio.run(run_demo(options, console, stop))
+        sys.stdout.flush()
     except asyncio.CancelledError:
         console.print("sealane: interrupted; everything it started is stopped and removed")
         return SIGNALLED + stop.number
     except Error as error:
         print(f"sealane: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        return system_refused("sealane", error)
     return 0 if results.holds else 3
 
 
@@ -67,20 +71,20 @@ def parse(arguments: Sequence[str]) -> DemoOptions:
     )
     demo.add_argument(
         "--messages",
-        type=bounded("--messages", 1, MESSAGES_MAX),
+        type=bounded(1, MESSAGES_MAX),
         metavar="N",
         default=MESSAGES_DEFAULT,
         help=f"1 MiB messages timed per scheme, 1 to {MESSAGES_MAX} (default: %(default)s)",
     )
     demo.add_argument(
         "--volume-size",
-        type=bounded("--volume-size", 1 << 20, VOLUME_BYTES_MAX),
+        type=bounded(1 << 20, VOLUME_BYTES_MAX),
         metavar="BYTES",
         help="size of the volume (default: what the input needs)",
     )
     demo.add_argument(
         "--seed",
-        type=bounded("--seed", 0, (1 << 63) - 1),
+        type=bounded(0, (1 << 63) - 1),
         metavar="N",
         default=1,
         help="seed of the link's losses and of the sample (default: %(default)s)",

@@ -48,7 +48,7 @@ from sealane.daemon.logs import get_logger
 from sealane.daemon.metrics import Metrics, MetricsServer, by_owner
 from sealane.daemon.nodes import NodesServicer
 from sealane.daemon.notify import Notifier
-from sealane.daemon.runtime import RunDirectory, prepare_directory
+from sealane.daemon.runtime import RunDirectory, claimed_state
 from sealane.daemon.scrub_schedule import keep_jobs
 from sealane.daemon.servers import (
     bind_tcp,
@@ -103,6 +103,7 @@ async def serve(
     async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
         daemon = Daemon(config, tasks, stack)
         stack.enter_context(run_directory.claimed())
+        stack.enter_context(claimed_state(Path(config.node.state_dir)))
         await daemon.start(run_directory)
         daemon.spawn("watchdog", notifier.keep_watchdog())
         run_directory.write_ready(node=config.node.name, addresses=daemon.addresses)
@@ -157,7 +158,6 @@ class Daemon:
     async def start(self, run_directory: RunDirectory) -> None:
         """Start every role of the configuration."""
         config = self.config
-        prepare_directory(Path(config.node.state_dir), key="node.state_dir")
         if config.metrics is not None:
             server = MetricsServer(self.metrics, config.metrics.listen)
             self._stack.callback(server.close)

@@ -29,6 +29,7 @@ from sealane.daemon.jobs import RATE_MAX
 from sealane.daemon.sections import load_section
 from sealane.daemon.storage.subsystem_config import Nqn, Subsystems
 from sealane.errors import UsageError
+from sealane.transport.planned_loss import PLANNED_LOSS_MAX
 
 THIRD_PARTIES_MAX: Final = 256
 TARGET_NAMESPACES_MAX: Final = 1024
@@ -294,7 +295,7 @@ class FabricConfig(Section):
     idle_timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
     reordering_micros: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     unit_bytes: Annotated[int, Field(ge=256, le=65_000)] | Literal["auto"] = UNIT_BYTES
-    assumed_loss: Annotated[float, Field(ge=0, le=0.1)] = 1e-5
+    assumed_loss: Annotated[float, Field(ge=0, le=PLANNED_LOSS_MAX)] = 1e-5
     plan_objective: Literal["mean", "p99", "p999"] = "mean"
     trust_grace_seconds: Annotated[int, Field(ge=30, le=86_400)] = 3600
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=600)] = 10

@@ -8,7 +8,6 @@ import dataclasses
 import datetime as dt
 import functools
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from sealane.client import (
 )
 from sealane.client.connection import DEFAULT_SOCKET
 from sealane.daemon.arguments import OneLineParser
-from sealane.daemon.ctl_output import Command, Output, text_of
+from sealane.daemon.ctl_output import Command, Output, system_refused, text_of
 from sealane.errors import Error
 
 NOUNS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -56,15 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
             options.run(options, output)
         else:
             asyncio.run(_call(options, output))
+        sys.stdout.flush()
     except Error as error:
         print(f"sealanectl: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of our output went away; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        return system_refused("sealanectl", error)
     return 0
 
 
@@ -107,10 +105,7 @@ def _status_rows(status: NodeStatus, now: dt.datetime) -> Mapping[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="sealanectl", description="Talks to the sealaned on this machine.")
     parser.set_defaults(is_offline=False)
-    parser.add_argument(
-        "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="default: %(default)s"
-    )
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    _add_shared(parser, socket=DEFAULT_SOCKET, output="table")
     parser.add_argument("--version", action="version", version=f"sealanectl {__version__}")
     nouns = parser.add_subparsers(dest="noun", required=True, metavar="NOUN")
 
@@ -118,7 +113,23 @@ def _parser() -> argparse.ArgumentParser:
         nouns.add_parser(noun, help=text, fill=functools.partial(_fill, sources))
     status = nouns.add_parser("status", help="what the daemon is")
     status.set_defaults(run=_status)
+    _add_shared(status)
     return parser
+
+
+def _add_shared(
+    parser: argparse.ArgumentParser,
+    *,
+    socket: str = argparse.SUPPRESS,
+    output: str = argparse.SUPPRESS,
+) -> None:
+    """Add what every command takes, before its noun or after its verb."""
+    parser.add_argument(
+        "--socket", default=socket, metavar="PATH", help=f"default: {DEFAULT_SOCKET}"
+    )
+    parser.add_argument(
+        "--output", choices=("table", "json"), default=output, help="default: table"
+    )
 
 
 def _fill(sources: tuple[str, ...], parser: argparse.ArgumentParser) -> None:
@@ -126,6 +137,8 @@ def _fill(sources: tuple[str, ...], parser: argparse.ArgumentParser) -> None:
     for source in sources:
         module, _, function = source.partition(":")
         getattr(importlib.import_module(f"sealane.daemon.{module}"), function)(verbs)
+    for parser_of_verb in verbs.choices.values():
+        _add_shared(parser_of_verb)
 
 
 if __name__ == "__main__":

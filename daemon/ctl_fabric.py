@@ -2,11 +2,11 @@
 
 import argparse
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sealane.client import Client, translated
-from sealane.daemon.ctl_output import CALL_SECONDS, Output
+from sealane.daemon.ctl_output import CALL_SECONDS, Output, size_text
 from sealane.protocol.v1 import sessions_pb2
 
 POLL_SECONDS: Final = 0.5
@@ -70,7 +70,27 @@ async def session_limits(
         {"job": "(all together)", **{name: every.get(name, "") for name in most}, **_NO_USE},
         {"job": "(each job)", **most, **_NO_USE},
     ]
-    output.show(rows + [_job_row(job, most) for job in fabric.jobs])
+    rows += [_job_row(job, most) for job in fabric.jobs]
+    output.show(rows, [_shown(row) for row in rows])
+
+
+def _shown(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with the units that people read."""
+
+    def text(name: str, unit: Callable[[Any], str]) -> str:
+        return "" if row[name] == "" else unit(row[name])
+
+    return {
+        "job": row["job"],
+        "sessions": row["sessions"],
+        "memory": text("region_bytes", size_text),
+        "receives": row["receives"],
+        "sends": row["sends"],
+        "Mbit/s": text("rate_bits_per_second", lambda rate: f"{rate / 1e6:,.7g}"),
+        "sent": text("wire_bytes_sent", size_text),
+        "waited": text("waited_seconds", lambda seconds: f"{seconds:.3g} s"),
+        "refused": row["refused_operations"],
+    }
 
 
 def _job_row(job: sessions_pb2.Job, limits: Mapping[str, int]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 import argparse
 import datetime as dt
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -62,7 +63,8 @@ class Output:
         if self.form == "json":
             print(_json(list(rows)), file=self.file)
         elif shown:
-            self._print([[*shown[0]], *([text_of(v) for v in row.values()] for row in shown)])
+            heads = [_head(name) for name in shown[0]]
+            self._print([heads, *([text_of(v) for v in row.values()] for row in shown)])
 
     def show_one(self, row: Mapping[str, Any], table: Mapping[str, Any] | None = None) -> None:
         """Print one record, a line for each of its values; `table` is what people get of it."""
@@ -70,7 +72,7 @@ class Output:
             print(_json(row), file=self.file)
         else:
             shown = row if table is None else table
-            self._print([[key, text_of(value)] for key, value in shown.items()])
+            self._print([[_head(key), text_of(value)] for key, value in shown.items()])
 
     def line(self, row: Mapping[str, Any]) -> None:
         """Print one record of a stream, as one line."""
@@ -98,7 +100,19 @@ class Output:
 
 
 Command = Callable[["Client", argparse.Namespace, Output], Awaitable[None]]
-"""(verbs, name, what it runs, help) → its parser."""
+"""What a verb runs."""
+
+
+def system_refused(program: str, error: OSError) -> int:
+    """Say what the system refused, unless the reader of our output left; returns the exit code.
+
+    What is left of the output can't be written, perhaps: nor is it tried when the process ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
+    return 1
 
 
 def size_text(size_bytes: int) -> str:
@@ -106,6 +120,11 @@ def size_text(size_bytes: int) -> str:
     units = ("TiB", "GiB", "MiB", "KiB")
     unit = next((u for u in units if size_bytes >= SIZE_UNITS[u]), "KiB")
     return f"{size_bytes / SIZE_UNITS[unit]:.4g} {unit}"
+
+
+def _head(name: str) -> str:
+    """Return what a table calls a value: words where JSON has a field's name."""
+    return name.replace("_", " ")
 
 
 def _json(value: object) -> str:

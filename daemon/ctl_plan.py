@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path as FilePath
 from typing import Any, Final
 
+from sealane.daemon.arguments import bounded
 from sealane.daemon.ctl_output import SIZE_UNITS, Output, size_text
 from sealane.daemon.fabric.settings import UNIT_BYTES
 from sealane.daemon.plan_map import draw_map
-from sealane.errors import UsageError
 from sealane.transport.model import (
     PACKET_OVERHEAD_BYTES,
     RTO_FACTOR,
@@ -34,6 +34,8 @@ UNIT_BYTES_MIN: Final = 256
 MESSAGE_BYTES_MAX: Final = 1 << 36
 """Bytes of a message, most (docs/session-wire.md)."""
 RATE_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+ROUND_TRIP_SECONDS_MAX: Final = 3600.0
+MTU_MAX: Final = 65_535
 TIME_UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
@@ -52,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rtt", type=_duration, required=True, metavar="TIME", help="round trip: 25ms")
     add("--rate", type=_rate, default=10e9, metavar="RATE", help="bits a second: 400G (10G)")
     add("--burst", type=float, default=1.0, metavar="B", help="mean run of lost packets (1)")
-    add("--mtu", type=int, default=None, metavar="BYTES", help="of the path (1500)")
+    mtu = bounded(PACKET_OVERHEAD_BYTES + UNIT_BYTES_MIN, MTU_MAX)
+    add("--mtu", type=mtu, metavar="BYTES", help="of the path (1500)")
     add(
         "--objective",
         choices=[objective.value for objective in Objective],
@@ -153,11 +156,6 @@ def _record(candidate: Candidate) -> dict[str, Any]:
 def _path(options: argparse.Namespace) -> Path:
     overhead = PACKET_OVERHEAD_BYTES
     unit_bytes = UNIT_BYTES if options.mtu is None else options.mtu - overhead
-    if unit_bytes < UNIT_BYTES_MIN:
-        message = (
-            f"an MTU of {options.mtu} leaves {unit_bytes} bytes a unit: {UNIT_BYTES_MIN} needed"
-        )
-        raise UsageError("plan.mtu.range", message)
     return Path(
         rate_bits_per_second=options.rate,
         round_trip_seconds=options.rtt,
@@ -195,7 +193,10 @@ def _duration(text: str) -> float:
     unit = next((unit for unit in ("ms", "us", "s") if text.endswith(unit)), "")
     if not unit:
         raise argparse.ArgumentTypeError(f"{text}: a time has a unit: s, ms or us")
-    return _positive(text.removesuffix(unit), text) * TIME_UNITS[unit]
+    seconds = _positive(text.removesuffix(unit), text) * TIME_UNITS[unit]
+    if seconds > ROUND_TRIP_SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: {ROUND_TRIP_SECONDS_MAX:.0f}s at most")
+    return seconds
 
 
 def _positive(number: str, text: str) -> float:

@@ -23,18 +23,32 @@ LIMITS: Final = {
 """What may hold sending up: name in statistics and JSON, and for people."""
 _SHARE_MIN: Final = 0.005
 """Of the time, below which a limit is not shown to people."""
+WATCH_SECONDS_MIN: Final = 0.1
+WATCH_SECONDS_MAX: Final = 86_400
 LAST_ROW: Final = (1 << 64) - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `session stat`."""
-    parser.add_argument("name", help="sessions/{id}")
+    parser.add_argument("name", metavar="NAME", help="resource name, as list prints it")
     parser.add_argument(
         "--watch",
-        type=float,
+        type=_pause,
         metavar="SECONDS",
         help="again after so long, for what was done in between, until interrupted",
     )
+
+
+def _pause(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not WATCH_SECONDS_MIN <= seconds <= WATCH_SECONDS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: {WATCH_SECONDS_MIN} to {WATCH_SECONDS_MAX} seconds"
+        )
+    return seconds
 
 
 async def session_stat(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -43,6 +57,8 @@ async def session_stat(client: Client, options: argparse.Namespace, output: Outp
     for turn in itertools.count():
         if turn:
             await asyncio.sleep(options.watch)
+            if output.form == "table":
+                print(file=output.file)
         request = sessions_pb2.GetSessionRequest(name=options.name)
         with translated():
             session = await client.sessions.GetSession(request, timeout=CALL_SECONDS)

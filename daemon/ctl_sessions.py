@@ -7,12 +7,10 @@ import importlib
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-
 from sealane.client import Client, translated
 from sealane.daemon.clock import utc_now
 from sealane.daemon.ctl_output import CALL_SECONDS, Output, pages
-from sealane.daemon.ctl_session_stat import LIMITS, limits
+from sealane.daemon.ctl_session_stat import LIMITS, limits, record
 from sealane.daemon.ctl_verbs import named, verb
 from sealane.protocol.v1 import sessions_pb2
 
@@ -72,11 +70,12 @@ async def _session_get(client: Client, options: argparse.Namespace, output: Outp
     request = sessions_pb2.GetSessionRequest(name=options.name)
     with translated():
         session = await client.sessions.GetSession(request, timeout=CALL_SECONDS)
-    row = MessageToDict(
-        session, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    shown = _description(session)
+    output.show_one(
+        record(session, session.statistics) | shown,
+        {name: value for name, value in shown.items() if value}
+        | {"figures": f"sealanectl session stat {session.name}"},
     )
-    row["statistics"] = dict(sorted(row["statistics"].items()))
-    output.show_one(row)
 
 
 async def _session_watch(client: Client, options: argparse.Namespace, output: Output) -> None:
@@ -90,6 +89,21 @@ async def _session_close(client: Client, options: argparse.Namespace, output: Ou
     request = sessions_pb2.CloseSessionRequest(name=options.name)
     with translated():
         await client.sessions.CloseSession(request, timeout=CALL_SECONDS)
+
+
+def _description(session: sessions_pb2.Session) -> dict[str, Any]:
+    """Return what a session is; `session stat` says what it does."""
+    return {
+        "name": session.name,
+        "display_name": session.display_name,
+        "state": _state(session),
+        "peer": session.peer_node,
+        "side": session.side,
+        "unit_bytes": session.unit_bytes,
+        "rate_bits_per_second": session.rate_bits_per_second,
+        "data_addresses": list(session.data_addresses),
+        "close_reason": session.close_reason,
+    }
 
 
 def _state_row(session: sessions_pb2.Session) -> Mapping[str, Any]:

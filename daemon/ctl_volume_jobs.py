@@ -7,13 +7,14 @@ import datetime as dt
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from sealane.client import Client, JobFinding, Volume, VolumeJob, VolumeStore
 from sealane.daemon.ctl_output import SIZE_UNITS, Output, size_text, text_of
 from sealane.daemon.ctl_verbs import named
 from sealane.errors import UnavailableError
 
+_DIGITS_MAX: Final = 19
 _KINDS = {
     "scrub": "read every written sector where it is stored and check it, in the background",
     "refresh": "issue fast-path MACs anew, in the background, so that reads need no leaf page",
@@ -149,7 +150,8 @@ def store_rows(volume: Volume) -> dict[str, Any]:
     store = volume.store
     rows: dict[str, Any] = {"store": store.kind}
     if store.health:
-        rows["health"] = health_text(store)
+        note = ": no whole scrub yet" if store.health == "unknown" else ""
+        rows["health"] = health_text(store) + note
     if store.health == "opening":
         return rows
     rows["sectors written"] = store.sectors_written
@@ -205,7 +207,8 @@ def parse_rate(text: str) -> int:
     size = text.removesuffix("/s")
     digits = size.rstrip("KMGTiB")
     unit = SIZE_UNITS.get(size[len(digits) :])
-    if unit is None or not digits.isascii() or not digits.isdigit():
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
+    if unit is None or not is_number or int(digits) * unit >= 1 << 63:
         raise argparse.ArgumentTypeError(
             f"{text!r}; allowed: bytes per second, as a number or with KiB, MiB, GiB, TiB"
         )

@@ -160,6 +160,7 @@ def _full(volume: Volume) -> Mapping[str, Any]:
         "access": "read only" if volume.is_read_only else "",
         "shared with": [_share(share) for share in volume.shares],
     }
+    rows = {name: value for name, value in rows.items() if value not in ("", [])}
     a = volume.attachment
     if a is not None:
         rows |= {

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealane.daemon.arguments import OneLineParser, bounded
-from sealane.daemon.ctl_output import Output
+from sealane.daemon.ctl_output import Output, system_refused
 from sealane.daemon.sections import load_section
-from sealane.errors import Error, UnavailableError, UsageError
+from sealane.errors import Error, UsageError
 from sealane.transport.lab.control import LabConnection, launch, run_inside, the_only_lab
 from sealane.transport.lab.measure import SHARE_MAX, measure
 from sealane.transport.lab.names import lab_names
@@ -31,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
     except Error as error:
         print(f"sealane lab: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"sealane lab: {error}", file=sys.stderr)
-        return UnavailableError.exit_code
+        return system_refused("sealane lab", error)
     return code
 
 
@@ -68,6 +68,9 @@ def _exec(options: argparse.Namespace) -> int:
         raise UsageError("lab.command", "no command; allowed: sealane lab exec HOST -- COMMAND …")
     with LabConnection(options.lab or the_only_lab()) as connection:
         topology = Topology.model_validate(connection.ask("status")["topology"])
+        if options.report is not None:
+            # A report that can't be written is said before the run, not after it.
+            options.report.touch()
         if options.restart_schedule:
             connection.ask("schedule")
         before = connection.ask("report")
@@ -250,7 +253,7 @@ def _parser() -> OneLineParser:
     capacity = add("measure", _measure, "measure how many packets a second a link carries here")
     capacity.add_argument(
         "--mtu",
-        type=bounded("--mtu", 1280, 9000),
+        type=bounded(1280, 9000),
         action="append",
         help="bytes of the packets; may be repeated (default: 1500 and 9000)",
     )

@@ -53,7 +53,7 @@ def draw_map(
         f"{path.round_trip_seconds * 1e3:g} ms, units of {path.unit_bytes} B{bursts}, "
         f"parity up to {parity_budget:.0%}"
     )
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, format="png", dpi=110)
     plt.close(figure)
 
 

@@ -1,4 +1,4 @@
-"""The daemon's directories: state and run directory, the lock of one start, the ready file."""
+"""The daemon's directories: state and run directory, the locks of one start, the ready file."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,8 @@ from sealane.errors import UnavailableError, UsageError
 SOCKET_NAME: Final = "sealaned.sock"
 RING_SOCKET_NAME: Final = "ring.sock"
 READY_NAME: Final = "ready.json"
-_LOCK_NAME: Final = "sealaned.lock"
+_RUN_LOCK_NAME: Final = "sealaned.lock"
+_STATE_LOCK_NAME: Final = "state.lock"
 
 
 def prepare_directory(path: Path, *, key: str) -> None:
@@ -35,6 +36,17 @@ def prepare_directory(path: Path, *, key: str) -> None:
         raise UsageError("directory.unusable", f"{key} {path}: not writable")
 
 
+@contextlib.contextmanager
+def claimed_state(path: Path) -> Iterator[None]:
+    """Hold a state directory; UnavailableError `daemon.running` if another daemon does.
+
+    Before anything is enrolled: a second one would be certified as the node, the first refused.
+    """
+    prepare_directory(path, key="node.state_dir")
+    with _locked(path / _STATE_LOCK_NAME, in_use=path, key="node.state_dir"):
+        yield
+
+
 class RunDirectory:
     """One start's claim on a run directory: socket path and ready file."""
 
@@ -51,27 +63,13 @@ class RunDirectory:
         The lock dies with its process, so what a killed daemon left is removed without doubt.
         """
         prepare_directory(self._path, key="node.run_dir")
-        lock = self._path / _LOCK_NAME
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o600)
-        except OSError as error:
-            raise UsageError("directory.unusable", f"{lock}: {error.strerror}") from error
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UnavailableError(
-                    "daemon.running",
-                    f"{self.socket}: in use by a running sealaned; give this one another "
-                    "node.run_dir",
-                ) from error
+        lock = self._path / _RUN_LOCK_NAME
+        with _locked(lock, in_use=self.socket, key="node.run_dir"):
             self._remove_leftovers()
             try:
                 yield
             finally:
                 self._remove_leftovers()
-        finally:
-            os.close(descriptor)
 
     def write_ready(self, *, node: str, addresses: Mapping[str, str]) -> None:
         """Write the ready file in one step: pid, node, and where everything listens."""
@@ -87,6 +85,25 @@ class RunDirectory:
                 raise UsageError(
                     "directory.unusable", f"{path}: can't be removed: {error.strerror}"
                 ) from error
+
+
+@contextlib.contextmanager
+def _locked(lock: Path, *, in_use: Path, key: str) -> Iterator[None]:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode=0o600)
+    except OSError as error:
+        raise UsageError("directory.unusable", f"{lock}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UnavailableError(
+                "daemon.running",
+                f"{in_use}: in use by a running sealaned; give this one another {key}",
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes) -> None:

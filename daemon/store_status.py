@@ -58,7 +58,7 @@ def _health(statistics: Mapping[str, int], jobs: Sequence[Job]) -> Health:
     if statistics.get("failed"):
         return "failed"
     scrub = next((job for job in jobs if job.kind == "scrub"), None)
-    if any(job.found > job.repaired for job in jobs):
+    if statistics.get("orphaned_sets") or any(job.found > job.repaired for job in jobs):
         # What reads find wrong fails them; a scrub that finds it no more has seen it written anew.
         return "damaged"
     return "good" if scrub is not None and scrub.state == "finished" else "unknown"

@@ -4,6 +4,9 @@ Needs numpy: the fabric imports it with its first session.
 """
 
 import asyncio
+import functools
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,8 +74,15 @@ async def keep_planned(
 ) -> None:
     """Install a plan for the assumed loss, and another whenever the path shows to be different.
 
-    Returns when the session is closed. Losses that come with congestion change nothing.
+    Returns when the session is closed; a plan in the making is given up then, and when this is
+    cancelled. Losses that come with congestion change nothing.
     """
+    given_up = threading.Event()
+
+    def check() -> None:
+        if given_up.is_set():
+            raise _GivenUpError
+
     statistics = session.statistics()
     path = Path(
         rate_bits_per_second=rate_bits_per_second,
@@ -81,10 +91,27 @@ async def keep_planned(
         unit_bytes=unit_bytes,
         overhead_bytes=PACKET_OVERHEAD_BYTES,
     )
-    planner = await asyncio.to_thread(Planner, path, Objective(objective))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            make = functools.partial(Planner, path, Objective(objective), check=check)
+            keeping = tasks.create_task(_keep(session, make, interval_seconds))
+            await session.wait_closed()
+            keeping.cancel()
+    finally:
+        # Its thread would go on, and have the process wait for it.
+        given_up.set()
+
+
+class _GivenUpError(Exception):
+    """Nobody waits for this plan any more."""
+
+
+async def _keep(session: Planned, make: Callable[[], Planner], interval_seconds: float) -> None:
+    planner = await asyncio.to_thread(make)
     _install(session, planner)
     counters = _Counters()
-    while not await _is_closed_within(session, interval_seconds):
+    while True:
+        await asyncio.sleep(interval_seconds)
         found, queueing = counters.read(session.statistics())
         planner.estimator.observe(found, queue_delay_round_trips=queueing)
         if await asyncio.to_thread(planner.update) is not None:
@@ -96,12 +123,3 @@ async def keep_planned(
 def _install(session: Planned, planner: Planner) -> None:
     session.install_plan([(row.length_max, row.k, row.m, row.depth) for row in planner.plan.rows])
     session.outlook = Outlook(plan=planner.plan, estimate=planner.estimator.estimate)
-
-
-async def _is_closed_within(session: Planned, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await session.wait_closed()
-    except TimeoutError:
-        return False
-    return True

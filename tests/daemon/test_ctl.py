@@ -4,13 +4,16 @@ import argparse
 import asyncio
 import datetime as dt
 import io
+import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from patience import PATIENCE_SECONDS
@@ -23,6 +26,7 @@ from sealane.client import (
     VolumeJob,
     connect,
 )
+from sealane.client.connection import Volumes
 from sealane.daemon.ctl import _status_rows, main
 from sealane.daemon.ctl_output import Output
 from sealane.daemon.ctl_subsystems import _subsystem_rows
@@ -117,6 +121,8 @@ def test_volume_says_its_units() -> None:
     assert shown["size"] == "1.5 GiB (1610612736 bytes)"
     assert shown["counters"] == "512 used of 1024 leased"
     assert shown["export"] == "127.0.0.1:4421, namespace 1"
+    # What a volume doesn't have takes no line.
+    assert not {"third party", "access", "shared with"} & shown.keys()
 
 
 def _job(**values: Any) -> VolumeJob:
@@ -149,7 +155,9 @@ def test_rates_are_numbers_with_binary_units(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "-1", "MiB", "1.5MiB", "9MB/s", "1/s/s"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "MiB", "1.5MiB", "9MB/s", "1/s/s", "9999999TiB", "9" * 5000]
+)
 def test_other_rates_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="allowed"):
         parse_rate(text)
@@ -237,6 +245,71 @@ def test_argument_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "not UTF-8" in error
+
+
+def test_form_of_the_answer_is_asked_for_before_the_noun_or_after_the_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = str(tmp_path / "key.pem")
+    for arguments in (
+        ["--output", "json", "key", "attestation", key],
+        ["key", "fingerprint", key, "--output", "json"],
+    ):
+        assert main(arguments) == 0
+        assert json.loads(capsys.readouterr().out)["fingerprint"].startswith("sha256:")
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    key = str(tmp_path / "key.pem")
+    program = "import sys; from sealane.daemon import ctl; sys.exit(ctl.main(sys.argv[1:]))"
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program, "key", "attestation", key],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "sealanectl: No space left on device\n")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "1e9", "often"])
+def test_pause_between_looks_at_a_session_is_bounded(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["session", "stat", "sessions/x", "--watch", seconds])
+    assert caught.value.code == 2
+    assert "allowed: 0.1 to 86400 seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size_bytes", [-1, 1 << 64, "many"])
+async def test_numbers_that_no_request_can_have_are_refused(size_bytes: Any) -> None:
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        for call in (
+            Volumes(channel).create(size_bytes=size_bytes),
+            Volumes(channel).resize("volumes/x", size_bytes=size_bytes),
+            Volumes(channel).start_job("volumes/x", "scrub", bytes_per_second=size_bytes),
+            Volumes(channel).change_job("volumes/x", "scrub", bytes_per_second=size_bytes),
+            Volumes(channel).attach("volumes/x", host_nqn="nqn.h", via_trsvcid=size_bytes),
+        ):
+            with pytest.raises(UsageError) as caught:
+                await call
+            assert caught.value.reason == "volume.request.range"
+
+
+async def test_a_job_has_ended_when_its_end_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [_job(state="finished", ended=ended) for ended in (None, None, NOW)]
+
+    async def get(_volumes: Volumes, _name: str, *, with_store: bool) -> Any:
+        assert with_store
+        return SimpleNamespace(store=SimpleNamespace(jobs=[jobs.pop(0)]))
+
+    monkeypatch.setattr(Volumes, "get", get)
+    monkeypatch.setattr("sealane.client.connection._JOB_POLL_SECONDS", 0.0)
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        assert (await Volumes(channel).wait_job("volumes/x", "scrub")).ended == NOW
+    assert jobs == []
 
 
 @pytest.mark.parametrize("length", [10, 300])

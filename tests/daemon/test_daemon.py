@@ -84,6 +84,20 @@ def test_second_start_in_one_run_directory_is_refused(site: Site, broker: Daemon
     assert sealanectl("--socket", broker.socket, "status").returncode == 0
 
 
+def test_second_daemon_of_a_state_directory_is_refused_before_it_enrols(
+    site: Site, broker: Daemon
+) -> None:
+    config = site.root / "second.toml"
+    first = (site.root / "broker.toml").read_text()
+    config.write_text(first.replace(str(broker.run_dir), str(site.root / "second-run")))
+    ended = sealaned("--config", config)
+    assert ended.returncode == 4
+    assert ended.stderr == (
+        f"sealaned: {site.root / 'broker'}: in use by a running sealaned; "
+        "give this one another node.state_dir [daemon.running]\n"
+    )
+
+
 def test_start_after_a_kill_takes_the_stale_socket_over(site: Site) -> None:
     site.write_policy({})
     config = site.broker_config()

@@ -244,6 +244,18 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
             assert "nothing to send" in shown.stdout
             told = sealanectl("--socket", near.socket, "--output", "json", "session", "stat", name)
             assert json.loads(told.stdout)["statistics"]["sends_completed"] == 4
+            told = sealanectl("--socket", near.socket, "--output", "json", "session", "get", name)
+            found = json.loads(told.stdout)
+            assert found["state"] in {"established", "closed"}
+            assert (found["side"], found["unit_bytes"]) == ("initiator", 1408)
+            assert found["statistics"]["sends_completed"] == 4
+            shown = sealanectl("--socket", near.socket, "session", "get", name)
+            assert f"sealanectl session stat {name}" in shown.stdout
+            assert "sends_completed" not in shown.stdout
+            told = sealanectl("--socket", near.socket, "session", "limits")
+            assert told.stdout.splitlines()[2].split()[:7] == [
+                "(each", "job)", "16", "1", "GiB", "4096", "4096",
+            ]  # fmt: skip
             told = sealanectl("--socket", near.socket, "--output", "json", "session", "limits")
             every, each, *jobs = json.loads(told.stdout)
             assert every["rate_bits_per_second"] == each["rate_bits_per_second"] == 1_000_000_000

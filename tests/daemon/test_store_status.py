@@ -41,3 +41,15 @@ def test_health_is_that_of_the_last_jobs_and_of_a_store_that_failed(
 
     assert status("out of place") == health
     assert status("") == "", "it keeps no freshness"
+
+
+def test_a_store_with_sets_orphaned_since_the_last_scrub_is_damaged() -> None:
+    for orphaned, health in ((0, "good"), (1, "damaged")):
+        status = store_status(
+            kind="file",
+            layout="in place",
+            anchor="none",
+            statistics={"orphaned_sets": orphaned},
+            jobs=[job()],
+        )
+        assert status.health == health

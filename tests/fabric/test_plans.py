@@ -1,7 +1,14 @@
 """A session's plan follows what its counters say of the path."""
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
 
+import pytest
+
+from patience import PATIENCE_SECONDS
+from sealane.daemon.fabric import plans
 from sealane.daemon.fabric.plans import Outlook, keep_planned
 
 RATE = 1_000_000_000
@@ -15,6 +22,7 @@ class FakeSession:
         self.outlook: Outlook | None = None
         self.installed: list[list[tuple[int, int, int, int]]] = []
         self._looks = looks
+        self._closed = asyncio.Event()
         self._added = added
         self._counters = dict.fromkeys(
             ("packets_sent", "lost_packets", "lost_runs", "ce_echoed", "send_drops"), 0
@@ -22,6 +30,8 @@ class FakeSession:
 
     def statistics(self) -> dict[str, int]:
         self._looks -= 1
+        if self._looks < 0:
+            self._closed.set()
         for name, value in self._added.items():
             self._counters[name] += value
         return {**self._counters, "srtt_nanos": 25_000_000}
@@ -30,8 +40,10 @@ class FakeSession:
         self.installed.append(rows)
 
     async def wait_closed(self) -> None:
-        if self._looks > 0:
-            await asyncio.sleep(60)
+        await self._closed.wait()
+
+    def close(self) -> None:
+        self._closed.set()
 
 
 async def planned(
@@ -87,3 +99,49 @@ async def test_losses_with_congestion_marks_and_local_drops_make_none() -> None:
 
     assert len((await planned(1e-6, **losses, ce_echoed=1)).installed) == 1
     assert len((await planned(1e-6, **losses, send_drops=200)).installed) == 1
+
+
+class EndlessPlanner:
+    """Makes a plan until it is given up, as others do for seconds."""
+
+    begun = threading.Event()
+    ended = threading.Event()
+
+    def __init__(self, *_: object, check: Callable[[], None]) -> None:
+        self.begun.set()
+        try:
+            while not self.ended.wait(0.001):
+                check()
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> type[EndlessPlanner]:
+    kind = type("Endless", (EndlessPlanner,), {n: threading.Event() for n in ("begun", "ended")})
+    monkeypatch.setattr(plans, "Planner", kind)
+    return kind
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["closed", "stopped"])
+async def test_a_plan_in_the_making_is_given_up_when_nobody_waits_for_it(
+    endless: type[EndlessPlanner], is_cancelled: bool
+) -> None:
+    session = FakeSession(looks=60)
+    keeping = asyncio.ensure_future(
+        keep_planned(session, rate_bits_per_second=RATE, unit_bytes=1408, assumed_loss=0.1)
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await asyncio.to_thread(endless.begun.wait, PATIENCE_SECONDS)
+            if is_cancelled:
+                keeping.cancel()
+            else:
+                session.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+        assert await asyncio.to_thread(endless.ended.wait, PATIENCE_SECONDS)
+    finally:
+        endless.ended.set()
+
+    assert session.installed == []

@@ -65,6 +65,18 @@ def test_marks_cross_a_relay(start_lab: Callable[..., RunningLab]) -> None:
     assert lab.path("long")["marked_packets"] == fields.count(3) >= 15
 
 
+def test_report_that_cannot_be_written_is_said_before_the_run(
+    start_lab: Callable[..., RunningLab], tmp_path: Path
+) -> None:
+    ran, report = tmp_path / "ran", tmp_path / "absent" / "report.json"
+    with ends(start_lab) as (lab, _, _):
+        words = ("exec", "--lab", lab.name, "--report", report, "a", "--", "touch", ran)
+        result = command(*words)
+
+    assert (result.returncode, ran.exists()) == (1, False)
+    assert result.stderr == f"sealane lab: {report}: No such file or directory\n"
+
+
 def test_commands_learn_where_to_send(start_lab: Callable[..., RunningLab]) -> None:
     with ends(start_lab) as (lab, _, server), ThreadPoolExecutor(1) as pool:
         code = (

@@ -31,6 +31,22 @@ def test_the_way_back_is_the_way_there_but_for_what_it_says(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        ("burst = { p = 0.1, r = 0.5 }", "loss = 0.5"),
+        ("loss = 0.5", "burst = { p = 0.1, r = 0.5 }"),
+    ],
+)
+def test_the_way_back_may_lose_packets_in_the_other_way(
+    there: str, back: str, tmp_path: Path
+) -> None:
+    (link,) = load(tmp_path, wan("long", f"{there}\n[wan.backward]\n{back}")).wan
+
+    assert (link.loss > 0) == (link.burst is None) == (there == "loss = 0.5")
+    assert (link.backward.loss > 0) == (link.backward.burst is None) == (back == "loss = 0.5")
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "wan: missing"),

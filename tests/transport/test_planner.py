@@ -15,6 +15,7 @@ from sealane.transport.model import (
     ideal,
     sample_losses,
 )
+from sealane.transport.planned_loss import PLANNED_LOSS_MAX
 from sealane.transport.planner import (
     LossEstimator,
     Objective,
@@ -27,7 +28,6 @@ from sealane.transport.planner import (
 )
 from sealane.transport.planner.choice import code_of
 from sealane.transport.planner.estimate import (
-    PLANNED_RATE_MAX,
     Evidence,
     estimate,
     poisson_interval,
@@ -157,6 +157,23 @@ def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective, los
             close += score <= best * (1.05 if objective is Objective.MEAN else 1.10)
 
     assert close >= 0.95 * 10 * losses
+
+
+@pytest.mark.parametrize("checks", [1, 7, 40])
+def test_a_plan_in_the_making_ends_where_its_check_says(checks: int) -> None:
+    class EnoughError(Exception):
+        pass
+
+    left = checks
+
+    def check() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        Planner(long_path(0.05), Objective.P999, check=check)
 
 
 def test_rows_rise_and_neighbours_differ() -> None:
@@ -326,7 +343,7 @@ def test_a_path_that_loses_nearly_all_has_the_plan_of_one_that_loses_a_tenth(
     renewed = planner.update()
 
     assert renewed is not None
-    assert renewed.path.loss.rate == PLANNED_RATE_MAX
+    assert renewed.path.loss.rate == PLANNED_LOSS_MAX
     assert planner.update() is None, "nothing is gained by another"
 
 

@@ -208,8 +208,12 @@ class Wan(Direction):
         """Take what `backward` doesn't say from the way forward."""
         if not isinstance(value, dict) or not isinstance(value.get("backward", {}), dict):
             return value
+        own = value.get("backward", {})
         shared = {key: value[key] for key in Direction.model_fields if key in value}
-        return {**value, "backward": {**shared, **value.get("backward", {})}}
+        if {"loss", "burst"} & own.keys():
+            # Of these two a direction has one.
+            shared = {key: shared[key] for key in shared.keys() - {"loss", "burst"}}
+        return {**value, "backward": {**shared, **own}}
 
     @field_validator("forward_to")
     @classmethod

@@ -6,7 +6,7 @@ are what the engine installs (`SessionEndpoint.install_plan`).
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -164,31 +164,41 @@ def rank(
     message_bytes: int,
     objective: Objective = Objective.MEAN,
     parity_budget: float = PARITY_BUDGET,
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Candidate]:
     """All candidates within the budget, the one to take first, then by score.
 
-    The budget is of the data units; of a short message, by a quantile, see SHORT_UNITS.
+    The budget is of the data units; of a short message, by a quantile, see SHORT_UNITS. `check`
+    is called before each candidate is evaluated: what it raises ends the work.
     """
     check_budget(parity_budget)
-    found = [
-        evaluate(path, message_bytes, scheme)
-        for scheme in candidates(path, message_bytes, objective, parity_budget)
-    ]
+    found = []
+    for scheme in candidates(path, message_bytes, objective, parity_budget):
+        check()
+        found.append(evaluate(path, message_bytes, scheme))
     found.sort(key=lambda candidate: candidate.score(objective))
     best = _first(found, objective)
     return [best, *(candidate for candidate in found if candidate is not best)]
 
 
 def plan(
-    path: Path, objective: Objective = Objective.MEAN, parity_budget: float = PARITY_BUDGET
+    path: Path,
+    objective: Objective = Objective.MEAN,
+    parity_budget: float = PARITY_BUDGET,
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> Plan:
-    """Choose for every size: a row for each power of two, equal neighbours taken together."""
+    """Choose for every size: a row for each power of two, equal neighbours taken together.
+
+    Takes seconds of processor time where losses are many; `check` as in `rank`.
+    """
     rows: list[PlanRow] = []
     for length_max in _sizes():
         # In the middle of the row, on a logarithmic scale. Quantiles jump, and lengths are mostly
         # powers of two: what holds at the end of the row holds within it.
         length = length_max / math.sqrt(2) if objective is Objective.MEAN else length_max
-        scheme = _choose(path, round(length), objective, parity_budget)
+        scheme = _choose(path, round(length), objective, parity_budget, check)
         k, m, depth = code_of(scheme)
         if rows and (rows[-1].k, rows[-1].m, rows[-1].depth) == (k, m, depth):
             rows.pop()
@@ -196,13 +206,20 @@ def plan(
     return Plan(path=path, objective=objective, parity_budget=parity_budget, rows=tuple(rows))
 
 
-def _choose(path: Path, message_bytes: int, objective: Objective, parity_budget: float) -> Scheme:
+def _choose(
+    path: Path,
+    message_bytes: int,
+    objective: Objective,
+    parity_budget: float,
+    check: Callable[[], None],
+) -> Scheme:
     """Take the first of `rank`, without the rest where that is certain."""
+    check()
     repeat = evaluate(path, message_bytes, SelectiveRepeat())
     if repeat.is_sure(objective, TIE * ideal(path, message_bytes)):
         # Nothing can be faster than that by more than a tie.
         return repeat.scheme
-    return rank(path, message_bytes, objective, parity_budget)[0].scheme
+    return rank(path, message_bytes, objective, parity_budget, check=check)[0].scheme
 
 
 def code_of(scheme: Scheme) -> tuple[int, int, int]:
@@ -236,7 +253,20 @@ def why(path: Path, message_bytes: int, ranked: Sequence[Candidate], objective: 
     return (
         f"{losses}: {gain:.2f} times as fast as selective repeat, "
         f"{best.score(objective) / fastest:.2f} of ideal, for {best.parity:.0%} parity"
+        f"{_beside_faster(ranked, objective)}"
     )
+
+
+def _beside_faster(ranked: Sequence[Candidate], objective: Objective) -> str:
+    """Say why the first is taken although others score better, where some do."""
+    best = ranked[0]
+    faster = [c.score(objective) for c in ranked[1:] if c.score(objective) < best.score(objective)]
+    if not faster:
+        return ""
+    gain = best.score(objective) / min(faster) - 1
+    if gain <= TIE - 1:
+        return f"; more parity or depth would gain {gain:.1%}"
+    return f"; what is {gain:.0%} faster is less sure of it"
 
 
 def check_budget(parity_budget: float) -> None:

@@ -5,10 +5,12 @@ rate's business, those of the own host's queues nobody's on the path.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 from sealane.transport.model import Loss, Path
+from sealane.transport.planned_loss import PLANNED_LOSS_MAX
 from sealane.transport.planner.choice import PARITY_BUDGET, Objective, Plan, plan
 
 QUANTILE: Final = 1.96
@@ -27,9 +29,6 @@ DELAY_RISE: Final = 0.05
 """Growth of the queueing delay, in round trips, that makes losses congestive."""
 BURST_MAX: Final = 1e4
 RATE_MAX: Final = 0.99
-PLANNED_RATE_MAX: Final = 0.1
-"""Loss that plans are made for, most: parity within the budget mends little more, the model is
-checked up to here, and takes minutes for one size far beyond. The rest is repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,17 +200,22 @@ class Planner:
         path: Path,
         objective: Objective = Objective.MEAN,
         parity_budget: float = PARITY_BUDGET,
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make the first plan; for `check` see `plan`."""
         self.estimator = LossEstimator()
-        self.plan = plan(path, objective, parity_budget)
+        self._check = check
+        self.plan = plan(path, objective, parity_budget, check=check)
 
     def update(self) -> Plan | None:
         """Return a new plan if the estimate has moved far from what the present one is for."""
         found, planned = self.estimator.estimate, self.plan.path.loss
-        is_worst = min(found.loss.rate, planned.rate) >= PLANNED_RATE_MAX
+        is_worst = min(found.loss.rate, planned.rate) >= PLANNED_LOSS_MAX
         if is_worst or not found.is_beyond(planned):
             return None
-        loss = replace(found.loss, rate=min(found.loss.rate, PLANNED_RATE_MAX))
+        loss = replace(found.loss, rate=min(found.loss.rate, PLANNED_LOSS_MAX))
         path = replace(self.plan.path, loss=loss)
-        self.plan = plan(path, self.plan.objective, self.plan.parity_budget)
+        objective, parity_budget = self.plan.objective, self.plan.parity_budget
+        self.plan = plan(path, objective, parity_budget, check=self._check)
         return self.plan

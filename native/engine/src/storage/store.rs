@@ -3,12 +3,14 @@
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::link::Nanos;
 pub use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, METADATA_BYTES};
 
+use super::events::EventLog;
 use super::upkeep::Upkeep;
 
 /// Where a namespace keeps its blocks. Every queue thread opens a channel of its own.
@@ -32,6 +34,8 @@ pub trait BlockStore: Debug + Send + Sync {
     fn layout(&self) -> &'static str {
         ""
     }
+    /// Has the store tell what it finds wrong unasked, from now on.
+    fn tell_events(&self, _events: &Arc<EventLog>) {}
     /// How far a store that keeps freshness has come: what it tells with the end of a flush has all
     /// of that flush. None: it keeps none.
     fn milestone(&self) -> Option<Milestone> {

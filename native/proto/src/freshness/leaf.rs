@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use super::node::{Node, NodeKey};
+use super::pending::Known;
 use crate::sector::IV_BYTES;
 
 /// Bytes of a leaf page: one metadata block on the device.
@@ -21,8 +22,26 @@ pub trait LeafFormat: Debug + Send + Sync + 'static {
     /// Bytes of an entry in a log record.
     const ENTRY_BYTES: usize;
 
-    /// The entry of a sector by its index in the set; None: unwritten, or no such index.
+    /// Stands for the entry of a sector of which nobody knows what is current. No write has it.
+    const ORPHAN: Self::Entry;
+
+    /// The entry of a sector by its index in the set, [`Self::ORPHAN`] too; None: unwritten, or no
+    /// such index.
     fn get(page: &LeafPage, index: usize) -> Option<Self::Entry>;
+    /// What the page says of a sector by its index in the set.
+    fn known(page: &LeafPage, index: usize) -> Known<Self::Entry> {
+        match Self::get(page, index) {
+            None => Known::Void,
+            Some(entry) if entry == Self::ORPHAN => Known::Orphaned,
+            Some(entry) => Known::Entry(entry),
+        }
+    }
+    /// The page of a set of which nobody knows anything but that it has so many sectors.
+    fn orphaned(sectors: u64) -> LeafPage {
+        let mut page = [0; LEAF_BYTES];
+        (0..sectors as usize).for_each(|index| Self::set(&mut page, index, Some(&Self::ORPHAN)));
+        page
+    }
     /// Changes it; None: unwritten. Nothing happens beyond the set.
     fn set(page: &mut LeafPage, index: usize, entry: Option<&Self::Entry>);
     /// Writes an entry to [`Self::ENTRY_BYTES`] of a log record.
@@ -33,6 +52,7 @@ pub trait LeafFormat: Debug + Send + Sync + 'static {
 
 /// The layout in which a sector keeps its place and its own metadata: 340 IVs a page, sector by
 /// sector, then 16 bytes of zeros (arXiv:2510.18756 §3.3). An IV of zeros is never granted: unwritten.
+/// Nor is one of ones, the last of all counters: orphaned.
 #[derive(Debug)]
 pub struct Ivs;
 
@@ -43,6 +63,7 @@ impl LeafFormat for Ivs {
     type Entry = Iv;
     const ENTRIES_PER_LEAF: u64 = 340;
     const ENTRY_BYTES: usize = IV_BYTES;
+    const ORPHAN: Iv = [0xFF; IV_BYTES];
 
     fn get(page: &LeafPage, index: usize) -> Option<Iv> {
         let ivs = &page.as_chunks::<IV_BYTES>().0[..Self::ENTRIES_PER_LEAF as usize];
@@ -132,10 +153,10 @@ impl Leaf {
         self.node
     }
 
-    /// What is current of a sector; None: unwritten.
+    /// What is current of a sector; None: unwritten, or nobody knows.
     #[must_use]
     pub fn entry<F: LeafFormat>(&self, index: usize) -> Option<F::Entry> {
-        F::get(&self.page, index)
+        F::get(&self.page, index).filter(|entry| *entry != F::ORPHAN)
     }
 }
 

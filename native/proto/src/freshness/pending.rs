@@ -17,6 +17,9 @@ pub enum Known<E> {
     Void,
     /// Nothing: what the leaf page says is current.
     Absent,
+    /// Nobody knows, as the leaf page that knew was wrong when it was to be changed: an error until
+    /// it is written or made unwritten again. Only leaf pages say so.
+    Orphaned,
 }
 
 /// What a merge does next, in order of sets.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::milestone::Milestone;
 
+use super::super::events::EventLog;
 use super::super::store::{BLOCK_BYTES, BlockStore, StoreChannel, StoreCounters};
 use super::super::upkeep::Upkeep;
 use super::fresh::anchor::Anchor;
@@ -134,6 +135,10 @@ impl<P: Place> BlockStore for FreshStore<P> {
 
     fn layout(&self) -> &'static str {
         P::LAYOUT
+    }
+
+    fn tell_events(&self, events: &Arc<EventLog>) {
+        self.shared.map.tell_events(events);
     }
 
     fn milestone(&self) -> Option<Milestone> {

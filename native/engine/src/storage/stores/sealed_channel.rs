@@ -18,7 +18,7 @@ use super::fresh::failure::{Refusal, copy_error};
 use super::fresh::geometry::Geometry;
 use super::fresh::journal::{Mailbox, Requests};
 use super::fresh::leaves::{Checked, Fetch};
-use super::fresh::map::take_leaf;
+use super::fresh::map::{check_orphans, take_leaf};
 use super::fresh::placed::{Placed, PlacedEntry};
 use super::fresh_store::Shared;
 use super::pages::{IO_PAGES_MAX, Page};
@@ -89,7 +89,7 @@ pub(super) fn runs(entries: &[Known<PlacedEntry>], geometry: &Geometry) -> Vec<R
 fn placed(entries: &[Known<PlacedEntry>]) -> impl Iterator<Item = &PlacedEntry> {
     entries.iter().filter_map(|known| match known {
         Known::Entry(entry) => Some(entry),
-        Known::Void | Known::Absent => None,
+        Known::Void | Known::Absent | Known::Orphaned => None,
     })
 }
 
@@ -174,8 +174,12 @@ impl SealedChannel {
         }
     }
 
-    /// All entries are known.
+    /// All that can be known of entries is.
     fn looked_up(&mut self, mut operation: Operation) {
+        operation.result = check_orphans(&operation.entries, operation.lba);
+        if operation.result.is_err() {
+            return self.finish(operation);
+        }
         if let StoreRequest::Read { buffer, .. } = &mut operation.request {
             for (block, known) in buffer.chunks_exact_mut(BLOCK_BYTES).zip(&operation.entries) {
                 if !matches!(known, Known::Entry(_)) {

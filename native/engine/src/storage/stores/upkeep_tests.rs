@@ -3,18 +3,21 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use sealane_proto::freshness::leaf::{Ivs, LeafFormat};
 use sealane_proto::freshness::pending::Known;
 use sealane_proto::nvme::Reason;
-use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field};
+use sealane_proto::sector::{BLOCK_BYTES, DATA_BYTES, field, metadata_mut};
 
+use super::super::events::EventLog;
 use super::super::store::{BlockStore, StoreRequest};
 use super::super::upkeep::{PIECE_BLOCKS, Report};
 use super::conformance;
+use super::fresh::failure::Refusal;
 use super::fresh::placed::Placed;
 use super::fresh::upkeep::read_each;
-use super::fresh_store::Trust;
+use super::fresh_store::{FreshStore, Place, Trust};
 use super::in_place_store::{InPlaceStore, raw_blocks};
 use super::inline_file::InlineFileStore;
 use super::pages::PAGE_BYTES;
@@ -44,6 +47,12 @@ impl<S: BlockStore> World<S> {
         let buffer = conformance::blocks(BLOCK_BYTES, lba, blocks, version);
         let write = StoreRequest::Write { lba, buffer, durable: true };
         conformance::execute(&mut *channel, write).expect("write");
+    }
+
+    fn try_read(&self, lba: u64) -> io::Result<Vec<u8>> {
+        let mut channel = self.store.open()?;
+        let buffer = vec![0xAA; BLOCK_BYTES];
+        conformance::execute(&mut *channel, StoreRequest::Read { lba, buffer })
     }
 
     fn deallocate(&self, lba: u64, blocks: u64) {
@@ -135,6 +144,83 @@ impl OutOfPlace {
 
 fn lbas(report: &Report) -> Vec<Option<u64>> {
     report.findings.iter().map(|finding| finding.lba).collect()
+}
+
+/// A leaf page that is wrong and known to nobody when changes of its set are merged: what hosts, a
+/// watcher and a scrub see of it, and how it heals. Pages of the device are of `page_bytes`.
+fn assert_orphans<P: Place>(
+    world: World<FreshStore<P>>,
+    page_bytes: usize,
+    reopen: impl Fn(World<FreshStore<P>>) -> World<FreshStore<P>>,
+) {
+    let size = P::Layout::ENTRIES_PER_LEAF;
+    let events = Arc::new(EventLog::new().expect("events"));
+    world.store.tell_events(&events);
+    world.write(0, 2 * size + 10, 1);
+    world.store.map().merge().expect("merge");
+    let place = world.store.map().leaves().fetch(1).expect("not void").place;
+    world.flip(place * page_bytes as u64);
+    world.store.map().leaves().forget_pages();
+    world.write(size + 5, 1, 2);
+    world.deallocate(size + 7, 1);
+    world.store.map().merge().expect("the store lives on");
+    let told: Vec<_> = events.take().into_iter().map(|it| (it.kind, it.reason, it.lba)).collect();
+    assert_eq!(told, [("found", "sector.stale", Some(size))]);
+
+    let world = reopen(world);
+    let read = |world: &World<_>, lba| world.try_read(lba).map_err(|it| Refusal::of(&it).cloned());
+    let refused = |lba| Err(Some(Refusal::Orphaned(lba)));
+    let block = |lba, version| Ok(conformance::block(BLOCK_BYTES, lba, version));
+    assert_eq!(read(&world, size - 1), block(size - 1, 1), "the other sets know theirs");
+    assert_eq!(read(&world, 2 * size), block(2 * size, 1));
+    assert_eq!(read(&world, size + 5), block(size + 5, 2));
+    assert_eq!(read(&world, size + 7), Ok(vec![0; BLOCK_BYTES]));
+    for lba in [size, size + 6, 2 * size - 1] {
+        assert_eq!(read(&world, lba), refused(lba));
+    }
+    let report = world.scrub();
+    assert!(report.findings.iter().all(|it| it.reason == Reason::SectorStale && !it.is_known));
+    let orphaned = (size..2 * size).filter(|lba| ![size + 5, size + 7].contains(lba));
+    assert_eq!(lbas(&report), orphaned.map(Some).collect::<Vec<_>>());
+
+    // Each block heals by itself, and all of them when all are written or unwritten.
+    world.write(size, 1, 3);
+    assert_eq!(read(&world, size), block(size, 3));
+    world.deallocate(size + 1, size - 1);
+    world.store.map().merge().expect("merge");
+    assert_eq!(world.scrub().findings, []);
+    assert_eq!(read(&world, 2 * size - 1), Ok(vec![0; BLOCK_BYTES]));
+}
+
+#[test]
+fn blocks_in_place_whose_leaf_page_is_lost_are_errors_until_they_are_written_again() {
+    assert_orphans(World::in_place(), BLOCK_BYTES, World::<InPlaceStore>::reopened);
+}
+
+#[test]
+fn blocks_out_of_place_whose_leaf_page_is_lost_are_errors_until_they_are_written_again() {
+    assert_orphans(World::out_of_place(), PAGE_BYTES, World::<SealedFileStore>::reopened);
+}
+
+#[test]
+fn a_refresh_vouches_for_no_block_that_nobody_knows() {
+    let world = World::in_place();
+    world.write(0, 10, 1);
+    world.store.map().merge().expect("merge");
+    world.flip(world.leaf_place(0));
+    world.store.map().leaves().forget_pages();
+    world.write(3, 1, 2);
+    world.store.map().merge().expect("merge");
+    let (mut report, mut upkeep) = (Report::default(), world.store.upkeep().unwrap().unwrap());
+    upkeep.refresh(0..10, &mut report).expect("refresh");
+    assert_eq!(report.refreshed, 1);
+    assert_eq!(report.findings.len(), 9);
+    // Nor for one that looks as a block does that nobody knows.
+    let mut forged = [0; BLOCK_BYTES];
+    forged.copy_from_slice(&conformance::block(BLOCK_BYTES, 4, 9));
+    metadata_mut(&mut forged, field::IV).fill(0xFF);
+    let vouched = world.store.map().vouch(0, [(4, &mut forged)]).expect("leaf page").remove(0);
+    assert_eq!(vouched.expect("no error"), None);
 }
 
 /// What is written twice, merged and made void.

@@ -163,7 +163,7 @@ pub struct Namespace {
     is_reserved: AtomicBool,
     pub(super) counters: Counters,
     busy: Mutex<Busy>,
-    events: EventLog,
+    events: Arc<EventLog>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -193,6 +193,8 @@ impl Namespace {
 
     fn assemble(store: Box<dyn BlockStore>, is_sealed: bool, is_fresh: bool) -> io::Result<Self> {
         let (block_bytes, block_count) = (store.block_bytes(), store.block_count());
+        let events = Arc::new(EventLog::new()?);
+        store.tell_events(&events);
         Ok(Self {
             layout: store.layout(),
             store: RwLock::new(Some(store)),
@@ -207,7 +209,7 @@ impl Namespace {
             is_reserved: AtomicBool::new(false),
             counters: Counters::default(),
             busy: Mutex::default(),
-            events: EventLog::new()?,
+            events,
         })
     }
 

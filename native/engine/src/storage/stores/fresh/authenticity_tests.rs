@@ -2,11 +2,12 @@
 //! refused. Without an anchor a whole older state passes; with one, nothing older than it knows of.
 
 use std::io;
-use std::sync::{Arc, OnceLock, Weak, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 use std::time::Duration;
 
 use sealane_proto::aead::Secret;
 use sealane_proto::freshness::leaf::LeafFormat;
+use sealane_proto::freshness::pending::Known;
 
 use super::super::pages::{BlockFile, Page};
 use super::super::torn_disk::TornDisk;
@@ -16,7 +17,7 @@ use super::failure::Refusal;
 use super::geometry::Geometry;
 use super::keys::{Authority, StoreKeys};
 use super::log::{LogPage, Record};
-use super::map::Map;
+use super::map::{Map, check_orphans, take_leaf};
 use super::placed::{Placed, PlacedEntry};
 use super::superblock::Superblock;
 use super::test_blocks::{block, version_of};
@@ -89,8 +90,13 @@ impl World {
     }
 
     fn entry(&self, lba: u64) -> io::Result<Option<PlacedEntry>> {
-        let (set, index) = (lba / Placed::ENTRIES_PER_LEAF, lba % Placed::ENTRIES_PER_LEAF);
-        Ok(self.map.set_entries(set)?[index as usize])
+        let mut known = self.map.current(lba, 1);
+        let set = lba / Placed::ENTRIES_PER_LEAF;
+        if let Some(leaf) = self.map.leaf(set)? {
+            take_leaf::<Placed>(&mut known, lba, set, &leaf);
+        }
+        check_orphans(&known, lba)?;
+        Ok(if let Known::Entry(entry) = known[0] { Some(entry) } else { None })
     }
 
     /// Version of a block; 0: unwritten.
@@ -134,7 +140,7 @@ fn is_rolled_back<T>(result: io::Result<T>) -> bool {
 fn is_stale<T>(result: io::Result<T>) -> bool {
     let error = result.err();
     let refusal = error.as_ref().and_then(|error| Refusal::of(error));
-    matches!(refusal, Some(Refusal::Stale(_) | Refusal::StaleLeaf(_)))
+    matches!(refusal, Some(Refusal::Stale(_) | Refusal::StaleLeaf(_) | Refusal::Orphaned(_)))
 }
 
 /// The checkpoint that counts.
@@ -268,8 +274,77 @@ fn an_older_leaf_page_is_refused_when_it_is_read_and_when_it_is_merged() {
     assert!(is_stale(opened.read(6)), "all that the page tells of");
     assert_eq!(opened.read(100).expect("another set"), 0);
     opened.write(6, 3);
-    assert!(is_stale(opened.map.merge()), "a merge makes nothing old current");
-    assert!(opened.try_write(100, 4).is_err(), "the store takes nothing more");
+    opened.map.merge().expect("the store lives on");
+    assert!(is_stale(opened.read(5)), "a merge makes nothing old current");
+    assert!(is_stale(opened.read(74)), "nor unwritten what it doesn't know");
+    assert_eq!(opened.read(6).expect("written since"), 3);
+    opened.write(100, 4);
+    opened.write(5, 5);
+    opened.map.deallocate(7, 1).expect("deallocate");
+    opened.map.merge().expect("merge");
+    let found = [5, 6, 7, 100].map(|lba| opened.read(lba).expect("what is changed since is known"));
+    assert_eq!(found, [5, 3, 0, 4]);
+    assert!(is_stale(opened.read(8)));
+}
+
+/// A device that answers with zeros once for one page.
+#[derive(Debug)]
+struct Glitch {
+    disk: Arc<TornDisk>,
+    page: Mutex<Option<u64>>,
+}
+
+impl BlockFile for Glitch {
+    fn read(&self, page: u64, pages: &mut [Page]) -> io::Result<()> {
+        self.disk.read(page, pages)?;
+        let hit = self.page.lock().expect("page").take_if(|hit| *hit == page);
+        if hit.is_some() {
+            pages[0] = Page::ZERO;
+        }
+        Ok(())
+    }
+
+    fn write(&self, page: u64, pages: &[Page]) -> io::Result<()> {
+        self.disk.write(page, pages)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+}
+
+#[test]
+fn a_leaf_page_that_was_misread_once_is_read_again() {
+    let disk = Arc::new(TornDisk::default());
+    let glitch = Arc::new(Glitch { disk: Arc::clone(&disk), page: Mutex::default() });
+    let file = Arc::clone(&glitch) as Arc<dyn BlockFile>;
+    let map = Map::create(file, &SUPERBLOCK, &Authority::Device, None).expect("store");
+    let world = World { disk, map };
+    world.write(5, 1);
+    world.map.merge().expect("merge");
+    let place = world.map.leaves().fetch(0).expect("not void").place;
+    world.map.leaves().forget_pages();
+    world.write(6, 2);
+    *glitch.page.lock().expect("page") = Some(place);
+    world.map.merge().expect("merge");
+    assert_eq!(*glitch.page.lock().expect("page"), None, "it was misread");
+    assert_eq!([5, 6].map(|lba| world.read(lba).expect("known")), [1, 2]);
+}
+
+#[test]
+fn blocks_beyond_the_end_of_a_store_are_not_orphaned() {
+    let world = World::create(None);
+    world.write(199, 1);
+    world.map.merge().expect("merge");
+    let held = world.map.leaves().fetch(2).expect("not void");
+    world.map.leaves().forget_pages();
+    put(&world.disk, held.place, &Page::ZERO);
+    world.write(198, 2);
+    world.map.merge().expect("merge");
+    let leaf = world.map.leaf(2).expect("leaf").expect("not void");
+    let known = (0..Placed::ENTRIES_PER_LEAF as usize).map(|index| Placed::known(&leaf, index));
+    let orphaned = known.filter(|known| *known == Known::Orphaned).count();
+    assert_eq!(orphaned, 200 - 2 * Placed::ENTRIES_PER_LEAF as usize - 1);
 }
 
 #[test]

@@ -35,7 +35,9 @@ pub struct Counters {
     pub epoch: AtomicU64,
     /// Root commits before it; may have wrapped, as what is added to it makes it right.
     pub commits_before: AtomicU64,
-    /// Blocks that leaf pages have entries of.
+    /// Leaf pages that merges found wrong: their blocks were orphaned.
+    pub orphaned_sets: AtomicU64,
+    /// Blocks that leaf pages have entries of; those orphaned stay counted.
     pub written: AtomicU64,
     /// Whether the anchor knows of this store: 0 or 1.
     pub is_anchored: AtomicU64,
@@ -75,6 +77,7 @@ impl Counters {
             ("anchored", read(&self.is_anchored)),
             ("anchor_number", read(&self.anchor_number)),
             ("log_pages_used", read(&self.log_used)),
+            ("orphaned_sets", read(&self.orphaned_sets)),
         ]
     }
 }

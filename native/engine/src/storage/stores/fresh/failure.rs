@@ -13,6 +13,9 @@ pub enum Refusal {
     /// A leaf page isn't the one that was written last.
     #[error("leaf page {0} isn't what was written last")]
     StaleLeaf(u64),
+    /// The leaf page that knew the block was wrong when it was to be changed.
+    #[error("nobody knows what block {0} is, as its leaf page was wrong: write it again")]
+    Orphaned(u64),
     /// A page that the next opening needs isn't the one that was written last.
     #[error("it isn't what was written last")]
     Damaged,
@@ -32,7 +35,7 @@ impl Refusal {
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self {
-            Self::Stale(_) | Self::StaleLeaf(_) => Reason::SectorStale,
+            Self::Stale(_) | Self::StaleLeaf(_) | Self::Orphaned(_) => Reason::SectorStale,
             Self::Damaged => Reason::StoreDamaged,
             Self::RolledBack(_) => Reason::StoreRolledBack,
             Self::AnchorUnreachable(_) => Reason::AnchorUnreachable,

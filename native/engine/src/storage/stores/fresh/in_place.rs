@@ -82,6 +82,7 @@ impl Map<Ivs> {
                     metadata_mut(block, field::MAC).fill(0);
                 }
                 Known::Entry(_) => return Err(Refusal::Stale(lba).into()),
+                Known::Orphaned => return Err(Refusal::Orphaned(lba).into()),
                 Known::Void | Known::Absent => block.fill(0),
             }
         }

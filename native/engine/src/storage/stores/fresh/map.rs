@@ -9,13 +9,14 @@
 use std::fmt::Debug;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafFormat, LeafPage};
 use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::freshness::pending::{Known, Pending};
 use sealane_proto::sector::BLOCK_BYTES;
 
+use super::super::super::events::EventLog;
 use super::super::pages::{BlockFile, Page};
 use super::super::slots::Slots;
 use super::anchor::Anchor;
@@ -109,8 +110,16 @@ pub fn take_leaf<F: LeafFormat>(
     for (lba, known) in (lba..).zip(known) {
         let index = lba.checked_sub(start).filter(|index| *index < F::ENTRIES_PER_LEAF);
         if let (Some(index), Known::Absent) = (index, *known) {
-            *known = F::get(page, index as usize).map_or(Known::Void, Known::Entry);
+            *known = F::known(page, index as usize);
         }
+    }
+}
+
+/// An error if nobody knows what one of the blocks from `lba` on is.
+pub fn check_orphans<E: Copy>(known: &[Known<E>], lba: u64) -> io::Result<()> {
+    match (lba..).zip(known).find(|(_, known)| matches!(known, Known::Orphaned)) {
+        Some((lba, _)) => Err(Refusal::Orphaned(lba).into()),
+        None => Ok(()),
     }
 }
 
@@ -130,6 +139,8 @@ pub struct Map<F: Layout> {
     pub(super) log_head: Mutex<LogHead>,
     pub(super) afloat: Afloat,
     pub(super) counters: Arc<Counters>,
+    /// Who is told what merges find wrong; nobody before it is set.
+    pub(super) events: OnceLock<Arc<EventLog>>,
 }
 
 impl<F: Layout> Map<F> {
@@ -199,18 +210,17 @@ impl<F: Layout> Map<F> {
         sets.filter_map(find).collect()
     }
 
-    /// The entries of all blocks of a set. Reads its leaf page if it isn't in memory, and blocks.
+    /// The entries of all blocks of a set. Reads its leaf page if it isn't in memory, and blocks. An
+    /// error, too, if nobody knows that of one of them.
     pub fn set_entries(&self, set: u64) -> io::Result<Vec<Option<F::Entry>>> {
         let start = set * F::ENTRIES_PER_LEAF;
         let end = (start + F::ENTRIES_PER_LEAF).min(self.geometry.block_count);
-        let known = self.current(start, end - start);
+        let mut known = self.current(start, end - start);
         let leaf = self.leaf(set)?;
-        let entry = |(index, known)| match known {
-            Known::Entry(entry) => Some(entry),
-            Known::Void => None,
-            Known::Absent => leaf.as_ref().and_then(|leaf| F::get(leaf, index)),
-        };
-        Ok(known.into_iter().enumerate().map(entry).collect())
+        take_leaf::<F>(&mut known, start, set, leaf.as_deref().unwrap_or(&[0; LEAF_BYTES]));
+        check_orphans(&known, start)?;
+        let entry = |known| if let Known::Entry(entry) = known { Some(entry) } else { None };
+        Ok(known.into_iter().map(entry).collect())
     }
 
     /// A leaf; None if it is void. Reads it if it isn't in memory, and blocks.
@@ -294,6 +304,11 @@ impl<F: Layout> Map<F> {
         let waiting = (state.active.entries() + state.frozen.entries()) as u64;
         named.push(("sectors_written", written + waiting));
         named
+    }
+
+    /// Has merges tell what they find wrong, from now on.
+    pub fn tell_events(&self, events: &Arc<EventLog>) {
+        self.events.get_or_init(|| Arc::clone(events));
     }
 
     /// How far the store has come: with the last flush that was answered, or as it was opened.

@@ -11,6 +11,7 @@ use sealane_proto::freshness::leaf::{LEAF_BYTES, LeafPage};
 use sealane_proto::freshness::node::Node;
 use sealane_proto::freshness::pending::{Pending, Step};
 
+use super::super::super::events::StorageEvent;
 use super::super::pages::Page;
 use super::commit::{Writer, write_sorted};
 use super::counters::count;
@@ -73,6 +74,7 @@ struct Merging<E> {
     /// Its leaf page before and after.
     before: Arc<LeafPage>,
     after: Arc<LeafPage>,
+    /// Whether `before` is what the node of `current` stands for.
     is_right: bool,
     growth: i32,
     node: Option<Node>,
@@ -96,7 +98,7 @@ fn apply<F: Layout>(
 ) -> i32 {
     let mut growth = 0;
     let mut set = |index: usize, entry: Option<&F::Entry>| {
-        let before = F::get(page, index);
+        let before = F::get(page, index).filter(|entry| *entry != F::ORPHAN);
         growth += i32::from(entry.is_some()) - i32::from(before.is_some());
         if let Some(slot) = before.as_ref().and_then(F::slot) {
             slot_maps.set(slot, false);
@@ -153,8 +155,8 @@ impl<F: Layout> Map<F> {
             set.growth = apply::<F>(&set.change, page, &mut writer.slot_maps, &mut merge.replaced);
         }
         each(hashers, &mut merging, |set| {
-            let Merging { current, before, after, .. } = &*set;
-            let node = current.held.map(|held| held.node);
+            let Merging { current, before, after, is_right, .. } = &*set;
+            let node = current.held.filter(|_| *is_right).map(|held| held.node);
             set.node = self.leaves.changed_node(current.leaf, node, before, after);
         });
         let written: Vec<_> = merging.into_iter().map(Merging::into_written).collect();
@@ -217,7 +219,8 @@ impl<F: Layout> Map<F> {
         end..end
     }
 
-    /// Leaf pages as they are now, of which those not in memory are read.
+    /// Leaf pages as they are now, of which those not in memory are read. One that is wrong on the
+    /// device knows nothing any more: its blocks are orphaned.
     fn take_pages(
         &self,
         changes: Vec<Change<F::Entry>>,
@@ -257,10 +260,50 @@ impl<F: Layout> Map<F> {
                 set.after = Arc::clone(&set.before);
             }
         });
-        match merging.iter().find(|set| !set.is_right) {
-            Some(set) => Err(Refusal::StaleLeaf(set.current.leaf).into()),
-            None => Ok(merging),
+        for set in merging.iter_mut().filter(|set| !set.is_right) {
+            self.take_wrong_page(set)?;
         }
+        Ok(merging)
+    }
+
+    /// Reads a leaf page that is wrong once more. If it still is, nothing tells which versions of its
+    /// blocks are current, and none is to become so by being shown: all are orphaned. Where they lay
+    /// isn't known either, so their slots stay taken.
+    fn take_wrong_page(&self, set: &mut Merging<F::Entry>) -> io::Result<()> {
+        let Some(held) = set.current.held else { return Ok(()) };
+        let leaf = set.current.leaf;
+        let mut page = [Page::ZERO];
+        self.file.read(self.geometry.leaf(leaf, held.copy), &mut page)?;
+        count(&self.counters.leaf_reads, 1);
+        set.is_right = self.leaves.is_page_of(leaf, held.node, &page[0].0);
+        if set.is_right {
+            set.before = Arc::new(page[0].0);
+        } else {
+            let start = leaf * F::ENTRIES_PER_LEAF;
+            let blocks = F::ENTRIES_PER_LEAF.min(self.geometry.block_count - start);
+            set.before = Arc::new(F::orphaned(blocks));
+            self.tell_orphaned(leaf, start..start + blocks);
+        }
+        set.after = Arc::clone(&set.before);
+        Ok(())
+    }
+
+    /// Counts and tells blocks that became orphaned.
+    fn tell_orphaned(&self, leaf: u64, blocks: Range<u64>) {
+        count(&self.counters.orphaned_sets, 1);
+        let Some(events) = self.events.get() else { return };
+        let wrong = Refusal::StaleLeaf(leaf);
+        events.push(StorageEvent {
+            kind: "found",
+            reason: wrong.reason().id(),
+            lba: Some(blocks.start),
+            association: 0,
+            queue_id: 0,
+            detail: format!(
+                "merge: {wrong}: sectors {}..{} can't be read until each is written again",
+                blocks.start, blocks.end
+            ),
+        });
     }
 
     /// Writes leaves, sorted, to their spare copies and takes them over.

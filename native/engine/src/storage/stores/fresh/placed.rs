@@ -118,6 +118,14 @@ impl LeafFormat for Placed {
     type Entry = PlacedEntry;
     const ENTRIES_PER_LEAF: u64 = (LEAF_BYTES / ENTRY_BYTES) as u64;
     const ENTRY_BYTES: usize = ENTRY_BYTES;
+    /// Its slot is the last that could be named, which no device has.
+    const ORPHAN: PlacedEntry = PlacedEntry {
+        slot: (1 << (8 * SLOT_BYTES)) - 2,
+        sequence: 0,
+        checksum: [0; CHECKSUM_BYTES],
+        seal: [0; SEAL_BYTES],
+        key_epoch: [0; 4],
+    };
 
     fn get(page: &[u8; LEAF_BYTES], index: usize) -> Option<PlacedEntry> {
         let bytes = &page.as_chunks::<ENTRY_BYTES>().0.get(index)?;

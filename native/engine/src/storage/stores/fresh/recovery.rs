@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::freshness::node::NodeKey;
@@ -238,6 +238,7 @@ impl<F: Layout> Map<F> {
             log_head: Mutex::new(log),
             afloat: Afloat::default(),
             counters,
+            events: OnceLock::new(),
         }
     }
 

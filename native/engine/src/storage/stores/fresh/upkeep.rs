@@ -11,7 +11,7 @@ use sealane_proto::freshness::pending::Known;
 
 use super::super::super::upkeep::{Finding, PIECE_BLOCKS, Report};
 use super::super::pages::{PAGE_BYTES, Page};
-use super::failure::reason_of;
+use super::failure::{Refusal, reason_of};
 use super::leaves::{Checked, Fetch};
 use super::map::{Layout, Map, take_leaf};
 use super::structure::Piece;
@@ -157,6 +157,11 @@ impl<F: Layout> Walk<F> {
                     report.unchecked += absent.count() as u64;
                 }
                 None => take_leaf::<F>(&mut known, piece.start, set, &[0; LEAF_BYTES]),
+            }
+        }
+        for (lba, known) in (piece.start..).zip(&known) {
+            if *known == Known::Orphaned {
+                note(report, Some(lba), "sector", Refusal::Orphaned(lba).into())?;
             }
         }
         Ok(known)

@@ -215,9 +215,21 @@ fn test_20_a_leaf_page_changed_or_put_back_is_refused_when_it_is_fetched() {
     assert_eq!(store.read(), Ok(Some(3)));
     store.life.map.leaves().forget_pages();
     assert_eq!(store.read(), Err(Refusal::StaleLeaf(1)));
-    // So it is for a merge: what it would write there is built on nothing else.
+    // A merge builds on nothing else: what it isn't told by a change is nobody's from then on.
     store.write(LBA, 4);
-    assert!(store.life.map.merge().is_err());
+    store.life.map.merge().expect("the store lives on");
+    assert_eq!(store.read(), Ok(Some(4)));
+    let beside = LBA + 1;
+    let look = |life: &Life<Placed>| life.look(beside).map_err(|it| Refusal::of(&it).cloned());
+    assert_eq!(look(&store.life), Err(Some(Refusal::Orphaned(beside))));
+    // Also when the right page is shown again, to this life or the next.
+    store.world.device.repent();
+    store.life.map.leaves().forget_pages();
+    assert_eq!(look(&store.life), Err(Some(Refusal::Orphaned(beside))));
+    let map = store.reopen().expect("it opens");
+    let life = store.world.life(map, History::default());
+    assert_eq!(life.look(LBA).expect("block"), Some(4));
+    assert_eq!(look(&life), Err(Some(Refusal::Orphaned(beside))));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::super::super::pages::{BlockFile, Page};
 use super::super::announcements::{Announcement, Begun};
 use super::super::failure::Refusal;
 use super::super::geometry::Geometry;
-use super::super::map::{Layout, Map};
+use super::super::map::{Layout, Map, check_orphans};
 use super::super::placed::{Placed, PlacedEntry};
 use super::super::test_blocks::{block, version_of};
 use super::beside::{self, Queues};
@@ -147,6 +147,7 @@ impl Workload for Placed {
     fn read(life: &Life<Self>, lba: u64, known: Known<PlacedEntry>) -> io::Result<Option<Version>> {
         let mut known = [known];
         life.resolve(&mut known, lba)?;
+        check_orphans(&known, lba)?;
         let [Known::Entry(entry)] = known else { return Ok(Some(UNWRITTEN)) };
         let mut pages = [Page::ZERO];
         life.device.read(life.map.geometry().slot(entry.slot), &mut pages)?;

@@ -1,0 +1,78 @@
+"""What the documents show is true: links lead somewhere, commands exist, examples load."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sealane.daemon.ctl import NOUNS, _parser
+from sealane.daemon.sections import load_section
+from sealane.transport.lab.topology import Topology
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
+
+
+def anchors(document: Path) -> set[str]:
+    """Names that a link may have behind its #, as the usual viewers make them."""
+    heads = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def links(document: Path) -> Iterator[tuple[Path, str]]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if not target.startswith("http"):
+            path, _, anchor = target.partition("#")
+            yield (document.parent / path if path else document), anchor
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for path, anchor in links(document):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+
+
+def shown(pattern: str) -> set[tuple[str, ...]]:
+    """What code in the documents has of a pattern."""
+    found: set[tuple[str, ...]] = set()
+    for document in DOCUMENTS:
+        for code in re.findall(r"```.*?```|`[^`]*`", document.read_text(), re.DOTALL):
+            found |= set(re.findall(pattern, code))
+    return found
+
+
+def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Subcommands of a parser, filled."""
+    with pytest.raises(SystemExit):
+        parser.parse_args([])
+    (found,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def test_commands_of_operators_exist() -> None:
+    nouns = choices(_parser())
+    verbs = {noun: choices(nouns[noun]) for noun in NOUNS}
+    for noun, verb in shown(r"sealanectl (?:--socket \S+ )?([a-z]+) ([a-z]+)(?![a-z])"):
+        assert noun in nouns, noun
+        assert noun == "status" or verb in verbs[noun], f"{noun} {verb}"
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for words in shown(r"\bmake ((?:[a-z-]+ ?)+)") for name in words.split()}
+    assert named <= targets, named - targets
+
+
+def test_topology_of_the_link_lab_loads(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "lab.md").read_text(), re.DOTALL)
+    path = tmp_path / "topology.toml"
+    path.write_text(text)
+    (wan,) = load_section(Topology, path).wan
+    assert wan.name == "ocean"
