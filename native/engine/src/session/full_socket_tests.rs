@@ -136,7 +136,7 @@ fn what_a_full_socket_drops_is_lost_counted_and_sent_again() {
         let [left, right] = sockets.each_ref().map(|udp| udp.local_address().unwrap());
         let [first, second] = sockets;
         let mut ends = [End::new(0, first, right), End::new(1, second, left)];
-        ends[0].memory.0 = (0..MESSAGE_BYTES).map(|at| (at * 131 >> 3) as u8).collect();
+        ends[0].memory.0 = (0..MESSAGE_BYTES).map(|at| ((at * 131) >> 3) as u8).collect();
         let mut now = 0;
         send(&mut ends, reliability, MILLISECOND, &mut now);
         assert_eq!(ends[1].lanes.receive_drops(), 0, "who looks in time loses nothing");
