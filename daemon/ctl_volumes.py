@@ -137,7 +137,7 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
         "size": size_text(volume.size_bytes),
         "target": volume.target_node,
         "state": _state(volume),
-        "health": health_text(volume.store) if volume.store is not None else "",
+        "health": health_text(volume.store) if volume.store else volume.store_unknown,
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
         "refusals": a.refusals if a is not None else "",
     }

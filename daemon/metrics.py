@@ -7,7 +7,14 @@ from socketserver import ThreadingMixIn
 from typing import Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    make_wsgi_app,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +24,8 @@ from sealane.errors import UnavailableError
 # Control calls take from a tenth of a millisecond (local) to seconds (a drain).
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
+# When a counter was first used says nothing that its value doesn't, and doubles what is scraped.
+disable_created_metrics()
 
 # A scraper that connects and says nothing must not hold a thread for ever.
 _SCRAPE_SECONDS: Final = 10
@@ -48,11 +57,12 @@ def by_owner(
 
 
 class Metrics:
-    """Every metric of a daemon."""
+    """Every metric of a daemon; those of a broker are exported by brokers only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_broker: bool = True) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        b = r if is_broker else CollectorRegistry()
         Gauge("sealane_build_info", "Version.", ["version"], registry=r).labels(__version__).set(1)
         self.calls = Counter(
             "sealane_grpc_calls", "Calls answered.", ["method", "code"], registry=r
@@ -98,7 +108,7 @@ class Metrics:
             "sealane_broker_authorizations_refused",
             "Peers that were not authorized, by reason id.",
             ["reason"],
-            registry=r,
+            registry=b,
         )
         self.authorizations_lost = Counter(
             "sealane_authorizations_lost",
@@ -119,38 +129,38 @@ class Metrics:
             "sealane_broker_revocations",
             "Roles of nodes revoked and restored by operators.",
             ["change"],
-            registry=r,
+            registry=b,
         )
         self.attestations = Counter(
             "sealane_broker_attestations",
             "Attestations appraised, by outcome and reason id.",
             ["outcome", "reason"],
-            registry=r,
+            registry=b,
         )
         self.collateral_refusals = Gauge(
             "sealane_broker_collateral_refusals",
             "What was refused of the collateral at its last load.",
-            registry=r,
+            registry=b,
         )
         self.collateral_next_update = Gauge(
             "sealane_broker_collateral_next_update_timestamp_seconds",
             "When the first list or document of the collateral ends, Unix time; 0 without any.",
-            registry=r,
+            registry=b,
         )
         self.policy_version = Gauge(
-            "sealane_broker_policy_version", "Version of the policy in force.", registry=r
+            "sealane_broker_policy_version", "Version of the policy in force.", registry=b
         )
         self.leases_granted = Counter(
-            "sealane_broker_leases_granted", "Counter leases granted.", registry=r
+            "sealane_broker_leases_granted", "Counter leases granted.", registry=b
         )
         self.leases_returned = Counter(
-            "sealane_broker_leases_returned", "Counter leases given back.", registry=r
+            "sealane_broker_leases_returned", "Counter leases given back.", registry=b
         )
         self.anchors_advanced = Counter(
-            "sealane_broker_anchors_advanced", "Records of devices' anchors changed.", registry=r
+            "sealane_broker_anchors_advanced", "Records of devices' anchors changed.", registry=b
         )
         self.keys_released = Counter(
-            "sealane_broker_keys_released", "Volume keys released.", registry=r
+            "sealane_broker_keys_released", "Volume keys released.", registry=b
         )
 
     def add_statistics(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:
@@ -175,7 +185,7 @@ class _StatisticsCollector(Collector):
                     name,
                     GaugeMetricFamily(
                         f"sealane_{self._prefix}_{name}",
-                        f"Native statistic {name} of a {self._labels[0]}.",
+                        f"{name.replace('_', ' ').capitalize()}, by {self._labels[0]}.",
                         labels=self._labels,
                     ),
                 )
