@@ -252,7 +252,7 @@ def _event_row(event: VolumeEvent) -> Mapping[str, Any]:
 
 def parse_size(text: str) -> int:
     """Return bytes for "4096", "64MiB", "1.5GiB" …; a multiple of 4096 comes out or an error."""
-    digits = text.rstrip("KMGTiB")
+    digits = text.rstrip("KMGTPiB")
     unit = SIZE_UNITS.get(text[len(digits) :])
     try:
         size = float(digits) * unit if unit is not None else -1.0
@@ -260,7 +260,7 @@ def parse_size(text: str) -> int:
         size = -1.0
     if not 4096 <= size < 2**63 or size % 4096:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB, MiB, GiB, TiB"
+            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB, MiB, GiB, TiB, PiB"
         )
     return int(size)
 
