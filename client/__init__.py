@@ -1,17 +1,8 @@
 """What a training job imports: `async with sealane.client.connect() as client: …`."""
 
 from sealane._native import ChunkBitmap
-from sealane.client.connection import (
-    Attachment,
-    Client,
-    NodeStatus,
-    Volume,
-    VolumeEvent,
-    Volumes,
-    VolumeShare,
-    connect,
-    translated,
-)
+from sealane.client.calls import translated
+from sealane.client.connection import Client, NodeStatus, connect
 from sealane.client.disk import Disk
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.grants import listen_session, open_session
@@ -31,7 +22,9 @@ from sealane.client.operations import (
     wait_all,
 )
 from sealane.client.session import Session
+from sealane.client.volume import Attachment, Volume, VolumeEvent, VolumeShare
 from sealane.client.volume_store import JobFinding, VolumeJob, VolumeStore
+from sealane.client.volumes import Volumes
 
 __all__ = [
     "Attachment",

@@ -8,13 +8,10 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-import grpc
-
 from sealane._native import JobRing
-from sealane.client.sayable import sayable
+from sealane.client.calls import sayable, translated
 from sealane.client.session import Session
 from sealane.errors import Error, UnavailableError
-from sealane.protocol.status import error_of
 from sealane.protocol.v1 import sessions_pb2
 
 if TYPE_CHECKING:  # the stub's asynchronous type exists for type checkers only
@@ -29,8 +26,9 @@ HAND_OVER_TIMEOUT_SECONDS: Final = 10.0
 OPEN_TIMEOUT_SECONDS: Final = 30.0
 """Above what a fabric takes to give up: its call to the peer, then the validation of the path."""
 ABSENT: Final = "session.listener.absent"
-_REQUEST_RANGE: Final = "session.request.range"
 _LISTENER_POLL_SECONDS: Final = 0.05
+_REQUEST_RANGE: Final = "session.request.range"
+_FABRIC: Final = "the fabric"
 
 
 @contextlib.asynccontextmanager
@@ -87,10 +85,8 @@ async def listen_session(
         request = sessions_pb2.ListenSessionRequest(
             job_token=job_token, display_name=display_name, region_bytes=region_bytes
         )
-    try:
+    with translated(_FABRIC):
         grant = await sessions.ListenSession(request)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, peer="the fabric") from error
     with contextlib.closing(Session(await fetch_ring(grant), grant.session)) as session:
         yield session
 
@@ -98,10 +94,8 @@ async def listen_session(
 async def _granted(
     sessions: "SessionsAsyncStub", request: sessions_pb2.OpenSessionRequest
 ) -> sessions_pb2.SessionGrant:
-    try:
+    with translated(_FABRIC):
         return await sessions.OpenSession(request, timeout=OPEN_TIMEOUT_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, peer="the fabric") from error
 
 
 async def introduce(sessions: "SessionsAsyncStub") -> bytes:
@@ -109,12 +103,10 @@ async def introduce(sessions: "SessionsAsyncStub") -> bytes:
 
     Raises UnavailableError if nobody serves the fabric's ring socket, or there are too many jobs.
     """
-    try:
+    with translated(_FABRIC):
         fabric = await sessions.GetFabric(
             sessions_pb2.GetFabricRequest(), timeout=HAND_OVER_TIMEOUT_SECONDS
         )
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, peer="the fabric") from error
     async with _asked(fabric.ring_socket, INTRODUCTION) as connection:
         answer = connection.recv(1 + TOKEN_BYTES)
     if answer[:1] != INTRODUCED or len(answer) != 1 + TOKEN_BYTES:

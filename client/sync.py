@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Final
 from sealane.client import collectives, connection
 from sealane.client.collectives import Member
 from sealane.client.collectives.group import SLOT_BYTES, SLOTS
-from sealane.client.connection import DEFAULT_SOCKET, NodeStatus, Volume, front_end_of
+from sealane.client.connection import DEFAULT_SOCKET, NodeStatus
 from sealane.client.disk import Disk as AsyncDisk
 from sealane.client.disk_queues import FrontEnd
 from sealane.client.loop import Loop, entered, left, running
 from sealane.client.messages import Reliability
 from sealane.client.sync_collectives import Group, entered_group
 from sealane.client.sync_session import Operation, Session, entered_session, wait
+from sealane.client.volume import Volume, front_end_of
+from sealane.client.volumes import Volumes as AsyncVolumes
 from sealane.transport.nvme.volume_queue import Readable
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _COPY_BYTES: Final = 4 << 20
 class Volumes:
     """Calls about volumes; `name` is always "volumes/<UUID>"."""
 
-    def __init__(self, loop: Loop, volumes: connection.Volumes) -> None:
+    def __init__(self, loop: Loop, volumes: AsyncVolumes) -> None:
         self._loop = loop
         self._volumes = volumes
 

@@ -56,14 +56,65 @@ def by_owner(
     return {(owner,): counters for owner, counters in statistics.items()}
 
 
+class BrokerMetrics:
+    """What a broker alone counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.authorizations_refused = Counter(
+            "sealane_broker_authorizations_refused",
+            "Peers that were not authorized, by reason id.",
+            ["reason"],
+            registry=registry,
+        )
+        self.revocations = Counter(
+            "sealane_broker_revocations",
+            "Roles of nodes revoked and restored by operators.",
+            ["change"],
+            registry=registry,
+        )
+        self.attestations = Counter(
+            "sealane_broker_attestations",
+            "Attestations appraised, by outcome and reason id.",
+            ["outcome", "reason"],
+            registry=registry,
+        )
+        self.collateral_refusals = Gauge(
+            "sealane_broker_collateral_refusals",
+            "What was refused of the collateral at its last load.",
+            registry=registry,
+        )
+        self.collateral_next_update = Gauge(
+            "sealane_broker_collateral_next_update_timestamp_seconds",
+            "When the first list or document of the collateral ends, Unix time; 0 without any.",
+            registry=registry,
+        )
+        self.policy_version = Gauge(
+            "sealane_broker_policy_version", "Version of the policy in force.", registry=registry
+        )
+        self.leases_granted = Counter(
+            "sealane_broker_leases_granted", "Counter leases granted.", registry=registry
+        )
+        self.leases_returned = Counter(
+            "sealane_broker_leases_returned", "Counter leases given back.", registry=registry
+        )
+        self.anchors_advanced = Counter(
+            "sealane_broker_anchors_advanced",
+            "Records of devices' anchors changed.",
+            registry=registry,
+        )
+        self.keys_released = Counter(
+            "sealane_broker_keys_released", "Volume keys released.", registry=registry
+        )
+
+
 class Metrics:
     """Every metric of a daemon; those of a broker are exported by brokers only."""
 
     def __init__(self, *, is_broker: bool = True) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
-        b = r if is_broker else CollectorRegistry()
         Gauge("sealane_build_info", "Version.", ["version"], registry=r).labels(__version__).set(1)
+        self.broker = BrokerMetrics(r if is_broker else CollectorRegistry())
         self.calls = Counter(
             "sealane_grpc_calls", "Calls answered.", ["method", "code"], registry=r
         )
@@ -104,12 +155,6 @@ class Metrics:
             ["role", "reason"],
             registry=r,
         )
-        self.authorizations_refused = Counter(
-            "sealane_broker_authorizations_refused",
-            "Peers that were not authorized, by reason id.",
-            ["reason"],
-            registry=b,
-        )
         self.authorizations_lost = Counter(
             "sealane_authorizations_lost",
             "Peers whose queues or sessions were ended here, by reason id.",
@@ -124,43 +169,6 @@ class Metrics:
             "1 while the broker doesn't say whether this role's peers may act.",
             ["role"],
             registry=r,
-        )
-        self.revocations = Counter(
-            "sealane_broker_revocations",
-            "Roles of nodes revoked and restored by operators.",
-            ["change"],
-            registry=b,
-        )
-        self.attestations = Counter(
-            "sealane_broker_attestations",
-            "Attestations appraised, by outcome and reason id.",
-            ["outcome", "reason"],
-            registry=b,
-        )
-        self.collateral_refusals = Gauge(
-            "sealane_broker_collateral_refusals",
-            "What was refused of the collateral at its last load.",
-            registry=b,
-        )
-        self.collateral_next_update = Gauge(
-            "sealane_broker_collateral_next_update_timestamp_seconds",
-            "When the first list or document of the collateral ends, Unix time; 0 without any.",
-            registry=b,
-        )
-        self.policy_version = Gauge(
-            "sealane_broker_policy_version", "Version of the policy in force.", registry=b
-        )
-        self.leases_granted = Counter(
-            "sealane_broker_leases_granted", "Counter leases granted.", registry=b
-        )
-        self.leases_returned = Counter(
-            "sealane_broker_leases_returned", "Counter leases given back.", registry=b
-        )
-        self.anchors_advanced = Counter(
-            "sealane_broker_anchors_advanced", "Records of devices' anchors changed.", registry=b
-        )
-        self.keys_released = Counter(
-            "sealane_broker_keys_released", "Volume keys released.", registry=b
         )
 
     def add_statistics(self, prefix: str, labels: Sequence[str], read: ReadStatistics) -> None:

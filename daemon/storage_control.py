@@ -5,7 +5,6 @@ The target believes nothing about a volume but its descriptor, signed by the bro
 
 import asyncio
 import contextlib
-import secrets
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,15 +16,11 @@ from google.protobuf.message import DecodeError
 
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import KemKey
-from sealane.crypto.queue import (
-    TICKET_BYTES,
-    QueueOffer,
-)
 from sealane.daemon.authorizations import NO_VOLUME, Authorizations, peer_of
 from sealane.daemon.events import EventLog
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import JobsPort, PeerIncarnation, TargetPort
-from sealane.daemon.queue_exchange import exchange
+from sealane.daemon.queue_admission import QueueAdmission
 from sealane.daemon.storage.anchored_catalogue import AnchoredCatalogue
 from sealane.daemon.storage.device import Device
 from sealane.daemon.store_status import opening_status, store_status
@@ -40,7 +35,6 @@ NO_FRESHNESS: Final = "none"
 MODE_OFF: Final = "off"
 NAMESPACES_MAX: Final = 4096
 EVENT_POLL_SECONDS: Final = 0.1
-_QUEUE_ID_MAX: Final = 65534
 _UNANCHORED: Final = {"anchor.timeout", "anchor.unreachable"}
 
 
@@ -65,7 +59,6 @@ class StorageService:
         `store_anchor` is the kind of anchor that its stores have. Volumes that outlive the process
         are of `device`, in its catalogue.
         """
-        self._kem = kem
         self._target = target
         self._authorizations = authorizations
         self._device = device
@@ -81,10 +74,7 @@ class StorageService:
         self._is_restoring = catalogue is not None
         self._changing = asyncio.Lock()
         self.events = EventLog(node)
-        # Never zero, and another one after every start: that is all an incarnation has to be. It
-        # also is why epochs needn't be remembered: keys and tickets of an older incarnation open
-        # nothing, whatever their epoch, and their queues died with their process.
-        self.incarnation = secrets.randbits(63) + 1
+        self.admission = QueueAdmission(target, node=node, kem=kem, authorizations=authorizations)
 
     async def create(self, caller: Subject, signed: broker_pb2.SignedVolumeDescriptor) -> None:
         """Make the namespace a descriptor describes; again is harmless, also once it has grown."""
@@ -330,74 +320,8 @@ class StorageService:
         descriptor, gateway = await self._usable(
             caller, request.volume_id, is_read_only=request.read_only
         )
-        volume_id = uuid.UUID(descriptor.volume_id)
-        if not 1 <= request.queue_id <= _QUEUE_ID_MAX:
-            raise UsageError("queue.id", f"queue id {request.queue_id}; allowed: 1…{_QUEUE_ID_MAX}")
-        host_nqn = gateway_nqn(caller.node)
-        if request.host_nqn != host_nqn:
-            # Epochs and fences are kept by this name: nobody has a say in another's.
-            raise VerificationError(
-                "queue.host_nqn", f"the host NQN is another gateway's; the caller's is {host_nqn}"
-            )
-        oldest = max(self._target.newest_epoch(volume_id, host_nqn), 1)
-        if request.association_epoch < oldest:
-            raise VerificationError(
-                "queue.association.stale",
-                f"association epoch {request.association_epoch}; allowed: {oldest} and up",
-            )
-        # What is said of the store is part of the secret: only who may answer for it can say so.
-        self._target.require_milestone(volume_id, request.milestone)
-        milestone = self._target.milestone(volume_id)
-        offer = QueueOffer(
-            volume_id=volume_id,
-            host_nqn=host_nqn,
-            target_node=self._node,
-            gateway_node=caller.node,
-            queue_id=request.queue_id,
-            association_epoch=request.association_epoch,
-            is_read_only=request.read_only,
-            nonce=request.nonce,
-            public_key=request.public_key,
-            milestone=request.milestone,
-        )
-        exchanged = await asyncio.to_thread(
-            exchange,
-            offer,
-            caller,
-            sealed_share=request.sealed_share,
-            incarnation=self.incarnation,
-            milestone=milestone,
-            kem=self._kem,
-        )
-        # The fence: returns when they are drained, also if an earlier call didn't wait for it. A
-        # newer epoch may come meanwhile, or the volume be deleted: then the ticket is refused.
-        await self._target.close_older_queues(volume_id, host_nqn, request.association_epoch)
-        # Waiting for that may have taken longer than the authorization lasts. From here on nothing
-        # waits until the ticket is known, which losing the authorization voids.
-        await self._authorizations.require(gateway)
-        ticket = secrets.token_bytes(TICKET_BYTES)
-        self._target.admit_queue(
-            ticket,
-            volume_id=volume_id,
-            host_nqn=host_nqn,
-            queue_id=request.queue_id,
-            secret=exchanged.secret,
-            association_epoch=request.association_epoch,
-            incarnation=self.incarnation,
-            gateway=gateway,
-            is_read_only=request.read_only,
-        )
-        traddr, trsvcid = self._target.address
-        return storage_pb2.OpenQueueResponse(
-            ticket=ticket,
-            public_key=exchanged.public_key,
-            nonce=exchanged.nonce,
-            sealed_share=exchanged.sealed_share,
-            target_incarnation=self.incarnation,
-            traddr=traddr,
-            trsvcid=trsvcid,
-            subsystem_nqn=self._target.subsystem_nqn(volume_id),
-            milestone=milestone,
+        return await self.admission.open_queue(
+            caller, request, volume_id=uuid.UUID(descriptor.volume_id), gateway=gateway
         )
 
     async def namespace(self, caller: Subject, volume_id: str) -> storage_pb2.Namespace:

@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,10 +12,9 @@ from sealane.client.collectives import schedule
 from sealane.client.collectives.link import Counter, Inbox, Outbox
 from sealane.client.collectives.reduction import Elements, Merge, Operator, flat
 from sealane.client.collectives.schedule import Arrival, Schedule
-from sealane.client.grants import listen_session, open_session
+from sealane.client.collectives.sessions import GroupSessions, Member, Pair, Route, Terms
 from sealane.client.messages import Auto, Reliability
-from sealane.client.session import Session
-from sealane.errors import Error, SessionError, UsageError
+from sealane.errors import UsageError
 
 if TYPE_CHECKING:
     from sealane.client.connection import Client
@@ -24,66 +22,7 @@ if TYPE_CHECKING:
 SIZE_MAX: Final = 64
 SLOT_BYTES: Final = 256 << 10
 SLOTS: Final = 16
-_PAIRS_SECONDS: Final = 2.0
-"""How long a group that has failed goes on opening sessions that others may wait for."""
 _TAG_MASK: Final = (1 << 32) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """Where a rank's fabric is."""
-
-    node: str
-    address: str
-    """Its control address, host:port."""
-
-
-Route = Callable[[str, Member], Awaitable[str]]
-"""(display name of a session, who listens) → where its data packets go, instead of straight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What all sessions of a group have in common."""
-
-    rate_bits_per_second: int
-    reliability: Reliability
-    slot_bytes: int
-    slots: int
-    timeout_seconds: float
-    route: Route | None
-
-    @property
-    def region_bytes(self) -> int:
-        """Slots of both directions."""
-        return 2 * self.slots * self.slot_bytes
-
-
-class Pair:
-    """Both directions of a session between two ranks."""
-
-    def __init__(self, outbox: Outbox, inbox: Inbox) -> None:
-        self.outbox = outbox
-        self.inbox = inbox
-        self.sending = asyncio.Lock()
-        self.receiving = asyncio.Lock()
-
-    @classmethod
-    async def over(cls, session: Session, terms: Terms) -> "Pair":
-        """Offer all slots of a new session."""
-        pair = cls(_outbox(session, terms), _inbox(session, terms))
-        await pair.inbox.open()
-        return pair
-
-
-def _outbox(session: Session, terms: Terms) -> Outbox:
-    return Outbox(
-        session, slots=terms.slots, slot_bytes=terms.slot_bytes, reliability=terms.reliability
-    )
-
-
-def _inbox(session: Session, terms: Terms) -> Inbox:
-    return Inbox(session, slots=terms.slots, slot_bytes=terms.slot_bytes)
 
 
 class Group:
@@ -99,28 +38,14 @@ class Group:
     ) -> None:
         self.rank = rank
         self.size = len(members)
-        self._client = client
-        self._name = name
-        self._members = members
+        self._sessions = GroupSessions(client, name, rank, members, terms)
         self._terms = terms
-        self._stack = contextlib.AsyncExitStack()
         self._turn = asyncio.Lock()
         self._sequence = itertools.count()
-        self._failure: SessionError | None = None
-        self._sessions: list[Session] = []
-        self._neighbours: tuple[Outbox, Inbox] | None = None
-        self._pairs: dict[int, asyncio.Future[Pair]] = {}
 
     async def open(self) -> None:
         """Connect to both neighbours."""
-        terms = self._terms
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(self._listen(f"{self._name}/{before}-{self.rank}"))
-            opening = tasks.create_task(self._open(f"{self._name}/{self.rank}-{after}", after))
-        outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
-        await inbox.open()
-        self._neighbours = outbox, inbox
+        await self._sessions.open()
 
     async def all_reduce(
         self,
@@ -260,7 +185,7 @@ class Group:
         """
         elements, _ = flat(array)
         pair = await self._pair(to, timeout_seconds)
-        async with pair.sending, self._guarded(self._seconds(timeout_seconds)):
+        async with pair.sending, self._sessions.guarded(self._seconds(timeout_seconds)):
             for number, piece in enumerate(self._pieces(elements)):
                 await pair.outbox.send(piece, _pair_tag(tag, number))
             await pair.outbox.flush()
@@ -271,30 +196,18 @@ class Group:
         """Take the next array of one rank, of the same length and tag."""
         elements, _ = flat(array)
         pair = await self._pair(source, timeout_seconds)
-        async with pair.receiving, self._guarded(self._seconds(timeout_seconds)):
+        async with pair.receiving, self._sessions.guarded(self._seconds(timeout_seconds)):
             for number, piece in enumerate(self._pieces(elements)):
                 async with await pair.inbox.take(piece, _pair_tag(tag, number)) as theirs:
                     piece[:] = theirs
 
     def abort(self) -> None:
         """End the group at once, here and with that everywhere."""
-        self._fail(SessionError("group.aborted", f"{self._name}: aborted here"))
+        self._sessions.abort()
 
     async def close(self) -> None:
         """Wait until the others have everything, then leave."""
-        try:
-            if self._failure is None:
-                async with self._guarded(self._terms.timeout_seconds):
-                    if self._neighbours is not None:
-                        await self._neighbours[0].flush()
-        finally:
-            if self._failure is not None and self._pairs:
-                # Who waits for the session of a pair hears of the end when it opens (`_taken`).
-                await asyncio.wait(self._pairs.values(), timeout=_PAIRS_SECONDS)
-            for pair in self._pairs.values():
-                pair.cancel()
-            await asyncio.gather(*self._pairs.values(), return_exceptions=True)
-            await self._stack.aclose()
+        await self._sessions.close()
 
     async def _run(
         self,
@@ -304,85 +217,21 @@ class Group:
         merge: Merge | None = None,
     ) -> None:
         """Do what the schedule says, sending and receiving at the same time."""
-        if self._neighbours is None:
+        if self._sessions.neighbours is None:
             return  # alone
-        outbox, inbox = self._neighbours
-        async with self._turn, self._guarded(self._seconds(timeout_seconds)):
+        outbox, inbox = self._sessions.neighbours
+        async with self._turn, self._sessions.guarded(self._seconds(timeout_seconds)):
             first = next(self._sequence) << 16
             arrived = Counter()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_send(outbox, plan, elements, arrived, first))
                 tasks.create_task(_receive(inbox, plan, elements, arrived, first, merge=merge))
 
-    @contextlib.asynccontextmanager
-    async def _guarded(self, seconds: float) -> AsyncIterator[None]:
-        """End the group if the block fails or takes too long."""
-        if self._failure is not None:
-            raise self._failure
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except BaseException as error:
-            reason = _reason(error, f"{self._name}: not within {seconds:g} s")
-            self._fail(reason)
-            if isinstance(error, TimeoutError | Error | ExceptionGroup):
-                raise reason from error
-            raise
-
-    def _fail(self, error: SessionError) -> None:
-        if self._failure is None:
-            self._failure = error
-            for session in self._sessions:
-                session.close()
-
-    async def _listen(self, display_name: str) -> Session:
-        terms = self._terms
-        session = await self._stack.enter_async_context(
-            listen_session(self._client.sessions, display_name, region_bytes=terms.region_bytes)
-        )
-        return self._taken(session)
-
-    async def _open(self, display_name: str, peer: int) -> Session:
-        terms, member = self._terms, self._members[peer]
-        via = () if terms.route is None else (await terms.route(display_name, member),)
-        session = await self._stack.enter_async_context(
-            open_session(
-                self._client.sessions,
-                display_name,
-                region_bytes=terms.region_bytes,
-                peer_node=member.node,
-                peer_address=member.address,
-                rate_bits_per_second=terms.rate_bits_per_second,
-                via_addresses=via,
-                wait_seconds=terms.timeout_seconds,
-            )
-        )
-        return self._taken(session)
-
-    def _taken(self, session: Session) -> Session:
-        """Let a new session end with the group, which may be over: then its peer hears so."""
-        self._sessions.append(session)
-        if self._failure is not None:
-            session.close()
-            raise self._failure
-        return session
-
     async def _pair(self, peer: int, timeout_seconds: float | None) -> Pair:
-        """Return the session with one rank; the first use opens it: the lower rank does."""
         self._check_rank(peer)
         if peer == self.rank:
             raise UsageError("group.rank", "a rank can't send to itself")
-        if peer not in self._pairs:
-            task = asyncio.ensure_future(self._connect_pair(peer))
-            self._pairs[peer] = task
-        async with self._guarded(self._seconds(timeout_seconds)):
-            return await asyncio.shield(self._pairs[peer])
-
-    async def _connect_pair(self, peer: int) -> Pair:
-        low, high = sorted((self.rank, peer))
-        name = f"{self._name}/pair/{low}-{high}"
-        session = await (self._open(name, peer) if self.rank == low else self._listen(name))
-        return await Pair.over(session, self._terms)
+        return await self._sessions.pair(peer, self._seconds(timeout_seconds))
 
     def _pieces(self, elements: Elements) -> list[Elements]:
         """Cut into what fits a slot; an empty array is a message, too."""
@@ -410,8 +259,8 @@ class Group:
                 for call in calls:
                     tasks.create_task(call)
         except BaseExceptionGroup:
-            if self._failure is not None:
-                raise self._failure from None
+            if self._sessions.failure is not None:
+                raise self._sessions.failure from None
             raise
 
     def _seconds(self, wanted: float | None) -> float:
@@ -497,14 +346,3 @@ async def _receive(
             else:
                 merge(ours, theirs, is_last=receive.arrival is Arrival.FINISH)
         arrived.add()
-
-
-def _reason(error: BaseException, late: str) -> SessionError:
-    """Return what an operation's failure is to its group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, TimeoutError):
-        return SessionError("group.timeout", late)
-    if isinstance(error, SessionError) and error.reason.startswith("group."):
-        return error
-    return SessionError("group.aborted", f"a rank has left: {error!r}")

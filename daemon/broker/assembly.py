@@ -120,7 +120,7 @@ async def open_verifier(
 
     def enact(policy: Policy) -> None:
         verifier.policy = policy
-        metrics.policy_version.set(policy.version)
+        metrics.broker.policy_version.set(policy.version)
         if policy.software_allowed:
             get_logger().warning(
                 "development_policy",

@@ -57,8 +57,8 @@ class CollateralKeeper:
         loaded = await self._registry.settle(lambda: self._take(items, now or utc_now()))
         self._current = loaded.collateral
         end = loaded.collateral.next_update
-        self._metrics.collateral_refusals.set(len(loaded.refused))
-        self._metrics.collateral_next_update.set(0 if end is None else end.timestamp())
+        self._metrics.broker.collateral_refusals.set(len(loaded.refused))
+        self._metrics.broker.collateral_next_update.set(0 if end is None else end.timestamp())
         for item, error in loaded.refused:
             get_logger().warning(
                 "collateral_refused", file=item, reason=error.reason, message=error.args[0]

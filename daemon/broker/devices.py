@@ -194,7 +194,7 @@ class Devices:
             return None if await self._registry.commit(compares, puts, deletes) is None else True
 
         await self._registry.settle(attempt)
-        self._metrics.anchors_advanced.inc(len(changes))
+        self._metrics.broker.anchors_advanced.inc(len(changes))
 
     async def close(self, caller: Subject, *, device_id: uuid.UUID, fencing_epoch: int) -> None:
         """Note that the caller's process serves the device no longer; harmless if it didn't."""

@@ -150,7 +150,7 @@ class Leases:
             ranges=[f"{r.counter_start}-{r.counter_end}" for r in granted.ranges],
             incarnation=caller.incarnation,
         )
-        self._metrics.leases_granted.inc()
+        self._metrics.broker.leases_granted.inc()
         get_logger().info(
             "lease_granted",
             volume_id=context.volume_id,
@@ -195,7 +195,7 @@ class Leases:
             lease_id=lease_id,
             counters=counters,
         )
-        self._metrics.leases_returned.inc()
+        self._metrics.broker.leases_returned.inc()
         get_logger().info(
             "lease_returned",
             volume_id=volume_id,

@@ -234,7 +234,7 @@ class Membership:
             )
         refusals = await asyncio.gather(*(self._refusal(caller, peer) for peer in peers))
         for reason in filter(None, refusals):
-            self._metrics.authorizations_refused.labels(reason).inc()
+            self._metrics.broker.authorizations_refused.labels(reason).inc()
         return trust_pb2.Authorization(
             subject=peer_message(peer_of(caller)),
             nonce=nonce,
@@ -263,7 +263,7 @@ class Membership:
                 role=each,
                 text=reason,
             )
-            self._metrics.revocations.labels("revoked").inc()
+            self._metrics.broker.revocations.labels("revoked").inc()
             await self._lost(spiffe_id(node, each))
             get_logger().warning("node_revoked", node_revoked=node, role=each, text=reason)
 
@@ -279,7 +279,7 @@ class Membership:
             await self._audit.record(
                 "node.restored", subject="operator", outcome="done", node=node, role=each
             )
-            self._metrics.revocations.labels("restored").inc()
+            self._metrics.broker.revocations.labels("restored").inc()
             get_logger().warning("node_restored", node_restored=node, role=each)
 
     async def members(self, *, page_size: int, page_token: str) -> tuple[list[Member], str]:

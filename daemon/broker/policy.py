@@ -159,11 +159,6 @@ def parse_policy(document: bytes, *, source: str) -> Policy:
     )
 
 
-def load_policy(path: Path) -> Policy:
-    """Read `path`; UsageError `config.…` with one line at the first thing that is wrong."""
-    return parse_policy(read_document(path), source=str(path))
-
-
 def read_document(path: Path) -> bytes:
     """Read a policy or its signature, unparsed; UsageError `config.unreadable`."""
     try:

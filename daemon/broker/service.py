@@ -356,7 +356,7 @@ class BrokerService:
             incarnation=caller.incarnation,
             request_id=request_id,
         )
-        self._metrics.keys_released.inc()
+        self._metrics.broker.keys_released.inc()
         get_logger().info(
             "key_released",
             volume_id=volume_id,

@@ -267,7 +267,7 @@ class VerifierService:
             evidence_sha256=hashlib.sha256(evidence).digest(),
             **_facts(issued.verified),
         )
-        self._metrics.attestations.labels("granted", "").inc()
+        self._metrics.broker.attestations.labels("granted", "").inc()
         get_logger().info(
             "node_attested",
             recipient=subject.spiffe_id,
@@ -284,7 +284,7 @@ class VerifierService:
     ) -> NoReturn:
         """Record what was refused and why, and raise what the caller may know of it."""
         refusal = POLICY_VIOLATION if isinstance(error, PolicyViolationError) else BROKEN_EVIDENCE
-        self._metrics.attestations.labels("refused", error.reason).inc()
+        self._metrics.broker.attestations.labels("refused", error.reason).inc()
         get_logger().warning("attestation_refused", reason=error.reason, message=error.args[0])
         await self._audit.record(
             kind,

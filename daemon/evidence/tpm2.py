@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from tpm2_pytss import ESAPI
 
@@ -20,8 +20,6 @@ from sealane.crypto.kem import KemKey
 from sealane.daemon.evidence.tpm2_keys import TpmKemKey, TpmKeys
 from sealane.daemon.tpm import Tpm
 from sealane.errors import UnavailableError, UsageError
-
-EVENT_LOG: Final = "/sys/kernel/security/tpm0/binary_bios_measurements"
 
 
 class Tpm2Driver:

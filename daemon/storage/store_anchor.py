@@ -35,7 +35,6 @@ class StoreAnchor:
             believed=believed,
         )
         self._tasks = TaskOwner()
-        self._is_asking = False
         self._fd = self.native.fd()
         asyncio.get_running_loop().add_reader(self._fd, self._look)
 

@@ -70,11 +70,9 @@ class ControllerIdentity:
     in_capsule_max: int
     volatile_write_cache: bool
     outstanding_max: int = 0  # MAXCMD: commands a queue may have outstanding; 0 says nothing
-    optional_commands: int = 0  # ONCS
     fused_commands: int = 0  # FUSES
     events: int = 0  # OAES
     reports_ana: bool = False
-    namespace_max: int = 1  # NN: the largest namespace identifier
     is_discovery: bool = False
 
 
@@ -165,11 +163,9 @@ def decode_controller(data: bytes, *, page_bytes: int = _PAGE_BYTES) -> Controll
         in_capsule_max=max(0, capsule_units * 16 - SUBMISSION_BYTES) if not offset_units else 0,
         volatile_write_cache=bool(data[525] & 1),
         outstanding_max=struct.unpack_from("<H", data, 514)[0],
-        optional_commands=struct.unpack_from("<H", data, 520)[0],
         fused_commands=struct.unpack_from("<H", data, 522)[0],
         events=struct.unpack_from("<I", data, 92)[0],
         reports_ana=bool(data[76] & 0x08),
-        namespace_max=struct.unpack_from("<I", data, 516)[0],
         is_discovery=data[111] == 2,
     )
 

@@ -43,11 +43,6 @@ class QueueAuthentication:
         self._machine = machine
 
     @property
-    def is_needed(self) -> bool:
-        """Whether Connect's answer asks the host to authenticate."""
-        return self._machine is not None
-
-    @property
     def is_open(self) -> bool:
         """Whether the queue takes other commands."""
         return self._machine is None or self._machine.is_authenticated

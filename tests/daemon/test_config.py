@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 
 from control_plane import sealaned
-from sealane.daemon.broker.policy import load_policy
+from sealane.daemon.broker.policy import parse_policy
 from sealane.daemon.config import load_config
 from sealane.daemon.config_types import Section
 from sealane.daemon.sections import parse_toml
@@ -345,14 +345,14 @@ def test_policy_mistakes_are_refused(text: str, expected: str, tmp_path: Path) -
     path = tmp_path / "policy.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        load_policy(path)
+        parse_policy(path.read_bytes(), source=str(path))
     assert str(caught.value).startswith(f"{path}: {expected}")
 
 
 def test_policy_allows_software_only_if_it_says_so(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("version = 1\n[software]\n")
-    assert not load_policy(path).software_allowed
+    assert not parse_policy(path.read_bytes(), source=str(path)).software_allowed
 
 
 _PARTY = (

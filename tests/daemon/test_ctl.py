@@ -24,9 +24,9 @@ from sealane.client import (
     NodeStatus,
     Volume,
     VolumeJob,
+    Volumes,
     connect,
 )
-from sealane.client.connection import Volumes
 from sealane.daemon.ctl import _status_rows, main
 from sealane.daemon.ctl_output import Output
 from sealane.daemon.ctl_subsystems import _subsystem_rows
@@ -306,7 +306,7 @@ async def test_a_job_has_ended_when_its_end_is_known(monkeypatch: pytest.MonkeyP
         return SimpleNamespace(store=SimpleNamespace(jobs=[jobs.pop(0)]))
 
     monkeypatch.setattr(Volumes, "get", get)
-    monkeypatch.setattr("sealane.client.connection._JOB_POLL_SECONDS", 0.0)
+    monkeypatch.setattr("sealane.client.volumes._JOB_POLL_SECONDS", 0.0)
     async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
         assert (await Volumes(channel).wait_job("volumes/x", "scrub")).ended == NOW
     assert jobs == []
@@ -326,7 +326,7 @@ def test_socket_that_cannot_be_is_named_with_the_reason(
 async def test_watch_of_a_silent_daemon_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.client.connection._CALL_SECONDS", 0.2)
+    monkeypatch.setattr("sealane.client.volumes.CALL_SECONDS", 0.2)
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         silent.bind(path)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from control_plane import Daemon, sealanectl
+from fabric_daemons import fabric_daemons
 from patience import PATIENCE_SECONDS
 from sealane.client import connect, sync
 from sealane.client.collectives import Member
@@ -26,22 +27,13 @@ from sealane.errors import Error, SessionError
 if TYPE_CHECKING:
     from sealane.protocol.v1.sessions_pb2_grpc import SessionsAsyncStub
 
-FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
 REGION = 4 << 20
 
 
 @pytest.fixture(scope="module")
 def fabrics() -> Iterator[tuple[Daemon, Daemon]]:
-    with short_directory() as root, contextlib.ExitStack() as stack:
-        site = Site(root)
-        site.write_policy({"a": ["fabric"], "b": ["fabric"]})
-        broker = stack.enter_context(daemon(site.broker_config()))
-        near, far = (
-            stack.enter_context(
-                daemon(site.write_config(name, site.enrolment(name, broker) + FABRIC))
-            )
-            for name in ("a", "b")
-        )
+    with fabric_daemons() as made:
+        near, far = made.fabrics
         yield near, far
 
 
@@ -274,12 +266,8 @@ def test_threads_without_asyncio_use_sessions(fabrics: tuple[Daemon, Daemon]) ->
 
 
 def test_operator_drains_a_fabric() -> None:
-    with short_directory() as root, contextlib.ExitStack() as stack:
-        site = Site(root)
-        site.write_policy({"a": ["fabric"]})
-        broker = stack.enter_context(daemon(site.broker_config()))
-        config = site.write_config("a", site.enrolment("a", broker) + FABRIC)
-        near = stack.enter_context(daemon(config))
+    with fabric_daemons(["a"]) as made, contextlib.ExitStack() as stack:
+        (near,) = made.fabrics
         drained = sealanectl("--socket", near.socket, "--output", "json", "session", "drain")
         assert drained.returncode == 0, drained.stderr
         assert json.loads(drained.stdout.splitlines()[-1])["sessions_left"] == 0

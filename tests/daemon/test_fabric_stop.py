@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 
-from control_plane import Site, daemon, short_directory
+from fabric_daemons import fabric_daemons
 from patience import PATIENCE_SECONDS
 from sealane.client import connect
 from sealane.client.grants import listen_session, open_session
@@ -14,23 +14,11 @@ REGION = 2 << 20
 LENGTH = 1 << 20
 DRAIN_SECONDS = 20
 RATE = 20_000_000
-FABRIC = (
-    '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
-    f"drain_timeout_seconds = {DRAIN_SECONDS}\n"
-)
 
 
 async def test_sigterm_drains_sessions_and_their_peers_are_told() -> None:
-    with short_directory() as root, contextlib.ExitStack() as stack:
-        site = Site(root)
-        site.write_policy({"a": ["fabric"], "b": ["fabric"]})
-        broker = stack.enter_context(daemon(site.broker_config()))
-        near, far = (
-            stack.enter_context(
-                daemon(site.write_config(name, site.enrolment(name, broker) + FABRIC))
-            )
-            for name in ("a", "b")
-        )
+    with fabric_daemons(more=f"drain_timeout_seconds = {DRAIN_SECONDS}\n") as made:
+        near, far = made.fabrics
         data = secrets.token_bytes(LENGTH)
         async with (
             asyncio.timeout(PATIENCE_SECONDS),

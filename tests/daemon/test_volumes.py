@@ -59,7 +59,7 @@ async def test_attach_releases_key_and_lease_and_both_ends_derive_one_secret(wor
     second = await made.open_queue(2, 7)
     assert second.secret != first.secret
     assert second.association_epoch == first.association_epoch
-    assert second.target_incarnation == world.storage.incarnation
+    assert second.target_incarnation == world.storage.admission.incarnation
 
 
 async def test_attach_again_gives_the_same_key_and_other_counters(world: World) -> None:
@@ -140,7 +140,7 @@ async def test_queue_ids_that_cannot_be_are_refused(world: World, queue_id: int)
 async def test_a_ticket_of_another_length_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealane.daemon.storage_control.TICKET_BYTES", 15)
+    monkeypatch.setattr("sealane.daemon.queue_admission.TICKET_BYTES", 15)
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
     with pytest.raises(ProtocolError) as caught:

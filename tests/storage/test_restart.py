@@ -104,7 +104,7 @@ async def test_volumes_are_there_after_a_restart_under_another_incarnation(site:
     async with site.process() as second:
         assert site.said("restored") == [(volume_id, "")]
         assert (await second.namespace(CALLER, volume_id)).sector_count == 64
-        assert second.incarnation != first.incarnation
+        assert second.admission.incarnation != first.admission.incarnation
         # Asking for it again is as harmless as before.
         signed = broker_pb2.SignedVolumeDescriptor.FromString(site.signed(volume_id))
         await second.create(CALLER, signed)

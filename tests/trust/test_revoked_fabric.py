@@ -1,57 +1,30 @@
 """A fabric is revoked while a session with it is open: real daemons."""
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
-from control_plane import Daemon, Site, daemon, sealanectl, short_directory
+from control_plane import Daemon
+from fabric_daemons import FabricDaemons, fabric_daemons
 from sealane.client import Client, connect
 from sealane.client.grants import listen_session, open_session
 from sealane.daemon.authorizations import AUTHORIZATION_SECONDS
 from sealane.errors import Error
 from sealane.protocol.v1 import sessions_pb2
 
-FABRIC = (
-    '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
-    # Silence alone must not be what ends the session.
-    "idle_timeout_seconds = 600\n"
-)
 REGION = 1 << 20
 # docs/channels.md: the next question, a third of the lifetime later. What a loaded machine may add.
 BOUND_SECONDS = AUTHORIZATION_SECONDS / 3
 SLACK_SECONDS = 15.0
 
 
-@dataclass
-class Cluster:
-    """A broker and two fabrics."""
-
-    broker: Daemon
-    near: Daemon
-    far: Daemon
-
-    def revoke(self, node: str) -> None:
-        ended = sealanectl("--socket", self.broker.socket, "node", "revoke", node)
-        assert ended.returncode == 0, ended.stderr
-
-
 @pytest.fixture
-def site() -> Iterator[Cluster]:
-    with short_directory() as root, contextlib.ExitStack() as stack:
-        made = Site(root)
-        made.write_policy({"a": ["fabric"], "b": ["fabric"]})
-        broker = stack.enter_context(daemon(made.broker_config()))
-        near, far = (
-            stack.enter_context(
-                daemon(made.write_config(name, made.enrolment(name, broker) + FABRIC))
-            )
-            for name in ("a", "b")
-        )
-        yield Cluster(broker, near, far)
+def site() -> Iterator[FabricDaemons]:
+    # Silence alone must not be what ends the session.
+    with fabric_daemons(more="idle_timeout_seconds = 600\n") as made:
+        yield made
 
 
 async def _sessions(client: Client) -> list[sessions_pb2.Session]:
@@ -89,18 +62,19 @@ async def _listened(client: Client) -> None:
         await asyncio.Event().wait()
 
 
-async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: Cluster) -> None:
-    async with connect(site.near.socket) as near, connect(site.far.socket) as far:
+async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: FabricDaemons) -> None:
+    here, there = site.fabrics
+    async with connect(here.socket) as near, connect(there.socket) as far:
         opened = asyncio.Event()
         held = [
             asyncio.ensure_future(_listened(far)),
-            asyncio.ensure_future(_opened(near, site.far, opened)),
+            asyncio.ensure_future(_opened(near, there, opened)),
         ]
         await asyncio.wait_for(opened.wait(), 60)
         (session,) = await _sessions(near)
         assert session.state == sessions_pb2.Session.ESTABLISHED
         # It doesn't go by itself: a revoked node is not to be relied on.
-        site.far.process.send_signal(signal.SIGSTOP)
+        there.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.to_thread(site.revoke, "b")
             async with asyncio.timeout(BOUND_SECONDS + SLACK_SECONDS):
@@ -109,12 +83,12 @@ async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: Clust
                     pass
             (ended,) = [s for s in await _sessions(near) if s.name == session.name]
             assert ended.close_reason == "session.peer.revoked"
-            lost = [x for x in site.near.log_lines() if x["event"] == "authorization_lost"]
+            lost = [x for x in here.log_lines() if x["event"] == "authorization_lost"]
             assert [(x["peer"], x["reason"]) for x in lost] == [
                 ("spiffe://sealane/fabric/b", "node.revoked")
             ]
         finally:
-            site.far.process.send_signal(signal.SIGCONT)
+            there.process.send_signal(signal.SIGCONT)
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
@@ -125,7 +99,7 @@ async def test_a_session_with_a_revoked_fabric_ends_within_the_bound(site: Clust
                 "gradients",
                 region_bytes=REGION,
                 peer_node="b",
-                peer_address=site.far.addresses["fabric_control"],
+                peer_address=there.addresses["fabric_control"],
                 rate_bits_per_second=100_000_000,
             ):
                 pass

@@ -20,6 +20,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+import fabric_daemons
 from control_plane import Daemon, Site, daemon, short_directory
 from sealane.client import Client, Volume, connect
 from sealane.client.grants import introduce
@@ -404,15 +405,12 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
     assert bytes(grant.secret) not in false.guesses
 
 
-FABRIC = '[fabric]\ncontrol_listen = "127.0.0.1:0"\nrate_max_bits_per_second = 1000000000\n'
-
-
 async def test_a_stolen_leaf_of_a_fabric_opens_no_session() -> None:
     with short_directory() as root, contextlib.ExitStack() as stack:
         site = Site(root)
         site.write_policy({"f": ["fabric"], "x": ["fabric"]})
         broker = stack.enter_context(daemon(site.broker_config()))
-        config = site.write_config("f", site.enrolment("f", broker) + FABRIC)
+        config = site.write_config("f", site.enrolment("f", broker) + fabric_daemons.SECTION)
         fabric = stack.enter_context(daemon(config))
         async with (
             insider(site, broker, node="x", role="fabric") as victim,

@@ -19,7 +19,8 @@ pub use recovery::{store_recovery, store_recovery_in_place};
 pub use store::store_page;
 
 use script::Script;
-use sealane_engine::session::entry::{Completion, Submission};
+use sealane_engine::session::completion::Completion;
+use sealane_engine::session::entry::Submission;
 use sealane_engine::session::layout::{Layout, SUBMISSION_PRODUCER};
 use sealane_engine::session::region::{JobAccess, SharedMemory};
 use sealane_engine::session::ring::DaemonRing;

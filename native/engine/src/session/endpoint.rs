@@ -20,10 +20,11 @@ use super::limits::Limits;
 use super::path_report::PathReport;
 use super::pauses::Pauses;
 use super::region::{JobAccess, SharedMemory};
+use super::report::Report;
+pub use super::report::State;
 use super::ring::{DaemonRing, PACKET_MAP_BYTES};
 use super::share::{Flow, JobAccount};
-pub use super::worker::State;
-use super::worker::{JobMemory, Progress, Report, Worker};
+use super::worker::{JobMemory, Progress, Worker};
 use crate::clock::now;
 use crate::udp::Udp;
 

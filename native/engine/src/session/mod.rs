@@ -2,8 +2,11 @@
 
 pub mod allocator;
 pub mod bitmap;
+pub mod completion;
+mod endings;
 pub mod endpoint;
 pub mod entry;
+mod events;
 pub mod job;
 mod lanes;
 pub mod layout;
@@ -13,6 +16,7 @@ mod outbound;
 pub mod path_report;
 mod pauses;
 pub mod region;
+mod report;
 pub mod ring;
 #[cfg(test)]
 mod ring_stress;

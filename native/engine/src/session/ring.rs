@@ -13,9 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::bitmap::ChunkBitmap;
-pub use super::entry::{
-    Completion, Opcode, Operation, PACKET_MAP_BYTES, RingFault, Status, Submission,
-};
+pub use super::completion::{Completion, PACKET_MAP_BYTES, Status};
+pub use super::entry::{Opcode, Operation, RingFault, Submission};
 use super::layout::{
     CHUNK_WAKE, COMMAND_ENTRIES, COMPLETION_CONSUMER, COMPLETION_ENTRIES, COMPLETION_PRODUCER,
     ENTRY_BYTES, Layout, REASON, REASON_BYTES, STATE, STATE_CLOSED, STATISTICS, STATISTICS_COUNT,

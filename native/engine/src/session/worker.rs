@@ -2,28 +2,27 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::RecvFlags;
 use sealane_proto::link::Nanos;
 use sealane_proto::session::{
-    Arrival, CloseReason, CompletionStatus, Ecn, Event, Memory, PathId, PathSet, Plan, Session,
-    Source,
+    Arrival, CloseReason, Ecn, Memory, PathId, PathSet, Plan, Session, Source,
 };
 
-use super::endpoint::{EndpointConfig, EndpointError, ForJob, Memories};
+use super::endings::{REASON_JOB_GONE, told};
+use super::endpoint::{EndpointConfig, ForJob};
 use super::lanes::Lanes;
-use super::layout::{Layout, STATE_ESTABLISHED};
-use super::limits::{Limit, Limits};
+use super::layout::Layout;
+use super::limits::Limits;
 use super::operations::Operations;
-use super::path_report::PathReport;
 use super::pauses::Pauses;
 use super::region::SharedMemory;
-use super::ring::{Completion, DaemonRing, RingFault, Status};
+use super::report::{Report, STATISTICS_NANOS, State};
+use super::ring::{DaemonRing, RingFault};
 use super::share::Flow;
-use super::statistics::{WorkerStatistics, values};
 use crate::clock::{now, sharpen_timers, timespec};
 
 /// Receive calls, and datagrams sent, per turn: so that neither starves the other.
@@ -37,60 +36,6 @@ const GATHER_BYTES: usize = 32 << 10;
 /// … for no longer than this: as an adapter moderates its interrupts, well below the least delay of
 /// an acknowledgement. At 100 Gbit/s it is a seventh of the socket's buffer.
 const GATHER_NANOS: Nanos = 50_000;
-/// Age of the published statistics, at most.
-const STATISTICS_NANOS: Nanos = 1_000_000;
-
-/// Why a session ended: the job's process is gone.
-pub const REASON_JOB_GONE: &str = "session.job.gone";
-
-/// Why a session ended: no memory for it.
-const REASON_RESOURCES: &str = "session.endpoint.resources";
-
-/// Why a session ended: the daemon has it that its peer may not act any more.
-const REASON_PEER_REVOKED: &str = "session.peer.revoked";
-
-/// Where a session stands.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// The path is being validated, the keys confirmed.
-    Establishing,
-    /// Messages move.
-    Established,
-    /// Nothing new is sent; what is under way goes on.
-    Draining,
-    /// Over.
-    Closed {
-        /// Stable id of the reason.
-        reason: String,
-    },
-}
-
-/// What the worker tells the endpoint.
-#[derive(Debug)]
-pub(super) struct Report {
-    /// The session is to drain …
-    pub(super) is_to_drain: AtomicBool,
-    /// … and to end, for this reason.
-    pub(super) end: Mutex<Option<String>>,
-    pub(super) state: Mutex<State>,
-    pub(super) statistics: Mutex<Vec<u64>>,
-    /// In force; final once the session is established.
-    pub(super) unit_bytes: AtomicU16,
-    pub(super) paths: Mutex<Vec<PathReport>>,
-    /// Readable after a change of state.
-    pub(super) changed: OwnedFd,
-    pub(super) settled: Condvar,
-}
-
-impl Report {
-    pub(super) fn set(&self, state: State) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
-        self.settled.notify_all();
-        // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
-        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
-    }
-}
-
 /// The job's region and the bitmap that says what has landed in it.
 #[derive(Debug)]
 pub(super) struct JobMemory {
@@ -154,17 +99,17 @@ pub(super) struct Worker {
 pub(super) struct Progress {
     pub(super) operations: Operations,
     /// Whether that was seen to be asked for.
-    is_draining: bool,
+    pub(super) is_draining: bool,
     /// Why this side ended the session, if it did.
-    reason: Option<String>,
+    pub(super) reason: Option<String>,
     /// When the statistics were published last.
-    published: Nanos,
-    is_stale: bool,
+    pub(super) published: Nanos,
+    pub(super) is_stale: bool,
     pub(super) must_ring: bool,
     pub(super) has_more: bool,
     /// Bytes of datagrams that the last turn took.
     received_bytes: usize,
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 impl Progress {
@@ -231,18 +176,9 @@ impl Worker {
     }
 
     /// Ends the session, unless it has ended: this end says why in full, the peer is told a code.
-    fn end(&mut self, reason: String, told: CloseReason) {
+    pub(super) fn end(&mut self, reason: String, told: CloseReason) {
         self.progress.reason.get_or_insert(reason);
         self.session.close(told, now());
-    }
-
-    /// What the peer is told of a reason of the daemon's.
-    fn told_of(&self, reason: &str) -> CloseReason {
-        match reason {
-            REASON_PEER_REVOKED => CloseReason::Revoked,
-            _ if self.progress.is_draining => CloseReason::Draining,
-            _ => CloseReason::Requested,
-        }
     }
 
     /// Does what the daemon asked for.
@@ -253,7 +189,7 @@ impl Worker {
         }
         let asked = self.report.end.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(reason) = asked {
-            let told = self.told_of(&reason);
+            let told = told(&reason, self.progress.is_draining);
             self.end(reason, told);
         }
     }
@@ -298,125 +234,6 @@ impl Worker {
             }
         }
         progress.has_more = true;
-    }
-
-    fn drain_events(&mut self) {
-        while let Some(event) = self.session.next_event() {
-            match event {
-                Event::Established { .. } => {
-                    if self.adopt_unit().is_err() {
-                        self.end(REASON_RESOURCES.into(), CloseReason::Requested);
-                        continue;
-                    }
-                    self.memory.ring.publish_state(STATE_ESTABLISHED);
-                    self.report.set(State::Established);
-                }
-                Event::SendCompleted { user_data, message, status, started, completed } => {
-                    let completion = Completion {
-                        status: status_of(status),
-                        message,
-                        length: self.length_of(user_data),
-                        duration_nanos: completed.saturating_sub(started),
-                        ..Completion::default()
-                    };
-                    self.complete(user_data, completion);
-                }
-                Event::ReceiveCompleted { user_data, message, length, immediate, status } => {
-                    let status = status_of(status);
-                    let completion =
-                        Completion { status, message, length, immediate, ..Completion::default() };
-                    self.complete(user_data, completion);
-                }
-                Event::Draining => self.report.set(State::Draining),
-                Event::Closed { reason, by_peer } => self.over(reason, by_peer),
-            }
-        }
-    }
-
-    /// Makes the memories anew if the unit is another one than they were made for. Nothing has been
-    /// posted, and the job has nothing yet.
-    fn adopt_unit(&mut self) -> Result<(), EndpointError> {
-        let unit_bytes = self.session.config().unit_bytes;
-        if unit_bytes != self.shape.unit_bytes {
-            self.shape.unit_bytes = unit_bytes;
-            let Memories { layout, memory, doorbell, job } = Memories::new(&self.shape)?;
-            self.layout = layout;
-            self.memory = memory;
-            self.doorbell = Some(doorbell);
-            *self.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
-        }
-        self.pauses = Pauses::new(self.session.config());
-        self.report.unit_bytes.store(unit_bytes, Ordering::Release);
-        Ok(())
-    }
-
-    fn length_of(&self, handle: u64) -> u64 {
-        self.progress.operations.get(handle).map_or(0, |open| open.submission.length)
-    }
-
-    fn over(&mut self, reason: CloseReason, by_peer: bool) {
-        self.abort_waiting();
-        let reason = self.progress.reason.take().unwrap_or_else(|| reason_of(reason, by_peer));
-        self.progress.is_over = true;
-        self.publish();
-        // In this order: the end of the stream without the state is a fabric that died.
-        self.memory.ring.publish_closed(&reason);
-        self.doorbell = None;
-        self.report.set(State::Closed { reason });
-    }
-
-    fn publish(&mut self) {
-        let time = now();
-        let is_in_line = self.flow.as_ref().is_some_and(|flow| flow.turn_at().is_some());
-        let limit = Limit::of(self.session.limit(), self.memory.ring.is_full(), is_in_line);
-        self.limits.enter(limit, time);
-        let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
-        self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
-        if !self.progress.is_stale {
-            self.progress.published = time;
-            let values = values(&self.session.statistics(), &self.counters());
-            self.memory.ring.publish_statistics(&values);
-            *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
-            let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
-            let addresses = self.local_addresses.iter().copied().zip(self.lanes.peers());
-            paths.clear();
-            paths.extend(PathReport::of(addresses, &self.session));
-        }
-        self.progress.must_ring |= self.memory.ring.take_chunk_wake();
-        if std::mem::take(&mut self.progress.must_ring) {
-            // A full doorbell is one that the job has not looked at: it will wake all the same.
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
-        }
-    }
-
-    fn counters(&self) -> WorkerStatistics {
-        let sent = self.lanes.counters();
-        let [
-            limited_application_nanos,
-            limited_credit_nanos,
-            limited_pacing_nanos,
-            limited_loss_nanos,
-            limited_round_trip_nanos,
-            limited_stall_nanos,
-            limited_completions_nanos,
-            limited_shared_rate_nanos,
-        ] = self.limits.spent();
-        WorkerStatistics {
-            send_errors: sent.errors,
-            send_calls: sent.calls,
-            send_drops: sent.dropped,
-            receive_calls: self.lanes.receive_calls(),
-            receive_drops: self.lanes.receive_drops(),
-            limited_application_nanos,
-            limited_credit_nanos,
-            limited_pacing_nanos,
-            limited_loss_nanos,
-            limited_round_trip_nanos,
-            limited_stall_nanos,
-            limited_completions_nanos,
-            limited_shared_rate_nanos,
-        }
     }
 
     fn wait(&mut self) {
@@ -491,32 +308,6 @@ impl Drop for Worker {
             self.report.set(State::Closed { reason: reason.into() });
         }
     }
-}
-
-fn status_of(status: CompletionStatus) -> Status {
-    match status {
-        CompletionStatus::Ok => Status::Ok,
-        CompletionStatus::OutcomeUnknown => Status::OutcomeUnknown,
-        CompletionStatus::Aborted => Status::Aborted,
-        CompletionStatus::TooLong => Status::TooLong,
-        CompletionStatus::Cancelled => Status::Cancelled,
-        CompletionStatus::Partial => Status::Partial,
-    }
-}
-
-fn reason_of(reason: CloseReason, by_peer: bool) -> String {
-    let name = match reason {
-        CloseReason::Requested => "requested",
-        CloseReason::IdleTimeout => "idle_timeout",
-        CloseReason::PacketLimit => "packet_limit",
-        CloseReason::ForgeryLimit => "forgery_limit",
-        CloseReason::Revoked => "revoked",
-        CloseReason::PathOverloaded => "path_overloaded",
-        CloseReason::PathMtu => "path_mtu",
-        CloseReason::Draining => "draining",
-        CloseReason::Other(_) => "unknown",
-    };
-    format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })
 }
 
 #[cfg(test)]

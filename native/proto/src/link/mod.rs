@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use crate::counters;
+
 mod chance;
 mod marking;
 #[cfg(test)]
@@ -152,50 +154,38 @@ pub struct Delivery<T> {
     pub corruption: Option<u64>,
 }
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a link has done so far.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct LinkCounters { $($(#[$doc])* pub $name: u64,)* }
-
-        impl LinkCounters {
-            /// Names and values, in the order of the fields.
-            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),*].into_iter()
-            }
-        }
-    };
-}
-
 counters! {
-    /// Packets offered.
-    offered_packets,
-    /// Bytes offered.
-    offered_bytes,
-    /// Packets that came, or will come, out; copies are not counted.
-    delivered_packets,
-    /// Bytes of those.
-    delivered_bytes,
-    /// Packets lost on the wire.
-    lost_packets,
-    /// Packets refused for want of buffer.
-    overflowed_packets,
-    /// Packets offered while the link was down.
-    down_packets,
-    /// Packets without ECN that early detection dropped.
-    dropped_early_packets,
-    /// Packets marked with congestion experienced.
-    marked_packets,
-    /// Packets that arrive later than their turn.
-    reordered_packets,
-    /// Packets that arrive twice.
-    duplicated_packets,
-    /// Packets with a bit flipped.
-    corrupted_packets,
-    /// Packets refused because the model's memory was full.
-    crowded_packets,
-    /// Most bytes that waited at once.
-    queued_bytes_max,
+    /// What a link has done so far.
+    pub struct LinkCounters {
+        /// Packets offered.
+        pub offered_packets: u64,
+        /// Bytes offered.
+        pub offered_bytes: u64,
+        /// Packets that came, or will come, out; copies are not counted.
+        pub delivered_packets: u64,
+        /// Bytes of those.
+        pub delivered_bytes: u64,
+        /// Packets lost on the wire.
+        pub lost_packets: u64,
+        /// Packets refused for want of buffer.
+        pub overflowed_packets: u64,
+        /// Packets offered while the link was down.
+        pub down_packets: u64,
+        /// Packets without ECN that early detection dropped.
+        pub dropped_early_packets: u64,
+        /// Packets marked with congestion experienced.
+        pub marked_packets: u64,
+        /// Packets that arrive later than their turn.
+        pub reordered_packets: u64,
+        /// Packets that arrive twice.
+        pub duplicated_packets: u64,
+        /// Packets with a bit flipped.
+        pub corrupted_packets: u64,
+        /// Packets refused because the model's memory was full.
+        pub crowded_packets: u64,
+        /// Most bytes that waited at once.
+        pub queued_bytes_max: u64,
+    }
 }
 
 /// A packet before the wire.

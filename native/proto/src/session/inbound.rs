@@ -4,15 +4,18 @@ use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
 use super::challenges::Answer;
+use super::config::{Detection, SessionConfig};
 use super::congestion::Verdict;
+use super::datagram::{Arrival, Source};
 use super::ecn::PathCounts;
+use super::events::{CloseReason, Event};
 use super::frame::{Frame, Frames};
 use super::packet::{Header, Kind};
 use super::path::Pace;
 use super::paths::PathId;
 use super::receiver::{Outcome, Receiver, StreamEnd, Unit};
+use super::requests::Memory;
 use super::sender::Sender;
-use super::types::{Arrival, CloseReason, Detection, Event, Memory, SessionConfig, Source};
 use super::{Session, State, frame, layout, packet};
 
 impl Session {

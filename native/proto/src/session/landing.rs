@@ -6,7 +6,7 @@ use sealane_erasure::Coder;
 
 use super::bitmap::Bitmap;
 use super::layout::{Block, Layout};
-use super::types::Memory;
+use super::requests::Memory;
 
 /// What every packet of a message says of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

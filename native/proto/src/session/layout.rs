@@ -3,7 +3,7 @@
 //! Coded index: with selective repeat the unit's own index; with a code, block after block, the k
 //! data units first and its m parity units behind them. The last block may have fewer data units.
 
-use super::types::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX};
+use super::requests::{BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX};
 
 /// What stands at a coded index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

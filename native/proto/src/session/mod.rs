@@ -9,8 +9,10 @@
 mod bitmap;
 mod breaker;
 mod challenges;
+mod config;
 mod congestion;
 mod control;
+mod datagram;
 mod drain;
 mod ecn;
 mod epochs;
@@ -32,14 +34,16 @@ mod path;
 mod path_choice;
 mod paths;
 mod plan;
+mod posting;
 mod probes;
 mod protection;
 mod receiver;
 pub mod replay;
+mod requests;
 mod rtt;
 mod sender;
+mod statistics;
 mod stream;
-mod types;
 mod units;
 
 #[cfg(test)]
@@ -56,9 +60,15 @@ use receiver::Receiver;
 use sender::Sender;
 use units::UnitSearch;
 
+pub use config::{
+    ConfigError, Detection, IpVersion, PayloadMode, SLOTS_MAX, SessionConfig, SessionKeys,
+    UNIT_BYTES_MAX, UNIT_BYTES_MIN,
+};
 pub use congestion::{Allowance, Congestion, MandatoryRate, Verdict};
+pub use datagram::{Arrival, Departure, Source};
 pub use ecn::{Ecn, PathCounts};
 pub use epochs::{FORGERIES_PER_KEY_MAX, PACKETS_PER_KEY, PACKETS_PER_KEY_MAX};
+pub use events::{CloseReason, CompletionStatus, Event};
 pub use gaps::LossCounts;
 pub use pacing::BURST_PACKETS;
 pub use path::{PathAccount, PathState};
@@ -66,8 +76,12 @@ pub use path_choice::{PathChoice, RoundRobin};
 pub use paths::{PATHS_MAX, PathId, PathSet};
 pub use plan::{PLAN_ROWS_MAX, Plan, PlanError, PlanRow};
 pub use receiver::SCRATCH_BYTES_MAX;
+pub use requests::{
+    BLOCK_UNITS_MAX, MESSAGE_BYTES_MAX, Memory, PostError, ReceiveRequest, Reliability,
+    SendRequest, StreamPart, StreamRequest,
+};
+pub use statistics::{SendLimit, SessionStatistics};
 pub use stream::STREAM_PARTS_MAX;
-pub use types::*;
 pub use units::{UNIT_CANDIDATES_MAX, Units};
 
 /// Silence of the peer, in time-outs, after which units are held back and only probes are sent.
@@ -219,96 +233,10 @@ impl Session {
 
     // Commands.
 
-    /// Queues a message; returns its number, which counts all sends of this end from 0.
-    pub fn post_send(&mut self, request: SendRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_sending()?;
-        let mut request = request;
-        if request.reliability == Reliability::Auto {
-            request.reliability = self.plan.choose(request.length);
-        }
-        if !self.sender.has_new() {
-            self.pacer.restart(now);
-        }
-        let number = self.sender.post(request)?;
-        self.sends_posted += 1;
-        self.sender.advance(now, &mut self.events);
-        self.refresh_notices(now);
-        Ok(number)
-    }
-
-    /// Queues a stream: a message whose units [`Self::continue_stream`] names. Returns its number,
-    /// which counts as that of any send.
-    pub fn post_stream(&mut self, request: StreamRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_sending()?;
-        let number = self.sender.post_stream(request)?;
-        self.sends_posted += 1;
-        self.sender.advance(now, &mut self.events);
-        self.refresh_notices(now);
-        Ok(number)
-    }
-
-    /// Names units of a stream: in any order, with gaps, and again. What is reliable is sent once
-    /// and repeated only if lost, from the memory that was named first; what is unreliable is sent
-    /// as often as it is named.
-    pub fn continue_stream(
-        &mut self,
-        message: u64,
-        part: StreamPart,
-        now: Nanos,
-    ) -> Result<(), PostError> {
-        self.check_open()?;
-        if !self.sender.has_new() {
-            self.pacer.restart(now);
-        }
-        self.sender.continue_stream(message, part)
-    }
-
-    /// Says that no more of a stream will come. A reliable stream completes at both ends when all
-    /// that was named has arrived, an unreliable one here when all has left.
-    pub fn end_stream(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
-        self.check_open()?;
-        self.sender.end_stream(message, now, &mut self.events)?;
-        self.refresh_notices(now);
-        Ok(())
-    }
-
-    /// Gives a send up: it completes as `Cancelled` at once, and so does its receive unless all of
-    /// it has arrived before that is known there.
-    pub fn cancel_send(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
-        self.check_open()?;
-        self.sender.cancel(message, now, &mut self.events)?;
-        self.sender.advance(now, &mut self.events);
-        self.refresh_notices(now);
-        Ok(())
-    }
-
-    /// Ends a receive with the chunks that have landed, as `Partial`: from here on nothing of the
-    /// message changes memory or bitmap. Its send ends as `Partial`, too, unless it has completed.
-    pub fn complete_receive(&mut self, message: u64, now: Nanos) -> Result<(), PostError> {
-        self.check_open()?;
-        self.receiver.complete(message, &mut self.events)?;
-        self.refresh_notices(now);
-        Ok(())
-    }
-
-    /// Puts a plan in force for the sends to come that leave the scheme open.
-    pub fn install_plan(&mut self, plan: Plan) {
-        self.plan = plan;
-    }
-
     /// Holds units back, or no more: a rate that several sessions share is used up. Control packets
     /// go on, so that nothing looks lost or late for it.
     pub fn hold_units(&mut self, is_held: bool) {
         self.is_held = is_held;
-    }
-
-    /// Posts a buffer; returns the number of the message that will land in it, which counts all
-    /// receives of this end from 0. Its slot is that number modulo `slots`.
-    pub fn post_receive(&mut self, request: ReceiveRequest, now: Nanos) -> Result<u64, PostError> {
-        self.check_open()?;
-        let number = self.receiver.post(request)?;
-        self.control.credit_changed(now);
-        Ok(number)
     }
 
     /// Sends nothing new, and has the peer send nothing new: sends are refused from now on; what is
@@ -495,52 +423,6 @@ impl Session {
         self.state == State::Closed
     }
 
-    /// Counters since the start.
-    #[must_use]
-    pub fn statistics(&self) -> SessionStatistics {
-        let (key_updates_sent, key_updates_received) = self.protection.key_updates();
-        let (reported_losses, timeouts) = self.sender.losses();
-        let ours = self.paths.iter().map(|(_, path)| path.peer_losses).sum::<LossCounts>();
-        let theirs = self.paths.iter().map(|(_, path)| path.gaps.counts()).sum::<LossCounts>();
-        let paths = || self.paths.iter().map(|(_, path)| path);
-        let mut statistics = SessionStatistics {
-            lost_packets: ours.lost.saturating_sub(ours.found),
-            lost_runs: ours.runs,
-            spurious_retransmissions: ours.duplicates,
-            missing_packets: theirs.lost - theirs.found,
-            missing_runs: theirs.runs,
-            reordered_packets: theirs.found,
-            reported_losses,
-            timeouts,
-            key_updates_sent,
-            key_updates_received,
-            rate_bytes_per_second: self.paths.rate().min(self.config.rate_bytes_per_second),
-            breaker_trips: self.paths.trips(),
-            path_mtu_bytes: self.path_mtu_bytes,
-            ce_received: paths().map(|path| path.arrived.ce).sum(),
-            ce_echoed: paths().map(|path| path.marking.peer().ce).sum(),
-            is_ecn_capable: u64::from(paths().any(|path| path.marking.codepoint() != Ecn::NotEct)),
-            paths_validated: paths().filter(|path| path.is_validated()).count() as u64,
-            decoded_units: self.receiver.decoded_units(),
-            srtt_nanos: self.paths.srtt().unwrap_or(0),
-            rto_nanos: self.paths.timeout(),
-            ..self.statistics
-        };
-        self.events.count_into(&mut statistics);
-        statistics
-    }
-
-    /// What is known of the packets of each path, in the order of their ids.
-    pub fn path_accounts(&self) -> impl Iterator<Item = PathAccount> {
-        self.paths.iter().map(|(_, path)| path.account())
-    }
-
-    /// Wire bytes sent so far (also in [`Self::statistics`], but cheaper here).
-    #[must_use]
-    pub fn wire_bytes_sent(&self) -> u64 {
-        self.statistics.wire_bytes_sent
-    }
-
     /// Which units of a chunk of a message that is landing are in memory: bit i (least significant
     /// first) of byte j is unit 8j + i of the chunk. `None` if there is no such message or chunk.
     #[must_use]
@@ -558,26 +440,6 @@ impl Session {
     #[must_use]
     pub fn has_held_units(&self, now: Nanos) -> bool {
         self.is_held && self.unit_at().is_some_and(|at| at <= now)
-    }
-
-    /// What keeps this end from sending more.
-    #[must_use]
-    pub fn limit(&self) -> SendLimit {
-        let (sender, is_established) = (&self.sender, self.state == State::Established);
-        let has_work = sender.has_new() || sender.has_outstanding() || sender.is_without_credit();
-        if !has_work {
-            SendLimit::Idle
-        } else if self.is_stalled || !is_established {
-            SendLimit::Stalled
-        } else if sender.is_recovering() {
-            SendLimit::Loss
-        } else if sender.has_new() {
-            SendLimit::Pacing
-        } else if sender.is_without_credit() {
-            SendLimit::Credit
-        } else {
-            SendLimit::Flight
-        }
     }
 
     /// One more than the last message number for which the peer is known to have posted a receive.
@@ -601,11 +463,6 @@ impl Session {
         self.state == State::Established && !self.is_stalled
     }
 
-    fn check_sending(&self) -> Result<(), PostError> {
-        self.check_open()?;
-        if self.control.drain().is_draining() { Err(PostError::Draining) } else { Ok(()) }
-    }
-
     /// Closes once nothing is under way at either end.
     fn finish_drain(&mut self, now: Nanos) {
         let has_sends = self.events.sends_ended() < self.sends_posted;
@@ -614,25 +471,9 @@ impl Session {
         }
     }
 
-    fn check_open(&self) -> Result<(), PostError> {
-        if !self.units.is_decided() {
-            return Err(PostError::Undecided);
-        }
-        match self.state {
-            State::Connecting | State::Established => Ok(()),
-            State::Closing | State::Closed => Err(PostError::Closed),
-        }
-    }
-
     fn end(&mut self, reason: CloseReason, by_peer: bool, now: Nanos) {
         self.sender.close(now, &mut self.events);
         self.receiver.close(&mut self.events);
         self.events.push(Event::Closed { reason, by_peer }, 0);
-    }
-
-    fn refresh_notices(&mut self, now: Nanos) {
-        let (sent, is_any_sent) = self.sender.notice_state();
-        let (received, is_any_received) = self.receiver.notice_state();
-        self.control.notices_changed(sent + received, is_any_sent || is_any_received, now);
     }
 }

@@ -4,12 +4,13 @@ use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
 use super::challenges::CHALLENGE_INTERVAL;
+use super::config::{Detection, PayloadMode};
 use super::control::Halves;
 use super::packet::Kind;
 use super::paths::{PathId, PathSet};
 use super::probes::Probe;
+use super::requests::Memory;
 use super::sender::Pick;
-use super::types::{Detection, Memory, PayloadMode};
 use super::{PROBES_PER_IDLE_TIMEOUT, STALL_TIMEOUTS, Session, State, packet};
 
 impl Session {

@@ -6,12 +6,12 @@ use crate::link::Nanos;
 
 use super::bitmap::Bitmap;
 use super::events::Events;
+use super::events::{CompletionStatus, Event};
 use super::flight::Transmission;
 use super::frame::AbortReason;
 use super::layout::{Block, Layout};
 use super::order::Order;
 use super::stream::Stream;
-use super::types::{CompletionStatus, Event};
 
 /// Where a message stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

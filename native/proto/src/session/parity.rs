@@ -3,7 +3,7 @@
 use sealane_erasure::Coder;
 
 use super::layout::{Block, Layout};
-use super::types::Memory;
+use super::requests::Memory;
 
 /// Parity of the blocks that were encoded last: as many as go out in turn.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use crate::link::Nanos;
 
 use super::challenges::Challenges;
+use super::config::SessionConfig;
 use super::congestion::Allowance;
 use super::ecn::{Marking, PathCounts};
 use super::gaps::{Gaps, LossCounts, Timing};
@@ -15,7 +16,6 @@ use super::narrow::Narrow;
 use super::pacing::Pacer;
 use super::probes::{Probe, Probes};
 use super::rtt::RoundTrip;
-use super::types::SessionConfig;
 use super::units::Units;
 
 /// Answers to the peer's challenges that may wait.

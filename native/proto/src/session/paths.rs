@@ -5,11 +5,11 @@ use std::ops::{Index, IndexMut};
 
 use crate::link::Nanos;
 
+use super::config::{Detection, SessionConfig};
 use super::congestion::{Congestion, Verdict};
 use super::path::{Pace, Path};
 use super::path_choice::PathChoice;
 use super::rtt::timeout_of;
-use super::types::{Detection, SessionConfig};
 use super::units::Units;
 
 /// Paths of a session, most: a block of UnoRC, ten packets, finds a path for each of its packets, and

@@ -3,7 +3,7 @@
 //! Made by a model outside (docs/sessions.md) and installed whole; here it is only looked up.
 
 use super::layout::Layout;
-use super::types::Reliability;
+use super::requests::Reliability;
 
 /// Rows of a plan, most: one for each power of two that a message length can reach.
 pub const PLAN_ROWS_MAX: usize = 64;

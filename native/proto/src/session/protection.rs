@@ -3,11 +3,11 @@
 use crate::aead::TAG_BYTES;
 use crate::link::Nanos;
 
+use super::config::{PayloadMode, SessionConfig, SessionKeys};
 use super::epochs::{ReceiveKeys, SendKeys};
 use super::packet::{Header, Kind};
 use super::paths::PathId;
 use super::replay::ReplayWindow;
-use super::types::{PayloadMode, SessionConfig, SessionKeys};
 
 /// One channel, which is one path: its numbers at both ends.
 #[derive(Debug, Default)]

@@ -3,14 +3,14 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::bitmap::Bitmap;
+use super::config::PayloadMode;
 use super::events::Events;
+use super::events::{CompletionStatus, Event};
 use super::frame::{AbortReason, Frame};
 use super::landing::{Description, Landing, Restorer};
 use super::layout::{Block, Layout, Place};
 use super::packet::MESSAGE_END;
-use super::types::{
-    CompletionStatus, Event, MESSAGE_BYTES_MAX, Memory, PayloadMode, PostError, ReceiveRequest,
-};
+use super::requests::{MESSAGE_BYTES_MAX, Memory, PostError, ReceiveRequest};
 
 /// Bytes of parity that may wait, in private memory, for the rest of their blocks.
 /// Parity beyond it is dropped as if lost: 200 ms of (32, 8) parity at 2.5 Gbit/s.

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::link::Nanos;
 
+use super::events::CompletionStatus;
 use super::events::Events;
 use super::flight::{Flight, Transmission};
 use super::frame::{AbortReason, ENDED, Frame};
@@ -14,8 +15,8 @@ use super::outgoing::{Body, State, Window};
 use super::packet::Kind;
 use super::parity::ParityCache;
 use super::paths::PathId;
+use super::requests::{Memory, PostError};
 use super::stream::Stream;
-use super::types::{CompletionStatus, Memory, PostError};
 
 /// A unit to be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,14 +1,15 @@
 //! What an authentic but faulty peer may say, and what must not come of it. The tests through the
 //! doors of the machine cannot say these things: an honest machine never does.
 
+use super::config::PayloadMode;
 use super::events::Events;
 use super::frame::ENDED;
 use super::paths::PathId;
 use super::receiver::{Outcome, Receiver, SCRATCH_BYTES_MAX, StreamEnd, Unit};
-use super::sender::Sender;
-use super::types::{
-    Memory, PayloadMode, ReceiveRequest, Reliability, SendRequest, StreamPart, StreamRequest,
+use super::requests::{
+    Memory, ReceiveRequest, Reliability, SendRequest, StreamPart, StreamRequest,
 };
+use super::sender::Sender;
 
 /// A memory that must not be touched.
 struct Untouched;

@@ -5,10 +5,10 @@ use super::super::order::Order;
 use super::super::outgoing::{Body, Outgoing, State};
 use super::super::packet::MESSAGE_END;
 use super::super::plan::code_of;
-use super::super::stream::Stream;
-use super::super::types::{
+use super::super::requests::{
     MESSAGE_BYTES_MAX, PostError, Reliability, SendRequest, StreamPart, StreamRequest,
 };
+use super::super::stream::Stream;
 use super::Sender;
 
 impl Sender {

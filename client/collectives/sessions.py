@@ -1,0 +1,205 @@
+"""The sessions of a group's rank: to its neighbours, to single ranks, and their common end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sealane.client.collectives.link import Inbox, Outbox
+from sealane.client.grants import listen_session, open_session
+from sealane.client.messages import Reliability
+from sealane.client.session import Session
+from sealane.errors import Error, SessionError
+
+if TYPE_CHECKING:
+    from sealane.client.connection import Client
+
+_PAIRS_SECONDS: Final = 2.0
+"""How long a group that has failed goes on opening sessions that others may wait for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Where a rank's fabric is."""
+
+    node: str
+    address: str
+    """Its control address, host:port."""
+
+
+Route = Callable[[str, Member], Awaitable[str]]
+"""(display name of a session, who listens) → where its data packets go, instead of straight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all sessions of a group have in common."""
+
+    rate_bits_per_second: int
+    reliability: Reliability
+    slot_bytes: int
+    slots: int
+    timeout_seconds: float
+    route: Route | None
+
+    @property
+    def region_bytes(self) -> int:
+        """Slots of both directions."""
+        return 2 * self.slots * self.slot_bytes
+
+
+class Pair:
+    """Both directions of a session between two ranks."""
+
+    def __init__(self, outbox: Outbox, inbox: Inbox) -> None:
+        self.outbox = outbox
+        self.inbox = inbox
+        self.sending = asyncio.Lock()
+        self.receiving = asyncio.Lock()
+
+    @classmethod
+    async def over(cls, session: Session, terms: Terms) -> "Pair":
+        """Offer all slots of a new session."""
+        pair = cls(_outbox(session, terms), _inbox(session, terms))
+        await pair.inbox.open()
+        return pair
+
+
+def _outbox(session: Session, terms: Terms) -> Outbox:
+    return Outbox(
+        session, slots=terms.slots, slot_bytes=terms.slot_bytes, reliability=terms.reliability
+    )
+
+
+def _inbox(session: Session, terms: Terms) -> Inbox:
+    return Inbox(session, slots=terms.slots, slot_bytes=terms.slot_bytes)
+
+
+class GroupSessions:
+    """All sessions of one rank; when one use of them fails or takes too long, all end."""
+
+    def __init__(
+        self, client: "Client", name: str, rank: int, members: Sequence[Member], terms: Terms
+    ) -> None:
+        self.failure: SessionError | None = None
+        """Why they ended; None while they live."""
+        self.neighbours: tuple[Outbox, Inbox] | None = None
+        """To the next rank, from the one before; None until `open`, and when alone."""
+        self._client = client
+        self._name = name
+        self._rank = rank
+        self._members = members
+        self._terms = terms
+        self._stack = contextlib.AsyncExitStack()
+        self._sessions: list[Session] = []
+        self._pairs: dict[int, asyncio.Future[Pair]] = {}
+
+    async def open(self) -> None:
+        """Connect to both neighbours."""
+        terms, size = self._terms, len(self._members)
+        after, before = (self._rank + 1) % size, (self._rank - 1) % size
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(self._listen(f"{self._name}/{before}-{self._rank}"))
+            opening = tasks.create_task(self._open(f"{self._name}/{self._rank}-{after}", after))
+        outbox, inbox = _outbox(opening.result(), terms), _inbox(listening.result(), terms)
+        await inbox.open()
+        self.neighbours = outbox, inbox
+
+    async def pair(self, peer: int, seconds: float) -> Pair:
+        """Return the session with one rank; the first use opens it: the lower rank does."""
+        if peer not in self._pairs:
+            task = asyncio.ensure_future(self._connect_pair(peer))
+            self._pairs[peer] = task
+        async with self.guarded(seconds):
+            return await asyncio.shield(self._pairs[peer])
+
+    @contextlib.asynccontextmanager
+    async def guarded(self, seconds: float) -> AsyncIterator[None]:
+        """End the group if the block fails or takes too long."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except BaseException as error:
+            reason = _reason(error, f"{self._name}: not within {seconds:g} s")
+            self._fail(reason)
+            if isinstance(error, TimeoutError | Error | ExceptionGroup):
+                raise reason from error
+            raise
+
+    def abort(self) -> None:
+        """End them at once: the neighbours' operations fail, and theirs."""
+        self._fail(SessionError("group.aborted", f"{self._name}: aborted here"))
+
+    async def close(self) -> None:
+        """Wait until the neighbour has everything, then close all."""
+        try:
+            if self.failure is None:
+                async with self.guarded(self._terms.timeout_seconds):
+                    if self.neighbours is not None:
+                        await self.neighbours[0].flush()
+        finally:
+            if self.failure is not None and self._pairs:
+                # Who waits for the session of a pair hears of the end when it opens (`_taken`).
+                await asyncio.wait(self._pairs.values(), timeout=_PAIRS_SECONDS)
+            for pair in self._pairs.values():
+                pair.cancel()
+            await asyncio.gather(*self._pairs.values(), return_exceptions=True)
+            await self._stack.aclose()
+
+    def _fail(self, error: SessionError) -> None:
+        if self.failure is None:
+            self.failure = error
+            for session in self._sessions:
+                session.close()
+
+    async def _listen(self, display_name: str) -> Session:
+        terms = self._terms
+        session = await self._stack.enter_async_context(
+            listen_session(self._client.sessions, display_name, region_bytes=terms.region_bytes)
+        )
+        return self._taken(session)
+
+    async def _open(self, display_name: str, peer: int) -> Session:
+        terms, member = self._terms, self._members[peer]
+        via = () if terms.route is None else (await terms.route(display_name, member),)
+        session = await self._stack.enter_async_context(
+            open_session(
+                self._client.sessions,
+                display_name,
+                region_bytes=terms.region_bytes,
+                peer_node=member.node,
+                peer_address=member.address,
+                rate_bits_per_second=terms.rate_bits_per_second,
+                via_addresses=via,
+                wait_seconds=terms.timeout_seconds,
+            )
+        )
+        return self._taken(session)
+
+    def _taken(self, session: Session) -> Session:
+        """Let a new session end with the group, which may be over: then its peer hears so."""
+        self._sessions.append(session)
+        if self.failure is not None:
+            session.close()
+            raise self.failure
+        return session
+
+    async def _connect_pair(self, peer: int) -> Pair:
+        low, high = sorted((self._rank, peer))
+        name = f"{self._name}/pair/{low}-{high}"
+        session = await (self._open(name, peer) if self._rank == low else self._listen(name))
+        return await Pair.over(session, self._terms)
+
+
+def _reason(error: BaseException, late: str) -> SessionError:
+    """Return what an operation's failure is to its group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return SessionError("group.timeout", late)
+    if isinstance(error, SessionError) and error.reason.startswith("group."):
+        return error
+    return SessionError("group.aborted", f"a rank has left: {error!r}")

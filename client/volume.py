@@ -1,0 +1,153 @@
+"""A volume as a client sees it: what it is, where it is attached, what happened to it."""
+
+import datetime as dt
+from dataclasses import dataclass, field
+
+from sealane.client.disk_queues import FrontEnd
+from sealane.client.volume_store import VolumeStore, store_of
+from sealane.errors import UsageError
+from sealane.protocol.v1 import storage_pb2, volumes_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """Where an attached volume's plain namespace is, and what went through it."""
+
+    traddr: str
+    trsvcid: int
+    subsystem_nqn: str
+    namespace_id: int
+    host_nqn: str
+    sectors_sealed: int
+    sectors_opened: int
+    counters_used: int
+    counters_leased: int
+    refusals: int
+    dhchap_secret: str = field(default="", repr=False)
+    """The host's DH-HMAC-CHAP secret; only in what `attach` returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeShare:
+    """Another tenant whose gateways may use a volume."""
+
+    tenant: str
+    is_read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """A volume; `state` is "available", "attached" or "filling", of which `filled_bytes` are done.
+
+    `mode` is "remote", "local" on a `third_party` of the gateway `target_node`, or "off" on either;
+    `claims` are those of the threat model that hold in it. `tenant` is whose it is; of another
+    tenant's volume `shares` has only what this gateway's tenant may do.
+    """
+
+    name: str
+    display_name: str
+    size_bytes: int
+    target_node: str
+    state: str
+    mode: str
+    freshness: str
+    key_epoch: int
+    attachment: Attachment | None
+    third_party: str = ""
+    claims: tuple[str, ...] = ()
+    filled_bytes: int = 0
+    tenant: str = ""
+    shares: tuple[VolumeShare, ...] = ()
+    is_read_only: bool = False
+    anchor: str = ""
+    """Of mode "local": "broker", or "none"; else empty: its target has it."""
+    store: VolumeStore | None = None
+    """What its store says of itself, if that was asked for."""
+    store_unknown: str = ""
+    """Why it could not be asked: a reason id."""
+
+
+def front_end_of(volume: Volume) -> FrontEnd:
+    """Where an attached volume is read and written; UsageError if it isn't attached."""
+    a = volume.attachment
+    if a is None or not a.dhchap_secret:
+        raise UsageError(
+            "volume.secret", f"{volume.name}: use what `attach` returned, which has the secret"
+        )
+    return FrontEnd(
+        traddr=a.traddr,
+        trsvcid=a.trsvcid,
+        subsystem_nqn=a.subsystem_nqn,
+        namespace_id=a.namespace_id,
+        host_nqn=a.host_nqn,
+        secret=a.dhchap_secret,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeEvent:
+    """Something that happened to a volume; `reason` is a stable id, `origin` a node."""
+
+    time: dt.datetime
+    volume_id: str
+    kind: str
+    reason: str
+    lba: int
+    detail: str
+    origin: str
+
+
+def event_of(message: storage_pb2.VolumeEvent) -> VolumeEvent:
+    """Read an event."""
+    return VolumeEvent(
+        time=message.time.ToDatetime(tzinfo=dt.UTC),
+        volume_id=message.volume_id,
+        kind=message.kind,
+        reason=message.reason,
+        lba=message.lba,
+        detail=message.detail,
+        origin=message.origin,
+    )
+
+
+def volume_of(message: volumes_pb2.Volume) -> Volume:
+    """Read a volume."""
+    attachment = None
+    if message.HasField("attachment"):
+        a = message.attachment
+        attachment = Attachment(
+            traddr=a.traddr,
+            trsvcid=a.trsvcid,
+            subsystem_nqn=a.subsystem_nqn,
+            namespace_id=a.namespace_id,
+            host_nqn=a.host_nqn,
+            sectors_sealed=a.sectors_sealed,
+            sectors_opened=a.sectors_opened,
+            counters_used=a.counters_used,
+            counters_leased=a.counters_leased,
+            refusals=a.refusals,
+            dhchap_secret=a.dhchap_secret,
+        )
+    return Volume(
+        name=message.name,
+        display_name=message.display_name,
+        size_bytes=message.size_bytes,
+        target_node=message.target_node,
+        state=volumes_pb2.Volume.State.Name(message.state).lower(),
+        mode=message.mode,
+        freshness=message.freshness,
+        key_epoch=message.key_epoch,
+        attachment=attachment,
+        third_party=message.third_party,
+        anchor=message.anchor,
+        claims=tuple(message.claims),
+        filled_bytes=message.filled_bytes,
+        tenant=message.tenant,
+        shares=tuple(
+            VolumeShare(tenant=share.tenant, is_read_only=share.read_only)
+            for share in message.shares
+        ),
+        is_read_only=message.read_only,
+        store=store_of(message.store) if message.HasField("store") else None,
+        store_unknown=message.store_unknown,
+    )

@@ -1,0 +1,37 @@
+//! Why a session ended: the stable ids that job and operator see, the code that the peer is told.
+
+use sealane_proto::session::CloseReason;
+
+/// The job's process is gone.
+pub(super) const REASON_JOB_GONE: &str = "session.job.gone";
+
+/// There was no memory for the session.
+pub(super) const REASON_RESOURCES: &str = "session.endpoint.resources";
+
+/// The daemon has it that the peer may not act any more.
+const REASON_PEER_REVOKED: &str = "session.peer.revoked";
+
+/// What the peer is told of a reason of the daemon's.
+pub(super) fn told(reason: &str, is_draining: bool) -> CloseReason {
+    match reason {
+        REASON_PEER_REVOKED => CloseReason::Revoked,
+        _ if is_draining => CloseReason::Draining,
+        _ => CloseReason::Requested,
+    }
+}
+
+/// The id of an end that the machine tells.
+pub(super) fn reason_of(reason: CloseReason, by_peer: bool) -> String {
+    let name = match reason {
+        CloseReason::Requested => "requested",
+        CloseReason::IdleTimeout => "idle_timeout",
+        CloseReason::PacketLimit => "packet_limit",
+        CloseReason::ForgeryLimit => "forgery_limit",
+        CloseReason::Revoked => "revoked",
+        CloseReason::PathOverloaded => "path_overloaded",
+        CloseReason::PathMtu => "path_mtu",
+        CloseReason::Draining => "draining",
+        CloseReason::Other(_) => "unknown",
+    };
+    format!("session.{}.{name}", if by_peer { "peer_closed" } else { "closed" })
+}

@@ -1,0 +1,116 @@
+//! What a session's worker tells: the endpoint by a report, the job by its ring and doorbell.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU16};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use rustix::net::SendFlags;
+use sealane_proto::link::Nanos;
+
+use super::limits::Limit;
+use super::path_report::PathReport;
+use super::statistics::{WorkerStatistics, values};
+use super::worker::Worker;
+use crate::clock::now;
+
+/// Age of the published statistics, at most.
+pub(super) const STATISTICS_NANOS: Nanos = 1_000_000;
+
+/// Where a session stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// The path is being validated, the keys confirmed.
+    Establishing,
+    /// Messages move.
+    Established,
+    /// Nothing new is sent; what is under way goes on.
+    Draining,
+    /// Over.
+    Closed {
+        /// Stable id of the reason.
+        reason: String,
+    },
+}
+
+/// What the worker tells the endpoint.
+#[derive(Debug)]
+pub(super) struct Report {
+    /// The session is to drain …
+    pub(super) is_to_drain: AtomicBool,
+    /// … and to end, for this reason.
+    pub(super) end: Mutex<Option<String>>,
+    pub(super) state: Mutex<State>,
+    pub(super) statistics: Mutex<Vec<u64>>,
+    /// In force; final once the session is established.
+    pub(super) unit_bytes: AtomicU16,
+    pub(super) paths: Mutex<Vec<PathReport>>,
+    /// Readable after a change of state.
+    pub(super) changed: OwnedFd,
+    pub(super) settled: Condvar,
+}
+
+impl Report {
+    pub(super) fn set(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.settled.notify_all();
+        // An eventfd refuses a one only after 2^64-2 of them: it is readable then, too.
+        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Worker {
+    /// Publishes the counters when they are due, and rings for what the job has to look at.
+    pub(super) fn publish(&mut self) {
+        let time = now();
+        let is_in_line = self.flow.as_ref().is_some_and(|flow| flow.turn_at().is_some());
+        let limit = Limit::of(self.session.limit(), self.memory.ring.is_full(), is_in_line);
+        self.limits.enter(limit, time);
+        let is_due = time.saturating_sub(self.progress.published) >= STATISTICS_NANOS;
+        self.progress.is_stale = !(is_due || self.progress.must_ring || self.progress.is_over);
+        if !self.progress.is_stale {
+            self.progress.published = time;
+            let values = values(&self.session.statistics(), &self.counters());
+            self.memory.ring.publish_statistics(&values);
+            *self.report.statistics.lock().unwrap_or_else(PoisonError::into_inner) = values;
+            let mut paths = self.report.paths.lock().unwrap_or_else(PoisonError::into_inner);
+            let addresses = self.local_addresses.iter().copied().zip(self.lanes.peers());
+            paths.clear();
+            paths.extend(PathReport::of(addresses, &self.session));
+        }
+        self.progress.must_ring |= self.memory.ring.take_chunk_wake();
+        if std::mem::take(&mut self.progress.must_ring) {
+            // A full doorbell is one that the job has not looked at: it will wake all the same.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = self.doorbell.as_ref().map(|doorbell| rustix::net::send(doorbell, &[1], flags));
+        }
+    }
+
+    fn counters(&self) -> WorkerStatistics {
+        let sent = self.lanes.counters();
+        let [
+            limited_application_nanos,
+            limited_credit_nanos,
+            limited_pacing_nanos,
+            limited_loss_nanos,
+            limited_round_trip_nanos,
+            limited_stall_nanos,
+            limited_completions_nanos,
+            limited_shared_rate_nanos,
+        ] = self.limits.spent();
+        WorkerStatistics {
+            send_errors: sent.errors,
+            send_calls: sent.calls,
+            send_drops: sent.dropped,
+            receive_calls: self.lanes.receive_calls(),
+            receive_drops: self.lanes.receive_drops(),
+            limited_application_nanos,
+            limited_credit_nanos,
+            limited_pacing_nanos,
+            limited_loss_nanos,
+            limited_round_trip_nanos,
+            limited_stall_nanos,
+            limited_completions_nanos,
+            limited_shared_rate_nanos,
+        }
+    }
+}
