@@ -213,6 +213,6 @@ def parse_rate(text: str) -> int:
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
     if unit is None or not is_number or int(digits) * unit >= 1 << 63:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: bytes per second, as a number or with KiB, MiB, GiB, TiB, PiB"
+            f"{text!r}; allowed: bytes per second, as a number or with KiB to PiB"
         )
     return int(digits) * unit

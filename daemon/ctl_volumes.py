@@ -260,7 +260,7 @@ def parse_size(text: str) -> int:
         size = -1.0
     if not 4096 <= size < 2**63 or size % 4096:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB, MiB, GiB, TiB, PiB"
+            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB to PiB"
         )
     return int(size)
 
