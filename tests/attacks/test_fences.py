@@ -15,72 +15,21 @@ from attacks.proxy import Proxy
 from attacks.rules import Drop, Hold, is_command, is_response
 from attacks.world import Attacked, Cluster, attacked, attempt, pattern
 from sealane.errors import Error
+from trust.relay import Relay
 
 LBA = 4
 
 
-class ControlWire:
-    """The control channel's TCP, relayed byte by byte, until it is cut."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.is_cut = False
-        self.was_refused = asyncio.Event()
-        self.address = ""
-
-    @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator["ControlWire"]:
-        """Relay until the block is left."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()[:2]
-        self.address = f"{host}:{port}"
-        try:
-            yield self
-        finally:
-            server.close()
-            self.cut()
-
-    def cut(self) -> None:
-        """Reset what is open and refuse what comes."""
-        self.is_cut = True
-        for writer in self._writers:
-            writer.transport.abort()
-
-    def mend(self) -> None:
-        """Relay again."""
-        self.is_cut = False
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_cut:
-            self.was_refused.set()
-            writer.transport.abort()
-            return
-        up_reader, up_writer = await asyncio.open_connection(*self._target)
-        self._writers |= {writer, up_writer}
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
-        self._writers -= {writer, up_writer}
-
-    @staticmethod
-    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(1 << 16):
-            writer.write(chunk)
-            await writer.drain()
-        writer.close()
-
-
 @pytest.fixture
-async def control(mortal_cluster: Cluster) -> AsyncIterator[ControlWire]:
-    host, _, port = mortal_cluster.target.addresses["target_control"].rpartition(":")
-    async with ControlWire((host, int(port))).listening() as wire:
+async def control(mortal_cluster: Cluster) -> AsyncIterator[Relay]:
+    async with Relay(mortal_cluster.target.addresses["target_control"]).running() as wire:
         await asyncio.to_thread(mortal_cluster.gateway, "g2", control_address=wire.address)
         yield wire
         mortal_cluster.kill_gateway("g2")
 
 
 @pytest.fixture
-async def fenced(mortal_cluster: Cluster, control: ControlWire) -> AsyncIterator[Attacked]:
+async def fenced(mortal_cluster: Cluster, control: Relay) -> AsyncIterator[Attacked]:
     async with (
         Proxy(mortal_cluster.data_address).listening() as proxy,
         attacked(mortal_cluster, gateway="g2", proxy=proxy) as made,
@@ -91,7 +40,7 @@ async def fenced(mortal_cluster: Cluster, control: ControlWire) -> AsyncIterator
 
 @pytest.mark.slow
 async def test_nothing_is_acknowledged_while_the_fence_cannot_be_reached(
-    fenced: Attacked, control: ControlWire
+    fenced: Attacked, control: Relay
 ) -> None:
     """Data path and control path cut in the middle of a write: no outcome may be invented."""
     hold = Hold(match=is_command(WRITE))

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from attached_hosts import host_of
 from kernel_lab.emulation import Guest
 from kernel_lab.lab import Lab
+from sealane.daemon.ports import VolumeKey
 from sealane.daemon.storage.gateway import Gateway
 from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.errors import VerificationError
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
-from sealane.transport.nvme.initiator import HostController, VolumeQueue
-from storage.third_party import Broker
+from sealane.transport.nvme.initiator import VolumeQueue
+from storage.third_party import Broker, arena
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
@@ -30,24 +31,6 @@ SIZE_MIB = 64
 PORT = 4420
 SECTORS = 4096
 PAGE = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeKey:
-    volume_id: uuid.UUID
-    keys: dict[int, bytearray]
-    generation: int = 1
-    sector_count: int = SECTORS
-    fully_sealed: bool = False
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    broker_instance: int = 1
-    start_epoch: int
-    counter_start: int = 1
-    counter_end: int = 1 << 36
 
 
 @dataclass
@@ -105,19 +88,17 @@ class Volume:
                 raise
             try:
                 port = await gateway.attach(
-                    VolumeKey(volume_id=self.volume_id, keys={1: bytearray(self.key)}),
-                    counters=[Counters(start_epoch=self.attachments)],
+                    VolumeKey(
+                        volume_id=self.volume_id,
+                        generation=1,
+                        sector_count=SECTORS,
+                        keys={1: bytearray(self.key)},
+                    ),
+                    counters=[arena(self.attachments)],
                     host_nqn=HOST,
                     open_queue=back.open_queue,
                 )
-                export = port.export
-                async with HostController(
-                    traddr=export.traddr,
-                    trsvcid=export.trsvcid,
-                    subsystem_nqn=export.subsystem_nqn,
-                    host_nqn=HOST,
-                    credentials=Credentials(secret=port.secret),
-                ) as host:
+                async with host_of(port, HOST) as host:
                     queue = await host.open_queue(1)
                     yield queue
                     await queue.close()

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from attached_hosts import host_of
 from patience import PATIENCE_SECONDS
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.storage.events import StorageEvent
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.target import Target
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, VolumeQueue
 
 HOST = "nqn.2014-08.org.nvmexpress:uuid:0f0f0f0f-0000-4000-8000-000000000001"
@@ -84,14 +84,7 @@ class World:
         return grant
 
     def host(self, *, host_nqn: str = HOST) -> HostController:
-        export = self.attached.export
-        return HostController(
-            traddr=export.traddr,
-            trsvcid=export.trsvcid,
-            subsystem_nqn=export.subsystem_nqn,
-            host_nqn=host_nqn,
-            credentials=Credentials(secret=self.attached.secret),
-        )
+        return host_of(self.attached, host_nqn)
 
     def back_host(self, *, host_nqn: str = GATEWAY) -> HostController:
         traddr, trsvcid = self.target.address

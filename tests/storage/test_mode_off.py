@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from attached_hosts import host_of
 from attacks.disk import read_slot, write_slot
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.ports import QueueGrant, VolumeKey
 from sealane.daemon.storage.filling_volume import FillingVolume
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway
 from sealane.daemon.storage.target import Target
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.errors import NvmeStatusError
-from sealane.transport.nvme.initiator import HostController, VolumeQueue
+from sealane.transport.nvme.initiator import VolumeQueue
 from storage.pair import GATEWAY, HOST, counters
 
 SECTORS = 2500
@@ -97,14 +97,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def queue(self, port: AttachedVolume) -> AsyncIterator[VolumeQueue]:
-        export = port.export
-        async with HostController(
-            traddr=export.traddr,
-            trsvcid=export.trsvcid,
-            subsystem_nqn=export.subsystem_nqn,
-            host_nqn=HOST,
-            credentials=Credentials(secret=port.secret),
-        ) as host:
+        async with host_of(port, HOST) as host:
             queue = await host.open_queue(1)
             try:
                 yield queue

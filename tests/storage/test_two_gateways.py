@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from attached_hosts import host_of
 from sealane import _native
 from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.crypto.kem import X25519KemKey
@@ -26,7 +27,6 @@ from sealane.daemon.storage_control import StorageService
 from sealane.errors import UnavailableError, VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.v1 import broker_pb2
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError, VolumeQueue
 from trust.world import all_authorized
 
@@ -114,14 +114,7 @@ class Rack:
 
     def host(self, node: str) -> HostController:
         attached = self.attached[node]
-        export = attached.export
-        return HostController(
-            traddr=export.traddr,
-            trsvcid=export.trsvcid,
-            subsystem_nqn=export.subsystem_nqn,
-            host_nqn=HOST,
-            credentials=Credentials(secret=attached.secret),
-        )
+        return host_of(attached, HOST)
 
     @contextlib.asynccontextmanager
     async def queue(self, node: str) -> AsyncIterator[VolumeQueue]:

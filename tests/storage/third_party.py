@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attached_hosts import host_of
+from sealane.crypto.lease import CounterRange
 from sealane.daemon.anchors.anchor import Anchored, Change, changed
 from sealane.daemon.anchors.broker import BrokerAnchor
+from sealane.daemon.ports import VolumeKey
 from sealane.daemon.storage.exported import Exported, Provider
 from sealane.daemon.storage.gateway import AttachedVolume, Gateway, GatewaySettings
 from sealane.daemon.storage.listener import Listener
@@ -19,9 +22,8 @@ from sealane.daemon.storage.third_party import ThirdPartyStores, ThirdPartyVolum
 from sealane.daemon.storage.third_party_link import ThirdParty
 from sealane.daemon.volume_device import OpenDevice, VolumeDevice
 from sealane.errors import UnavailableError, VerificationError
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
-from sealane.transport.nvme.initiator import HostController, VolumeQueue
+from sealane.transport.nvme.initiator import VolumeQueue
 
 NQN = "nqn.2026-11.dev.sealane:disks"
 GATEWAY = "nqn.2026-11.dev.sealane:gateway:g"
@@ -38,22 +40,11 @@ PAGES = SLOTS_START + SLOTS
 IN_PLACE_PAGES = LOG_START + LOG_PAGES + 2 * 1 + 2 * -(-SECTORS // 340)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeKey:
-    volume_id: uuid.UUID
-    keys: dict[int, bytearray]
-    generation: int = 1
-    sector_count: int = SECTORS
-    fully_sealed: bool = False
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    broker_instance: int = 1
-    start_epoch: int
-    counter_start: int = 1
-    counter_end: int = 1 << 36
+def arena(start_epoch: int) -> CounterRange:
+    """Return the counters of one attachment."""
+    return CounterRange(
+        broker_instance=1, start_epoch=start_epoch, counter_start=1, counter_end=1 << 36
+    )
 
 
 class Broker:
@@ -168,23 +159,18 @@ class World:
         port = await self.gateway.attach(
             VolumeKey(
                 volume_id=self.volume_id,
+                generation=1,
+                sector_count=SECTORS,
                 keys={1: bytearray(self.key)},
                 fully_sealed=self.is_off,
             ),
-            counters=[Counters(start_epoch=self.attachments)],
+            counters=[arena(self.attachments)],
             host_nqn=HOST,
             open_queue=back.open_queue,
         )
         self.port = port
         try:
-            export = port.export
-            async with HostController(
-                traddr=export.traddr,
-                trsvcid=export.trsvcid,
-                subsystem_nqn=export.subsystem_nqn,
-                host_nqn=HOST,
-                credentials=Credentials(secret=port.secret),
-            ) as host:
+            async with host_of(port, HOST) as host:
                 queue = await host.open_queue(1)
                 try:
                     yield queue

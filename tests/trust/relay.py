@@ -15,6 +15,8 @@ class Relay:
         self._writers: set[asyncio.StreamWriter] = set()
         self.address = ""
         self.is_cut = False
+        self.was_refused = asyncio.Event()
+        """A connection came while it was cut."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Relay"]:
@@ -39,6 +41,7 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_cut:
+            self.was_refused.set()
             writer.transport.abort()
             return
         try:

@@ -13,6 +13,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from attached_hosts import host_of
 from attacks.disk import read_slot
 from control_plane import Daemon, Site, daemon, sealanectl, short_directory
 from patience import PATIENCE_SECONDS
@@ -234,14 +235,7 @@ async def _attached_by(
                 open_queue=back_end.open_queue,
                 epoch_floor=back_end.epoch_floor,
             )
-        export = attached.export
-        async with HostController(
-            traddr=export.traddr,
-            trsvcid=export.trsvcid,
-            subsystem_nqn=export.subsystem_nqn,
-            host_nqn=HOST,
-            credentials=Credentials(secret=attached.secret),
-        ) as host:
+        async with host_of(attached, HOST) as host:
             await host.request_queues(1)
             yield host
     finally:

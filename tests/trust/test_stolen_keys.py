@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import fabric_daemons
+from attached_hosts import host_of
 from control_plane import Daemon, Site, daemon, short_directory
 from sealane.client import Client, Volume, connect
 from sealane.client.grants import introduce
@@ -54,7 +55,6 @@ from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, storage_p
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
 from sealane.protocol.v1.sessions_pb2_grpc import SessionPeerStub
 from sealane.transport.establish import SessionKeys
-from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.initiator import HostController, NvmeStatusError
 from trust.insider import Insider, insider
 
@@ -310,14 +310,7 @@ async def _attached(volume: Volume, open_queue: OpenQueue) -> AsyncIterator[Host
             host_nqn=HOST,
             open_queue=open_queue,
         )
-        export = attached.export
-        async with HostController(
-            traddr=export.traddr,
-            trsvcid=export.trsvcid,
-            subsystem_nqn=export.subsystem_nqn,
-            host_nqn=HOST,
-            credentials=Credentials(secret=attached.secret),
-        ) as host:
+        async with host_of(attached, HOST) as host:
             await host.request_queues(1)
             yield host
     finally:
