@@ -25,7 +25,7 @@ from sealane.errors import UnavailableError
 _CALL_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
 # When a counter was first used says nothing that its value doesn't, and doubles what is scraped.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # A scraper that connects and says nothing must not hold a thread for ever.
 _SCRAPE_SECONDS: Final = 10
