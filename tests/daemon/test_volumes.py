@@ -166,6 +166,8 @@ async def test_older_association_is_refused_and_its_queues_closed(world: World) 
 async def test_attached_volume_is_neither_attached_twice_nor_deleted(world: World) -> None:
     volume_id = await create(world)
     await world.volumes.attach(volume_id, host_nqn=HOST, via=Via())
+    # A second attachment would get this far, and leave nothing behind.
+    world.gateway.failure = UnavailableError("data.path", "it was asked")
     for call in (
         world.volumes.attach(volume_id, host_nqn=HOST, via=Via()),
         world.volumes.delete(volume_id),

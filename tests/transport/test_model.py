@@ -140,6 +140,20 @@ def test_independent_losses_agree_with_monte_carlo(
         assert low - 0.02 * high <= predicted.quantile(probability) <= high * 1.02
 
 
+@pytest.mark.parametrize(
+    "scheme", [SelectiveRepeat(), SelectiveRepeat(RTO_FACTOR), ErasureCoded(32, 2)]
+)
+def test_many_samples_agree_within_a_hundredth_and_one_time_out_in_the_tail(scheme: Scheme) -> None:
+    path = long_path(1e-2)
+    drawn = sample(path, 128 * KIB, scheme, 200_000, np.random.default_rng(9))
+
+    predicted = completion(path, 128 * KIB, scheme)
+
+    assert drawn.mean() == pytest.approx(predicted.mean, rel=0.01)
+    time_out = scheme.timeout_factor * path.round_trip_seconds
+    assert abs(np.quantile(drawn, 0.999) - predicted.quantile(0.999)) < 1.01 * time_out
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(("burst", "loss"), [(4.0, 1e-3), (16.0, 1e-3), (4.0, 1e-2), (16.0, 1e-2)])
 def test_bursts_agree_with_monte_carlo(scheme: Scheme, burst: float, loss: float) -> None:

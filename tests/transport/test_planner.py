@@ -140,13 +140,15 @@ def test_impossible_budgets_are_refused(budget: float) -> None:
         rank(long_path(1e-2), MIB, parity_budget=budget)
 
 
-@pytest.mark.parametrize("objective", Objective)
-def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective) -> None:
-    # Five losses, ten sizes off the rows' middles: 95 % within a tie band of 5 % (quantiles: 10 %).
+@pytest.mark.parametrize(
+    ("objective", "losses"), [(Objective.MEAN, 10), (Objective.P99, 4), (Objective.P999, 4)]
+)
+def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective, losses: int) -> None:
+    # Ten sizes off the rows' middles: 95 % within a tie band of 5 % (quantiles: 10 %).
     sizes = [int(10 ** (4 + 0.55 * i)) for i in range(10)]
     close = 0
-    for power in range(5):
-        path = long_path(10 ** (-6.25 + power))
+    for power in np.linspace(-6.25, -1.75, losses):
+        path = long_path(10**power)
         found = plan(path, objective)
         for size in sizes:
             row = found.row(size)
@@ -154,7 +156,7 @@ def test_a_plan_is_as_good_as_the_first_of_the_ranking(objective: Objective) -> 
             score = evaluate(path, size, row.scheme).score(objective)
             close += score <= best * (1.05 if objective is Objective.MEAN else 1.10)
 
-    assert close >= 48
+    assert close >= 0.95 * 10 * losses
 
 
 @pytest.mark.parametrize("checks", [1, 7, 40])

@@ -34,6 +34,8 @@ struct Slot {
     length: u64,
     units_written: Vec<bool>,
     chunks_landed: Vec<bool>,
+    /// Before, the chunk map is that of the message that had the slot last.
+    is_cleared: bool,
 }
 
 #[derive(Debug)]
@@ -106,6 +108,7 @@ impl WatchedMemory {
             length,
             units_written: vec![false; units as usize],
             chunks_landed: vec![false; units.div_ceil(self.chunk_units) as usize],
+            is_cleared: false,
         };
     }
 
@@ -181,12 +184,13 @@ impl Memory for WatchedMemory {
         let slot = &mut self.slots[usize::from(slot)];
         let units = slot.units_written.chunks(chunk_units).nth(chunk as usize);
         let is_written = !is_real || units.is_some_and(|units| units.iter().all(|unit| *unit));
-        let message = slot.message;
+        let (message, is_cleared) = (slot.message, slot.is_cleared);
         match slot.chunks_landed.get_mut(chunk as usize) {
-            Some(landed) if !*landed && is_written => *landed = true,
+            Some(landed) if !*landed && is_written && is_cleared => *landed = true,
             found => self.findings.add(Rule::ChunkLanded, || {
                 format!(
-                    "chunk {chunk} of message {message}, written: {is_written}, before: {found:?}"
+                    "chunk {chunk} of message {message}, written: {is_written}, cleared: \
+                     {is_cleared}, before: {found:?}"
                 )
             }),
         }
@@ -194,8 +198,8 @@ impl Memory for WatchedMemory {
 
     fn chunks_cleared(&mut self, slot: u16, chunk_count: u32) {
         self.changes += 1;
-        let record = &self.slots[usize::from(slot)];
-        let is_fresh = record.chunks_landed.iter().all(|landed| !landed);
+        let record = &mut self.slots[usize::from(slot)];
+        let is_fresh = !std::mem::replace(&mut record.is_cleared, true);
         let (message, expected) = (record.message, record.chunks_landed.len());
         if !is_fresh || expected != chunk_count as usize {
             self.findings.add(Rule::ChunkLanded, || {

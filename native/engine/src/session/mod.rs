@@ -7,6 +7,8 @@ mod endings;
 pub mod endpoint;
 pub mod entry;
 mod events;
+#[cfg(test)]
+mod full_socket_tests;
 pub mod job;
 mod lanes;
 pub mod layout;

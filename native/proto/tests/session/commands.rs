@@ -384,6 +384,10 @@ proptest! {
         pair.run_filtered(20 * SECOND, |_, _| !lost.next().unwrap_or(false));
         prop_assert_eq!(statuses(&pair.events[0]), [(message, CompletionStatus::Ok)]);
         prop_assert_eq!(statuses(&pair.events[1]), [(message, CompletionStatus::Ok)]);
+        let chunks = named.chunks(2).enumerate().filter(|(_, units)| units == &[true; 2]);
+        let chunks: Vec<_> = chunks.map(|(chunk, _)| (0, chunk as u32)).collect();
+        pair.memory[1].chunks.sort_unstable();
+        prop_assert_eq!(&pair.memory[1].chunks, &chunks);
         prop_assert_eq!(landed(&pair, 40), named);
     }
 }

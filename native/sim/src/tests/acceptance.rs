@@ -1,8 +1,8 @@
 //! Acceptance tests of the reference (docs/sessions.md, "Acceptance tests") that need a path of a
 //! certain kind. Every run checks payload, chunks, memory, credit and rate of every message.
 
-use sealane_proto::link::Loss;
-use sealane_proto::session::{Detection, Reliability};
+use sealane_proto::link::{GilbertElliott, Loss, PARTS};
+use sealane_proto::session::{Detection, MESSAGE_BYTES_MAX, Reliability, UNIT_BYTES_MAX};
 
 use super::{CODED, MILLISECOND, PERCENT, Scenario, check};
 
@@ -28,6 +28,21 @@ fn every_size_in_chunks_of_any_grain_arrives_whole() {
             }
         }
     }
+}
+
+/// Test 1, the longest message there is: over a million units.
+#[test]
+fn the_longest_message_arrives_whole() {
+    let scenario = Scenario {
+        unit_bytes: UNIT_BYTES_MAX,
+        message_bytes_min: MESSAGE_BYTES_MAX,
+        message_bytes_max: MESSAGE_BYTES_MAX,
+        count: 1,
+        ..Scenario::fast(1)
+    };
+    let outcome = check(&scenario);
+    assert_eq!(outcome.receiver.payload_bytes_received, MESSAGE_BYTES_MAX);
+    assert_eq!(outcome.sender.retransmitted_packets, 0);
 }
 
 /// Test 6: 97 generations of 1024 slots and a bit, every third message a stream.
@@ -56,7 +71,8 @@ fn a_hundred_thousand_messages_meet_their_receives_in_order() {
 /// Test 16, sizes to eight bandwidth-delay products and beyond: 6 MB at 200 Mbit/s and 25 ms.
 #[test]
 fn any_loss_at_any_size_ends_with_everything_delivered() {
-    for loss in [0, PERCENT / 10_000, PERCENT / 100, PERCENT, 10 * PERCENT] {
+    let decades = [10_000, 1000, 100, 10, 1].map(|part| PERCENT / part);
+    for loss in [0].into_iter().chain(decades).chain([10 * PERCENT]) {
         for (bytes, count) in [(1408, 20), (200_000, 4), (6_000_000, 1)] {
             for reliability in [Reliability::SelectiveRepeat, CODED] {
                 let mut scenario = Scenario {
@@ -74,6 +90,29 @@ fn any_loss_at_any_size_ends_with_everything_delivered() {
                 check(&scenario);
             }
         }
+    }
+}
+
+/// Test 18: with a time-out above all that the path does, what is repeated is what was lost.
+#[test]
+fn what_is_repeated_is_what_was_lost() {
+    for detection in [Detection::Timeout, Detection::Reports] {
+        let mut scenario = Scenario {
+            detection,
+            message_bytes_min: 1_000_000,
+            message_bytes_max: 1_000_000,
+            count: 6,
+            depth: 2,
+            ..Scenario::small(19)
+        };
+        scenario.forward.loss = Loss::Independent(2 * PERCENT);
+        scenario.forward.reorder_parts_per_billion = 10 * PERCENT;
+        scenario.forward.reorder_nanos_max = MILLISECOND;
+        scenario.reordering = MILLISECOND;
+        let outcome = check(&scenario);
+        assert!(outcome.sender.retransmitted_packets > 50, "{:?}", outcome.sender);
+        assert_eq!(outcome.sender.spurious_retransmissions, 0);
+        assert_eq!(outcome.receiver.duplicates + outcome.receiver.late, 0);
     }
 }
 
@@ -96,4 +135,36 @@ fn repetitions_in_vain_are_counted() {
     let known = outcome.sender.spurious_retransmissions;
     assert!(known <= spurious && spurious - known <= 5, "{known} of {spurious}");
     assert_eq!(outcome.sender.retransmitted_packets, outcome.sender.timeouts);
+}
+
+/// Test 23: of equally many losses a code mends all that come one by one. Bursts are more than it can
+/// mend, unless blocks are interleaved.
+#[test]
+fn bursts_defeat_a_code_and_interleaving_helps_it() {
+    const MESSAGES: u64 = 40;
+    let fallbacks = |burst: u32, depth: u8| {
+        let mut scenario = Scenario {
+            reliability: Reliability::ErasureCoded { k: 32, m: 8, depth },
+            message_bytes_min: 8 << 20,
+            message_bytes_max: 8 << 20,
+            count: MESSAGES as u32,
+            ..Scenario::fast(23)
+        };
+        scenario.forward.loss = Loss::GilbertElliott(GilbertElliott {
+            p: PERCENT / burst,
+            r: PARTS / burst,
+            loss_bad: PARTS,
+            loss_good: 0,
+        });
+        let outcome = check(&scenario);
+        let share = outcome.forward.lost_packets * 1000 / outcome.forward.offered_packets;
+        assert!((7..14).contains(&share), "{share} of a thousand");
+        outcome.sender.fallbacks
+    };
+    assert_eq!(fallbacks(1, 1), 0);
+    for burst in [8, 64] {
+        let (plain, deep) = (fallbacks(burst, 1), fallbacks(burst, 32));
+        println!("bursts of {burst}: {plain} of {MESSAGES} fall back, interleaved {deep}");
+        assert!(plain > MESSAGES / 8 && deep * 4 < plain, "{burst}: {plain}, {deep}");
+    }
 }

@@ -1,0 +1,156 @@
+//! Test 15 of the reference's list: a host that is late lets its socket's buffer fill. What the kernel
+//! drops then is loss like any other, it is counted, and nothing waits for it for good.
+
+use std::net::SocketAddr;
+
+use sealane_proto::aead::Secret;
+use sealane_proto::link::Nanos;
+use sealane_proto::session::{
+    Arrival, CompletionStatus, Detection, Ecn, Event, IpVersion, Memory, PACKETS_PER_KEY, PathId,
+    PathSet, PayloadMode, ReceiveRequest, Reliability, SendRequest, Session, SessionConfig,
+    SessionKeys, Source,
+};
+
+use super::lanes::Lanes;
+use crate::udp::Udp;
+
+const MILLISECOND: Nanos = 1_000_000;
+/// Thirty milliseconds at the rate.
+const MESSAGE_BYTES: usize = 1_200_000;
+/// Packets of some three milliseconds.
+const BUFFER_BYTES: usize = 128 << 10;
+
+struct Bytes(Vec<u8>);
+
+impl Memory for Bytes {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset as usize..offset as usize + into.len()]);
+    }
+
+    fn write(&mut self, offset: u64, from: &[u8]) {
+        self.0[offset as usize..offset as usize + from.len()].copy_from_slice(from);
+    }
+
+    fn chunk_landed(&mut self, _slot: u16, _chunk: u32) {}
+
+    fn chunks_cleared(&mut self, _slot: u16, _chunk_count: u32) {}
+}
+
+/// A session whose time is the test's, on a socket of the kernel's.
+struct End {
+    session: Session,
+    lanes: Lanes,
+    memory: Bytes,
+    completed: Vec<CompletionStatus>,
+}
+
+impl End {
+    fn new(index: u64, udp: Udp, peer: SocketAddr) -> Self {
+        let config = SessionConfig {
+            connection_id_local: 100 + index,
+            connection_id_peer: 101 - index,
+            unit_bytes: 1408,
+            ip: IpVersion::V4,
+            paths: 1,
+            chunk_units: 4,
+            slots: 2,
+            rate_bytes_per_second: 40_000_000,
+            idle_timeout: 10_000 * MILLISECOND,
+            reordering: 0,
+            detection: Detection::Reports,
+            packets_per_key: PACKETS_PER_KEY,
+            payload: PayloadMode::Real,
+        };
+        let secret = |direction: u64| Secret::take(&mut [direction as u8 + 1; 32]);
+        let keys = SessionKeys { send: secret(index), receive: secret(1 - index) };
+        Self {
+            session: Session::new(config, &keys, 0),
+            lanes: Lanes::new([(udp, peer)]),
+            memory: Bytes(vec![0; MESSAGE_BYTES]),
+            completed: Vec::new(),
+        }
+    }
+
+    fn receive(&mut self, now: Nanos) {
+        let Self { session, lanes, memory, .. } = self;
+        lanes.polled(PathSet::default().with(PathId(0)));
+        while lanes.has_datagrams() {
+            let received = lanes.receive(|path, _, datagram, _| {
+                let arrival = Arrival { path, source: Source::Path, ecn: Ecn::Ect0 };
+                session.receive(datagram, arrival, memory, now);
+                false
+            });
+            received.expect("a path").expect("a socket");
+        }
+    }
+
+    fn transmit(&mut self, now: Nanos) {
+        let Self { session, lanes, memory, completed } = self;
+        session.handle_timeout(now);
+        while lanes
+            .push(|bytes| session.next_transmit(memory, now, bytes).then(|| session.departure()))
+        {
+        }
+        lanes.flush(false);
+        while let Some(event) = session.next_event() {
+            match event {
+                Event::SendCompleted { status, .. } | Event::ReceiveCompleted { status, .. } => {
+                    completed.push(status);
+                }
+                Event::Closed { reason, .. } => panic!("closed: {reason:?}"),
+                Event::Established { .. } | Event::Draining => {}
+            }
+        }
+    }
+}
+
+/// Sends a message to an end that looks at its socket only so often, until both know that it is over.
+fn send(ends: &mut [End; 2], reliability: Reliability, looks_every: Nanos, now: &mut Nanos) {
+    let length = MESSAGE_BYTES as u64;
+    let receive = ReceiveRequest { offset: 0, length_max: length, user_data: 0 };
+    ends[1].session.post_receive(receive, *now).expect("room");
+    let send = SendRequest { offset: 0, length, reliability, immediate: None, user_data: 0 };
+    ends[0].session.post_send(send, *now).expect("room");
+    let until = *now + 2000 * MILLISECOND;
+    let before = ends.each_ref().map(|end| end.completed.len());
+    while ends.iter().zip(before).any(|(end, before)| end.completed.len() == before) {
+        assert!(*now < until, "the session hangs: {:?}", ends[0].session.statistics());
+        let [sender, receiver] = ends;
+        sender.receive(*now);
+        sender.transmit(*now);
+        if now.is_multiple_of(looks_every) {
+            receiver.receive(*now);
+            receiver.transmit(*now);
+        }
+        *now += MILLISECOND;
+    }
+    assert_eq!(ends[0].memory.0, ends[1].memory.0);
+}
+
+#[test]
+fn what_a_full_socket_drops_is_lost_counted_and_sent_again() {
+    let coded = Reliability::ErasureCoded { k: 32, m: 8, depth: 1 };
+    for reliability in [Reliability::SelectiveRepeat, coded] {
+        let sockets = [(); 2].map(|()| Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap());
+        socket2::SockRef::from(&sockets[1]).set_recv_buffer_size(BUFFER_BYTES).unwrap();
+        let [left, right] = sockets.each_ref().map(|udp| udp.local_address().unwrap());
+        let [first, second] = sockets;
+        let mut ends = [End::new(0, first, right), End::new(1, second, left)];
+        ends[0].memory.0 = (0..MESSAGE_BYTES).map(|at| ((at * 131) >> 3) as u8).collect();
+        let mut now = 0;
+        send(&mut ends, reliability, MILLISECOND, &mut now);
+        assert_eq!(ends[1].lanes.receive_drops(), 0, "who looks in time loses nothing");
+        assert_eq!(ends[0].session.statistics().retransmitted_packets, 0);
+        ends[1].memory.0.fill(0);
+        send(&mut ends, reliability, 20 * MILLISECOND, &mut now);
+        let drops = ends[1].lanes.receive_drops();
+        assert!(drops > 50, "{drops}");
+        assert!(ends[0].session.statistics().retransmitted_packets > 20);
+        ends[1].memory.0.fill(0);
+        send(&mut ends, reliability, MILLISECOND, &mut now);
+        assert_eq!(ends[1].lanes.receive_drops(), drops);
+        for end in &ends {
+            assert_eq!(end.completed, [CompletionStatus::Ok; 3]);
+        }
+    }
+}
