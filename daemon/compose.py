@@ -127,7 +127,7 @@ class Daemon:
         self, config: Config, tasks: asyncio.TaskGroup, stack: contextlib.AsyncExitStack
     ) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(is_broker=config.broker is not None)
         self.addresses: dict[str, str] = {}
         self._tasks = tasks
         self._stack = stack

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 CALL_SECONDS: Final = 60.0
 _TEXT_COLUMNS_MIN: Final = 20
 
-SIZE_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SIZE_UNITS: Final = {
+    "": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "PiB": 1 << 50,
+}
 
 
 class Page(Protocol):
@@ -117,7 +124,7 @@ def system_refused(program: str, error: OSError) -> int:
 
 def size_text(size_bytes: int) -> str:
     """Return a size as people read it."""
-    units = ("TiB", "GiB", "MiB", "KiB")
+    units = ("PiB", "TiB", "GiB", "MiB", "KiB")
     unit = next((u for u in units if size_bytes >= SIZE_UNITS[u]), "KiB")
     return f"{size_bytes / SIZE_UNITS[unit]:.4g} {unit}"
 

@@ -166,7 +166,7 @@ def _path(options: argparse.Namespace) -> Path:
 
 
 def _size(text: str) -> int:
-    digits = text.rstrip("KMGTiB")
+    digits = text.rstrip("KMGTPiB")
     size = _positive(digits, text) * SIZE_UNITS.get(text[len(digits) :], -1)
     if not 1 <= size <= MESSAGE_BYTES_MAX:
         message = f"{text}: bytes, or a number with KiB, MiB, GiB; 64GiB at most"

@@ -15,6 +15,10 @@ from sealane.daemon.ctl_verbs import named
 from sealane.errors import UnavailableError
 
 _DIGITS_MAX: Final = 19
+_HEALTH_NOTES: Final = {
+    "unknown": ": no whole scrub yet",
+    "failed": ": takes nothing more until its target restarts",
+}
 _KINDS = {
     "scrub": "read every written sector where it is stored and check it, in the background",
     "refresh": "issue fast-path MACs anew, in the background, so that reads need no leaf page",
@@ -150,8 +154,7 @@ def store_rows(volume: Volume) -> dict[str, Any]:
     store = volume.store
     rows: dict[str, Any] = {"store": store.kind}
     if store.health:
-        note = ": no whole scrub yet" if store.health == "unknown" else ""
-        rows["health"] = health_text(store) + note
+        rows["health"] = health_text(store) + _HEALTH_NOTES.get(store.health, "")
     if store.health == "opening":
         return rows
     rows["sectors written"] = store.sectors_written
@@ -205,11 +208,11 @@ def _last(job: VolumeJob) -> str:
 def parse_rate(text: str) -> int:
     """Return bytes per second for "1000000", "200MiB" or "200MiB/s"; 0: no limit."""
     size = text.removesuffix("/s")
-    digits = size.rstrip("KMGTiB")
+    digits = size.rstrip("KMGTPiB")
     unit = SIZE_UNITS.get(size[len(digits) :])
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
     if unit is None or not is_number or int(digits) * unit >= 1 << 63:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: bytes per second, as a number or with KiB, MiB, GiB, TiB"
+            f"{text!r}; allowed: bytes per second, as a number or with KiB to PiB"
         )
     return int(digits) * unit

@@ -137,7 +137,7 @@ def _brief(volume: Volume) -> Mapping[str, Any]:
         "size": size_text(volume.size_bytes),
         "target": volume.target_node,
         "state": _state(volume),
-        "health": health_text(volume.store) if volume.store is not None else "",
+        "health": health_text(volume.store) if volume.store else volume.store_unknown,
         "export": f"{a.traddr}:{a.trsvcid}" if a is not None else "",
         "refusals": a.refusals if a is not None else "",
     }
@@ -252,7 +252,7 @@ def _event_row(event: VolumeEvent) -> Mapping[str, Any]:
 
 def parse_size(text: str) -> int:
     """Return bytes for "4096", "64MiB", "1.5GiB" …; a multiple of 4096 comes out or an error."""
-    digits = text.rstrip("KMGTiB")
+    digits = text.rstrip("KMGTPiB")
     unit = SIZE_UNITS.get(text[len(digits) :])
     try:
         size = float(digits) * unit if unit is not None else -1.0
@@ -260,7 +260,7 @@ def parse_size(text: str) -> int:
         size = -1.0
     if not 4096 <= size < 2**63 or size % 4096:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB, MiB, GiB, TiB"
+            f"{text!r}; allowed: a multiple of 4096 bytes, as a number or with KiB to PiB"
         )
     return int(size)
 

@@ -11,6 +11,7 @@ from sealane.daemon.arguments import OneLineParser
 from sealane.daemon.broker.assembly import check_policy_file
 from sealane.daemon.compose import serve
 from sealane.daemon.config import Config, load_config
+from sealane.daemon.ctl_output import system_refused
 from sealane.daemon.logs import get_logger, set_up_logs
 from sealane.daemon.process import forbid_inspection
 from sealane.errors import Error
@@ -31,8 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
         return run(config, options.config)
     except* (Error, OSError) as group:
         error = first_error(group)
+    if isinstance(error, OSError):
+        return system_refused("sealaned", error)
     print(f"sealaned: {error}", file=sys.stderr)
-    return error.exit_code if isinstance(error, Error) else 1
+    return error.exit_code
 
 
 def run(config: Config, path: Path) -> int:

@@ -92,8 +92,8 @@ def error_of(error: grpc.aio.AioRpcError, *, peer: str) -> Error:
         if code is grpc.StatusCode.UNAVAILABLE and any(s in details for s in _BAD_CERTIFICATE):
             return VerificationError(
                 "peer.certificate",
-                f"{peer}: its certificate is not under the trust anchor, or for another node or "
-                "role, or expired",
+                f"{peer}: its certificate is not under the trust anchor, or not the newest one of "
+                "that node and role, or expired",
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnavailableError("peer.deadline_exceeded", f"{peer} gave no answer in time")

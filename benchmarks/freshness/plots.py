@@ -28,7 +28,7 @@ from benchmarks.freshness.report import (
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 SIZE: Final = (6.4, 4.2)
 
@@ -52,7 +52,14 @@ def _plain_ticks(axis: Axes, ticks: list[float]) -> None:
     """Label a logarithmic axis with the values that were measured."""
     axis.set_xticks(ticks)
     axis.set_xticks([], minor=True)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _plain_decades(axis: Axes, *, also: tuple[int, ...] = ()) -> None:
+    """Label a logarithmic y axis with figures: each power of ten, and it times each of `also`."""
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, *also)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _updates(axis: Axes, samples: Samples) -> None:
@@ -60,7 +67,7 @@ def _updates(axis: Axes, samples: Samples) -> None:
     batches = values(mine, "batch")
     for count in values(mine, "hashers"):
         rates = [median(mine, rate, batch=batch, hashers=count) / 1e6 for batch in batches]
-        axis.plot(batches, rates, marker="o", label=f"{count:.0f} hashers")
+        axis.plot(batches, rates, marker="o", label=f"{count:.0f} hasher{'s' * (count > 1)}")
     axis.axhline(UPDATES_WANTED / 1e6, color="black", linestyle="--", label="wanted")
     axis.axhline(PAPER_UPDATES_PER_CORE / 1e6, color="grey", linestyle=":", label="paper, of 5")
     axis.set(xscale="log", xlabel="updates of a batch", ylabel="million updates/s and core")
@@ -83,6 +90,7 @@ def _writers(axis: Axes, samples: Samples) -> None:
     axis.plot(list(PAPER_WRITERS), paper, "--", color="grey", label="paper, in the root, p50")
     axis.set(xscale="log", yscale="log", xlabel="writers", ylabel="µs")
     _plain_ticks(axis, counts)
+    _plain_decades(axis)
     axis.set_title("What a writer waits for: its entry, its root")
 
 
@@ -96,10 +104,14 @@ def _memory(axis: Axes, samples: Samples) -> None:
             f"{memory_ratio(sample):.3f}",
             (size, bytes_kept),
             textcoords="offset points",
-            xytext=(8, -10),
+            xytext=(-8, 4),
+            ha="right",
             fontsize=8,
         )
     axis.set(xscale="log", yscale="log", xlabel="TB of data", ylabel="MB of memory")
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.margins(x=0.12, y=0.12)
+    _plain_decades(axis)
     axis.set_title("Memory of a full store (figures: beside the formula)")
 
 
@@ -138,7 +150,7 @@ def _drive(axis: Axes, samples: Samples) -> None:
     whats = values(samples, "what")
     places = range(len(whats))
     bars = axis.barh(places, [ratio(samples, what, "fresh") for what in whats], 0.6, label="fresh")
-    axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    axis.bar_label(bars, fmt="%.2f", label_type="center", color="white", fontsize=8)
     for place, what in zip(places, whats, strict=True):
         is_write = "paper" in of(samples, what)[0]
         wanted = WRITE_RATIO_WANTED if is_write else READ_RATIO_WANTED
@@ -163,6 +175,7 @@ def _latency(axis: Axes, samples: Samples) -> None:
             axis.plot(counts, medians, style, marker="o", color=f"C{index}", label=label)
     axis.set(xscale="log", yscale="log", xlabel="writers", ylabel="µs")
     _plain_ticks(axis, counts)
+    _plain_decades(axis, also=(2, 3, 5))
     axis.set_title("Latency of 4 KiB writes, emulated 870 EVO")
 
 
@@ -175,6 +188,8 @@ def _processor(axis: Axes, samples: Samples) -> None:
     axis.bar(names, [max(each[1], 0) for each in found], 0.7, bottom=own, label="all others")
     axis.tick_params(axis="x", labelsize=7)
     axis.set(ylabel="processor µs an operation")
+    # Bars upon others don't move the limit that the first ones set.
+    axis.set_ylim(0, 1.1 * max(sum(each) for each in found))
     axis.set_title("Random 4 KiB, QD 32, a flush every 1024 writes")
 
 
@@ -185,6 +200,7 @@ def _petabyte(axis: Axes, samples: Samples) -> None:
     axis.bar_label(bars, fmt="%.3g ms", fontsize=8)
     axis.axhline(1000, color="black", linestyle="--", label="wanted")
     axis.set(yscale="log", ylabel="ms from the command on")
+    _plain_decades(axis)
     axis.set_title("A petabyte made void")
 
 

@@ -149,7 +149,8 @@ def test_job_is_shown_with_progress_rate_and_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("0", 0), ("4096", 4096), ("200MiB", 200 << 20), ("1GiB/s", 1 << 30)]
+    ("text", "rate"),
+    [("0", 0), ("4096", 4096), ("200MiB", 200 << 20), ("1GiB/s", 1 << 30), ("2PiB", 2 << 50)],
 )
 def test_rates_are_numbers_with_binary_units(text: str, rate: int) -> None:
     assert parse_rate(text) == rate

@@ -4,6 +4,7 @@ import socket
 import urllib.request
 
 import pytest
+from prometheus_client import generate_latest
 
 from patience import PATIENCE_SECONDS
 from sealane.daemon import metrics
@@ -24,6 +25,15 @@ def test_endpoint_serves_on_either_family(host: str) -> None:
     finally:
         server.close()
     assert 'sealane_target_volume_reads{mode="off",volume="v"} 3.0' in text
+    assert "# HELP sealane_target_volume_reads Reads, by volume." in text
+
+
+def test_brokers_alone_export_what_brokers_count() -> None:
+    broker, other = (generate_latest(Metrics(is_broker=b).registry).decode() for b in (True, False))
+    assert "sealane_broker_policy_version 0.0" in broker
+    assert "sealane_broker_keys_released_total 0.0" in broker
+    assert "sealane_broker_keys_released_created" not in broker
+    assert not [line for line in other.splitlines() if line.startswith("sealane_broker_")]
 
 
 def test_scraper_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

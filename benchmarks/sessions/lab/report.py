@@ -234,4 +234,5 @@ def _panel(axes: Axes, results: Sequence[Result]) -> None:
     temperature = "cold" if results[0].cell.is_cold else "warm"
     title = f"{results[0].title} at {results[0].cell.rate / 1e6:g} Mbit/s, {temperature}"
     axes.set_title(title, fontsize=9)
+    axes.set_xlabel("packets lost", fontsize=8)
     axes.set_ylabel("completion over ideal")

@@ -26,16 +26,21 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 GO_BACK_N_RUNS: Final = 200
+LEGEND_SHARE: Final = 0.2
+"""Height of a legend above the curves, of theirs."""
 MARKERS: Final = "osD^v"
-MAPS: Final = {
+SHOWN: Final = {
     "E4": "The stack; in brackets, where messages were too few: the model",
+    "E5": "Points: the stack, lines: model",
+    "E8": "Points: the stack, lines: model",
     "E12": "The stack",
     "E13": "The stack",
     "E14": "The stack",
 }
-"""Experiments whose plots show no curves of the model, and what they show."""
+"""Experiments whose plots show no intervals, and what they show."""
 LINES: Final = "Points: the stack, bars: 95 % intervals of means; lines: model"
 
 
@@ -43,7 +48,7 @@ def draw(path: Path, result: Result) -> None:
     """Draw an experiment."""
     figure = DRAWINGS[result.experiment.name](result)
     figure.suptitle(f"{result.experiment.name}: {result.experiment.title}")
-    legend = MAPS.get(result.experiment.name, LINES)
+    legend = SHOWN.get(result.experiment.name, LINES)
     figure.text(
         0.5,
         0.005,
@@ -78,6 +83,19 @@ def _curves(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], float]
     axes.set_ylabel("mean completion over ideal")
 
 
+def _legend(axes: Axes) -> None:
+    """Put the legend above what is drawn: among intervals none of its places is free."""
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top + LEGEND_SHARE * (top - bottom))
+    axes.legend(fontsize=8, loc="upper left", ncols=3)
+
+
+def _plain_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    """Label a logarithmic axis with figures, not with powers of ten."""
+    axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axes.minorticks_off()
+
+
 def _go_back_n(axes: Axes, measured: Sequence[Measured], x: Callable[[Cell], float]) -> None:
     name = _schemes(measured)[0]
     cells = [one.cell for one in measured if one.cell.scheme.name == name]
@@ -107,7 +125,7 @@ def _sizes(result: Result) -> Figure:
         _go_back_n(axes, mine, lambda cell: cell.message_bytes)
         _size_axis(axes, (one.cell.message_bytes for one in mine))
         axes.set_title(f"P = {loss:.0e}", fontsize=10)
-        axes.legend(fontsize=8)
+        _legend(axes)
     return figure
 
 
@@ -115,7 +133,8 @@ def _round_trips(result: Result) -> Figure:
     figure, axes = plt.subplots(figsize=(7, 4.6))
     _curves(axes, result.measured, lambda cell: cell.round_trip * 1e3)
     axes.set_xlabel("round trip, ms")
-    axes.legend(fontsize=8)
+    _legend(axes)
+    _plain_ticks(axes, sorted({m.cell.round_trip * 1e3 for m in result.measured}))
     return figure
 
 
@@ -124,7 +143,7 @@ def _losses(result: Result) -> Figure:
     _curves(axes, result.measured, lambda cell: cell.loss)
     _go_back_n(axes, result.measured, lambda cell: cell.loss)
     axes.set_xlabel("probability that a packet is lost, P")
-    axes.legend(fontsize=8)
+    _legend(axes)
     return figure
 
 
@@ -193,7 +212,8 @@ def _products(result: Result) -> Figure:
     ordered = sorted(result.measured, key=lambda m: (m.cell.rate * m.cell.round_trip, m.cell.rate))
     _curves(axes, ordered, lambda cell: cell.rate * cell.round_trip / 8e6)
     axes.set_xlabel("bandwidth × round trip, MB")
-    axes.legend(fontsize=8)
+    _legend(axes)
+    _plain_ticks(axes, (50, 100, 200, 500, 1000, 2000, 5000))
     return figure
 
 
@@ -246,12 +266,12 @@ def _late(result: Result) -> Figure:
             mine = {one.cell.slots: one for one in result.measured if one.cell.scheme.name == name}
             counts = [mine[slots].counters[kind] for slots in LATE_SLOTS]
             at = np.arange(len(LATE_SLOTS)) + (index - 0.5) * 0.35
-            axes.bar_label(axes.bar(at, counts, 0.3, label=name), fontsize=8)
+            axes.bar_label(axes.bar(at, counts, 0.3, label=name), fmt="{:,.0f}", fontsize=8)
         axes.set_xticks(range(len(LATE_SLOTS)), [f"{slots} slots" for slots in LATE_SLOTS])
         axes.set_title(title, fontsize=9)
         axes.margins(y=0.4)
-        axes.ticklabel_format(style="plain", axis="y")
-        runs = f"{result.measured[0].cell.runs} messages"
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        runs = f"{result.measured[0].cell.runs:,} messages"
         axes.legend(fontsize=8, loc="upper center", ncols=2, title=runs)
     return figure
 

@@ -12,8 +12,9 @@ use sealane_proto::link::Nanos;
 use sealane_proto::nvme::controller_queue::{CommandError, ControllerLimits, ControllerQueue};
 use sealane_proto::secure_queue::SecureQueue;
 
+use super::assigned::{AnaState, Assigned};
 use super::mailbox::{Mailbox, Message};
-use super::namespace::{AnaState, Assigned, Namespace};
+use super::namespace::Namespace;
 use super::reservation::HostId;
 use super::worker::Worker;
 use crate::clock;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::namespace::Assigned;
+use super::assigned::Assigned;
 
 /// A message to a queue's thread. At most one of the first two kinds per outstanding command.
 #[derive(Debug)]

@@ -1,8 +1,10 @@
 //! Target: namespaces, controllers, and the threads that serve their I/O queues.
 
+mod assigned;
 pub mod controller;
 mod execution;
 pub mod jobs;
+mod load;
 mod mailbox;
 pub mod namespace;
 pub mod qos;
@@ -10,8 +12,9 @@ mod range_lock;
 pub mod reservation;
 mod worker;
 
+pub use assigned::{AnaState, Assigned};
 pub use controller::Controller;
-pub use namespace::{AnaState, Namespace};
+pub use namespace::Namespace;
 pub use qos::QosLimits;
 
 #[cfg(test)]

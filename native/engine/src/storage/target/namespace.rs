@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use sealane_proto::freshness::milestone::Milestone;
 use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
-use sealane_proto::nvme::operation::{Access, CommandSet, NamespaceFormat};
-use sealane_proto::nvme::status::Status;
 use sealane_proto::sector::{BLOCK_BYTES, check_written, field, metadata, set_unwritten};
 
+use super::load::{HostLoad, Load};
 use super::mailbox::{Message, Waiter};
 use super::qos::{Cost, Qos, QosLimits};
 use super::range_lock::{Acquired, LockId, Mode, RangeLocks};
@@ -21,73 +20,6 @@ use crate::clock;
 use crate::storage::events::{EventLog, StorageEvent};
 use crate::storage::store::{BlockStore, StoreChannel};
 use crate::storage::upkeep::Upkeep;
-
-/// Asymmetric namespace access state of a namespace at a controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnaState {
-    /// Use this path.
-    Optimized,
-    /// Use this path if there is no better one.
-    NonOptimized,
-    /// Not by this controller now.
-    Inaccessible,
-    /// Never again by this controller.
-    PersistentLoss,
-    /// Changing; try again.
-    Change,
-}
-
-impl AnaState {
-    fn access(self) -> Access {
-        match self {
-            Self::Optimized | Self::NonOptimized => Access::Full,
-            Self::Inaccessible => Access::Refused(Status::ANA_INACCESSIBLE),
-            Self::PersistentLoss => Access::Refused(Status::ANA_PERSISTENT_LOSS),
-            Self::Change => Access::Refused(Status::ANA_TRANSITION),
-        }
-    }
-}
-
-/// A namespace as one controller shows it.
-#[derive(Debug, Clone)]
-pub struct Assigned {
-    /// Its id at the controller.
-    pub nsid: u32,
-    /// What is behind it.
-    pub namespace: Arc<Namespace>,
-    /// How the controller reaches it.
-    pub state: AnaState,
-    /// The controller's host may not change it.
-    pub is_read_only: bool,
-}
-
-impl Assigned {
-    /// What a queue must know of it.
-    #[must_use]
-    pub fn format(&self) -> NamespaceFormat {
-        let verify = CommandSet::VERIFY;
-        let common = verify.with(CommandSet::WRITE_ZEROES).with(CommandSet::DEALLOCATE);
-        let commands = match (self.namespace.is_sealed, self.namespace.is_fresh) {
-            // Nothing could tell a deallocated sector from a lost one.
-            (true, false) => verify.with(CommandSet::WRITE_IF),
-            (true, true) => common.with(CommandSet::WRITE_IF),
-            (false, _) => common
-                .with(CommandSet::COMPARE)
-                .with(CommandSet::FUSED)
-                .with(CommandSet::RESERVATIONS),
-        };
-        NamespaceFormat {
-            nsid: self.nsid,
-            block_bytes: self.namespace.block_bytes,
-            block_count: self.namespace.block_count(),
-            commands,
-            access: match self.state.access() {
-                Access::Full if self.is_read_only => Access::ReadOnly,
-                access => access,
-            },
-        }
-    }
-}
 
 /// What hosts did to a namespace; all count commands or blocks that succeeded unless said otherwise.
 #[derive(Debug, Default)]
@@ -114,55 +46,23 @@ pub(super) fn add(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Ordering::Relaxed);
 }
 
-/// How long at least one command was being executed.
-#[derive(Debug, Default)]
-struct Busy {
-    commands: u64,
-    since: Nanos,
-    total: Nanos,
-    /// Background jobs that want to know the load; without any it isn't kept.
-    watchers: usize,
-    load: HostLoad,
-    /// Up to when the load is known.
-    seen: Nanos,
-}
-
-/// How commands of hosts fare, as long as somebody watches.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct HostLoad {
-    /// Commands that have ended.
-    pub ended: u64,
-    /// Commands being executed.
-    pub running: u64,
-    /// Durations of all commands so far, added up.
-    pub time: Nanos,
-}
-
-impl Busy {
-    /// Brings the load up to date.
-    fn see(&mut self, now: Nanos) {
-        self.load.time += self.commands * now.saturating_sub(self.seen);
-        self.seen = now;
-    }
-}
-
 /// One namespace of a target.
 #[derive(Debug)]
 pub struct Namespace {
     store: RwLock<Option<Box<dyn BlockStore>>>,
     layout: &'static str,
-    block_bytes: usize,
+    pub(super) block_bytes: usize,
     block_count: AtomicU64,
-    is_sealed: bool,
+    pub(super) is_sealed: bool,
     /// Whether the store tells what is unwritten and reads current sectors only.
-    is_fresh: bool,
+    pub(super) is_fresh: bool,
     locks: Mutex<RangeLocks<Waiter>>,
     qos: Mutex<Qos<Waiter>>,
     is_limited: AtomicBool,
     reservations: Mutex<Reservations>,
     is_reserved: AtomicBool,
     pub(super) counters: Counters,
-    busy: Mutex<Busy>,
+    load: Mutex<Load>,
     events: Arc<EventLog>,
 }
 
@@ -208,7 +108,7 @@ impl Namespace {
             reservations: Mutex::default(),
             is_reserved: AtomicBool::new(false),
             counters: Counters::default(),
-            busy: Mutex::default(),
+            load: Mutex::default(),
             events,
         })
     }
@@ -332,11 +232,7 @@ impl Namespace {
     pub fn statistics(&self) -> Vec<(&'static str, u64)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
-        let busy = {
-            let busy = lock(&self.busy);
-            let running = if busy.commands > 0 { clock::now() - busy.since } else { 0 };
-            busy.total + running
-        };
+        let busy = lock(&self.load).busy();
         let mut named: Vec<(&'static str, u64)> = [
             ("host_reads", read(&counters.reads)),
             ("host_writes", read(&counters.writes)),
@@ -469,26 +365,11 @@ impl Namespace {
     }
 
     pub(super) fn begin(&self) {
-        let mut busy = lock(&self.busy);
-        if busy.watchers > 0 {
-            busy.see(clock::now());
-        }
-        busy.commands += 1;
-        if busy.commands == 1 {
-            busy.since = clock::now();
-        }
+        lock(&self.load).begin();
     }
 
     pub(super) fn end(&self) {
-        let mut busy = lock(&self.busy);
-        if busy.watchers > 0 {
-            busy.see(clock::now());
-            busy.load.ended += 1;
-        }
-        busy.commands -= 1;
-        if busy.commands == 0 {
-            busy.total += clock::now().saturating_sub(busy.since);
-        }
+        lock(&self.load).end();
     }
 
     // For background jobs.
@@ -513,22 +394,12 @@ impl Namespace {
 
     /// Begins or ends to watch the load.
     pub(super) fn watch_load(&self, is_watched: bool) {
-        let mut busy = lock(&self.busy);
-        if is_watched {
-            if busy.watchers == 0 {
-                busy.seen = clock::now();
-            }
-            busy.watchers += 1;
-        } else {
-            busy.watchers -= 1;
-        }
+        lock(&self.load).watch(is_watched);
     }
 
     /// The load, while it is watched.
     pub(super) fn load(&self) -> HostLoad {
-        let mut busy = lock(&self.busy);
-        busy.see(clock::now());
-        HostLoad { running: busy.commands, ..busy.load }
+        lock(&self.load).watched()
     }
 }
 

@@ -13,10 +13,11 @@ use sealane_proto::link::Nanos;
 use sealane_proto::nvme::Reason;
 use sealane_proto::nvme::controller_queue::{ControllerEvent, ControllerQueue};
 
+use super::assigned::Assigned;
 use super::controller::Shared;
 use super::execution::Task;
 use super::mailbox::{Mailbox, Message};
-use super::namespace::{Assigned, Namespace};
+use super::namespace::Namespace;
 use crate::clock;
 use crate::storage::connection::{Connection, Gone};
 use crate::storage::events::StorageEvent;

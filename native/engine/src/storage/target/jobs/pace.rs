@@ -2,7 +2,7 @@
 
 use sealane_proto::link::{NANOS_PER_SECOND, Nanos};
 
-use crate::storage::target::namespace::HostLoad;
+use crate::storage::target::load::HostLoad;
 
 /// Mean duration of commands above which a job holds back: 20 ms, several times what a busy drive
 /// takes, and what a flush does that is anchored.
