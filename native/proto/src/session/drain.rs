@@ -11,7 +11,8 @@ use super::frame::Frame;
 /// Where an end stands.
 #[derive(Debug, Default)]
 pub struct Drain {
-    is_draining: bool,
+    /// Whether the peer asked for it; none before it begins.
+    is_asked: Option<bool>,
     /// Its sends have all ended.
     is_done: bool,
     /// So have those of the peer.
@@ -24,15 +25,23 @@ impl Drain {
     /// Whether nothing new is sent.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.is_draining
+        self.is_asked.is_some()
     }
 
-    /// Begins; true unless it had.
-    pub fn begin(&mut self, now: Nanos) -> bool {
-        if !self.is_draining {
+    /// Whether it is the peer's: it asked first. None if there is no drain.
+    #[must_use]
+    pub fn is_asked(&self) -> Option<bool> {
+        self.is_asked
+    }
+
+    /// Begins, as the peer asks if `is_asked`; true unless it had.
+    pub fn begin(&mut self, is_asked: bool, now: Nanos) -> bool {
+        let begins = self.is_asked.is_none();
+        if begins {
+            self.is_asked = Some(is_asked);
             self.saying.now(now);
         }
-        !std::mem::replace(&mut self.is_draining, true)
+        begins
     }
 
     /// The peer has said so.
@@ -42,7 +51,7 @@ impl Drain {
 
     /// Whether sends are under way here; true if nothing is at either end, so that it is over.
     pub fn update(&mut self, has_sends: bool, now: Nanos) -> bool {
-        if self.is_draining && !has_sends && !self.is_done {
+        if self.is_draining() && !has_sends && !self.is_done {
             self.is_done = true;
             self.saying.now(now);
         }

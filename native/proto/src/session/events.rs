@@ -122,7 +122,7 @@ pub enum Event {
     Closed {
         /// Why.
         reason: CloseReason,
-        /// Whether the peer closed it.
+        /// Whether the peer closed it; of a drain, whether the peer asked for it first.
         by_peer: bool,
     },
 }

@@ -198,7 +198,7 @@ impl Session {
             Frame::Unit { unit_bytes } => self.unit_told(unit_bytes, now),
             Frame::Draining { is_done } => {
                 self.control.drain_mut().peer_said(is_done);
-                self.drain(now);
+                self.begin_drain(true, now);
             }
             Frame::Close { code } => {
                 self.end(CloseReason::from_code(code), true, now);

@@ -250,7 +250,11 @@ impl Session {
     /// under way, streams that are open too, goes on. When all sends of both ends have ended, the
     /// session closes as [`CloseReason::Draining`]. How long that may take is the caller's to say.
     pub fn drain(&mut self, now: Nanos) {
-        if self.check_open().is_ok() && self.control.drain_mut().begin(now) {
+        self.begin_drain(false, now);
+    }
+
+    fn begin_drain(&mut self, is_asked: bool, now: Nanos) {
+        if self.check_open().is_ok() && self.control.drain_mut().begin(is_asked, now) {
             self.events.push(Event::Draining, 0);
         }
         self.finish_drain(now);
@@ -487,6 +491,9 @@ impl Session {
     fn end(&mut self, reason: CloseReason, by_peer: bool, now: Nanos) {
         self.sender.close(now, &mut self.events);
         self.receiver.close(&mut self.events);
-        self.events.push(Event::Closed { reason, by_peer }, 0);
+        // Which end is done last, and so closes, is chance: the drain is its who asked for it.
+        let is_drained = reason == CloseReason::Draining;
+        let asked = self.control.drain().is_asked().filter(|_| is_drained);
+        self.events.push(Event::Closed { reason, by_peer: asked.unwrap_or(by_peer) }, 0);
     }
 }

@@ -14,6 +14,15 @@ fn is_over(pair: &Pair) -> bool {
     pair.events.iter().all(has_closed)
 }
 
+/// Whether each end has it that the drain was the peer's.
+fn by_peer(pair: &Pair) -> [bool; 2] {
+    let by_peer = |events: &Vec<Event>| {
+        let Some(Event::Closed { by_peer, .. }) = events.last() else { panic!("{events:?}") };
+        *by_peer
+    };
+    [by_peer(&pair.events[0]), by_peer(&pair.events[1])]
+}
+
 #[test]
 fn what_is_under_way_arrives_before_both_ends_close() {
     let mut pair = Pair::established(4);
@@ -34,6 +43,7 @@ fn what_is_under_way_arrives_before_both_ends_close() {
         |event: &&Event| matches!(event, Event::SendCompleted { status: CompletionStatus::Ok, .. });
     let sent = pair.events.iter().flatten().filter(is_sent_ok).count();
     assert_eq!(sent, 3, "nobody's outcome is unknown");
+    assert_eq!(by_peer(&pair), [false, true]);
     assert_eq!(pair.ends[0].statistics().receives_completed, 1);
     assert_eq!(pair.ends[1].statistics().receives_completed, 2);
 }
@@ -44,6 +54,7 @@ fn an_idle_session_is_over_within_two_round_trips() {
     pair.ends[1].drain(pair.now);
     pair.run(4 * DELAY + MILLISECOND);
     assert!(is_over(&pair), "{:?}", pair.events);
+    assert_eq!(by_peer(&pair), [true, false], "end 0 knew first, and closed");
     assert_eq!(pair.events[0].first(), Some(&Event::Draining));
     assert!(statuses(&pair.events[0]).is_empty());
 }
@@ -79,6 +90,7 @@ fn a_drain_survives_the_loss_of_any_early_packet() {
             count - 1 != lost
         });
         assert!(is_over(&pair), "without packet {lost}: {:?}", pair.events);
+        assert_eq!(by_peer(&pair), [false, false], "without packet {lost}");
         assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Ok)], "packet {lost}");
     }
 }
@@ -93,5 +105,6 @@ fn who_has_no_more_time_closes_with_the_reason() {
     pair.ends[0].close(CloseReason::Draining, pair.now);
     pair.run(SECOND);
     assert!(is_over(&pair));
+    assert_eq!(by_peer(&pair), [false, true]);
     assert_eq!(statuses(&pair.events[0]), [(0, CompletionStatus::Aborted)]);
 }
