@@ -136,11 +136,13 @@ async def test_flushed_writes_survive_two_deaths_in_a_row(world: Attacked) -> No
 
 
 async def test_torn_state_older_than_the_last_flush_is_not_served_as_current(
-    world: Attacked, tmp_path: Path
+    mortal_cluster: Cluster, tmp_path: Path
 ) -> None:
     """A drive that forgets flushed writes: what the gateway still knows must not come back old."""
-    cluster, kept = world.cluster, tmp_path / "kept"
-    async with world.queue() as queue:
+    cluster, kept = mortal_cluster, tmp_path / "kept"
+    # The target serves no such store, so the read is held for as long as the gateway holds one.
+    cluster.gateway("g2", hold_seconds=5)
+    async with attacked(cluster, gateway="g2") as world, world.queue() as queue:
         await queue.write(0, pattern(0, 1))
         await queue.flush()
         snapshot(cluster, kept)

@@ -46,7 +46,7 @@ class Cluster:
         choose_ports(config)
         self.target = self._run(config)
 
-    def gateway(self, name: str, *, control_address: str = "") -> Daemon:
+    def gateway(self, name: str, *, control_address: str = "", hold_seconds: int = 60) -> Daemon:
         """Start a gateway, unless it runs; `control_address` leads to the target in another way."""
         running = self.gateways.get(name)
         if running is None or running.process.poll() is not None:
@@ -55,7 +55,7 @@ class Cluster:
                 name,
                 self.site.enrolment(name, self.broker)
                 + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
-                + f'target_address = "{control}"\n',
+                + f'target_address = "{control}"\nhold_seconds = {hold_seconds}\n',
             )
             self.gateways[name] = self._run(config)
         return self.gateways[name]
