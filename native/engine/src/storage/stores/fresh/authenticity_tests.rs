@@ -584,6 +584,28 @@ fn room_that_waits_for_the_anchor_is_asked_of_it_and_its_silence_is_told() {
 }
 
 #[test]
+fn room_ends_the_merge_under_way_and_leaves_what_gathers_to_the_next() {
+    let world = World::create(None);
+    let statistic = |wanted: &str| {
+        let statistics = world.map.statistics();
+        statistics.iter().find(|(name, _)| *name == wanted).expect("a statistic").1
+    };
+    (0..25).for_each(|lba| world.note(lba, 1).expect("note"));
+    world.map.begin_merge().expect("merge");
+    (100..108).for_each(|lba| world.note(lba, 1).expect("note"));
+    world.map.make_room().expect("room");
+    assert!(!world.map.is_merging());
+    assert_eq!((statistic("merges"), world.map.state().pending()), (1, 8));
+    (108..131).for_each(|lba| world.note(lba, 1).expect("note"));
+    world.map.make_room().expect("room");
+    assert_eq!(
+        (statistic("merges"), world.map.state().pending()),
+        (2, 0),
+        "no merge was under way"
+    );
+}
+
+#[test]
 fn slots_of_the_anchored_checkpoint_stay_taken_until_the_next_one_is_anchored() {
     let anchor = every_commit();
     let world = World::create(Some(&anchor));

@@ -123,16 +123,24 @@ impl<F: Layout> Map<F> {
             let made = written.and_then(|()| self.settle(&mut writer));
             self.guard(made)?;
         }
-        let is_tight = {
-            let state = self.state();
-            let room = self.geometry.pending_max / 4;
-            let on_their_way = state.placed + state.intents.count() as u64;
-            let has_changes = state.pending() > on_their_way;
-            let is_short = self.geometry.slot_count > 0 && state.slots.free() < room
-                || state.pending() > self.geometry.pending_max - room;
-            has_changes && is_short
-        };
-        if is_tight { self.merge() } else { Ok(()) }
+        // The merge under way makes room of what it merges; what was noted since gathers on.
+        if self.is_tight() {
+            let mut writer = self.writer();
+            let merged = self.merge_to_end(&mut writer);
+            self.guard(merged)?;
+        }
+        if self.is_tight() { self.merge() } else { Ok(()) }
+    }
+
+    /// Whether a merge would make room that is short.
+    fn is_tight(&self) -> bool {
+        let state = self.state();
+        let room = self.geometry.pending_max / 4;
+        let on_their_way = state.placed + state.intents.count() as u64;
+        let has_changes = state.pending() > on_their_way;
+        let is_short = self.geometry.slot_count > 0 && state.slots.free() < room
+            || state.pending() > self.geometry.pending_max - room;
+        has_changes && is_short
     }
 
     /// Ends: everything durable, and anchored whatever the policy.
