@@ -49,6 +49,7 @@ async def opened_broker(
         store = await _open_store(config, wrapping, node=node, state=state)
         stack.push_async_callback(store.close)
         registry = await Registry.open(store, wrapping, node=node)
+        stack.push_async_callback(registry.close)
         instance = await Instance.claim(
             registry,
             node=node,

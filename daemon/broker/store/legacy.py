@@ -21,7 +21,7 @@ from sealane.daemon.broker.records import (
     VolumeRecord,
     instance_name,
 )
-from sealane.daemon.broker.registry import authority_entry, new_record_key, new_tenant
+from sealane.daemon.broker.registry import authority_entry, new_record_key, new_tenant, with_state
 from sealane.daemon.broker.store.sqlite import LEGACY_VERSIONS, SqliteStore
 from sealane.errors import VerificationError
 
@@ -99,7 +99,7 @@ async def _entries(
         grants[grant.name] = grant.model_copy(update={"ranges": ranges})
     for name, grant in grants.items():
         entries |= tables.grants.sealed(name, grant)
-    return entries
+    return with_state(entries, key)
 
 
 def _volume(row: tuple[object, ...]) -> VolumeRecord:

@@ -25,7 +25,7 @@ from sealane.daemon.broker.store.contract import (
     check_page,
     end_of,
 )
-from sealane.errors import UnavailableError, UsageError, VerificationError
+from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
 SCHEMA_VERSION: Final = 5
 LEGACY_VERSIONS: Final = {1, 2, 3, 4}  # sealane.daemon.broker.store.legacy takes them over
@@ -91,6 +91,11 @@ class SqliteStore:
             )
         return version
 
+    @property
+    def failure(self) -> Error | None:
+        """See `Store`."""
+        return self._failure
+
     async def get(self, key: str) -> Entry | None:
         """See `Store`."""
         check_key(key)
@@ -119,6 +124,19 @@ class SqliteStore:
     async def revision(self) -> int:
         """See `Store`."""
         return await self._run(_revision)
+
+    async def scan(self) -> AsyncIterator[Page]:
+        """See `Store`."""
+        page = await self.range("")
+        revision = page.revision
+        yield page
+        while page.has_more:
+            page = await self.range("", after=page.entries[-1].key)
+            if page.revision != revision:
+                raise UnavailableError(
+                    "broker.store.compacted", f"{self.path}: changed while it was read"
+                )
+            yield page
 
     async def commit(
         self,
