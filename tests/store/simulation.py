@@ -123,6 +123,7 @@ class World:
         cluster = SimulatedCluster(self.etcd, process)
         # A store that goes back while this one claims its place is noticed at the next head.
         must_refuse = self.is_behind(broker)
+        registry: Registry | None = None
         try:
             store = EtcdStore(cluster, prefix="/s/", writer=str(broker.instance))  # type: ignore[arg-type]
             await store._take_slots()
@@ -149,6 +150,8 @@ class World:
             process.alive = False
             if broker.service is not None and broker.process is process:
                 await broker.service.close()
+            if registry is not None:
+                await registry.close()
 
     def is_behind(self, broker: Broker) -> bool:
         """Whether the store was put back to before the head that this broker anchored last."""
