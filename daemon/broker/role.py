@@ -1,8 +1,9 @@
 """The broker role of a daemon: store, verifier, and the servers in front of them."""
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from sealane.crypto.certificates import CertificateAuthority, Subject
 from sealane.daemon.broker.assembly import VerifierParts, open_verifier
 from sealane.daemon.broker.device_books import DeviceBooks
 from sealane.daemon.broker.device_servicer import DeviceRegistryServicer, DevicesServicer
+from sealane.daemon.broker.health import end_with, keep_health
 from sealane.daemon.broker.instance import Instance
 from sealane.daemon.broker.opening import AUDIT_NAME, opened_broker
 from sealane.daemon.broker.operator_servicer import OperatorServicer
@@ -66,16 +68,20 @@ async def start_broker(
     enrolled: EnrolledRoles,
     local: grpc.aio.Server,
     spawn: Callable[[str, Coroutine[Any, Any, None]], None],
+    report: Callable[[Sequence[str], bool], Awaitable[None]],
     stack: contextlib.AsyncExitStack,
 ) -> StartedBroker:
     """Start the role. `spawn` runs what lasts as long as the daemon, `stack` closes the rest.
 
-    `state` is the daemon's directory, `tcti` where its TPM is, `local` the Unix socket's server.
+    `state` is the daemon's directory, `tcti` where its TPM is, `local` the Unix socket's server;
+    `report` sets whether services are healthy.
     """
     broker, instance = await stack.enter_async_context(
         opened_broker(config, node=node, state=state, metrics=metrics, tcti=tcti)
     )
     spawn("broker-heads", instance.keep_anchored(seconds=config.head_seconds))
+    spawn("broker-store", end_with(broker.registry.store))
+    spawn("broker-health", keep_health(broker.registry.store, partial(report, LOCAL_SERVICES)))
     replace_file(state / TRUST_ANCHOR_NAME, broker.authority.anchor_pem)
     identity = _own_identity(broker.authority, node=node, metrics=metrics)
     await enrolled.keep(identity)

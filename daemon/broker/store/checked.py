@@ -120,6 +120,7 @@ class CheckedStore:
         self._inspected = ""
         self._moved = asyncio.Event()
         self._failed = asyncio.Event()
+        self._trouble = asyncio.Event()
         self._failure: Error | None = None
         self._waiting: deque[_Commit] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -146,6 +147,15 @@ class CheckedStore:
         await self._failed.wait()
         assert self._failure is not None  # noqa: S101 - `_fail` sets both
         return self._failure
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether the last call got no answer."""
+        return self._trouble.is_set()
+
+    async def troubled(self) -> None:
+        """Return once a call gets no answer."""
+        await self._trouble.wait()
 
     @property
     def entry_count(self) -> int:
@@ -514,11 +524,15 @@ class CheckedStore:
                 work.close()
             self._check()
         try:
-            return await work
+            answer = await work
         except Error as error:
             if isinstance(error, VerificationError) or self._inner.failure is not None:
                 self._fail(error)
+            if not isinstance(error, UsageError):
+                self._trouble.set()
             raise
+        self._trouble.clear()
+        return answer
 
     def _check(self) -> None:
         if self._failure is not None:
