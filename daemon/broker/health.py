@@ -1,16 +1,18 @@
-"""Honest health: a broker whose store doesn't answer says so, and ends if it never will.
+"""Honest health: a broker whose store or log can't be used says so, and ends if that won't change.
 
-A process can't recover from some failures of its store: a commit of unknown outcome on SQLite,
-records that no broker wrote, a newer process in its place. It then ends, and systemd starts another
-one unless what was found can't be trusted (exit code 3).
+A process can't recover from some failures: a commit of unknown outcome on SQLite, an audit log of
+unknown content, records that no broker wrote, a newer process in its place. It then ends, and
+systemd starts another one unless what was found can't be trusted (exit code 3).
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from sealane.daemon.broker.audit import AuditLog
 from sealane.daemon.broker.store.checked import CheckedStore
 from sealane.daemon.logs import get_logger
+from sealane.daemon.metrics import Metrics
 from sealane.errors import UnavailableError
 
 RETRY_SECONDS: Final = 1.0
@@ -38,3 +40,29 @@ async def keep_health(store: CheckedStore, report: Callable[[bool], Awaitable[No
                 )
         await report(True)
         get_logger().info("store_available")
+
+
+async def keep_audit(
+    log: AuditLog,
+    report: Callable[[bool], Awaitable[None]],
+    *,
+    metrics: Metrics,
+    seconds: float,
+) -> None:
+    """Inspect the audit log every so often, and report while it has nothing left but its reserve.
+
+    Leaves by an error after which the broker must end: VerificationError `audit.truncated`,
+    UnavailableError `audit.unwritable`.
+    """
+    while True:
+        was_low = log.is_low
+        metrics.broker.audit_log_low.set(was_low)
+        await report(not was_low)
+        try:
+            async with asyncio.timeout(RETRY_SECONDS if was_low else seconds):
+                if was_low:
+                    await asyncio.Event().wait()
+                await log.troubled()
+        except TimeoutError:
+            pass
+        await log.inspect()
