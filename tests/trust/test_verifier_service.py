@@ -176,7 +176,7 @@ async def test_broken_evidence_hears_the_same_and_is_told_apart_in_the_audit(
 
 async def test_type_that_the_policy_does_not_take_is_refused_and_recorded(tmp_path: Path) -> None:
     async with running_verifier(tmp_path) as (service, audit, _):
-        for types in (["snp"], ["sample"], [], ["x" * 5000]):
+        for types in (["snp"], ["sample"], [], ["x" * NAME_CHARACTERS_MAX]):
             error = await refused(
                 service.challenge(
                     node="g1",
