@@ -57,7 +57,7 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
     async def ExportAudit(
         self, request: empty_pb2.Empty, context: Context
     ) -> AsyncIterator[policy_pb2.AuditPart]:
-        """Stream the acknowledged records."""
+        """Stream the acknowledged records; each part says where they end."""
         head = self._head()
         records = 0
         with self._path.open("rb") as file:
@@ -71,5 +71,7 @@ class AuditLogServicer(policy_pb2_grpc.AuditLogServicer):
                     )
                 part = lines[: head.sequence - records]
                 records += len(part)
-                yield policy_pb2.AuditPart(lines=b"".join(part))
+                yield policy_pb2.AuditPart(
+                    lines=b"".join(part), head_sequence=head.sequence, head_digest=head.digest
+                )
         yield policy_pb2.AuditPart(head_sequence=head.sequence, head_digest=head.digest)
