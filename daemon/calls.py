@@ -307,7 +307,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     def _stream(
-        self, method: str, correlation: str, behavior: Callable[[Any, Context], AsyncIterator[Any]]
+        self,
+        method: str,
+        correlation: str,
+        behavior: Callable[[Any, Context], AsyncIterator[Any] | Awaitable[None]],
     ) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
             log = get_logger().bind(correlation_id=correlation, method=method)
@@ -328,9 +331,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return answer
 
     async def _checked(
-        self, method: str, context: Context, responses: AsyncIterator[Any]
+        self, method: str, context: Context, responses: AsyncIterator[Any] | Awaitable[None]
     ) -> AsyncIterator[Any]:
         """Yield `responses` while the caller may have them."""
+        if not isinstance(responses, AsyncIterator):
+            # gRPC's other form of a stream, which the health service has: it writes by the context.
+            if self._authorizer is not None:
+                await self._authorizer.authorize(method, context)
+            await responses
+            return
         if self._authorizer is None:
             async for response in responses:
                 yield response

@@ -63,8 +63,8 @@ CERTIFIED: Final = Quota(
     grace_seconds=60,
     idle_seconds=600,
 )
-"""Of listeners that demand a certificate. They bound what one connection may take, 1 GiB; its caller
-was attested, is known by name, and can be revoked."""
+"""Of listeners that demand a certificate. They bound what one connection may take, to 1 GiB; its
+caller was attested, is known by name, and can be revoked."""
 HANDSHAKE_SECONDS: Final = 10.0
 """How long a connection may take for TLS, and for the first frame of HTTP/2."""
 
