@@ -3,7 +3,7 @@
 `record` returns when the record is durable and the store knows the head: what is granted after that
 can't lose its record unnoticed. Records that come at once share one synchronization.
 
-Space behind the end of the file is set aside (sealane.daemon.broker.reserve). Once it can't be
+Space behind the end of the file is set aside (sealane.daemon.reserve). Once it can't be
 kept full the log is *low*: what is granted or done is still recorded, into the reserve, while
 refusals are only counted, so nobody can use it up by being refused. A log that can't be written at
 all refuses everything, and ends the broker: nothing is granted that isn't recorded.
@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealane.crypto.audit import GENESIS, LINE_BYTES_MAX, Chain, Detail, Head, Outcome, Record
 from sealane.daemon.broker.records import AuditHeadRecord, instance_name
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.reserve import RESERVE_BYTES, Reserve
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
+from sealane.daemon.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
 # A checkpoint costs a signature (50 µs); what follows the last one is believed on the store's head.
@@ -168,6 +168,8 @@ class AuditLog:
         """
         was_low = self._is_low
         await asyncio.get_running_loop().run_in_executor(self._thread, self._inspect_file)
+        if self._is_low:
+            self._troubled.set()
         if was_low and not self._is_low:
             self._troubled.clear()
             missed, self._not_recorded = self._not_recorded, 0
@@ -229,8 +231,8 @@ class AuditLog:
                 f"{self.path}: {self._failure.strerror}: nothing is granted without a record",
             ) from self._failure
 
-    def _extend_reserve(self) -> None:
-        is_low = not self._reserve.extend(self._size)
+    def _extend_reserve(self, *, wholly: bool = False) -> None:
+        is_low = not self._reserve.extend(self._size, wholly=wholly)
         if is_low and not self._is_low:
             get_logger().error(
                 "audit_log_low",
@@ -244,7 +246,7 @@ class AuditLog:
         self._check()
         try:
             found = self._tail()
-            self._extend_reserve()
+            self._extend_reserve(wholly=True)
         except OSError as error:
             raise UnavailableError("audit.unwritable", f"{self.path}: {error.strerror}") from error
         if found != self._written.digest and self._written != GENESIS:

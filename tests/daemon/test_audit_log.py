@@ -17,8 +17,8 @@ from sealane.daemon.broker import audit
 from sealane.daemon.broker.audit import CHECKPOINT_RECORDS, AuditLog, RegistryHead
 from sealane.daemon.broker.policy_servicer import AuditLogServicer
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.reserve import RESERVE_BYTES, Reserve
 from sealane.daemon.broker.store.sqlite import SqliteStore
+from sealane.daemon.reserve import RESERVE_BYTES, Reserve
 from sealane.errors import UnavailableError, VerificationError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -168,7 +168,7 @@ async def test_log_that_cannot_be_written_refuses_everything(
     await log.close()
 
 
-def _no_space(*_: object) -> bool:
+def _no_space(*_: object, **__: object) -> bool:
     return False
 
 

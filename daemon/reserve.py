@@ -7,7 +7,7 @@ from typing import Final
 
 RESERVE_BYTES: Final = 8 << 20
 """What a file can still grow by once its file system is full: some 14,000 audit records."""
-STEP_BYTES: Final = 1 << 20
+STEP_BYTES: Final = 256 << 10
 """How much is set aside at a time beyond that."""
 
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE: the file's length stays as it is
@@ -28,13 +28,14 @@ class Reserve:
         """Take it that nothing is set aside."""
         self._end = 0
 
-    def extend(self, size: int) -> bool:
+    def extend(self, size: int, *, wholly: bool = False) -> bool:
         """Keep `RESERVE_BYTES` behind a file of `size` bytes; False: there is no space for it.
 
+        `wholly`: also what may be used until more is set aside, so a full disk shows at once.
         True also where the file system has no such call: nothing is known of it then. OSError for
         any other failure.
         """
-        if self._end - size >= RESERVE_BYTES:
+        if self._end - size >= RESERVE_BYTES + (STEP_BYTES if wholly else 0):
             return True
         end = size + RESERVE_BYTES + STEP_BYTES
         length = ctypes.c_longlong(end - size)
@@ -47,5 +48,5 @@ class Reserve:
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
             return True
         if number == errno.EINTR:
-            return self.extend(size)
+            return self.extend(size, wholly=wholly)
         raise OSError(number, os.strerror(number))
