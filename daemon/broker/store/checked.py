@@ -450,16 +450,14 @@ class CheckedStore:
             return
         changes = {change.key: change.value for change in commit}
         sealed = changes.pop(STATE_KEY, None)
-        names = ", ".join([*changes][:_NAMED_KEYS_MAX])
-        if sealed is None or revision <= self._state.revision:
-            raise _rolled_back(names)
         removed = [known for key in changes if (known := self._known.get(key)) is not None]
         added = {k: self._hashes.digest(k, v) for k, v in changes.items() if v is not None}
         state, expected = self._hashes.next(
             self._state, removed=removed, added=added.values(), growth=len(added) - len(removed)
         )
+        # Without a state, with one from elsewhere, or before the state that the memory has by now.
         if sealed != expected:
-            raise _rolled_back(names)
+            raise _rolled_back(", ".join([*changes][:_NAMED_KEYS_MAX]))
         self._apply(changes, added, state, revision)
 
     async def _begin_again(self) -> None:
