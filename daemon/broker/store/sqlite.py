@@ -31,7 +31,7 @@ from sealane.daemon.broker.store.contract import (
 from sealane.daemon.reserve import Reserve
 from sealane.errors import Error, UnavailableError, UsageError, VerificationError
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 LEGACY_VERSIONS: Final = {1, 2, 3, 4}  # sealane.daemon.broker.store.legacy takes them over
 HISTORY_REVISIONS: Final = 4096
 
