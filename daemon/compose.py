@@ -85,7 +85,7 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
-_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
+_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
 
 async def serve(
@@ -321,9 +321,9 @@ class Daemon:
     async def _start_gateway(self, config: GatewayConfig) -> None:
         identity, _ = await self._enrolled.enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
-        ledger = os.environ.get(_LEDGER_VARIABLE)
-        if ledger:
-            get_logger().warning("nonce_ledger_is_on", path=ledger)
+        ledgers = os.environ.get(_LEDGER_VARIABLE)
+        if ledgers:
+            get_logger().warning("nonce_ledger_is_on", path=ledgers)
         gateway = Gateway(
             traddr=traddr,
             trsvcid=trsvcid,
@@ -331,7 +331,7 @@ class Daemon:
                 command_timeout_seconds=config.command_timeout_seconds,
                 hold_seconds=config.hold_seconds,
                 journal_bytes_max=config.journal_bytes_max,
-                nonce_ledger=Path(ledger) if ledger else None,
+                nonce_ledgers=Path(ledgers) if ledgers else None,
             ),
         )
         with _listening("gateway.listen", config.listen):
