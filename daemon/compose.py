@@ -240,7 +240,13 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
         self.addresses["target_control"] = bind_tcp(
@@ -414,7 +420,13 @@ class Daemon:
         self.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
         self.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
 
         def identify(context: Any) -> Peer:
             return Peer(

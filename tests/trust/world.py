@@ -136,7 +136,12 @@ class Site:
         self, identity: Identity, servicer: Echo, *, admit: Admit = everybody, listen: str = ""
     ) -> str:
         """Serve `servicer` as `identity`; returns the address."""
-        authorizer = Authorizer(self.authority.certificate, admit=admit, metrics=Metrics())
+        authorizer = Authorizer(
+            self.authority.certificate,
+            server=identity.spiffe_id,
+            admit=admit,
+            metrics=Metrics(),
+        )
         server = new_server(Metrics(), authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(servicer, server)
         credentials = identity.server_credentials(mutual=True)
