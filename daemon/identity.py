@@ -111,13 +111,11 @@ class Identity:
         """How leaves of peers are found; whoever has a broker to ask sets it."""
         self.on_barred: list[Callable[[str], None]] = []
         """Told the reason each time the verifier refuses this role."""
+        self.proofs = CallProofs(
+            caller=self.spiffe_id, incarnation=self.keys.incarnation, kem=self.keys.kem
+        )
         self.channels = Channels(
-            self._current,
-            anchor=anchor,
-            find_peer=self._find_peer,
-            proofs=CallProofs(
-                caller=self.spiffe_id, incarnation=self.keys.incarnation, kem=self.keys.kem
-            ),
+            self._current, anchor=anchor, find_peer=self._find_peer, proofs=self.proofs
         )
         self._obtain = obtain
         self._metrics = metrics

@@ -1,7 +1,8 @@
-"""Whoever stole the TLS key of a leaf, and sits where it likes: it calls, and gets nothing.
+"""Whoever stole the TLS key of a leaf, and sits where it likes: no secret opens to it.
 
 The thief has leaf, TLS key and attestation result of a node, not its KEM key, which never leaves
-the process (or the TPM).
+the process (or the TPM). So its calls are refused: `test_call_proofs.py`. Here it has the call
+keys, too, and what stands behind the proofs is attacked by itself.
 """
 
 # ruff: noqa: N802, ARG002 - names and arguments are those of the generated base class
@@ -82,7 +83,7 @@ class Thief:
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str, node: str, role: str) -> AsyncIterator[grpc.aio.Channel]:
-        """Call `role` of `node` as the victim."""
+        """Call `role` of `node` as the victim, with proofs under its call keys."""
         identity = self.victim.identity
         own = Own(
             leaf=identity.certificate,
@@ -94,7 +95,9 @@ class Thief:
         async def find(node: str, role: str) -> Any:
             return () if role == "broker" else await self.victim.trust.leaves(node, role)
 
-        channels = Channels(lambda: own, anchor=identity.anchor, find_peer=find)
+        channels = Channels(
+            lambda: own, anchor=identity.anchor, find_peer=find, proofs=identity.proofs
+        )
         try:
             async with channels.use(address, node, role) as connection:
                 yield connection.channel
