@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sealane.errors import LeaseError, UsageError
+from sealane.errors import LeaseError, UsageError, VerificationError
 
 LEASE_COUNTERS: Final = 1 << 36  # 2^36 blocks of 16 bytes = 1 TiB of writes
 SECTOR_COUNTERS: Final = 256
@@ -190,8 +190,9 @@ class Arena:
         """End a lease that its holder used up to `touched`; returns how many counters are left.
 
         They are never granted again. LeaseError `lease.return.unknown` (no such lease is out),
-        `.holder` (another volume's, another incarnation's, or not its token), `.malformed`
-        (`touched` is not within the lease). A refused return changes nothing.
+        VerificationError `.holder` (another volume's, another incarnation's, or not its token),
+        LeaseError `.malformed` (`touched` is not within the lease). A refused return changes
+        nothing.
         """
         held = self._held.get(lease_id)
         if held is None:
@@ -201,8 +202,8 @@ class Arena:
             or held.incarnation != incarnation
             or not hmac.compare_digest(held.lease.return_token, return_token)
         ):
-            raise LeaseError(
-                "lease.return.holder", f"who returns lease {lease_id} doesn't show to hold it"
+            raise VerificationError(
+                "lease.return.holder", f"the caller doesn't prove that it holds lease {lease_id}"
             )
         counters = held.lease.counters
         if not counters.counter_start <= touched <= counters.counter_end:

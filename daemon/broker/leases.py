@@ -182,7 +182,8 @@ class Leases:
         """End a lease of the caller's from the counter `touched` on; returns how many that is.
 
         They no longer count against the limit of the key epoch, and are never granted again.
-        LeaseError `lease.return.…`; a lease of another start of a broker stays burned.
+        LeaseError or VerificationError `lease.return.…`; a lease of another start of a broker
+        stays burned.
         """
         if arena != (self.arena.broker_instance, self.arena.start_epoch):
             raise LeaseError(
