@@ -328,6 +328,7 @@ def test_table_has_exactly_the_methods_of_the_mutual_tls_services() -> None:
         (errors.VerificationError("a.unauthenticated", "x"), grpc.StatusCode.UNAUTHENTICATED),
         (errors.ProtocolError("a.b", "x"), grpc.StatusCode.ABORTED),
         (errors.LeaseError("lease.b", "x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.VerificationError("lease.b", "x"), grpc.StatusCode.PERMISSION_DENIED),
         (errors.UnavailableError("a.b", "x"), grpc.StatusCode.UNAVAILABLE),
         (errors.UnavailableError("a.limit", "x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.Error("a.b", "x"), grpc.StatusCode.INTERNAL),

@@ -37,6 +37,7 @@ from sealane.crypto.queue import (
     derive_queue_secret,
 )
 from sealane.crypto.share import open_share, seal_share
+from sealane.daemon.call_keys import CallKeys, CallKeysServicer
 from sealane.daemon.channels import Channels, Own
 from sealane.daemon.clock import utc_now
 from sealane.daemon.config import GatewayConfig
@@ -52,7 +53,13 @@ from sealane.daemon.volume_back_ends import Via, VolumeBackEnds
 from sealane.errors import VerificationError
 from sealane.protocol.nvme.nqn import gateway_nqn
 from sealane.protocol.status import error_of
-from sealane.protocol.v1 import broker_pb2, sessions_pb2, storage_pb2, storage_pb2_grpc
+from sealane.protocol.v1 import (
+    broker_pb2,
+    calls_pb2_grpc,
+    sessions_pb2,
+    storage_pb2,
+    storage_pb2_grpc,
+)
 from sealane.protocol.v1.broker_pb2_grpc import BrokerStub
 from sealane.protocol.v1.sessions_pb2_grpc import SessionPeerStub
 from sealane.transport.establish import SessionKeys
@@ -381,6 +388,11 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
         server = grpc.aio.server()
         false = FalseTarget(thief, gateway.identity.subject)
         storage_pb2_grpc.add_StorageServicer_to_server(false, server)
+        # A call key of its own making: proofs under it are good nowhere else.
+        keys = CallKeys(victim.identity.spiffe_id)
+        calls_pb2_grpc.add_CallKeysServicer_to_server(
+            CallKeysServicer(keys, lambda _: gateway.identity.subject), server
+        )
         credentials = grpc.ssl_server_credentials([(thief.key_pem, thief.leaf_pem)])
         port = server.add_secure_port("127.0.0.1:0", credentials)
         await server.start()
