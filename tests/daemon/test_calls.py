@@ -238,6 +238,21 @@ async def test_a_proof_is_of_one_call_of_one_process_at_one_server() -> None:
     assert await _refused(here, None, method=next(iter(UNPROVED))) == ""
 
 
+async def test_another_process_of_the_same_node_needs_a_key_of_its_own() -> None:
+    """A leaf of another incarnation or KEM key doesn't go with the key that was given out."""
+    authorizer = _authorizer()
+    for other in (
+        replace(_SUBJECT, incarnation=b"o" * 16),
+        replace(_SUBJECT, kem_public_key=X25519KemKey.create().public_key),
+    ):
+        proof = _prover(authorizer).prove(METHOD, REQUEST)
+        with pytest.raises(VerificationError) as caught:
+            authorizer.call_keys.check(
+                other, proof, method=METHOD, request_digest=request_digest(REQUEST)
+            )
+        assert caught.value.reason == "call.proof.unknown_key"
+
+
 async def test_a_stream_under_way_is_not_asked_for_another_proof() -> None:
     authorizer = _authorizer()
     context: Any = Context(_good())
