@@ -4,6 +4,7 @@ Broker, target and fabric are daemons. The victims attest at the real broker fro
 so that the thief can be given exactly what was stolen.
 """
 
+import asyncio
 import contextlib
 import json
 import secrets
@@ -18,15 +19,16 @@ from google.protobuf.message import Message
 
 import fabric_daemons
 from control_plane import Daemon, Site, daemon, short_directory
+from patience import PATIENCE_SECONDS
 from sealane.client import Volume, connect
 from sealane.crypto.call_proof import CallEnds, CallProver
 from sealane.crypto.certificates import Subject
 from sealane.crypto.kem import X25519KemKey
 from sealane.daemon import call_keys, call_proofs
 from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change
-from sealane.daemon.call_keys import CallKeys
+from sealane.daemon.call_keys import CallKeys, CallKeysServicer
 from sealane.daemon.calls import ALLOWED_ROLES, PROOF_KEY, UNPROVED
-from sealane.errors import UsageError, VerificationError
+from sealane.errors import UnavailableError, UsageError, VerificationError
 from sealane.protocol.v1 import (
     broker_pb2,
     calls_pb2,
@@ -37,7 +39,7 @@ from sealane.protocol.v1.calls_pb2_grpc import CallKeysStub
 from sealane.protocol.v1.storage_pb2_grpc import StorageStub
 from trust.insider import Insider, insider
 from trust.thieves import LeafThief, outcome
-from trust.world import Echo
+from trust.world import Echo, ask
 from trust.world import Site as World
 
 HOST: Final = "nqn.2014-08.org.nvmexpress:uuid:66666666-2222-4333-8444-555555555555"
@@ -414,3 +416,88 @@ async def test_a_role_keeps_keys_of_so_many_servers_and_counts_on(
                 request = storage_pb2.GetNamespaceRequest(volume_id=node)
                 answer = await StorageStub(channel).GetNamespace(request, timeout=30)
             assert answer.volume_id == node
+
+
+class Held(CallKeysServicer):
+    """Gives keys when it is let, and counts how often it was asked."""
+
+    def __init__(self, keys: CallKeys, caller: Any) -> None:
+        super().__init__(keys, caller)
+        self.asked = 0
+        self.arrived = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def GetCallKey(self, request: Any, context: Any) -> calls_pb2.SealedCallKey:  # noqa: N802
+        """Wait, then answer."""
+        self.asked += 1
+        self.arrived.set()
+        await self.released.wait()
+        return await super().GetCallKey(request, context)
+
+
+@pytest.fixture
+async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Held, Any, str, Echo]]:
+    """A server whose keys are held back, the gateway that asks, the address, and the handler."""
+    made: list[Held] = []
+
+    def hold(keys: CallKeys, caller: Any) -> Held:
+        made.append(Held(keys, caller))
+        return made[-1]
+
+    monkeypatch.setattr("sealane.daemon.servers.CallKeysServicer", hold)
+    world, echo = World(), Echo()
+    async with world.stop:
+        address = await world.serve(await world.identity("target", "s"), echo)
+        yield made[0], await world.identity("gateway", "g"), address, echo
+
+
+async def test_calls_that_wait_for_a_key_share_the_question(
+    held: tuple[Held, Any, str, Echo],
+) -> None:
+    keys, gateway, address, echo = held
+    asked = [asyncio.ensure_future(ask(gateway, address)) for _ in range(50)]
+    await asyncio.wait_for(keys.arrived.wait(), PATIENCE_SECONDS)
+    keys.released.set()
+    assert await asyncio.gather(*asked) == ["x"] * 50
+    assert echo.calls == 50
+    assert keys.asked <= 2
+
+
+async def test_a_call_that_gets_no_key_ends_in_its_time_and_does_nothing(
+    held: tuple[Held, Any, str, Echo],
+) -> None:
+    _, gateway, address, echo = held
+    request = storage_pb2.GetNamespaceRequest(volume_id="v")
+    with pytest.raises(UnavailableError) as caught:
+        async with gateway.channel(address, "s", "target") as channel:
+            await StorageStub(channel).GetNamespace(request, timeout=0.2)
+    assert caught.value.reason == "peer.deadline_exceeded"
+    assert echo.calls == 0
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_leaves_the_others(
+    held: tuple[Held, Any, str, Echo],
+) -> None:
+    keys, gateway, address, echo = held
+    first, second = (asyncio.ensure_future(ask(gateway, address)) for _ in "12")
+    await asyncio.wait_for(keys.arrived.wait(), PATIENCE_SECONDS)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert first.cancelled()
+    keys.released.set()
+    assert await asyncio.wait_for(second, PATIENCE_SECONDS) == "x"
+    assert echo.calls == 1
+
+
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server() -> None:
+    world = World()
+    echo = Echo(held=asyncio.Event())
+    async with world.stop:
+        address = await world.serve(await world.identity("target", "s"), echo)
+        gateway = await world.identity("gateway", "g")
+        call = asyncio.ensure_future(ask(gateway, address, "held"))
+        assert echo.held is not None
+        await asyncio.wait_for(echo.held.wait(), PATIENCE_SECONDS)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.wait_for(echo.cancelled.wait(), PATIENCE_SECONDS)
