@@ -495,7 +495,13 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server() -> None:
     async with world.stop:
         address = await world.serve(await world.identity("target", "s"), echo)
         gateway = await world.identity("gateway", "g")
-        call = asyncio.ensure_future(ask(gateway, address, "held"))
+
+        async def wait_for_ever() -> None:
+            async with gateway.channel(address, "s", "target") as channel:
+                request = storage_pb2.GetNamespaceRequest(volume_id="held")
+                await StorageStub(channel).GetNamespace(request)
+
+        call = asyncio.ensure_future(wait_for_ever())
         assert echo.held is not None
         await asyncio.wait_for(echo.held.wait(), PATIENCE_SECONDS)
         call.cancel()
