@@ -62,7 +62,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Storage/ChangeJob": _GATEWAY,
     "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
     "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
-    "/sealane.v1.Trust/AuthorizePeers": frozenset({"target", "fabric"}),
+    "/sealane.v1.Trust/AuthorizePeers": frozenset({"gateway", "target", "fabric"}),
 }
 RESULT_KEY: Final = "sealane-token"
 VERIFIER_KEY: Final = "sealane-verifier-bin"

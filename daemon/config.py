@@ -262,6 +262,9 @@ class GatewayConfig(Section):
     listen: LoopbackAddress = "127.0.0.1:4421"
     target_node: NodeName
     target_address: PeerAddress
+    authorization_seconds: Annotated[int, Field(ge=3, le=int(AUTHORIZATION_SECONDS))] = int(
+        AUTHORIZATION_SECONDS
+    )
     command_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 30
     hold_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
     journal_bytes_max: Annotated[int, Field(ge=1 << 20, le=1 << 34)] = 64 << 20

@@ -53,7 +53,8 @@ class SessionEndpoint:
     # Once. Takes the keys over and wipes both arrays. The unit is the largest of `units`, which
     # fall, that the path carries; None: the endpoint's. Another one than the endpoint's makes the
     # memories anew: ValueError once the job has its descriptors. As many paths as there are
-    # addresses; sockets beyond those are closed.
+    # addresses; sockets beyond those are closed. The session ends when `permit` doesn't hold; None:
+    # nobody's word ends it.
     def start(
         self,
         *,
@@ -67,6 +68,7 @@ class SessionEndpoint:
         initiator: bool,
         reordering_ns: int = 0,
         units: list[int] | None = None,
+        permit: Permit | None = None,
     ) -> None: ...
     # Final once it is established.
     @property
@@ -86,6 +88,18 @@ class SessionEndpoint:
     def fileno(self) -> int: ...
     # The reason id is what `state` and the job's ring then say, unless it had ended by itself.
     def close(self, reason: str = "session.closed.requested") -> None: ...
+
+@final
+class Permit:
+    # Until when one peer may act, shared with every thread of the engine that works for it. Begins
+    # ended.
+    def __new__(cls) -> Self: ...
+    # Nanoseconds on CLOCK_BOOTTIME; an earlier time than it has changes nothing.
+    def extend(self, until_ns: int) -> None: ...
+    # At once, whatever time it had left; the reason id is what its users then end with.
+    def take_back(self, reason: str) -> None: ...
+    @property
+    def holds(self) -> bool: ...
 
 @final
 class Region:
@@ -691,7 +705,8 @@ class ReservationState(TypedDict):
 class Controller:
     """Every I/O queue of one association. `host_id` has 16 bytes.
 
-    `read_only`: commands that change blocks end with Namespace is Write Protected.
+    `read_only`: commands that change blocks end with Namespace is Write Protected. Its queues begin
+    and answer nothing once `permit` doesn't hold, and end; None: nothing ends them.
     """
 
     def __new__(
@@ -702,6 +717,7 @@ class Controller:
         host_id: bytes,
         controller_id: int,
         read_only: bool = False,
+        permit: Permit | None = None,
     ) -> Controller: ...
     @property
     def association(self) -> int: ...

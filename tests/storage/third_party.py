@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attached_hosts import host_of
+from permits import own_authorized
 from sealane.crypto.lease import CounterRange
 from sealane.daemon.anchors.anchor import Anchored, Change, changed
 from sealane.daemon.anchors.broker import BrokerAnchor
@@ -217,7 +218,11 @@ async def third_party_world(
         digests=Digests(header=True, data=True),
     )
     stores = ThirdPartyStores(
-        [party], host_nqn=GATEWAY, directory=directory / "third-party", sleep=wait
+        [party],
+        host_nqn=GATEWAY,
+        directory=directory / "third-party",
+        authorized=own_authorized,
+        sleep=wait,
     )
     gateway = Gateway(
         traddr="127.0.0.1", trsvcid=0, settings=GatewaySettings(hold_seconds=hold_seconds)
