@@ -157,12 +157,15 @@ async def test_only_the_attested_incarnation_is_authorized(world: World) -> None
     assert await world.refusal(GATEWAY) == "node.expired"
 
 
-async def test_each_role_is_told_about_its_own_peers_only(world: World) -> None:
+async def test_each_role_is_told_about_its_own_peers_and_itself_only(world: World) -> None:
     fabric = replace(GATEWAY, role="fabric")
     for subject in (GATEWAY, TARGET, fabric):
         await world.attest(subject)
     assert await world.refusal(fabric) == "node.unknown"
-    assert await world.refusal(TARGET) == "node.unknown"
+    other = replace(TARGET, node="s2")
+    await world.attest(other)
+    assert await world.refusal(other) == "node.unknown"
+    assert await world.refusal(TARGET) == ""
     assert await world.refusal(fabric, asker=fabric) == ""
     leaves = world.membership().leaves
     assert await leaves(TARGET.spiffe_id, caller=GATEWAY)
