@@ -7,10 +7,15 @@ what was revoked, does nothing, and the engine's threads go on.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from control_plane import Daemon
-from sealane.client import connect
+from fabric_daemons import fabric_daemons
+from patience import PATIENCE_SECONDS
+from sealane.client import Client, connect
+from sealane.client.grants import listen_session, open_session
+from sealane.errors import Error
 from stopped import frozen, main_thread_stopped
 from trust.test_device_daemons import World, world
 from trust.test_revocation import (
@@ -26,6 +31,10 @@ __all__ = ["cluster", "world"]
 
 MARGIN_SECONDS = 1.0
 """What a loaded machine may add between an answer's departure and its arrival."""
+GRACE_SECONDS = 3
+SLACK_SECONDS = 10.0
+REGION = 1 << 20
+MESSAGE = 65_536
 WATCHED_SECONDS = 3.0
 """How long nothing more must come after the bound."""
 
@@ -36,6 +45,47 @@ async def _silent(load: Load, *, seconds: float = WATCHED_SECONDS) -> None:
     with contextlib.suppress(TimeoutError):
         await load.goes_on(within=seconds)
     assert load.written == before, f"{load.written - before} writes behind the bound"
+
+
+@dataclass
+class Received:
+    """The far end of a session: how many messages have arrived."""
+
+    count: int = 0
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, client: Client) -> None:
+        async with listen_session(client.sessions, "gradients", region_bytes=REGION) as session:
+            with contextlib.suppress(Error):
+                while True:
+                    await session.receive(offset=0, length=MESSAGE)
+                    self.count += 1
+                    self.progress.set()
+
+    async def goes_on(self) -> None:
+        """Wait until another message has arrived."""
+        self.progress.clear()
+        await asyncio.wait_for(self.progress.wait(), PATIENCE_SECONDS)
+
+
+async def _sent(client: Client, far: Daemon) -> str:
+    """Send one message after the other until the session ends; return why it did."""
+    async with open_session(
+        client.sessions,
+        "gradients",
+        region_bytes=REGION,
+        peer_node="b",
+        peer_address=far.addresses["fabric_control"],
+        rate_bits_per_second=100_000_000,
+        wait_seconds=PATIENCE_SECONDS,
+    ) as session:
+        while True:
+            try:
+                await session.send(offset=0, length=MESSAGE)
+            except Error as error:
+                # What was under way when the session ended is told first.
+                if error.reason != "session.message.outcome_unknown":
+                    return error.reason
 
 
 @contextlib.asynccontextmanager
@@ -85,6 +135,34 @@ async def test_frozen_target_serves_nothing_before_a_fresh_authorization(cluster
         # Nobody was revoked: with the loops running it is authorized again, and goes on.
         await load.goes_on()
         assert load.failure is None
+
+
+async def test_session_with_a_revoked_fabric_is_cut_at_the_grace_by_one_whose_loop_is_stopped() -> (
+    None
+):
+    more = f"idle_timeout_seconds = 600\ntrust_grace_seconds = {GRACE_SECONDS}\n"
+    with fabric_daemons(more=more) as site:
+        here, there = site.fabrics
+        async with (
+            connect(here.socket) as near,
+            connect(there.socket) as far,
+            asyncio.TaskGroup() as tasks,
+        ):
+            received = Received()
+            listening = tasks.create_task(received.run(far))
+            sending = tasks.create_task(_sent(near, there))
+            await received.goes_on()
+            # The revoked one is a liar: its loop doesn't end what it has.
+            with (
+                main_thread_stopped(here.process.pid),
+                main_thread_stopped(there.process.pid),
+            ):
+                await asyncio.to_thread(site.revoke, "b")
+                await received.goes_on()
+                reason = await asyncio.wait_for(sending, GRACE_SECONDS + SLACK_SECONDS)
+                # Whichever was authorized first ends it, and tells the other one.
+                assert reason in {"session.trust.ended", "session.peer_closed.requested"}
+            listening.cancel()
 
 
 async def test_revoked_gateway_stops_at_a_third_party_by_itself(
