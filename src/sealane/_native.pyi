@@ -486,16 +486,19 @@ class StoreRefusedError(OSError):
 class StoreAnchor:
     """The anchor of one store: what is to be anchored out, whether it was in.
 
-    `latest`: what it was advanced to last (65 bytes), None if never. `every_commit`: it is advanced
+    `latest`: number and state (65 bytes) that it was advanced to last, None if never: then `base`
+    is the number that the first state follows. `every_commit`: it is advanced
     with each flush, else with checkpoints, at the start and at the end. A flush waits
     `timeout_seconds` for the answer. `believed`: an operator takes the store as it is found, if
-    it was anchored and this anchor knows nothing of it.
+    this anchor knows nothing of it. StoreRefusedError `store.rolled_back`: the state isn't the one
+    of that number.
     """
 
     def __new__(
         cls,
         *,
-        latest: bytes | None,
+        latest: tuple[int, bytes] | None,
+        base: int,
         every_commit: bool,
         timeout_seconds: float,
         believed: bool = False,
