@@ -2,8 +2,8 @@
 
 Who keeps the records may be talked to by somebody who stole a key: brokers take changes from
 whoever has the TLS key of the owner's leaf. The device's secret isn't that key: the broker seals it
-to the owner's attested KEM key. A record is believed only under a MAC of that secret, so a thief can
-make none, and can bring an older one back only under its own number, which is taken.
+to the owner's attested KEM key. A record is believed only under a MAC of that secret, so a thief
+can make none, and can bring an older one back only under its own number, which is taken.
 """
 
 import hmac

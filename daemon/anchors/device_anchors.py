@@ -74,7 +74,7 @@ class DeviceAnchors:
         if record is not None:
             return record.number
         told = {**self._sending, **self._queued}
-        going = [self._number(each) for each, wanted in told.items() if wanted.record is None]
+        going = [self._reached(each) for each, wanted in told.items() if wanted.record is None]
         return max(self._floor, *going, 0)
 
     async def advance(self, name: str, number: int, blob: bytes, *, at_once: bool = False) -> None:
@@ -214,6 +214,13 @@ class DeviceAnchors:
         if before is None and record is None:
             return 0
         return self.base(name) if before is None else before.number
+
+    def _reached(self, name: str) -> int:
+        """Return the highest number that a record may have by now."""
+        sending = self._sending.get(name)
+        if sending is None or sending.record is None:
+            return self._number(name)
+        return sending.record.number
 
     def _number(self, name: str) -> int:
         record = self._records.get(name)

@@ -53,6 +53,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.records: dict[str, Anchored] = {}
+        self.floor = 0
         self.epoch = 0
         self.is_initialised = False
         self.is_silent = False
@@ -62,7 +63,11 @@ class Broker:
         self.epoch += 1
         epoch = self.epoch
         return VolumeDevice(
-            BrokerAnchor(self.records, advance=lambda changes: self._advance(epoch, changes)),
+            BrokerAnchor(
+                self.records,
+                floor=self.floor,
+                advance=lambda changes: self._advance(epoch, changes),
+            ),
             is_believed=not self.is_initialised,
             tell_anchored=self._confirm,
             tell_closed=self._close,
@@ -74,7 +79,7 @@ class Broker:
             raise UnavailableError("broker.unreachable", "silent")
         if epoch != self.epoch:
             raise VerificationError("device.fenced", f"opening {epoch} is over")
-        self.records = changed(self.records, changes)
+        self.records, self.floor = changed(self.records, changes, floor=self.floor)
 
     async def _confirm(self) -> None:
         self.is_initialised = True
