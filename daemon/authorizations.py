@@ -22,7 +22,7 @@ from cryptography import x509
 from sealane import _native
 from sealane.crypto.attestation.ear import AttestationResult
 from sealane.crypto.certificates import Subject
-from sealane.daemon.clock import boot_ns
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
 from sealane.errors import Error, UnavailableError, VerificationError
@@ -93,7 +93,7 @@ class Authorizations:
         lost: Lost,
         fresh_seconds: float = AUTHORIZATION_SECONDS,
         keep_seconds: float | None = None,
-        now_ns: Callable[[], int] = boot_ns,
+        now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._ask = ask
         self._uses = uses

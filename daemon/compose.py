@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -342,7 +343,9 @@ class Daemon:
             [_third_party(party) for party in config.third_party],
             host_nqn=gateway_nqn(identity.node),
             directory=Path(self.config.node.state_dir) / "third-party",
-            authorized=lambda: authorizations.permitted(own),
+            authorized=lambda volume_id: authorizations.permitted(
+                replace(own, volume_id=str(volume_id))
+            ),
         )
         await self._stack.enter_async_context(third_parties.running())
         service = VolumeService(

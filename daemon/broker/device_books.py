@@ -10,7 +10,6 @@ from sealane.daemon.anchors.anchor import Anchored
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.devices import (
     FENCE,
-    GATEWAY_FENCE,
     anchor_records,
     check_node,
     check_room,
@@ -202,8 +201,7 @@ class DeviceBooks:
         """Return the opening that a move or the like ends, with the time by which it has."""
         if record.opening is None:
             return None
-        fence = GATEWAY_FENCE if record.is_volume else FENCE
-        until = record.opening.until or self._now() + fence
+        until = record.opening.until or self._now() + FENCE
         return record.opening.model_copy(update={"until": until})
 
     async def _known(self, device_id: uuid.UUID) -> Stored[DeviceRecord]:

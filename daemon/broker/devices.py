@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from sealane.crypto.certificates import LIFETIME, NAME_PATTERN, SKEW, Subject
+from sealane.crypto.certificates import NAME_PATTERN, SKEW, Subject
 from sealane.crypto.exchange import wipe
 from sealane.crypto.hpke import Context, SignedSecret, seal_signed
 from sealane.daemon.anchors.anchor import (
@@ -52,9 +52,8 @@ DeviceInit = Literal["first-come", "authorized"]
 DEVICES_PER_NODE_MAX: Final = 16
 FOUND_MAX: Final = 1024
 FENCE: Final = dt.timedelta(seconds=AUTHORIZATION_SECONDS) + SKEW
-"""After this a target that hears nothing has stopped, by any broker's clock."""
-GATEWAY_FENCE: Final = LIFETIME + SKEW
-"""The same for a gateway: it stops when its certificate ends."""
+"""After this who served it has stopped, by any broker's clock: its engine does nothing without an
+authorization, which it isn't given any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from sealane import _native
 from sealane.crypto.exchange import wipe
 from sealane.crypto.queue import MILESTONE_BYTES
 from sealane.daemon.anchors.anchor import volume_record
-from sealane.daemon.clock import boot_ns
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.jobs import Job
 from sealane.daemon.ports import ROLLED_BACK, PeerIncarnation
 from sealane.daemon.storage.catalogue import JOBS_SUFFIX, STORE_SUFFIX, make_directory
@@ -315,7 +315,7 @@ class Target(Provider):
             raise ProtocolError(
                 "queue.epoch", f"association epoch {association_epoch} is older than {newest}"
             )
-        now = boot_ns()
+        now = monotonic_ns()
         for known in [known for known, old in volume.tickets.items() if old.expires <= now]:
             wipe(volume.tickets.pop(known).secret)
         if len(volume.tickets) >= _TICKETS_MAX:

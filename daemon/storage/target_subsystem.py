@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sealane import _native
 from sealane.crypto.exchange import wipe
-from sealane.daemon.clock import boot_ns
+from sealane.daemon.clock import monotonic_ns
 from sealane.daemon.jobs import Job
 from sealane.daemon.logs import get_logger
 from sealane.daemon.ports import PeerIncarnation
@@ -66,7 +66,7 @@ class Ticket:
     """Until when the gateway may act; None: nobody's word ends it."""
     is_read_only: bool
     expires: int
-    """Nanoseconds on the clock of `boot_ns`."""
+    """Nanoseconds of `monotonic_ns`."""
     is_void: bool = False
 
 
@@ -168,7 +168,7 @@ class TargetSubsystem(Exported):
         found = None
         for known in list(self.tickets):
             ticket = self.tickets[known]
-            if ticket.expires <= boot_ns():
+            if ticket.expires <= monotonic_ns():
                 wipe(self.tickets.pop(known).secret)
             elif hmac.compare_digest(known, presented):
                 found = self.tickets.pop(known)
@@ -186,7 +186,7 @@ class TargetSubsystem(Exported):
     def _forget_idle(self) -> None:
         """Forget the gateway that was admitted first of those without queues or tickets."""
         busy = {id(served.fence) for served in self.served.values()}
-        now = boot_ns()
+        now = monotonic_ns()
         busy |= {id(ticket.fence) for ticket in self.tickets.values() if ticket.expires > now}
         idle = next((fence for fence in self.fences.values() if id(fence) not in busy), None)
         if idle is None:

@@ -31,8 +31,10 @@ from sealane.errors import Error, UnavailableError, UsageError, VerificationErro
 from sealane.transport.tasks import TaskOwner
 
 KEEP_ALIVE_MS: Final = 5000
-OwnAuthorization: TypeAlias = Callable[[], Awaitable[tuple[PeerIncarnation, _native.Permit]]]
-"""Returns this gateway itself and until when it may act; raises if it may not.
+OwnAuthorization: TypeAlias = Callable[
+    [uuid.UUID], Awaitable[tuple[PeerIncarnation, _native.Permit]]
+]
+"""Returns this gateway's own use of a volume, and until when it may; raises if it may not.
 
 No target of ours stands between a gateway and a third party: its own authorization is the bound.
 """
@@ -126,7 +128,7 @@ class ThirdPartyVolume:
                 self._epoch = association_epoch
                 self._is_fresh = False
             target = self._stores.target
-            gateway, permit = await self._stores.authorized()
+            gateway, permit = await self._stores.authorized(self._volume_id)
             target.require_milestone(self._volume_id, milestone)
             ticket = secrets.token_bytes(TICKET_BYTES)
             secret = secrets.token_bytes(_SECRET_BYTES)
@@ -241,7 +243,7 @@ class ThirdPartyStores:
         keep_alive_ms: int = KEEP_ALIVE_MS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Serve `parties` as long as this gateway may act: `authorized` says so."""
+        """Serve volumes on `parties` as long as this gateway may use them: `authorized` says so."""
         self._parties = {party.name: party for party in parties}
         self._directory = directory
         self.authorized = authorized

@@ -4,7 +4,7 @@ import pytest
 
 from permits import permitted
 from sealane._native import Permit
-from sealane.daemon.clock import boot_ns
+from sealane.daemon.clock import monotonic_ns
 from transport.test_session_endpoint import End, pair, transfer
 
 SIZE = 100_000
@@ -40,7 +40,7 @@ def test_a_session_ends_when_nobody_extends_its_permit() -> None:
         transfer(left, right, sizes=[SIZE])
         before = _landed(right)
         permit.take_back("")
-        permit.extend(boot_ns())
+        permit.extend(monotonic_ns())
         _send(left, right)
         assert left.wait_state("closed") == "session.trust.ended"
         assert _landed(right) == before

@@ -392,6 +392,32 @@ async def test_signature_covers_the_authorization(world: World) -> None:
         assert caught.value.reason == "authorization.signature"
 
 
+async def test_a_gateway_may_use_a_volume_of_its_own_until_that_moves(world: World) -> None:
+    await world.attest(GATEWAY)
+    volume_id = uuid.uuid4()
+    record = VolumeRecord(
+        volume_id=volume_id,
+        tenant="t",
+        display_name="",
+        sector_count=1,
+        target_node=GATEWAY.node,
+        generation=1,
+        key_epoch=1,
+    )
+    table = world.registry.volumes
+    await world.registry.commit((), table.sealed(str(volume_id), record))
+
+    async def refusal() -> str:
+        use = replace(peer_of(GATEWAY), volume_id=str(volume_id))
+        content = await world.membership().authorize(GATEWAY, nonce=NONCE, peers=[use])
+        return trust_pb2.Authorization.FromString(content).verdicts[0].refusal
+
+    assert await refusal() == ""
+    moved = record.model_copy(update={"target_node": "g2"})
+    await world.registry.commit((), table.sealed(str(volume_id), moved))
+    assert await refusal() == NO_VOLUME
+
+
 async def test_a_volume_is_used_by_its_tenant_and_those_it_is_shared_with(world: World) -> None:
     volume_id, elsewhere, gone, filler = (uuid.uuid4() for _ in range(4))
     shares = (
