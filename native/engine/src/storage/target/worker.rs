@@ -128,10 +128,13 @@ impl Worker {
     /// it has ended, commands that a store has are completed there and nobody is told.
     fn work(&mut self, connection: &mut Connection) -> Option<Ended> {
         loop {
-            if let Some(ended) = self.unpermitted() {
+            let messages = self.mailbox.take();
+            if (self.queue.has_event() || !messages.is_empty())
+                && let Some(ended) = self.unpermitted()
+            {
                 return Some(ended);
             }
-            for message in self.mailbox.take() {
+            for message in messages {
                 self.receive(message);
             }
             if let Some(ended) = self.execute_some() {
