@@ -67,7 +67,7 @@ ALLOWED_ROLES: Final[Mapping[str, frozenset[str]]] = {
     "/sealane.v1.Storage/ChangeJob": _GATEWAY,
     "/sealane.v1.SessionPeer/Establish": frozenset({"fabric"}),
     "/sealane.v1.Trust/GetPeer": frozenset({"gateway", "fabric"}),
-    "/sealane.v1.Trust/AuthorizePeers": frozenset({"target", "fabric"}),
+    "/sealane.v1.Trust/AuthorizePeers": frozenset({"gateway", "target", "fabric"}),
     "/sealane.v1.CallKeys/GetCallKey": _NODES,
 }
 UNPROVED: Final = frozenset({"/sealane.v1.CallKeys/GetCallKey"})

@@ -301,7 +301,9 @@ class Membership:
         try:
             node, role = parse_spiffe_id(peer.spiffe_id)
             stored = await self._stored(node, role)
-            if stored is None or PEER_ROLES.get(role) != caller.role:
+            # Everybody may ask about itself: a gateway does, where no target of ours bounds it.
+            is_self = peer.spiffe_id == caller.spiffe_id
+            if stored is None or not (is_self or PEER_ROLES.get(role) == caller.role):
                 return UNKNOWN
             return self._standing(stored.record, peer.incarnation) or (
                 await self._volume_refusal(caller, stored.record.tenant, peer)

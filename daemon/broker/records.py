@@ -23,7 +23,7 @@ from sealane.crypto.lease import (
     LEASE_COUNTERS,
     START_EPOCH_MAX,
 )
-from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, U64_MAX, AnchorKind
+from sealane.daemon.anchors.anchor import BLOB_BYTES_MAX, MAC_BYTES, U64_MAX, AnchorKind
 from sealane.daemon.broker.store.contract import Compare, Entry, Store
 from sealane.errors import LeaseError, UsageError, VerificationError
 
@@ -313,6 +313,8 @@ class DeviceRecord(Record):
     opened_at: dt.datetime | None = None
     is_forgotten: bool = False
     is_volume: bool = False
+    anchor_floor: Annotated[int, Field(ge=0, le=U64_MAX)] = 0
+    """The highest number of a record of its anchor that is gone: those stay taken."""
 
     @property
     def role(self) -> str:
@@ -340,6 +342,8 @@ class AnchorRecord(Record):
 
     number: Annotated[int, Field(ge=1, le=U64_MAX)]
     blob: Annotated[bytes, Field(min_length=1, max_length=BLOB_BYTES_MAX)]
+    mac: Annotated[bytes, Field(max_length=MAC_BYTES)] = b""
+    """Of the device's owner, who checks it."""
 
 
 class PolicyRecord(Record):

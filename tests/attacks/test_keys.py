@@ -74,6 +74,7 @@ async def inner(settings: GatewaySettings) -> AsyncIterator[Inner]:
                 association_epoch=association_epoch,
                 incarnation=7,
                 gateway=None,
+                permit=None,
             )
             traddr, trsvcid = proxy.address
             return QueueGrant(

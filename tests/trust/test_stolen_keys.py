@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import fabric_daemons
 from attached_hosts import host_of
 from control_plane import Daemon, Site, daemon, short_directory
+from permits import own_authorized
 from sealane.client import Client, Volume, connect
 from sealane.client.grants import introduce
 from sealane.crypto.certificates import Subject, verify_leaf
@@ -402,7 +403,7 @@ async def test_a_stolen_leaf_of_a_target_shares_no_secret_with_a_gateway(
             broker=gateway.broker,
             devices=gateway.devices,
             third_parties=ThirdPartyStores(
-                [], host_nqn=gateway_nqn("x"), directory=Path("/unused")
+                [], host_nqn=gateway_nqn("x"), directory=Path("/unused"), authorized=own_authorized
             ),
         )
         descriptor = broker_pb2.VolumeDescriptor(volume_id=str(uuid.uuid4()), target_node="s2")
