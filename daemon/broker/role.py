@@ -157,10 +157,12 @@ async def _serve(
     authority = broker.authority
     authorizer = Authorizer(
         authority.certificate,
+        server=identity.spiffe_id,
         admit=verifier.membership.admit,
         metrics=metrics,
         refused=refused,
     )
+    stack.callback(authorizer.call_keys.close)
     open_server = new_server(metrics, TlsOnly(refused=refused))
     attestation_pb2_grpc.add_AttestationServicer_to_server(
         AttestationServicer(verifier.service, anchor_pem=authority.anchor_pem), open_server
