@@ -251,7 +251,7 @@ class PlainSubsystem(Exported):
             try:
                 await asyncio.to_thread(controller.close)
             finally:
-                feed.close()
+                feed.remove(controller)
 
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """Nothing more than the listener logs."""
