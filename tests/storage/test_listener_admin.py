@@ -102,6 +102,9 @@ class Plain(Exported, Provider):
     async def association_closed(self, association_id: int) -> None:
         self.closed.append(association_id)
 
+    def queue_closed(self, association_id: int, queue_id: int) -> None:
+        """Queues are in the test's hands."""
+
     def refused(self, error: ConnectRefusedError, connect: Connect) -> None:
         """The listener's observers hear of it."""
 
