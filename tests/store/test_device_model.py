@@ -155,7 +155,7 @@ class Run:
 
     async def move(self, node: str) -> None:
         model = self.model
-        said = await _said(self.world.books.move(self.world.device_id, node))
+        said = await _said(self.world.books.move(self.world.device_id, node, unseen=True))
         assert said == ("device.not_found" if model.owner is None else "")
         if not said and node != model.owner:
             model.end(self.world.now)

@@ -133,7 +133,7 @@ async def test_new_device_needs_an_operator_where_the_broker_says_so(world: Worl
         shown = world.ctl("show", asking["device"])
         assert (shown["owner"], shown["state"], shown["volumes"]) == ("s", "open", [volume])
         assert [*shown["anchored"]] == ["catalogue", volume.replace("volumes/", "volume/")]
-        world.ctl("forget", asking["device"], fails_with="device.volumes.state")
+        world.ctl("forget", "--yes", asking["device"], fails_with="device.volumes.state")
     assert world.devices()[0]["state"] == "closed"
     kinds = [record["outcome"] for record in world.audited("device.open")]
     assert kinds == ["refused", "granted"]
@@ -191,7 +191,7 @@ async def test_directory_that_was_put_back_is_refused(
         assert {r["reason"] for r in refusals} == {"device.anchor.mismatch"}
     # The operator believes it all the same.
     [device] = world.devices()
-    world.ctl("init", device["device"], "--anew")
+    world.ctl("init", device["device"], "--anew", "--yes")
     with daemon(config):
         assert world.devices()[0]["fencing epoch"] > device["fencing epoch"]
 
@@ -216,7 +216,9 @@ async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(worl
                 running = tasks.create_task(load.run(attached))
                 await load.goes_on()
                 world.refused_start(world.target_config("s2"), "anchor.in_use", code=UNAVAILABLE)
-                await asyncio.to_thread(world.ctl, "move", device["device"], "--to", "s2")
+                await asyncio.to_thread(
+                    world.ctl, "move", device["device"], "--to", "s2", "--unseen", "--yes"
+                )
                 # It hears of it when it asks about its gateways the next time.
                 await asyncio.to_thread(wait_for_log, old.process, config, "device_lost")
                 with pytest.raises(Error):
@@ -255,7 +257,7 @@ async def test_device_of_a_dead_owner_is_busy_until_it_must_have_stopped(world: 
     with daemon(world.target_config()) as old:
         [device] = world.devices()
         old.kill()
-    world.ctl("move", device["device"], "--to", "s2")
+    world.ctl("move", device["device"], "--to", "s2", "--unseen", "--yes")
     assert world.devices()[0]["state"] == "waiting"
     world.refused_start(world.target_config("s2"), "device.busy", code=UNAVAILABLE)
 
@@ -298,10 +300,12 @@ async def test_forgotten_device_is_refused_for_ever(world: World) -> None:
     config = world.target_config()
     with daemon(config):
         [device] = world.devices()
-    world.ctl("forget", device["device"])
+    world.ctl("forget", "--yes", device["device"])
     assert world.devices()[0]["state"] == "forgotten"
     world.refused_start(config, "device.forgotten")
-    world.ctl("move", device["device"], "--to", "s2", fails_with="device.not_found")
+    world.ctl(
+        "move", device["device"], "--to", "s2", "--unseen", "--yes", fails_with="device.not_found"
+    )
     assert len(world.audited("device.forget")) == 1
 
 
