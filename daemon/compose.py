@@ -66,7 +66,7 @@ from sealane.daemon.storage.third_party import ThirdPartyStores
 from sealane.daemon.storage_control import StorageService
 from sealane.daemon.storage_servicer import StorageServicer
 from sealane.daemon.subsystems_servicer import SubsystemsServicer
-from sealane.daemon.target_device import abandon_lost, authorize_at, opened_device
+from sealane.daemon.target_device import authorize_at, keep_served, opened_device, report_of
 from sealane.daemon.third_parties import third_party_of
 from sealane.daemon.volumes import VolumeService
 from sealane.daemon.volumes_servicer import VolumesServicer
@@ -194,12 +194,12 @@ class Daemon:
     async def _start_target(self, config: TargetConfig) -> None:
         identity, trust = await self._enrolled.enrol("target")
         traddr, trsvcid = split_address(config.listen)
-        directory, device, catalogue = None, None, None
+        directory, device, catalogue, reopen = None, None, None, None
         if config.store in KEPT_STORES:
             directory = Path(self.config.target_directory)
             client = DeviceClient(self._enrolled.config, identity)
             # Before the target, so that it is let go after all that the target still writes.
-            device, catalogue = await self._stack.enter_async_context(
+            device, catalogue, reopen = await self._stack.enter_async_context(
                 opened_device(
                     config,
                     directory=directory,
@@ -255,12 +255,22 @@ class Daemon:
         await self._stack.enter_async_context(running(server))
         # Opening large volumes takes a while: who asks meanwhile hears how far it is.
         await service.restore()
-        if device is not None:
-            self.spawn("target-device", abandon_lost(device, client, authorizations, service))
+        if device is not None and reopen is not None:
+            self.spawn(
+                "target-device",
+                keep_served(
+                    device,
+                    reopen,
+                    client=client,
+                    trust=trust,
+                    authorizations=authorizations,
+                    service=service,
+                ),
+            )
         self.spawn("target-events", service.poll_events())
         reports = None
         if device is not None:
-            reports = FindingReports(partial(client.report_findings, device.served))
+            reports = FindingReports(report_of(client, device))
         self.spawn(
             "target-jobs",
             keep_jobs(target, volume_ids=service.volume_ids, config=config.scrub, reports=reports),

@@ -71,6 +71,8 @@ class AnchoredCatalogue:
         what is anchored.
         """
         self._anchors = anchors
+        self._begun.clear()
+        self._unsettled.clear()
         kept = anchors.current(CATALOGUE)
         self._number = 0 if kept is None else kept[0]
         states = await asyncio.to_thread(self._states)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,6 +242,70 @@ async def test_moved_device_leaves_its_old_target_and_serves_at_the_new_one(worl
                     await client.volumes.detach(volume.name)
                     await client.volumes.delete(volume.name)
     assert [r["detail"]["owner_before"] for r in world.audited("device.move")] == ["s"]
+
+
+@pytest.mark.parametrize("hears", [False, True])
+async def test_device_that_is_given_back_is_served_again_by_the_same_process(
+    world: World, hears: bool
+) -> None:
+    world.start_broker()
+    config = world.target_config()
+    with daemon(config) as target:
+        [device] = world.devices()
+        with world.gateway(target) as gateway:
+            async with connect(gateway.socket) as client, asyncio.TaskGroup() as tasks:
+                volume = await client.volumes.create(size_bytes=MIB)
+                attached = await client.volumes.attach(volume.name, host_nqn=HOST)
+                load = Load()
+                running = tasks.create_task(load.run(attached))
+                await load.goes_on()
+                await move(world, device["device"], "s2")
+                if hears:
+                    # Else it hears of both moves at once.
+                    await until(lambda: _logged(target, "device_lost") == 1)
+                await move(world, device["device"], "s")
+                await until(lambda: _logged(target, "device_opened") == 2)
+                await load.goes_on()
+                running.cancel()
+        assert load.failure is None
+        assert world.devices()[0]["state"] == "open"
+    [lost] = [line for line in target.log_lines() if line["event"] == "device_lost"]
+    assert lost["reason"] == ("device.owner.refused" if hears else "device.moved")
+
+
+async def move(world: World, device: str, node: str) -> None:
+    await asyncio.to_thread(world.ctl, "move", device, "--to", node, "--unseen", "--yes")
+
+
+@pytest.mark.parametrize("verb", ["move", "forget", "init"])
+async def test_what_takes_a_device_away_needs_a_word_and_a_node_that_exists(
+    world: World, verb: str
+) -> None:
+    world.start_broker()
+    with daemon(world.target_config()):
+        [device] = world.devices()
+        options = {"move": ("--to", "s2", "--unseen"), "init": ("--anew",), "forget": ()}[verb]
+        asked = [verb, device["device"], *options]
+        ended = sealanectl("--socket", world.broker.socket, "device", *asked)
+        assert (ended.returncode, "[confirmation.missing]" in ended.stderr) == (2, True)
+        assert device["device"] in ended.stderr
+        if verb == "move":
+            typed = (verb, device["device"], "--to", "nosuch", "--yes")
+            world.ctl(*typed, fails_with="[node.not_found]")
+        assert world.devices() == [device]
+
+
+def _logged(target: Daemon, event: str) -> int:
+    return sum(line["event"] == event for line in target.log_lines())
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait until another process has done something."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            if happened():
+                return
+            await asyncio.sleep(0.05)
 
 
 def _copy_of(world: World, config: Path) -> Path:
