@@ -359,15 +359,15 @@ class Devices:
         _check_owner(stored.record, caller)
         opening = stored.record.opening
         # One that was ended doesn't count again when its node owns the device once more.
-        if opening is not None and opening.until is not None:
-            raise VerificationError(
-                MOVED, f"device {device_id} was moved away and back: it must be opened again"
-            )
         if opening is None or not _is_of(opening, caller, fencing_epoch):
             raise VerificationError(
                 FENCED,
                 f"fencing epoch {fencing_epoch} of device {device_id} is over: it was opened "
                 "again, closed or moved",
+            )
+        if opening.until is not None:
+            raise VerificationError(
+                MOVED, f"device {device_id} was moved away and back: it must be opened again"
             )
         return stored
 

@@ -390,6 +390,12 @@ async def test_wait_for_an_owner_is_not_shortened_by_a_second_move(world: World)
     await refused(UnavailableError, "device.busy", world.open(S_AGAIN))
 
 
+async def test_device_goes_to_a_node_that_has_attested(world: World) -> None:
+    await world.initialised()
+    await refused(UsageError, "node.not_found", world.books.move(D, "o"))
+    assert (await world.books.details(D))[0].owner == "s"
+
+
 async def test_opening_that_a_move_ended_stays_over_when_the_device_comes_back(
     world: World,
 ) -> None:
@@ -397,7 +403,7 @@ async def test_opening_that_a_move_ended_stays_over_when_the_device_comes_back(
     await world.books.move(D, "o", unseen=True)
     await world.books.move(D, "s", unseen=True)
     call = world.devices.check(S, device_id=D, fencing_epoch=epoch)
-    await refused(VerificationError, "device.fenced", call)
+    await refused(VerificationError, "device.moved", call)
 
 
 async def test_device_that_was_closed_moves_without_waiting(world: World) -> None:

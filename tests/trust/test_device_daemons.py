@@ -18,6 +18,7 @@ from patience import PATIENCE_SECONDS
 from sealane.client import connect
 from sealane.daemon.anchors.device_anchors import ANCHOR_SECONDS
 from sealane.errors import Error, UnavailableError
+from sealane.protocol.v1 import devices_pb2
 from software_tpm import software_tpm
 from trust.relay import Relay
 from trust.test_revocation import HOST, Load
@@ -274,7 +275,10 @@ async def test_device_that_is_given_back_is_served_again_by_the_same_process(
 
 
 async def move(world: World, device: str, node: str) -> None:
-    await asyncio.to_thread(world.ctl, "move", device, "--to", node, "--unseen", "--yes")
+    """As sealanectl does, at once."""
+    request = devices_pb2.MoveDeviceRequest(device_id=device, node=node, unseen=True)
+    async with connect(world.broker.socket) as operator:
+        await operator.devices.MoveDevice(request, timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("verb", ["move", "forget", "init"])

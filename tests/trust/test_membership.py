@@ -225,8 +225,13 @@ async def test_restored_node_must_attest_anew(world: World) -> None:
     assert await _reason(UsageError, world.membership().restore("g", "gateway")) == "node.not_found"
 
 
-async def test_node_that_never_attested_can_be_revoked(world: World) -> None:
-    await world.membership().revoke("g", "gateway", reason="")
+async def test_node_that_never_attested_is_revoked_only_where_that_is_meant(world: World) -> None:
+    for role in ("gateway", ""):
+        asked = world.membership().revoke("g", role, reason="")
+        assert await _reason(UsageError, asked) == "node.not_found"
+        assert await _reason(UsageError, world.membership().restore("g", role)) == "node.not_found"
+    assert (await world.membership().members(page_size=9, page_token=""))[0] == []
+    await world.membership().revoke("g", "gateway", reason="", unseen=True)
     assert await _reason(VerificationError, world.attest(GATEWAY)) == "node.revoked"
     await world.attest(replace(GATEWAY, node="h"))
 
