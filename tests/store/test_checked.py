@@ -272,3 +272,33 @@ async def test_store_whose_watch_is_silent_says_so(
         await broker.get("a")
     assert caught.value.reason == "broker.store.timeout"
     assert broker.failure is None
+
+
+async def test_commits_end_where_the_watch_is_too_far_behind(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNFOLLOWED_COMMITS_MAX", 3)
+    broker = await opened()
+    await broker._tasks.close()
+    for number in range(3):
+        await broker.commit(puts={"a": bytes([number])})
+    with pytest.raises(UnavailableError) as caught:
+        await broker.commit(puts={"a": b"3"})
+    assert caught.value.reason == "broker.store.timeout"
+
+
+async def test_inspections_take_turns_through_all_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INSPECTED_ENTRIES", 4)
+    inner = SqliteStore(tmp_path / "b.sqlite")
+    await inner.commit(puts={STATE_KEY: SetHash(KEY).first({})})
+    store = await CheckedStore.open(inner, record_key=KEY)
+    for number in range(10):
+        await store.commit(puts={f"k{number}": b"1"})
+    for _ in range(4):
+        await store.inspect()
+    await change(inner, "k5", b"0")
+    assert store._inspected == "k3"
+    await rolled_back(store.inspect())
+    await store.close()
