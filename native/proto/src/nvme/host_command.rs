@@ -2,8 +2,8 @@
 
 use super::command::{
     COMPARE, DATASET_MANAGEMENT, DEALLOCATE_ATTRIBUTE, DEALLOCATE_BIT, FLUSH, FLUSH_MILESTONE,
-    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, RANGE_BYTES, READ, VERIFY, WRITE, WRITE_IF,
-    WRITE_ZEROES,
+    FORCE_UNIT_ACCESS, FUSED_FIRST, FUSED_SECOND, OUTCOMES, RANGE_BYTES, READ, VERIFY, WRITE,
+    WRITE_IF, WRITE_ZEROES,
 };
 use super::operation::{FUSED_BLOCKS_MAX, LbaRange, RANGES_MAX};
 
@@ -34,6 +34,12 @@ pub enum HostCommand {
     Flush,
     /// Secure queues only: the same, answered with a block that begins with the store's milestone.
     FlushMilestone,
+    /// Secure queues only: ask for a block that lists how the changes of another queue of this host
+    /// ended ([`super::outcomes`]).
+    Outcomes {
+        /// That queue's name.
+        queue: u64,
+    },
     /// Make blocks read as zeros.
     WriteZeroes {
         /// First LBA.
@@ -112,7 +118,7 @@ impl HostCommand {
             Self::Write { data, .. } | Self::Compare { data, .. } | Self::WriteIf { data, .. } => {
                 whole(data.len())
             }
-            Self::Flush | Self::FlushMilestone => true,
+            Self::Flush | Self::FlushMilestone | Self::Outcomes { .. } => true,
             Self::WriteZeroes { blocks, .. } | Self::Verify { blocks, .. } => {
                 (1..=BLOCKS_MAX).contains(blocks)
             }
@@ -152,6 +158,9 @@ impl HostCommand {
             Self::Flush => Entry { opcode: FLUSH, ..Entry::default() },
             Self::FlushMilestone => {
                 Entry { opcode: FLUSH_MILESTONE, bytes: block_bytes, ..Entry::default() }
+            }
+            Self::Outcomes { queue } => {
+                Entry { opcode: OUTCOMES, cdw10_11: queue, bytes: block_bytes, ..Entry::default() }
             }
             Self::WriteZeroes { lba, blocks, deallocate } => {
                 let control = if deallocate { DEALLOCATE_BIT } else { 0 };

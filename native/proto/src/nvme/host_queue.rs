@@ -196,6 +196,18 @@ impl HostQueue {
         self.slots.count()
     }
 
+    /// Number of the command submitted last; 0: none was.
+    #[must_use]
+    pub fn last_number(&self) -> u64 {
+        self.counter.last()
+    }
+
+    /// The queue's name, by which its target can be asked about it later; 0 for a plain one.
+    #[must_use]
+    pub fn name(&self) -> u64 {
+        self.secure.as_ref().map_or(0, SecureQueue::name)
+    }
+
     /// Whether one more command can be submitted.
     #[must_use]
     pub fn can_submit(&self) -> bool {

@@ -151,13 +151,13 @@ impl Controller {
         state.mailboxes.push((queue_id, Arc::downgrade(&mailbox)));
         let shared = Arc::clone(&self.shared);
         let number = NEXT_QUEUE.fetch_add(1, Ordering::Relaxed);
-        let is_secure = secure.is_some();
+        let secure_name = secure.as_ref().map(|queue| (queue.host_nqn().to_owned(), queue.name()));
         shared.touch();
         // With the state locked: no change of namespaces may come between.
         self.queues.start(format!("target-q{queue_id}"), self.shared.association, move |stop| {
             let queue = ControllerQueue::new(limits, Vec::new(), secure);
             let ids = (queue_id, limits.queue_depth);
-            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, is_secure));
+            let mut worker = Worker::new(shared, mailbox, queue, ids, (number, secure_name));
             worker.assign(&namespaces);
             worker.event("queue_opened", "", None, String::new());
             let (reason, detail) = worker.run(&mut Connection::new(fd), stop.as_fd());
