@@ -134,6 +134,12 @@ impl SecureQueue {
         self.name
     }
 
+    /// Association epoch that the keys are bound to.
+    #[must_use]
+    pub fn association_epoch(&self) -> u64 {
+        self.association_epoch
+    }
+
     /// NQN of the host that the keys are bound to.
     #[must_use]
     pub fn host_nqn(&self) -> &str {

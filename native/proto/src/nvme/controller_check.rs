@@ -197,7 +197,10 @@ impl Rules<'_> {
             VERIFY => Operation::Verify,
             FLUSH => Operation::Flush,
             FLUSH_MILESTONE => Operation::FlushMilestone,
-            OUTCOMES => Operation::Outcomes { queue: entry.start_lba.get() },
+            OUTCOMES => Operation::Outcomes {
+                queue: entry.start_lba.get(),
+                epoch: u64::from(entry.cdw13.get()) << 32 | u64::from(entry.cdw12.get()),
+            },
             WRITE_ZEROES => {
                 Operation::WriteZeroes { deallocate: entry.cdw12.get() & DEALLOCATE_BIT != 0 }
             }

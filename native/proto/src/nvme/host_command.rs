@@ -39,6 +39,8 @@ pub enum HostCommand {
     Outcomes {
         /// That queue's name.
         queue: u64,
+        /// Its association epoch.
+        epoch: u64,
     },
     /// Make blocks read as zeros.
     WriteZeroes {
@@ -96,6 +98,7 @@ pub(super) struct Entry {
     /// Command dwords 10 and 11; for ranges of blocks the first LBA.
     pub(super) cdw10_11: u64,
     pub(super) cdw12: u32,
+    pub(super) cdw13: u32,
     /// Bytes that move, in either direction.
     pub(super) bytes: usize,
     /// Data for the controller.
@@ -159,9 +162,14 @@ impl HostCommand {
             Self::FlushMilestone => {
                 Entry { opcode: FLUSH_MILESTONE, bytes: block_bytes, ..Entry::default() }
             }
-            Self::Outcomes { queue } => {
-                Entry { opcode: OUTCOMES, cdw10_11: queue, bytes: block_bytes, ..Entry::default() }
-            }
+            Self::Outcomes { queue, epoch } => Entry {
+                opcode: OUTCOMES,
+                cdw10_11: queue,
+                cdw12: epoch as u32,
+                cdw13: (epoch >> 32) as u32,
+                bytes: block_bytes,
+                ..Entry::default()
+            },
             Self::WriteZeroes { lba, blocks, deallocate } => {
                 let control = if deallocate { DEALLOCATE_BIT } else { 0 };
                 ranged(WRITE_ZEROES, lba, blocks, control, 0)

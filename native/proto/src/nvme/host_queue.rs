@@ -235,7 +235,7 @@ impl HostQueue {
     fn put(&mut self, tag: u64, request: Entry) -> u16 {
         let cid = self.slots.next_free().unwrap_or_default();
         let number = self.counter.take();
-        let Entry { opcode, fused, cdw10_11, cdw12, bytes, data: mut buffer } = request;
+        let Entry { opcode, fused, cdw10_11, cdw12, cdw13, bytes, data: mut buffer } = request;
         let in_capsule = !buffer.is_empty() && bytes <= self.limits.in_capsule_max;
         let mut entry = SubmissionEntry {
             opcode,
@@ -249,6 +249,7 @@ impl HostQueue {
             },
             start_lba: cdw10_11.into(),
             cdw12: cdw12.into(),
+            cdw13: cdw13.into(),
             ..SubmissionEntry::default()
         };
         if let Some(secure) = &self.secure {

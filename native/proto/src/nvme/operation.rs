@@ -116,6 +116,8 @@ pub enum Operation {
     Outcomes {
         /// That queue's name.
         queue: u64,
+        /// Its association epoch.
+        epoch: u64,
     },
     /// Make the blocks read as zeros.
     WriteZeroes {

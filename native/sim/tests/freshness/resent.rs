@@ -84,8 +84,12 @@ struct World {
     made: Versions,
     gateways: [Gateway; 2],
     version: Version,
-    /// Versions that were acknowledged as durable, or flushed: what is older must not come back.
-    point: Version,
+    /// Versions that were overwritten when a newer one was acknowledged as durable, or flushed.
+    gone: Versions,
+    /// The same, of a device that was put back: they are gone when the journal was sent again.
+    gone_again: Versions,
+    /// Versions that any life has made.
+    ever_made: Versions,
     losses: u8,
     flushes: u8,
 }
@@ -97,6 +101,7 @@ impl World {
             return Err("VIOLATION: made twice".into());
         }
         self.made |= one(version);
+        self.ever_made |= one(version) | one(0);
         self.block = version;
         self.since |= one(version);
         if is_forced {
@@ -110,8 +115,26 @@ impl World {
         self.since = 0;
     }
 
+    /// The block's version is durable: what was overwritten, and nobody has still to send, is gone.
+    fn point(&mut self) {
+        let alive = self.gateways.iter().filter(|gateway| !gateway.is_dead);
+        let to_send = alive.flat_map(|gateway| {
+            let flight = gateway.flight.map(|flight| flight.version);
+            flight.into_iter().chain(gateway.journal.last().copied())
+        });
+        let stays = to_send.fold(one(self.block), |stays, version| stays | one(version));
+        self.gone |= self.ever_made & !stays;
+    }
+
+    /// Whatever was gone is so again, once the only one who writes has sent its journal.
+    fn settles(&mut self) {
+        if self.gateways[0].has_sent_again() {
+            self.gone |= std::mem::take(&mut self.gone_again);
+        }
+    }
+
     fn reads(&self) -> Result<Self, String> {
-        if self.block < self.point {
+        if self.gone & one(self.block) != 0 {
             return Err("VIOLATION: durable, and undone".into());
         }
         Ok(self.clone())
@@ -132,7 +155,10 @@ impl World {
             }
             let mut with = |what: &str, change: &dyn Fn(&mut Self, usize) -> Result<(), String>| {
                 let mut world = self.clone();
-                let outcome = change(&mut world, number).map(|()| world);
+                let outcome = change(&mut world, number).map(|()| {
+                    world.settles();
+                    world
+                });
                 add(format!("{name} {what}"), outcome);
             };
             if !gateway.is_connected {
@@ -210,7 +236,9 @@ impl World {
             if setting.is_put_back && self.life == 0 {
                 if alive().next().is_some() {
                     let what = "the target restarts on a device that was put back";
-                    add(what.into(), Ok(self.restarted(self.told)));
+                    let mut world = self.restarted(self.told);
+                    world.gone_again = std::mem::take(&mut world.gone);
+                    add(what.into(), Ok(world));
                 }
             } else {
                 let left = self.since | one(self.durable);
@@ -265,7 +293,7 @@ impl World {
         gateway.flight = None;
         gateway.journal.push(flight.version);
         if flight.is_forced {
-            self.point = self.point.max(flight.version);
+            self.point();
         }
     }
 
@@ -273,7 +301,7 @@ impl World {
         self.flush();
         self.told = self.block;
         self.gateways[number].journal.clear();
-        self.point = self.point.max(self.block);
+        self.point();
     }
 }
 

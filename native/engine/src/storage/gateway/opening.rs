@@ -86,7 +86,7 @@ impl<F: Front> GatewayQueue<F> {
                 }
             }
             Work::Swap { change, .. } => self.swap_ended(part, change, status, now),
-            Work::Outcomes { queue } => self.told(queue, status, data),
+            Work::Outcomes { queue, .. } => self.told(queue, status, data),
         }
     }
 

@@ -49,7 +49,7 @@ impl<F: Front> GatewayQueue<F> {
         }
         if self.has_room() {
             self.answers.push(Answer { queue: sent.queue, changes: None });
-            let work = Work::Outcomes { queue: sent.queue };
+            let work = Work::Outcomes { queue: sent.queue, epoch: sent.epoch };
             self.send(Part::internal(Owner::Outcomes, work), now);
         }
         Fate::Asked

@@ -69,6 +69,8 @@ pub(super) struct Sent {
     pub(super) incarnation: u64,
     /// The queue's name.
     pub(super) queue: u64,
+    /// Its association epoch.
+    pub(super) epoch: u64,
     /// The command's number on that queue.
     pub(super) number: u64,
 }
@@ -95,7 +97,7 @@ pub(super) enum Work {
     /// Stores the new sectors of a compare-and-write if those it compared with are still current.
     Swap { current: Vec<[u8; IV_BYTES]>, change: Change, is_forced: bool },
     /// Asks how the changes of a queue ended that is over.
-    Outcomes { queue: u64 },
+    Outcomes { queue: u64, epoch: u64 },
 }
 
 /// A part of a command that is one command at the target.

@@ -232,8 +232,8 @@ impl<F: Front> GatewayQueue<F> {
         let command = command_of(&part, back);
         part.epoch = back.epoch;
         // The number that it gets now, if the queue takes it.
-        let (incarnation, queue) = (back.incarnation, back.queue.name());
-        let sent = Sent { incarnation, queue, number: back.queue.last_number() + 1 };
+        let (incarnation, queue, epoch) = (back.incarnation, back.queue.name(), back.epoch);
+        let sent = Sent { incarnation, queue, epoch, number: back.queue.last_number() + 1 };
         part.sent = is_change(&part.work).then_some(sent);
         part.deadline = now.saturating_add(nanos(self.shared.settings.command_timeout));
         self.first_deadline = self.first_deadline.min(part.deadline);
@@ -299,7 +299,7 @@ fn command_of(part: &Part, back: &mut Back) -> HostCommand {
             HostCommand::Read { lba: part.lba, blocks: part.blocks }
         }
         Work::Flush { .. } => HostCommand::FlushMilestone,
-        Work::Outcomes { queue } => HostCommand::Outcomes { queue: *queue },
+        Work::Outcomes { queue, epoch } => HostCommand::Outcomes { queue: *queue, epoch: *epoch },
         Work::Change { change: Change::Write { lba, blocks }, is_forced } => {
             // Of a change that is sent again, all but what newer ones replaced.
             let start = (part.lba - lba) as usize * BLOCK_BYTES;

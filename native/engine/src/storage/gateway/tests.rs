@@ -160,7 +160,7 @@ impl Disk {
                     status = Status::COMPARE_FAILURE;
                 }
             }
-            Operation::Outcomes { queue: of } => {
+            Operation::Outcomes { queue: of, .. } => {
                 self.asked += 1;
                 let mut block = vec![0; BLOCK_BYTES];
                 let changes = self.ended.get(&of).map_or(&[][..], Vec::as_slice);

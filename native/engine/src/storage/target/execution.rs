@@ -16,6 +16,7 @@ use sealane_proto::sector::{BLOCK_BYTES, IV_BYTES, block_iv, take_expected_iv};
 
 use super::mailbox::Waiter;
 use super::namespace::{Namespace, add};
+use super::outcomes::QueueName;
 use super::qos::Cost;
 use super::range_lock::{Acquired, LockId, Mode};
 use super::reservation::{Acquire, Group, Refusal, Register};
@@ -227,9 +228,9 @@ impl Worker {
                 StoreRequest::Deallocate { lba: range.start, blocks: range.end - range.start }
             }
             Operation::Flush | Operation::FlushMilestone => StoreRequest::Flush,
-            Operation::Outcomes { queue } => {
-                let queue = *queue;
-                return self.tell_outcomes_of(slot, queue);
+            Operation::Outcomes { queue, epoch } => {
+                let name = QueueName { name: *queue, epoch: *epoch };
+                return self.tell_outcomes_of(slot, name);
             }
             _ => return self.change_reservations(slot),
         };
@@ -413,7 +414,7 @@ impl Worker {
     }
 
     /// Answers how the changes of another queue of the same gateway ended.
-    fn tell_outcomes_of(&mut self, slot: u16, name: u64) {
+    fn tell_outcomes_of(&mut self, slot: u16, name: QueueName) {
         let Some(Some(task)) = self.tasks.get_mut(usize::from(slot)) else { return };
         let Some(Some(attachment)) = self.attachments.get(task.attachment) else { return };
         let mut data = self.queue.buffer(BLOCK_BYTES);

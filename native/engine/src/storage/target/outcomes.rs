@@ -39,9 +39,17 @@ impl Changes {
     }
 }
 
+/// A secure queue, as its gateway names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct QueueName {
+    pub(super) name: u64,
+    /// Association epoch of its gateway.
+    pub(super) epoch: u64,
+}
+
 #[derive(Debug)]
 struct Queue {
-    name: u64,
+    name: QueueName,
     /// None while its thread runs: then its changes may have no end yet.
     changes: Option<Box<[Ended]>>,
 }
@@ -53,16 +61,18 @@ pub(super) struct Outcomes {
     begun: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Gateway {
     queues: VecDeque<Queue>,
+    /// Of this epoch and newer ones every queue is known that ever began.
+    known_since: u64,
     /// Grows with each queue of any gateway.
     last_begun: u64,
 }
 
 impl Outcomes {
     /// A queue of `gateway` begins to take commands.
-    pub(super) fn begin(&mut self, gateway: &str, name: u64) {
+    pub(super) fn begin(&mut self, gateway: &str, name: QueueName) {
         self.begun += 1;
         if !self.gateways.contains_key(gateway)
             && self.gateways.len() >= GATEWAYS_MAX
@@ -70,17 +80,20 @@ impl Outcomes {
         {
             self.gateways.remove(&oldest);
         }
-        let known = self.gateways.entry(gateway.to_owned()).or_default();
+        let new = || Gateway { queues: VecDeque::new(), known_since: name.epoch, last_begun: 0 };
+        let known = self.gateways.entry(gateway.to_owned()).or_insert_with(new);
         known.last_begun = self.begun;
         known.queues.retain(|queue| queue.name != name);
-        if known.queues.len() == QUEUES_MAX {
-            known.queues.pop_front();
+        if known.queues.len() == QUEUES_MAX
+            && let Some(forgotten) = known.queues.pop_front()
+        {
+            known.known_since = known.known_since.max(forgotten.name.epoch.saturating_add(1));
         }
         known.queues.push_back(Queue { name, changes: None });
     }
 
     /// The queue is over, and nothing of it is at a store any more.
-    pub(super) fn end(&mut self, gateway: &str, name: u64, changes: Changes) {
+    pub(super) fn end(&mut self, gateway: &str, name: QueueName, changes: Changes) {
         let known = self.gateways.get_mut(gateway);
         let queue =
             known.and_then(|known| known.queues.iter_mut().find(|queue| queue.name == name));
@@ -90,9 +103,13 @@ impl Outcomes {
     }
 
     /// How the changes of a queue of `gateway` ended; None: it isn't known (any more), or not over.
-    pub(super) fn of(&self, gateway: &str, name: u64) -> Option<&[Ended]> {
+    /// A fenced queue that never began has changed nothing.
+    pub(super) fn of(&self, gateway: &str, name: QueueName) -> Option<&[Ended]> {
         let known = self.gateways.get(gateway)?;
-        known.queues.iter().find(|queue| queue.name == name)?.changes.as_deref()
+        match known.queues.iter().find(|queue| queue.name == name) {
+            Some(queue) => queue.changes.as_deref(),
+            None => (name.epoch >= known.known_since).then_some(&[]),
+        }
     }
 
     fn oldest(&self) -> Option<String> {
@@ -111,51 +128,58 @@ mod tests {
         Ended { number, status: Status::SUCCESS, ranges: 0 }
     }
 
-    fn over(outcomes: &mut Outcomes, gateway: &str, name: u64) {
-        outcomes.begin(gateway, name);
+    /// The queue `number`, in an association of its own.
+    fn queue(number: u64) -> QueueName {
+        QueueName { name: number << 32, epoch: number }
+    }
+
+    fn over(outcomes: &mut Outcomes, gateway: &str, number: u64) {
+        outcomes.begin(gateway, queue(number));
         let mut changes = Changes::default();
-        changes.note(3, ended(name));
-        outcomes.end(gateway, name, changes);
+        changes.note(3, ended(number));
+        outcomes.end(gateway, queue(number), changes);
     }
 
     #[test]
     fn of_each_command_id_the_last_change_is_told() {
         let mut outcomes = Outcomes::default();
-        outcomes.begin("g", 7);
-        assert_eq!(outcomes.of("g", 7), None, "not over");
+        outcomes.begin("g", queue(7));
+        assert_eq!(outcomes.of("g", queue(7)), None, "not over");
         let mut changes = Changes::default();
         for (cid, number) in [(5, 1), (0, 2), (5, 9)] {
             changes.note(cid, ended(number));
         }
-        outcomes.end("g", 7, changes);
-        assert_eq!(outcomes.of("g", 7), Some(&[ended(2), ended(9)][..]));
-        assert_eq!(outcomes.of("h", 7), None, "another gateway's");
+        outcomes.end("g", queue(7), changes);
+        assert_eq!(outcomes.of("g", queue(7)), Some(&[ended(2), ended(9)][..]));
+        assert_eq!(outcomes.of("h", queue(7)), None, "another gateway's");
     }
 
     #[test]
-    fn a_queue_that_changed_nothing_is_known_and_one_that_is_forgotten_is_not() {
+    fn a_queue_that_changed_nothing_or_never_began_is_known_and_an_older_one_is_not() {
         let mut outcomes = Outcomes::default();
-        outcomes.begin("g", 1);
-        outcomes.end("g", 1, Changes::default());
-        assert_eq!(outcomes.of("g", 1), Some(&[][..]));
-        assert_eq!(outcomes.of("g", 2), None);
+        outcomes.begin("g", queue(5));
+        outcomes.end("g", queue(5), Changes::default());
+        assert_eq!(outcomes.of("g", queue(5)), Some(&[][..]));
+        assert_eq!(outcomes.of("g", queue(6)), Some(&[][..]));
+        assert_eq!(outcomes.of("g", queue(4)), None);
     }
 
     #[test]
     fn queues_and_gateways_are_bounded_and_the_oldest_go() {
         let mut outcomes = Outcomes::default();
-        for name in 1..=QUEUES_MAX as u64 + 1 {
-            over(&mut outcomes, "g", name);
+        for number in 1..=QUEUES_MAX as u64 + 1 {
+            over(&mut outcomes, "g", number);
         }
-        assert_eq!(outcomes.of("g", 1), None);
-        assert!(outcomes.of("g", 2).is_some());
+        assert_eq!(outcomes.of("g", queue(1)), None);
+        assert_eq!(outcomes.of("g", queue(2)), Some(&[ended(2)][..]));
         for number in 0..GATEWAYS_MAX as u64 - 1 {
             over(&mut outcomes, &format!("h{number}"), 1);
         }
-        assert!(outcomes.of("g", 2).is_some());
         over(&mut outcomes, "g", 999);
         over(&mut outcomes, "one more", 1);
-        assert!(outcomes.of("g", 2).is_some(), "it was there last but one");
-        assert_eq!(outcomes.of("h0", 1), None);
+        assert_eq!(outcomes.of("g", queue(3)), Some(&[ended(3)][..]), "it was there last but one");
+        assert_eq!(outcomes.of("h0", queue(1)), None);
+        over(&mut outcomes, "h0", 2);
+        assert_eq!(outcomes.of("h0", queue(1)), None, "forgotten for good");
     }
 }

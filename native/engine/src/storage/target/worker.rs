@@ -18,7 +18,7 @@ use super::controller::Shared;
 use super::execution::Task;
 use super::mailbox::{Mailbox, Message};
 use super::namespace::Namespace;
-use super::outcomes::Changes;
+use super::outcomes::{Changes, QueueName};
 use crate::clock;
 use crate::storage::connection::{Connection, Gone};
 use crate::storage::events::StorageEvent;
@@ -56,7 +56,7 @@ pub(super) struct Worker {
     /// Unlike any other queue's of the process.
     pub number: u64,
     /// NQN of the gateway and name of a secure queue; None: a plain one.
-    pub secure_name: Option<(String, u64)>,
+    pub secure_name: Option<(String, QueueName)>,
     pub attachments: Vec<Option<Attachment>>,
     /// By slot of the queue.
     pub tasks: Vec<Option<Task>>,
@@ -77,7 +77,7 @@ impl Worker {
         mailbox: Arc<Mailbox>,
         queue: ControllerQueue,
         (queue_id, queue_depth): (u16, u16),
-        (number, secure_name): (u64, Option<(String, u64)>),
+        (number, secure_name): (u64, Option<(String, QueueName)>),
     ) -> Self {
         Self {
             controller,
