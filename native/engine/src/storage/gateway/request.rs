@@ -89,7 +89,7 @@ pub(super) enum Work {
     Read,
     /// A write or deallocation: sent again exactly as it is.
     Change { change: Change, is_forced: bool },
-    /// Makes durable what was acknowledged before `mark`, which is set when it is submitted.
+    /// Makes durable what was acknowledged before `mark`, which is set before it is first sent.
     Flush { mark: Mark },
     /// Reads for a compare-and-write. `sent`: the new sectors, if an earlier attempt to store them
     /// has an unknown outcome.

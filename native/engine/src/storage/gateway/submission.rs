@@ -222,9 +222,6 @@ impl<F: Front> GatewayQueue<F> {
             self.orders += 1;
             part.order = self.orders;
         }
-        if matches!(part.work, Work::Flush { .. }) {
-            part.work = flush_work(&self.shared);
-        }
         let Some(back) = self.backs.last_mut() else {
             self.unsent(part);
             return;
@@ -264,7 +261,7 @@ impl<F: Front> GatewayQueue<F> {
     }
 }
 
-/// A flush that is submitted now.
+/// A flush of what is acknowledged by now. Sent again, it promises no more than that.
 pub(super) fn flush_work(shared: &Shared) -> Work {
     Work::Flush { mark: shared.link(|link| link.journal.mark()) }
 }

@@ -108,6 +108,8 @@ struct Disk {
     writes: Vec<(u64, [u8; IV_BYTES])>,
     /// How the changes of each queue ended, by its name; empty again after a restart.
     ended: HashMap<u64, Vec<Ended>>,
+    /// Whether flushes fail.
+    fails_flush: bool,
     /// Questions about them that were answered.
     asked: u64,
 }
@@ -166,6 +168,9 @@ impl Disk {
                 let changes = self.ended.get(&of).map_or(&[][..], Vec::as_slice);
                 outcomes::encode(Some(changes), block.first_chunk_mut().unwrap());
                 return queue.complete_read(slot, block);
+            }
+            Operation::FlushMilestone if self.fails_flush => {
+                return queue.complete(slot, Status::WRITE_FAULT, Vec::new());
             }
             Operation::FlushMilestone => {
                 self.flushes += 1;
@@ -1038,4 +1043,79 @@ fn zeroes_are_sealed_where_all_sectors_are_and_come_again_as_they_were() {
     assert!((3..23).all(|lba| lane.read(&mut disk, lba) == 0));
     let sealed = lane.gateway.shared.counters.sectors_sealed.load(Ordering::Relaxed);
     assert_eq!(sealed, 20, "sent again, not sealed again");
+}
+
+#[test]
+fn what_is_acknowledged_while_a_flush_is_under_way_is_kept() {
+    let common = shared(settings());
+    let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
+    let mut disk = Disk { incarnation: 1, ..Disk::default() };
+    lanes.iter_mut().for_each(|lane| lane.connect(1, 1));
+    lanes[0].write(&mut disk, 1, 1);
+    let flush = lanes[0].submit(HostCommand::Flush);
+    let answers = lanes[0].executed(&mut disk);
+    assert_eq!(lanes[1].write(&mut disk, 2, 2), Status::SUCCESS);
+    lanes[0].gateway.backs[0].queue.receive(&answers);
+    lanes[0].settle(&mut disk);
+    assert_eq!(lanes[0].ended[&flush].0, Status::SUCCESS);
+    lanes.iter_mut().for_each(Lane::lose);
+    disk.restart();
+    lanes.iter_mut().for_each(|lane| lane.connect(2, disk.incarnation));
+    assert_eq!(lanes[0].read(&mut disk, 2), 2);
+}
+
+#[test]
+fn an_answer_for_a_command_that_was_given_up_is_not_its_successors() {
+    let (mut lane, mut disk) = world();
+    let write = |byte| HostCommand::Write { lba: 9, data: vec![byte; DATA_BYTES], is_forced: false };
+    let first = lane.submit(write(5));
+    lane.step(&mut disk, Some((0, 0)));
+    disk.restart();
+    // It is sent again, and answered when it has been given up and its slot is another command's.
+    lane.now += 50 * SECOND;
+    lane.connect(2, disk.incarnation);
+    let answers = lane.executed(&mut disk);
+    lane.now += 11 * SECOND;
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended.remove(&first).unwrap().0, Status::INTERNAL_PATH_ERROR);
+    let second = lane.submit(write(6));
+    lane.settle(&mut disk);
+    lane.gateway.backs[0].queue.receive(&answers);
+    lane.settle(&mut disk);
+    assert!(!lane.ended.contains_key(&second), "the target never saw it");
+    lane.connect(3, disk.incarnation);
+    lane.settle(&mut disk);
+    assert_eq!(lane.ended[&second].0, Status::SUCCESS);
+    assert_eq!(lane.read(&mut disk, 9), 6);
+}
+
+#[test]
+fn a_journal_that_cannot_be_flushed_is_told_to_who_needs_room_in_it_only() {
+    let common = shared(settings());
+    let mut lanes = [Lane::new(&common, 1), Lane::new(&common, 2)];
+    let mut disk = Disk { incarnation: 1, fails_flush: true, ..Disk::default() };
+    lanes.iter_mut().for_each(|lane| lane.connect(1, 1));
+    let mut lba = 0;
+    while !common.link(|link| link.journal.is_half_full()) {
+        lba = (lba + 1) % BLOCKS;
+        assert_eq!(lanes[0].write(&mut disk, lba, 1), Status::SUCCESS);
+    }
+    // The first queue flushes; until that has failed the second one has used up the room.
+    lanes[0].submit(HostCommand::Write { lba: 0, data: vec![1; DATA_BYTES], is_forced: false });
+    let answers = lanes[0].executed(&mut disk);
+    let waiting = loop {
+        lba = lba % (BLOCKS - 1) + 1;
+        let data = vec![2; DATA_BYTES];
+        let tag = lanes[1].submit(HostCommand::Write { lba, data, is_forced: false });
+        lanes[1].settle(&mut disk);
+        if lanes[1].ended.remove(&tag).is_none() {
+            break tag;
+        }
+    };
+    lanes[0].gateway.backs[0].queue.receive(&answers);
+    let read = lanes[0].submit(HostCommand::Read { lba: 5, blocks: 1 });
+    lanes[0].settle(&mut disk);
+    assert!(!lanes[0].ended.contains_key(&read), "it needs no room");
+    lanes[1].settle(&mut disk);
+    assert_eq!(failure_of(lanes[1].ended[&waiting].0), failure_of(Status::WRITE_FAULT));
 }
