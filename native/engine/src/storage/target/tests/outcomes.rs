@@ -125,6 +125,9 @@ fn of_a_deallocation_it_is_told_how_many_ranges_are_done() {
             let expected = Ended { number: 1, status: Status::ABORTED, ranges: done as u16 };
             assert_eq!(told, expected);
         }
+        if partly == 3 {
+            break;
+        }
     }
     assert!(partly > 0, "the queue never ended between two ranges");
 }
