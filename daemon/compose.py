@@ -84,7 +84,7 @@ from sealane.transport.nvme.authenticate import Credentials
 from sealane.transport.nvme.handshake import Digests
 
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
-_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
+_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
 
 async def serve(
@@ -239,7 +239,13 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
         self.addresses["target_control"] = bind_tcp(
@@ -320,9 +326,9 @@ class Daemon:
     async def _start_gateway(self, config: GatewayConfig) -> None:
         identity, trust = await self._enrolled.enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
-        ledger = os.environ.get(_LEDGER_VARIABLE)
-        if ledger:
-            get_logger().warning("nonce_ledger_is_on", path=ledger)
+        ledgers = os.environ.get(_LEDGER_VARIABLE)
+        if ledgers:
+            get_logger().warning("nonce_ledger_is_on", path=ledgers)
         gateway = Gateway(
             traddr=traddr,
             trsvcid=trsvcid,
@@ -330,7 +336,7 @@ class Daemon:
                 command_timeout_seconds=config.command_timeout_seconds,
                 hold_seconds=config.hold_seconds,
                 journal_bytes_max=config.journal_bytes_max,
-                nonce_ledger=Path(ledger) if ledger else None,
+                nonce_ledgers=Path(ledgers) if ledgers else None,
             ),
         )
         with _listening("gateway.listen", config.listen):
@@ -428,7 +434,13 @@ class Daemon:
         self.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
         self.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
 
         def identify(context: Any) -> Peer:
             return Peer(
