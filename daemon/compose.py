@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sealane.crypto.certificates import verify_leaf
-from sealane.daemon.authorizations import (
-    peer_of,
-)
+from sealane.daemon.authorizations import peer_of
 from sealane.daemon.broker.assembly import VerifierParts, offer_policy
 from sealane.daemon.broker.role import LOCAL_SERVICES, start_broker
 from sealane.daemon.broker_client import BrokerClient
@@ -82,7 +81,7 @@ from sealane.protocol.v1 import (
 from sealane.transport.establish import Shown
 
 # For tests that look for an IV used twice: a file that every gateway here notes each seal in.
-_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGER"
+_LEDGER_VARIABLE: Final = "SEALANE_NONCE_LEDGERS"
 
 
 async def serve(
@@ -243,7 +242,13 @@ class Daemon:
         )
         self._event_logs.append(service.events)
         self.metrics.add_statistics("target_opening", ("volume",), target.openings.statistics)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
         server = new_server(self.metrics, authorizer)
         storage_pb2_grpc.add_StorageServicer_to_server(StorageServicer(service, authorizer), server)
         self.addresses["target_control"] = bind_tcp(
@@ -348,11 +353,11 @@ class Daemon:
             tell(Reloaded(began_ns=began))
 
     async def _start_gateway(self, config: GatewayConfig) -> None:
-        identity, _ = await self._enrolled.enrol("gateway")
+        identity, trust = await self._enrolled.enrol("gateway")
         traddr, trsvcid = split_address(config.listen)
-        ledger = os.environ.get(_LEDGER_VARIABLE)
-        if ledger:
-            get_logger().warning("nonce_ledger_is_on", path=ledger)
+        ledgers = os.environ.get(_LEDGER_VARIABLE)
+        if ledgers:
+            get_logger().warning("nonce_ledger_is_on", path=ledgers)
         gateway = Gateway(
             traddr=traddr,
             trsvcid=trsvcid,
@@ -360,7 +365,7 @@ class Daemon:
                 command_timeout_seconds=config.command_timeout_seconds,
                 hold_seconds=config.hold_seconds,
                 journal_bytes_max=config.journal_bytes_max,
-                nonce_ledger=Path(ledger) if ledger else None,
+                nonce_ledgers=Path(ledgers) if ledgers else None,
             ),
         )
         with _listening("gateway.listen", config.listen):
@@ -368,10 +373,14 @@ class Daemon:
         self._stack.push_async_callback(gateway.stop)
         self.addresses["gateway"] = join_address(*gateway.address)
         self._observe("gateway", gateway.listener)
+        own = peer_of(identity.subject)
         third_parties = ThirdPartyStores(
             [third_party_of(party) for party in config.third_party],
             host_nqn=gateway_nqn(identity.node),
             directory=Path(self.config.node.state_dir) / "third-party",
+            authorized=lambda volume_id: authorizations.permitted(
+                replace(own, volume_id=str(volume_id))
+            ),
         )
         await self._stack.enter_async_context(third_parties.running())
         service = VolumeService(
@@ -382,8 +391,17 @@ class Daemon:
             gateway=gateway,
             third_parties=third_parties,
         )
-        await self._stack.enter_async_context(service.running())
+        # First, so that hosts are told that the gateway is barred, and not that a queue was lost.
         identity.on_barred.append(service.bar)
+        # Its own authorization, for what it has at third parties.
+        authorizations = self._enrolled.authorize_peers(
+            identity,
+            trust.authorize,
+            uses=third_parties.target.gateways,
+            lost=third_parties.target.fence_gateway,
+            fresh_seconds=config.authorization_seconds,
+        )
+        await self._stack.enter_async_context(service.running())
         self._event_logs.append(service.events)
         self.metrics.add_statistics("gateway_volume", ("volume", "mode"), service.statistics)
         volumes_pb2_grpc.add_VolumesServicer_to_server(VolumesServicer(service), self._local)
@@ -426,9 +444,10 @@ class Daemon:
             own_result=lambda: own_result(identity.own),
             kem=identity.keys.kem,
             reach_peer=reach_over(connect_peer),
+            permit=lambda peer: authorizations.permit(peer),  # noqa: PLW0108 - made below
         )
-        await self._stack.enter_async_context(service.running())
-        self._fabric = service
+        # First, so that peers are told that this fabric is barred, and not that they are refused.
+        identity.on_barred.append(service.bar)
         authorizations = self._enrolled.authorize_peers(
             identity,
             trust.authorize,
@@ -436,14 +455,21 @@ class Daemon:
             lost=service.end_peer,
             keep_seconds=config.trust_grace_seconds,
         )
-        identity.on_barred.append(service.bar)
+        await self._stack.enter_async_context(service.running())
+        self._fabric = service
         snapshots = service.snapshots
         self.spawn("session-statistics", snapshots.keep())
         self.metrics.add_statistics("session", ("session",), lambda: by_owner(snapshots.sessions))
         self.metrics.add_statistics("session_path", ("session", "path"), lambda: snapshots.paths)
         self.metrics.add_statistics("job", ("job",), lambda: by_owner(snapshots.jobs))
         self.addresses["ring_socket"] = str(run_directory.ring_socket)
-        authorizer = Authorizer(identity.anchor, admit=authorizations.admit, metrics=self.metrics)
+        authorizer = Authorizer(
+            identity.anchor,
+            server=identity.spiffe_id,
+            admit=authorizations.admit,
+            metrics=self.metrics,
+        )
+        self._stack.callback(authorizer.call_keys.close)
 
         def identify(context: Any) -> Peer:
             return Peer(

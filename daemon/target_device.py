@@ -11,6 +11,7 @@ from typing import Final
 
 from sealane.crypto.exchange import wipe
 from sealane.daemon.anchors.anchor import Anchor
+from sealane.daemon.anchors.authentic import AuthenticAnchor
 from sealane.daemon.anchors.broker import BrokerAnchor, NoAnchor
 from sealane.daemon.anchors.choose import open_tpm
 from sealane.daemon.anchors.file_anchor import FileAnchor
@@ -225,6 +226,11 @@ async def _open(
         )
         half.callback(wipe, opened.secret)
         anchor = await _anchor(opened, config, state=state, client=client, stack=stack, tcti=tcti)
+        if config.anchor != "none":
+            half.push_async_callback(anchor.close)
+            anchor = AuthenticAnchor(
+                anchor, device_id=file.device_id, kind=config.anchor, secret=opened.secret
+            )
         device = Device(
             opened.served,
             file=file,
@@ -273,7 +279,9 @@ async def _anchor(
 ) -> Anchor:
     """Open the anchor that the configuration names; a device that begins begins a new one."""
     if config.anchor == "broker":
-        return BrokerAnchor(opened.records, advance=partial(client.advance, opened.served))
+        return BrokerAnchor(
+            opened.records, floor=opened.floor, advance=partial(client.advance, opened.served)
+        )
     if config.anchor == "none":
         get_logger().warning(
             "development_device",

@@ -15,6 +15,7 @@ import grpc
 from sealane.crypto.certificates import verify_leaf
 from sealane.crypto.exchange import wipe
 from sealane.crypto.keys import derive_store_key
+from sealane.daemon.anchors.authentic import AuthenticAnchor
 from sealane.daemon.anchors.broker import BrokerAnchor
 from sealane.daemon.broker_client import BrokerClient
 from sealane.daemon.clock import utc_now
@@ -214,11 +215,23 @@ class VolumeBackEnds:
 
     async def _open_device(self, device_id: uuid.UUID) -> VolumeDevice:
         opened = await self._devices.open(device_id, anchor="broker", found=())
-        # The store has a key of its own, of the volume's.
-        wipe(opened.secret)
         served = opened.served
+        try:
+            anchor = AuthenticAnchor(
+                BrokerAnchor(
+                    opened.records,
+                    floor=opened.floor,
+                    advance=partial(self._devices.advance, served),
+                ),
+                device_id=device_id,
+                kind="broker",
+                secret=opened.secret,
+            )
+        finally:
+            # The store has a key of its own, of the volume's.
+            wipe(opened.secret)
         return VolumeDevice(
-            BrokerAnchor(opened.records, advance=partial(self._devices.advance, served)),
+            anchor,
             is_believed=opened.is_initial,
             tell_anchored=partial(self._devices.confirm, served),
             tell_closed=partial(self._devices.close, served),

@@ -10,10 +10,10 @@ from sealane.daemon.anchors.anchor import Anchored
 from sealane.daemon.broker.audit import Audit
 from sealane.daemon.broker.devices import (
     FENCE,
-    GATEWAY_FENCE,
     anchor_records,
     check_node,
     check_room,
+    drop_anchor,
 )
 from sealane.daemon.broker.instance import Cover
 from sealane.daemon.broker.membership import unseen_node
@@ -25,7 +25,7 @@ from sealane.daemon.broker.records import (
     VolumeRecord,
 )
 from sealane.daemon.broker.registry import Registry
-from sealane.daemon.broker.store.contract import COMMIT_CHANGES_MAX, PAGE_ENTRIES_MAX
+from sealane.daemon.broker.store.contract import PAGE_ENTRIES_MAX
 from sealane.daemon.calls import page_limit
 from sealane.daemon.clock import utc_now
 from sealane.daemon.logs import get_logger
@@ -206,8 +206,7 @@ class DeviceBooks:
         """Return the opening that a move or the like ends, with the time by which it has."""
         if record.opening is None:
             return None
-        fence = GATEWAY_FENCE if record.is_volume else FENCE
-        until = record.opening.until or self._now() + fence
+        until = record.opening.until or self._now() + FENCE
         return record.opening.model_copy(update={"until": until})
 
     async def _known(self, device_id: uuid.UUID) -> Stored[DeviceRecord]:
@@ -278,10 +277,10 @@ class DeviceBooks:
         await self._registry.settle(attempt)
 
     async def _drop_anchor(self, device_id: uuid.UUID) -> None:
-        records = await anchor_records(self._registry, device_id)
-        keys = [self._registry.anchors.key(f"{device_id}/{name}") for name, _ in records]
-        for start in range(0, len(keys), COMMIT_CHANGES_MAX):
-            await self._registry.commit(deletes=keys[start : start + COMMIT_CHANGES_MAX])
+        """Remove its records; nobody has it open, so nobody makes others meanwhile."""
+        stored = await self._registry.devices.get(str(device_id))
+        if stored is not None:
+            await drop_anchor(self._registry, stored.record)
 
     async def _note(self, kind: str, **detail: str | bool) -> None:
         await self.audit.record(kind, subject="operator", outcome="done", reason="", **detail)

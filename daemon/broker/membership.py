@@ -103,14 +103,20 @@ class Membership:
     ) -> bool:
         """Raise VerificationError unless the caller may act: it attested, and under this policy.
 
-        `node.revoked` since `leaf`, `attestation.policy.changed`. True: it should attest again.
+        `node.revoked` since `leaf`, `node.superseded` by a later process, `node.unknown` to the
+        store, `attestation.policy.changed`. True: it should attest again.
         """
         is_outdated = self._check_policy(result.policy_version, now_ns=monotonic_ns())
         stored = await self._stored(caller.node, caller.role)
         record = stored.record if stored else None
         _check_not_revoked(record, issued=leaf.not_valid_before_utc + SKEW)
-        if record is not None and record.incarnation == caller.incarnation:
-            _check_not_refused(record, result.policy_version)
+        if record is None:
+            raise VerificationError(UNKNOWN, f"no attestation of {caller.spiffe_id} is known")
+        if record.incarnation != caller.incarnation:
+            raise VerificationError(
+                SUPERSEDED, f"another process has attested as {caller.spiffe_id} since"
+            )
+        _check_not_refused(record, result.policy_version)
         return is_outdated
 
     async def attested(
@@ -302,7 +308,9 @@ class Membership:
         try:
             node, role = parse_spiffe_id(peer.spiffe_id)
             stored = await self._stored(node, role)
-            if stored is None or PEER_ROLES.get(role) != caller.role:
+            # Everybody may ask about itself: a gateway does, where no target of ours bounds it.
+            is_self = peer.spiffe_id == caller.spiffe_id
+            if stored is None or not (is_self or PEER_ROLES.get(role) == caller.role):
                 return UNKNOWN
             return self._standing(stored.record, peer.incarnation) or (
                 await self._volume_refusal(caller, stored.record.tenant, peer)

@@ -61,14 +61,15 @@ class GatewaySettings:
 
     `command_timeout_seconds`: how long the target may take for one command; `hold_seconds`: how
     long commands wait for a lost back end; `journal_bytes_max`: unflushed changes kept per volume;
-    `nonce_ledger`: file for a record of every seal (tests only: it holds hashes of plaintext).
+    `nonce_ledgers`: directory with a record of every seal, a file for each volume (tests only: it
+    holds hashes of plaintext).
     """
 
     command_timeout_seconds: float = 30.0
     hold_seconds: float = 60.0
     journal_bytes_max: int = 64 << 20
     commands_per_key_max: int = 1 << 48
-    nonce_ledger: Path | None = None
+    nonce_ledgers: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -347,6 +348,7 @@ class Gateway(Provider):
         self, volume: VolumeKey, open_queue: OpenQueue, epoch_floor: int
     ) -> tuple[_native.GatewayVolume, BackEnd, EventFeed]:
         newest = max(volume.keys)
+        ledgers = self._settings.nonce_ledgers
         native = _native.GatewayVolume(
             volume_id=volume.volume_id.bytes,
             generation=volume.generation,
@@ -358,7 +360,7 @@ class Gateway(Provider):
             hold_seconds=self._settings.hold_seconds,
             journal_bytes_max=self._settings.journal_bytes_max,
             commands_per_key_max=self._settings.commands_per_key_max,
-            nonce_ledger=self._settings.nonce_ledger,
+            nonce_ledger=None if ledgers is None else ledgers / str(volume.volume_id),
             fully_sealed=volume.fully_sealed,
             read_only=volume.read_only,
         )

@@ -231,7 +231,37 @@ async def test_device_that_was_never_confirmed_is_believed_again(world: World) -
     assert await world.state() == "new"
     state = await world.open(S_AGAIN, found=())
     assert state.is_initial
-    assert state.records[0].number == 1
+    # What the opening before had anchored is gone, and its numbers with it.
+    assert (len(state.records), state.floor) == (0, 1)
+    again = world.advance(state.fencing_epoch, change(0, 1), caller=S_AGAIN)
+    await refused(UsageError, "anchor.order", again)
+    await world.advance(state.fencing_epoch, change(0, 2), caller=S_AGAIN)
+
+
+async def test_numbers_of_records_that_are_gone_stay_taken(world: World) -> None:
+    epoch = await world.initialised()
+    mine, other = [volume_record((await world.volume()).volume_id) for _ in range(2)]
+    await world.advance(epoch, change(0, 7, b"old", name=mine))
+    gone = Change(name=mine, expected=7, record=None)
+    for _ in range(2):
+        await world.advance(epoch, gone)
+    for name in (mine, other):
+        for number in (1, 7):
+            again = change(0, number, b"old", name=name)
+            await refused(UsageError, "anchor.order", world.advance(epoch, again))
+    # What is there already grows as it did.
+    await world.advance(epoch, change(1, 2, b"two"), change(0, 8, b"new", name=mine))
+    state = await world.open(S_AGAIN, found=(b"two",))
+    assert (state.floor, {r.name: r.number for r in state.records}) == (7, {CATALOGUE: 2, mine: 8})
+    # Believing what is found takes the records away, and no number back.
+    await world.books.believe_anew(D)
+    state = await world.open(S_AGAIN, found=())
+    assert (state.floor, len(state.records)) == (8, 0)
+    await refused(
+        UsageError,
+        "anchor.order",
+        world.advance(state.fencing_epoch, change(0, 8, b"new", name=mine), caller=S_AGAIN),
+    )
 
 
 async def test_confirmation_outlives_a_store_that_is_put_back(world: World) -> None:

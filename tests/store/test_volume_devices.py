@@ -9,7 +9,7 @@ import pytest
 from brokers import Count, start_broker
 from sealane.crypto.certificates import Subject
 from sealane.daemon.anchors.anchor import CATALOGUE, Anchored, Change, volume_record
-from sealane.daemon.broker.devices import DEVICES_PER_NODE_MAX, GATEWAY_FENCE
+from sealane.daemon.broker.devices import DEVICES_PER_NODE_MAX, FENCE
 from sealane.daemon.broker.records import VolumeRecord
 from sealane.daemon.broker.store.contract import Store
 from sealane.errors import UnavailableError, UsageError, VerificationError
@@ -133,7 +133,7 @@ async def test_volume_moves_with_its_anchor_once_the_old_gateway_must_have_stopp
     assert (moved.target_node, moved.device_id) == ("g2", world.volume_id)
     await refused(VerificationError, "device.owner.refused", world.anchor(epoch, 2))
     await refused(VerificationError, "device.owner.refused", world.opened(G_AGAIN))
-    world.now += GATEWAY_FENCE - dt.timedelta(seconds=1)
+    world.now += FENCE - dt.timedelta(seconds=1)
     await refused(UnavailableError, "device.busy", world.opened(OTHER))
     world.now += dt.timedelta(seconds=1)
     state = await world.opened(OTHER)

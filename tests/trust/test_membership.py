@@ -157,12 +157,15 @@ async def test_only_the_attested_incarnation_is_authorized(world: World) -> None
     assert await world.refusal(GATEWAY) == "node.expired"
 
 
-async def test_each_role_is_told_about_its_own_peers_only(world: World) -> None:
+async def test_each_role_is_told_about_its_own_peers_and_itself_only(world: World) -> None:
     fabric = replace(GATEWAY, role="fabric")
     for subject in (GATEWAY, TARGET, fabric):
         await world.attest(subject)
     assert await world.refusal(fabric) == "node.unknown"
-    assert await world.refusal(TARGET) == "node.unknown"
+    other = replace(TARGET, node="s2")
+    await world.attest(other)
+    assert await world.refusal(other) == "node.unknown"
+    assert await world.refusal(TARGET) == ""
     assert await world.refusal(fabric, asker=fabric) == ""
     leaves = world.membership().leaves
     assert await leaves(TARGET.spiffe_id, caller=GATEWAY)
@@ -392,6 +395,32 @@ async def test_signature_covers_the_authorization(world: World) -> None:
         with pytest.raises(VerificationError) as caught:
             verify_authorization(bad[0], authorization=bad[1], signature=bad[2])
         assert caught.value.reason == "authorization.signature"
+
+
+async def test_a_gateway_may_use_a_volume_of_its_own_until_that_moves(world: World) -> None:
+    await world.attest(GATEWAY)
+    volume_id = uuid.uuid4()
+    record = VolumeRecord(
+        volume_id=volume_id,
+        tenant="t",
+        display_name="",
+        sector_count=1,
+        target_node=GATEWAY.node,
+        generation=1,
+        key_epoch=1,
+    )
+    table = world.registry.volumes
+    await world.registry.commit((), table.sealed(str(volume_id), record))
+
+    async def refusal() -> str:
+        use = replace(peer_of(GATEWAY), volume_id=str(volume_id))
+        content = await world.membership().authorize(GATEWAY, nonce=NONCE, peers=[use])
+        return trust_pb2.Authorization.FromString(content).verdicts[0].refusal
+
+    assert await refusal() == ""
+    moved = record.model_copy(update={"target_node": "g2"})
+    await world.registry.commit((), table.sealed(str(volume_id), moved))
+    assert await refusal() == NO_VOLUME
 
 
 async def test_a_volume_is_used_by_its_tenant_and_those_it_is_shared_with(world: World) -> None:

@@ -37,12 +37,12 @@ def array(world: World, image: Path) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def gateway(world: World, disks: Daemon, node: str) -> Iterator[Daemon]:
+def gateway(world: World, disks: Daemon, node: str, *, more: str = "") -> Iterator[Daemon]:
     path = world.site.write_config(
         node,
         world.site.enrolment(node, world.broker)
         + '[gateway]\nlisten = "127.0.0.1:0"\ntarget_node = "s"\n'
-        + f'target_address = "{disks.addresses["target_control"]}"\n'
+        + f'target_address = "{disks.addresses["target_control"]}"\n{more}'
         + f'[[gateway.third_party]]\nname = "array"\naddress = "{disks.addresses["target"]}"\n'
         + f'subsystem_nqn = "{DISKS}"\n',
     )
