@@ -25,7 +25,7 @@ from sealane.daemon.config import EnrolmentConfig
 from sealane.daemon.enrolment import Enrolment
 from sealane.daemon.identity import Keys
 from sealane.errors import VerificationError
-from software_tpm import SoftwareTpm, software_tpm
+from software_tpm import SoftwareTpm, software_tpm, with_attestation_key_of
 from vendors.tpm import Manufacturer, SyntheticTpm
 
 PCRS = (0, 7, 16)
@@ -286,6 +286,22 @@ def _rebuilt(proof: bytes, parts: list[bytes]) -> bytes:
         certification=parts[6],
         certification_signature=parts[7],
     ).encode()
+
+
+@pytest.mark.parametrize("parent", ["owner", "null", "child"])
+def test_chosen_attestation_key_forges_no_state_and_bars_nobody(
+    machine: SoftwareTpm, parent: str
+) -> None:
+    """Whoever runs as root beside a listed TPM tries keys until the counts and versions please."""
+    driver = open_driver(machine)
+    with trusting((identifier_of(driver), "g", "gateway")) as trust:
+        for attempt in range(3):
+            with_attestation_key_of(driver, parent, attempt=attempt)
+            assert refused(trust, driver) == "attestation.tpm2.hierarchy"
+        driver.close()
+        driver = open_driver(machine)
+        enrol(trust, driver)
+    driver.close()
 
 
 def test_key_that_the_tpm_did_not_make_is_refused(machine: SoftwareTpm) -> None:
