@@ -12,7 +12,7 @@ from sealane.crypto.evidence.claims import Binding, Claims
 from sealane.crypto.evidence.collateral import Collateral, VendorRoots, vendor_roots
 from sealane.errors import VerificationError
 from vendors.authority import NOW, Authority, p256
-from vendors.nvidia import FWID, Nvidia, evidence, nvidia
+from vendors.nvidia import FWID, Nvidia, nvidia
 from vendors.vectors import Committed, utc, vector
 
 BINDING = Binding(runtime_data=b"r", nonce=bytes(32), tls_public_key=b"t", kem_public_key=b"k")
@@ -45,7 +45,7 @@ def verify(
     now: dt.datetime = NOW,
     encoded: bytes | None = None,
 ) -> Claims:
-    made = evidence(
+    made = verifier.encode_evidence(
         report(vendor) if measured is None else measured,
         vendor.chain() if chain is None else chain,
     )
@@ -215,7 +215,7 @@ def test_cut_anywhere_it_is_refused(vendor: Nvidia) -> None:
     for length in range(len(good)):
         with pytest.raises(VerificationError):
             verify(vendor, good[:length])
-    whole = evidence(good, vendor.chain())
+    whole = verifier.encode_evidence(good, vendor.chain())
     for length in range(0, len(whole), 11):
         with pytest.raises(VerificationError):
             verify(vendor, encoded=whole[:length])
@@ -251,7 +251,7 @@ def hopper(
     if flip >= 0:
         measured[flip] ^= 1
     return verifier.verify(
-        evidence(bytes(measured), vector(f"nvidia/{chain}")),
+        verifier.encode_evidence(bytes(measured), vector(f"nvidia/{chain}")),
         binding=Committed(device_nonce=bytes.fromhex(nonce)),
         collateral=Collateral(),
         now=utc("2026-11-21"),
