@@ -187,8 +187,8 @@ def verify(
     )
     key, device = chain[0], chain[1]
     _check_signature(report, key)
-    firmware_id = report.opaque.get(_FWID)
-    if firmware_id is None or firmware_id != _endorsed_firmware(key, device):
+    firmware_id = _endorsed_firmware(key, device)
+    if report.opaque.get(_FWID) != firmware_id:
         raise _fault("fwid", "the attestation key is not of the firmware that reports")
     if not secrets.compare_digest(report.nonce, binding.device_nonce):
         raise _fault("nonce", "the report does not answer this challenge")

@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
 from sealane.crypto.encoding import fields, parse_fields
 from sealane.crypto.evidence import tpm2_event_log
@@ -379,11 +380,7 @@ def _point(key: PublicKey) -> bytes:
     )
 
 
-def _subject_public_key_info(key: object) -> bytes:
-    if not isinstance(key, PublicKey):
-        raise VerificationError(
-            "attestation.tpm2.endorsement_key", "the EK's certificate is for another kind of key"
-        )
+def _subject_public_key_info(key: CertificatePublicKeyTypes) -> bytes:
     return key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

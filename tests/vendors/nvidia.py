@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from vendors.authority import Authority, p384, root
+from vendors.authority import Authority, Key, p384, root
 
 FWID = bytes([0xF1]) * 48
 DICE_OID = "2.23.133.5.4.1"
@@ -75,7 +75,7 @@ class Nvidia:
         names: Authority | None = None,
         fwid: bytes = FWID,
         hash_oid: bytes = SHA384_OID,
-        key: ec.EllipticCurvePrivateKey | None = None,
+        key: Key | None = None,
         extension: bytes | None = None,
     ) -> Authority:
         """Certify an attestation key of the firmware `fwid`."""

@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Sequence
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sealane.crypto.encoding import fields
 from sealane.crypto.evidence import nvidia as verifier
@@ -138,9 +139,10 @@ def test_a_key_that_names_another_device_is_refused(vendor: Nvidia) -> None:
 
 
 def test_a_key_on_another_curve_is_refused(vendor: Nvidia) -> None:
-    other = vendor.endorse(key=p256())
-    chain = vendor.chain(key=other)
-    refused("certificate", vendor, report(vendor), chain=chain)
+    for key in (p256(), rsa.generate_private_key(65537, 2048)):
+        other = vendor.endorse(key=key)
+        chain = vendor.chain(key=other)
+        refused("certificate", vendor, report(vendor), chain=chain)
 
 
 def test_revoked_authorities_are_refused(vendor: Nvidia) -> None:

@@ -174,6 +174,24 @@ def introduce_keys(endorsement_key: bytes, attestation_key: bytes) -> Introduced
     return Tpm2Verifier().introduce(introduction.encode(), now=NOW)
 
 
+def test_bytes_behind_a_key_are_refused(tpm: SyntheticTpm) -> None:
+    for public in ((tpm.ek_public + b"\0", tpm.ak_public), (tpm.ek_public, tpm.ak_public + b"\0")):
+        with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
+            introduce_keys(*public)
+
+
+def test_bytes_behind_a_certification_or_a_signature_are_refused() -> None:
+    for ak in (p256(), RSA_KEY):
+        tpm = SyntheticTpm(ak=ak)
+        evidence, introduced, binding = attested(tpm)
+        longer = tpm.recertify(evidence, evidence.kem_public, evidence.certification + b"\0")
+        with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
+            verify(longer, introduced, binding)
+        signed = dataclasses.replace(evidence, quote_signature=evidence.quote_signature + b"\0")
+        with pytest.raises(VerificationError, match=r"tpm2\.malformed"):
+            verify(signed, introduced, binding)
+
+
 def test_keys_of_other_kinds_are_refused(tpm: SyntheticTpm) -> None:
     good = tpm.ak_public
     off_curve = good[:-1] + bytes([good[-1] ^ 1])
@@ -441,6 +459,8 @@ def test_event_log_that_leads_elsewhere_is_refused() -> None:
         header() + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\0\0\0\0\x0b\0"),
         header() + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\2\0\0\0\x0b\0"),
         header() + event(0, 8, b"") * 4096,
+        header()
+        + event(0, 8, b"").replace(b"\1\0\0\0\x0b\0", b"\2\0\0\0\x0b\0" + bytes(32) + b"\x0b\0"),
     ],
 )
 def test_malformed_event_log_is_refused(log: bytes) -> None:
